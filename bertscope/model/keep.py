@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,8 @@ def keep_operators(model: nn.Module, plan: Mapping[str, Collection[str]]) -> Non
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
-            config.use_cache = False  # a repeated layer would add its keys and values again
+            with suppress(AttributeError):  # a frozen one is not of transformers
+                config.use_cache = False  # a repeated layer would add its keys and values again
     for path, kept in plan.items():
         layer = model.get_submodule(path)
         contexts = partial(keep_contexts, kept)
@@ -90,6 +92,6 @@ def _outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool], path: s
 
 
 def _is_stack(module: nn.Module) -> bool:
-    """Return True for a list of several modules of one class."""
-    is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
-    return is_list and len(list(module.children())) > 1 and len(set(map(type, module.children()))) == 1
+    """Return True for a list of modules of one class; a Sequential of one module is none."""
+    least = 1 if isinstance(module, nn.ModuleList) else 2 if isinstance(module, nn.Sequential) else 10**9
+    return len(list(module.children())) >= least and len(set(map(type, module.children()))) == 1

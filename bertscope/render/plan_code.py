@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
 from importlib.resources import files
 from textwrap import indent, wrap
 
@@ -24,25 +23,8 @@ _ATTENTION = "scaled_dot_product_attention"
 # The fused kernels of torch 2.6 to 2.13: native_functions.yaml
 _KERNELS = tuple(f"aten::_scaled_dot_product_{kernel}" for kernel in (
     "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"))  # fmt: skip
+_REMEDY = "use --emit torch"
 _PRECISIONS = {"autocast-bf16": "bf16", "autocast-fp16": "fp16"}  # the names in TrainingArguments
-
-_PYTHON = '''\
-"""{about}"""
-
-from collections import Counter
-from collections.abc import Collection, Mapping
-from functools import partial
-from typing import Any
-
-from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-
-
-{functions}
-
-
-{plan}
-'''
 
 _TORCH = """
 # Once, before training and before FSDP, DDP or torch.compile wrap the model: keep_operators(model, PLAN)
@@ -53,7 +35,7 @@ from lightning.pytorch import Callback  # or pytorch_lightning
 
 
 class KeepOperators(Callback):
-    """Trainer(callbacks=[KeepOperators("model")]): the model is that attribute of the module, "" for itself."""
+    """Trainer(callbacks=[KeepOperators("model")]): "model" is an attribute of the LightningModule, "" is itself."""
 
     def __init__(self, attribute: str = "model") -> None:
         self.attribute, self.is_done = attribute, False
@@ -65,7 +47,7 @@ class KeepOperators(Callback):
 '''
 
 # transformers 4.43.4 to 5.23, PreTrainedModel.gradient_checkpointing_enable: the keywords go to torch's checkpoint.
-_TRAINER = """
+_ARGUMENTS = """
 from transformers import TrainingArguments
 
 arguments = TrainingArguments(
@@ -99,7 +81,7 @@ class PlannedAC(SelectiveAC):
         return {operators}
 
 
-# In Trainer.Config(...) of config_registry.py:
+# torchtitan 0.3.0 or later, in Trainer.Config(...) of config_registry.py:
 activation_checkpoint = PlannedAC.Config(force_recompute_mm_shapes_by_fqns=[])
 """
 
@@ -125,72 +107,21 @@ def emitted(report: PlanReport, into: str) -> str:
     raise refused or SelectionError("no plan fits, so there is none to emit")
 
 
-def _torch(report: PlanReport) -> str:
-    return _python(report) + _TORCH
-
-
-def _lightning(report: PlanReport) -> str:
-    return _python(report) + _LIGHTNING
-
-
 def _trainer(report: PlanReport) -> str:
+    """Return Python of transformers with context_fn, or, if not all layers are alike, with keep_operators."""
     row = report.rows[0]
     precision = _PRECISIONS.get(str(row.changes.get("precision", report.run.precision)))
-    lines = [f"per_device_train_batch_size={row.batch},", f"gradient_accumulation_steps={row.accumulate},"]
-    lines += [f"{precision}=True,"] if precision else []
     reason = _difference(row) or ("" if _recomputed(row) else "no layer is recomputed")
     if not reason and any(item.layer_paths for item in row.lists):
         reason = "other modules than numbered layers are recomputed"
+    lines = [f"per_device_train_batch_size={row.batch},", f"gradient_accumulation_steps={row.accumulate},"]
+    lines += [f"{precision}=True,"] if precision else []
     lines += [f"gradient_checkpointing=False,  # it is of all layers: {reason}"] if reason else _OF_ALL_LAYERS
-    plan = "" if reason else f"KEPT = {_set_text(row.lists[0].kept)}"
-    settings = indent("\n".join(lines), "    ")
-    return _python(report, plan) + _TRAINER.format(settings=settings) + (_CALL if reason else "")
-
-
-def _axolotl(report: PlanReport) -> str:
-    """Return YAML of axolotl.
-
-    `selective_checkpointing.save`: axolotl 0.18.0, pull request 3786 of 2026-07-03, monkeypatch/
-    selective_checkpointing.py; texts in the names of operators, and `attention` for the fused kernels.
-    `save_modules`: axolotl 0.21.0 (2026-10), utils/schemas/training.py; the modules of mm and addmm.
-    """
-    row = report.rows[0]
-    lines = [f"micro_batch_size: {row.batch}", f"gradient_accumulation_steps: {row.accumulate}"]
-    kept = _same_kept(row, "axolotl")
-    lines.append(f"gradient_checkpointing: {json.dumps(kept is not None)}")
-    if kept is None:
-        return _settings(report, lines)
-    lines += ["gradient_checkpointing_kwargs:", "  use_reentrant: false"]
-    if kept:
-        linear = [item for item in kept if item.name in ("mm", "addmm") and item.module]
-        is_partial = len(linear) != sum(Counter({item.name: item.calls for item in linear}).values())
-        modules = linear if is_partial and len({item.module for item in linear}) == len(linear) else []
-        names = _names([item for item in kept if item not in modules], "axolotl")
-        save = ["attention" if name == _ATTENTION else name for name in names]
-        lines += ["selective_checkpointing:", f"  save: {json.dumps(save)}"]
-        if modules:
-            paths = [path for item in row.lists for path in _module_paths(item, modules)]
-            lines += ["  save_modules:  # axolotl 0.21.0 or later", *(f"  - {json.dumps(path)}" for path in paths)]
-    return _settings(report, lines)
-
-
-def _prime_rl(report: PlanReport) -> str:
-    """Return TOML of prime-rl.
-
-    Pull request 3419 of 2026-08-27, src/prime_rl/trainer/activation_checkpointing.py: full names of operators, or
-    namespaces, which replace the default list. Attention is that of the packages flash_attn.
-    """
-    kept = _same_kept(report.rows[0], "prime-rl")
-    if kept is None:
-        return _settings(report, ["# no [model.ac]: nothing is recomputed"])
-    lines = ["[model.ac]  # of sft.toml; in rl.toml [trainer.model.ac]", f'mode = "{"selective" if kept else "full"}"']
-    if kept:
-        names = [
-            text for name in _names(kept, "prime-rl")
-            for text in ((*_KERNELS, "flash_attn", "flash_attn_3") if name == _ATTENTION else (name,))
-        ]  # fmt: skip
-        lines.append(f"targets = {json.dumps(names)}")
-    return _settings(report, lines)
+    arguments = _ARGUMENTS.format(settings=indent("\n".join(lines), "    "))
+    if reason:
+        return _python(report) + arguments + _CALL
+    source = _source(("operator_name", "keep_contexts"), also="partial")
+    return f"{_docstring(report)}\n\n{source}\n\n\nKEPT = {_set_text(row.lists[0].kept)}\n{arguments}"
 
 
 def _trl(report: PlanReport) -> str:
@@ -199,36 +130,62 @@ def _trl(report: PlanReport) -> str:
     `selective` keeps attention and nothing else: pull request 7194 of 2026-09-12, in trl 1.16.0 (2026-10),
     trl/models/selective_activation_checkpointing.py.
     """
-    row = report.rows[0]
-    kept = _same_kept(row, "trl")
-    names = _names(kept or (), "trl")
-    if set(names) - {_ATTENTION}:
-        raise SelectionError(
-            "trl keeps the output of attention and nothing else, and this plan keeps {names}; use --emit torch",
-            names=", ".join(names),
-        )
-    lines = [f"per_device_train_batch_size: {row.batch}", f"gradient_accumulation_steps: {row.accumulate}"]
-    lines.append(f"gradient_checkpointing: {json.dumps(kept is not None)}")
-    if kept is not None:
-        lines += ["gradient_checkpointing_kwargs:", "  use_reentrant: false"]
-        lines += ["  selective: true  # of SFTConfig, trl 1.16.0"] if kept else []
+    kept = _kept_in_all(report, "trl")
+    if others := sorted({item.name for item in kept or ()} - {_ATTENTION}):
+        raise SelectionError("trl keeps the output of attention only, and this plan keeps {names}; {remedy}",
+                             names=", ".join(others), remedy=_REMEDY)  # fmt: skip
+    is_kept = _names(kept or (), "trl", (_ATTENTION,))
+    lines = _yaml(report, "per_device_train_batch_size", kept is not None)
+    return _settings(report, [*lines, *(["  selective: true  # of SFTConfig, trl 1.16.0"] if is_kept else [])])
+
+
+def _axolotl(report: PlanReport) -> str:
+    """Return YAML of axolotl.
+
+    `selective_checkpointing.save`: axolotl 0.18.0, pull request 3786 of 2026-07-03, monkeypatch/
+    selective_checkpointing.py; parts of the names of operators, or `attention` for the fused kernels.
+    `save_modules`: axolotl 0.21.0 (2026-10), utils/schemas/training.py; the modules that call mm and addmm.
+    """
+    kept = _kept_in_all(report, "axolotl")
+    lines = _yaml(report, "micro_batch_size", kept is not None)
+    if kept:
+        partly = _partly(kept)
+        is_linear = all(item.name in ("mm", "addmm") and item.module for item in partly)
+        modules = partly if is_linear and len({item.module for item in partly}) == len(partly) else []
+        save = _names([item for item in kept if item not in modules], "axolotl", ("attention",))
+        lines += ["selective_checkpointing:", f"  save: {json.dumps(save)}"]
+        paths = [path for item in report.rows[0].lists for path in _module_paths(item, modules)]
+        lines += ["  save_modules:  # axolotl 0.21.0 or later"] if paths else []
+        lines += [f"  - {json.dumps(path)}" for path in paths]
     return _settings(report, lines)
 
 
+def _prime_rl(report: PlanReport) -> str:
+    """Return TOML of prime-rl.
+
+    Pull request 3419 of 2026-08-27, src/prime_rl/trainer/activation_checkpointing.py: full names of operators, or
+    namespaces, which replace the default list. Its attention is that of the packages flash_attn.
+    """
+    kept = _kept_in_all(report, "prime-rl")
+    names = _names(kept or (), "prime-rl", (*_KERNELS, "flash_attn", "flash_attn_3"))
+    mode = ['mode = "selective"', f"targets = {json.dumps(names)}"] if names else ['mode = "full"']
+    lines = ["[model.ac]  # since 2026-08-27; of sft.toml, in rl.toml [trainer.model.ac]", *mode]
+    return _settings(report, ["# without [model.ac]: no layer is recomputed"] if kept is None else lines)
+
+
 def _torchtitan(report: PlanReport) -> str:
-    kept = _same_kept(report.rows[0], "torchtitan")
+    """Return Python of torchtitan, whose policy recomputes every second mm."""
+    kept = _kept_in_all(report, "torchtitan")
     if kept is None:
         return _settings(report, ["activation_checkpoint = None"])
-    products = {item.number: item.calls for item in kept if item.name == "mm"}
-    if products and set(products) != set(range(0, max(products.values()), 2)):
-        raise SelectionError(
-            "torchtitan keeps every second mm, and this plan keeps {kept} of {calls}; use --emit torch",
-            kept=f"mm.{ranges_text(products)}", calls=max(products.values()),
-        )  # fmt: skip
-    names = [*_names([item for item in kept if item.name != "mm"], "torchtitan"), *(["aten::mm"] if products else [])]
-    full = [text for name in names for text in (_KERNELS if name == _ATTENTION else (name,))]
-    operators = f"{{{', '.join(f'torch.ops.{_attribute(name)}' for name in full)}}}" if full else "set()"
-    return _TORCHTITAN.format(about=_comment(report), operators=operators)
+    products = [item for item in kept if item.name == "mm"]
+    numbers = {item.number for item in products}
+    if products and numbers != set(range(0, products[0].calls, 2)):
+        raise SelectionError("torchtitan keeps every second mm, and this plan keeps {kept} of {calls}; {remedy}",
+                             kept=f"mm.{ranges_text(numbers)}", calls=products[0].calls, remedy=_REMEDY)  # fmt: skip
+    names = _names([item for item in kept if item.name != "mm"], "torchtitan", _KERNELS)
+    full = ", ".join(f"torch.ops.{_attribute(name)}" for name in [*names, *(["aten::mm"] if products else [])])
+    return _TORCHTITAN.format(about=_comment(report), operators=f"{{{full}}}" if full else "set()")
 
 
 def _recomputed(row: PlanRow) -> list[PlanList]:
@@ -244,36 +201,43 @@ def _difference(row: PlanRow) -> str:
     return "the lists of layers keep different operators" if len(kept) > 1 else ""
 
 
-def _same_kept(row: PlanRow, form: str) -> tuple[PlanOperator, ...] | None:
+def _kept_in_all(report: PlanReport, form: str) -> tuple[PlanOperator, ...] | None:
     """Return the operators that each layer keeps, None if no layer is recomputed; raises SelectionError."""
+    row = report.rows[0]
     if not _recomputed(row):
         return None
     if reason := _difference(row):
-        raise SelectionError("{form} treats all layers alike, and in this plan {reason}; use --emit torch",
-                             form=form, reason=reason)  # fmt: skip
+        raise SelectionError("{form} treats all layers alike, and in this plan {reason}; {remedy}",
+                             form=form, reason=reason, remedy=_REMEDY)  # fmt: skip
     return row.lists[0].kept
 
 
-def _names(kept: Iterable[PlanOperator], form: str) -> list[str]:
-    """Return the full names of operators such as `aten::addmm`, one for all kernels of attention.
+def _partly(kept: Iterable[PlanOperator]) -> list[PlanOperator]:
+    """Return the operators of which a layer recomputes another call."""
+    kept = list(kept)
+    numbers = Counter(item.name for item in kept)
+    return [item for item in kept if numbers[item.name] != item.calls]
 
-    Raises SelectionError if a layer recomputes another call of one of them.
-    """
-    numbers: dict[str, list[int]] = {}
-    calls: dict[str, int] = {}
-    full: dict[str, str] = {}
-    for item in kept:
-        numbers.setdefault(item.name, []).append(item.number)
-        calls[item.name] = item.calls
-        name = _ATTENTION if item.name == _ATTENTION else item.torch_name
-        full[item.name] = name if "::" in name or name == _ATTENTION else f"aten::{name}"
-    for name, of_name in numbers.items():
-        if len(of_name) != calls[name]:
-            raise SelectionError(
-                "{form} keeps operators by name, and this plan keeps {kept} of {calls} calls; use --emit torch",
-                form=form, kept=f"{name}.{ranges_text(of_name)}", calls=calls[name] or "an unknown number of",
-            )  # fmt: skip
-    return list(full.values())
+
+def _names(kept: Iterable[PlanOperator], form: str, attention: tuple[str, ...]) -> list[str]:
+    """Return the names of operators such as `aten::addmm`; raises SelectionError if another call is recomputed."""
+    kept = list(kept)
+    for item in _partly(kept):
+        numbers = ranges_text(other.number for other in kept if other.name == item.name)
+        raise SelectionError("{form} keeps operators by name, and this plan keeps {kept} of {calls} calls; {remedy}",
+                             form=form, kept=f"{item.name}.{numbers}", calls=item.calls or "an unknown number of",
+                             remedy=_REMEDY)  # fmt: skip
+    full = [(item.torch_name if "::" in item.torch_name else f"aten::{item.torch_name}",) for item in kept]
+    names = (attention if item.name == _ATTENTION else own for item, own in zip(kept, full, strict=True))
+    return list(dict.fromkeys(name for some in names for name in some))
+
+
+def _yaml(report: PlanReport, batch: str, is_on: bool) -> list[str]:
+    """Return the lines that trl and axolotl have from transformers' TrainingArguments, with their name of the batch."""
+    row = report.rows[0]
+    lines = [f"{batch}: {row.batch}", f"gradient_accumulation_steps: {row.accumulate}"]
+    keywords = ["gradient_checkpointing_kwargs:", "  use_reentrant: false"] if is_on else []
+    return [*lines, f"gradient_checkpointing: {json.dumps(is_on)}", *keywords]
 
 
 def _module_paths(item: PlanList, kept: Iterable[PlanOperator]) -> list[str]:
@@ -283,10 +247,15 @@ def _module_paths(item: PlanList, kept: Iterable[PlanOperator]) -> list[str]:
     return [f"{layer}.{one.module}" for one in kept for layer in layers]
 
 
-def _python(report: PlanReport, plan: str = "") -> str:
-    """Return the module's text up to its plan."""
+def _python(report: PlanReport) -> str:
+    """Return Python that defines keep_operators and PLAN."""
+    source = _source(("operator_name", "keep_contexts", "keep_operators"))
+    return f"{_docstring(report)}\n\n{source}\n\n\n{_plan(report)}\n"
+
+
+def _docstring(report: PlanReport) -> str:
     about = _about(report).replace("\\", "\\\\").replace('"', "'")
-    return _PYTHON.format(about="\n".join(wrap(about, _WIDTH)), functions=_functions(), plan=plan or _plan(report))
+    return '"""{}"""'.format("\n".join(wrap(about, _WIDTH)))
 
 
 def _plan(report: PlanReport) -> str:
@@ -316,13 +285,19 @@ def _numbers(numbers: tuple[int, ...]) -> str:
     return texts[0] if len(texts) == 1 else f"[{', '.join(f'*{text}' for text in texts)}]"
 
 
-@cache
-def _functions() -> str:
-    """Return the source of the functions that the torch code needs; importing them would load torch."""
+def _source(functions: tuple[str, ...], also: str = "") -> str:
+    """Return functions of bertscope/model/keep.py with the imports that they need; importing it would load torch."""
     text = (files("bertscope") / "model" / "keep.py").read_text(encoding="utf-8")
-    found = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-    names = ("operator_name", "keep_contexts", "keep_operators")
-    return "\n\n\n".join(ast.get_source_segment(text, found[name]) or "" for name in names)
+    body = ast.parse(text).body
+    nodes = [node for node in body if isinstance(node, ast.FunctionDef) and node.name in functions]
+    used = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)} | {also}
+    imports = []
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and (names := [item.name for item in node.names if item.name in used]):
+            imports.append(f"from {node.module} import {', '.join(names)}")
+    first = next(number for number, line in enumerate(imports) if line.startswith("from torch"))
+    imports.insert(first, "")
+    return "\n\n\n".join(["\n".join(imports), *(ast.get_source_segment(text, node) or "" for node in nodes)])
 
 
 def _about(report: PlanReport) -> str:
@@ -331,13 +306,11 @@ def _about(report: PlanReport) -> str:
     settings = {"attention": subject.attention, "precision": run.precision, "optimizer": run.optimizer, **row.changes}
     settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
     device = report.card.name if report.card else bytes_text(report.budget_bytes)
-    tools = (
-        f"bertscope {subject.bertscope_version}, torch {subject.torch_version}, {subject.implementation or 'modules'}"
-    )
+    tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
     return visible(
         f"Recompute layers of {subject.name}: {row.checkpointing}. Peak {bytes_text(row.peak_bytes)} on {device} with "
         f"batch {row.batch} x {run.seq}, {', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
-        f"By {tools}."
+        f"Made with {', '.join(filter(None, tools))}."
     )
 
 
@@ -356,9 +329,9 @@ def _attribute(name: str) -> str:
 
 
 _WRITERS: dict[str, Callable[[PlanReport], str]] = {
-    "torch": _torch,
+    "torch": lambda report: _python(report) + _TORCH,
     "trainer": _trainer,
-    "lightning": _lightning,
+    "lightning": lambda report: _python(report) + _LIGHTNING,
     "trl": _trl,
     "axolotl": _axolotl,
     "prime-rl": _prime_rl,

@@ -104,7 +104,7 @@ class PlanReport(TableReport[PlanRow]):
     @property
     def fits(self) -> bool:
         """Return True if a plan fits for certain."""
-        return self.rows[0].answer == "yes"
+        return bool(self.rows) and self.rows[0].answer == "yes"
 
     def apply(self, model: Any, row: int = 0) -> None:
         """Make a live module recompute its layers as a row says, as the code of `--emit torch` does."""
