@@ -32,6 +32,7 @@ COMMANDS = (
     "estimate bert-base-uncased --batch 8 --checkpointing",
     "profile bert-mini --batch 8 --checkpointing",
     "fit bert-base-uncased -a BertForSequenceClassification --gpu t4 --seq 128 --precision autocast-fp16",
+    "plan bert-base-uncased --budget 6GiB --batch 32 --seq 512",
     "sweep grid.yaml -o results.jsonl",
     "calibrate --dry-run",
     "report bert-tiny --no-fit -o report.html",

@@ -65,9 +65,9 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
             counts[product] += len(own.recomputed)
     layers, found = lists[0].layers, []
     whole = [role(product) for product, count in counts.items() if count == layers]
-    others = [role(product) for product, count in counts.items() if count < layers]
-    if len(whole) > max(len(others), _MOST_NAMED):
-        found.append(say("plan_all_but", words=_joined(others)) if others else say("plan_all"))
+    never = [role(product) for product, count in counts.items() if not count]
+    if len(whole) > max(len(counts) - len(whole), _MOST_NAMED - 1):
+        found.append(say("plan_all_but", words=_joined(never)) if never else say("plan_all"))
     elif whole:
         found.append(_joined(whole))
     for count in sorted({count for count in counts.values() if 0 < count < layers}, reverse=True):
