@@ -63,7 +63,9 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
     for own in lists:
         for product in own.kept:
             counts[product] += len(own.recomputed)
-    layers, found = lists[0].layers, []
+    layers, found = sum(len(own.recomputed) for own in lists), []
+    if layers < lists[0].layers:
+        found.append(say("plan_whole"))
     whole = [role(product) for product, count in counts.items() if count == layers]
     never = [role(product) for product, count in counts.items() if not count]
     if len(whole) > max(len(counts) - len(whole), _MOST_NAMED - 1):

@@ -88,6 +88,7 @@ TEXTS: dict[str, str] = {
     "plan_no_product": "no product",
     "plan_all": "all products",
     "plan_all_but": "all products but {words}",
+    "plan_whole": "the last layer whole",
     "plan_last": "{words} only in the last {count} of {layers} layers",
     "plan_batch": "batch {batch} x {accumulate} at seq {seq}{on}: peak {peak}, {size} of {limit}",
     "plan_yes": "yes: {what} and recompute the rest: {share} of the layers' FLOPs again; {sized}",

@@ -24,7 +24,7 @@ from bertscope.torch_access import DispatchMode, in_backward, storage_key
 _UNITS = 2  # of layers that run: the first may do what the others do not, such as the position bias of T5
 
 
-@dataclass
+@dataclass(frozen=True)
 class LayerCosts:
     """What one layer of a list does in a step; all layers of the list count as equal."""
 
@@ -33,11 +33,17 @@ class LayerCosts:
     operators: tuple[PlanOperator, ...] = ()  # its matrix products
     flops: int = 0  # of its forward pass
     moved_bytes: int = 0  # by what the recomputation runs besides matrix products
+    whole: int = 0  # the last layers, which are not recomputed
 
     @property
     def layers(self) -> int:
         """Return the number of layers."""
         return len(self.layer_paths)
+
+    @property
+    def recomputed(self) -> int:
+        """Return the number of layers that are recomputed, the first ones."""
+        return self.layers - self.whole
 
 
 @dataclass

@@ -4,14 +4,16 @@ A layer may keep the output of each of its matrix products, or compute it again.
 the FLOPs that a kept byte saves, layer by layer from the last one, until the memory is full: this meets the front of
 all sets of products (all 256 sets of a layer of BERT were tried), and layers that keep more than others fill what is
 left. The last layers keep more, since their backward pass comes first. A layer that is kept whole needs more bytes than
-one that keeps all its products, and saves no further FLOPs. Each plan that is shown was run on fake tensors.
+one that keeps all its products, and saves no further FLOPs: only the last layer is, where its recomputation would need
+the same memory at once. Each plan that is shown was run on fake tensors.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 # A product that some layers of a list keep and others do not makes a further kind of layer to run. After one of this
 # share of the layers' FLOPs, 1 % of those of a step, no further product fills what is left.
 _FINE = 0.03
+_COARSE = 0.1  # the gap at which the two kinds of plans are compared
 _TRIED = 16  # plans that a search runs at most
 _LEANER = 3  # rows below the answer
 Counts = tuple[int, ...]  # for each product in order: the number of layers, the last ones, that keep it
@@ -58,14 +61,20 @@ class PlanSpace:
     @property
     def everything(self) -> Counts:
         """Return the plan that keeps all products."""
-        return tuple(own.layers for own, _ in self.products)
+        return tuple(own.recomputed for own, _ in self.products)
+
+    @property
+    def with_last_whole(self) -> PlanSpace | None:
+        """Return the plans that keep the layer whole whose backward pass comes first; None if it is the only one."""
+        *others, last = self.lists
+        return PlanSpace((*others, replace(last, whole=1))) if last.layers > 1 else None
 
     def filled(self, room_bytes: int) -> Counts:
         """Return the plan that keeps products of so many bytes."""
         counts = []
         for own, product in self.products:
-            count = max(min(own.layers, room_bytes // product.kept_bytes), 0)
-            is_last = count < own.layers and product.flops <= _FINE * self.flops
+            count = max(min(own.recomputed, room_bytes // product.kept_bytes), 0)
+            is_last = count < own.recomputed and product.flops <= _FINE * self.flops
             room_bytes = 0 if is_last else room_bytes - count * product.kept_bytes
             counts.append(count)
         return tuple(counts)
@@ -77,7 +86,7 @@ class PlanSpace:
     def flops_again(self, counts: Counts) -> int:
         """Return the FLOPs of matrix products of a forward and backward pass that run again."""
         pairs = zip(counts, self.products, strict=True)
-        return sum((own.layers - count) * product.flops for count, (own, product) in pairs)
+        return sum((own.recomputed - count) * product.flops for count, (own, product) in pairs)
 
     @property
     def flops(self) -> int:
@@ -87,7 +96,13 @@ class PlanSpace:
     @property
     def moved_bytes(self) -> int:
         """Return the bytes that the other operators move again."""
-        return sum(own.layers * own.moved_bytes for own in self.lists)
+        return sum(own.recomputed * own.moved_bytes for own in self.lists)
+
+    def leanest(self, flops: int) -> Counts:
+        """Return the plan with the fewest bytes that runs fewer FLOPs again; without one that of all products."""
+        most = self.kept_bytes(self.everything)
+        size = bisect_left(range(most), True, key=lambda size: self.flops_again(self.filled(size)) < flops)
+        return self.filled(size)
 
     def next(self, counts: Counts) -> Counts:
         """Return the plan with the fewest bytes more that runs fewer FLOPs again; the same if there is none."""
@@ -104,11 +119,11 @@ class PlanSpace:
         for own in self.lists:
             pairs = [(count, product) for count, (other, product) in zip(counts, self.products, strict=True)
                      if other is own]  # fmt: skip
-            kept = [tuple(product for count, product in pairs if number >= own.layers - count)
-                    for number in range(own.layers)]  # fmt: skip
+            kept = [tuple(product for count, product in pairs if number >= own.recomputed - count)
+                    for number in range(own.recomputed)]  # fmt: skip
+            products = [product for product in own.operators if product.again]
             for operators in dict.fromkeys(kept):
                 numbers = tuple(number for number, other in enumerate(kept) if other == operators)
-                products = [product for product in own.operators if product.again]
                 found.append(
                     PlanList(
                         path=own.path, layers=own.layers, recomputed=numbers,
@@ -144,81 +159,89 @@ class PlanSearch:
     run_config: RunConfig
     space: PlanSpace
     changes: dict[str, Any]
-    tried: list[PlanRow] = field(default_factory=list)
+    rows: dict[tuple[PlanSpace | None, Counts], PlanRow] = field(default_factory=dict)
 
     def found(self) -> tuple[list[PlanRow], PlanRow | None]:
         """Return the plan that fits with the fewest FLOPs again and leaner ones, and the next cheaper one."""
-        plain = self.plain()
+        plain, lean = self.plain(), self.space.nothing
         if plain.answer == YES:
             return [plain], None
         if not self.space.products:
             raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
-        low, lean = self.space.nothing, self._row(self.space.nothing)
-        if lean.answer != YES:
-            return [lean], plain
-        rows = {low: lean}
-        full = self._row(self.space.everything)
-        if full.answer == YES:
-            return [full, *self._leaner(self.space.everything, rows)], plain
-        low, cheaper = self._bisected(rows, full)
-        return [rows[low], *self._leaner(low, rows)], cheaper
+        if self.row(self.space, lean).answer != YES:
+            return [self.row(self.space, lean)], plain
+        answer, cheaper = self._cheapest(self.space, lean, gap=_COARSE)
+        # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
+        for space in filter(None, (self.space.with_last_whole, self.space)):
+            better = space.leanest(answer.flops_again // self.run_config.accumulate)
+            if self.row(space, better).answer == YES:
+                answer, cheaper = self._cheapest(space, better)
+            elif space is self.space and answer.flops_again:
+                cheaper = min(cheaper, self.row(space, better), key=lambda row: -row.flops_again)
+        return [answer, *self._leaner(answer)], cheaper
 
-    @cache  # noqa: B019 a search is short
     def plain(self) -> PlanRow:
         """Return the run without recomputation."""
-        return self._row(None)
+        return self.row(None, ())
 
-    def _bisected(self, rows: dict[Counts, PlanRow], cheaper: PlanRow) -> tuple[Counts, PlanRow]:
-        """Return the plan that fits while the next cheaper one, which is returned too, does not."""
-        space = self.space
-        low, high = space.nothing, space.everything
+    def _cheapest(self, space: PlanSpace, low: Counts, gap: float = 0.0) -> tuple[PlanRow, PlanRow]:
+        """Return the plan that fits while the next cheaper one, which is returned too, does not; `low` fits.
+
+        With a `gap` the search ends at a plan with at most this share of the layers' FLOPs more.
+        """
+        high, cheaper = space.everything, self.row(space, space.everything)
+        if cheaper.answer == YES:
+            return cheaper, self.plain()
         step = unit = min(product.kept_bytes for _, product in space.products)
         room = space.kept_bytes(high) - self._excess(cheaper)  # as if each byte kept were one at the peak
-        while len(self.tried) < _TRIED:
+        for _ in range(_TRIED):
             middle = (space.kept_bytes(low) + space.kept_bytes(high)) // 2
             tried = [space.filled(room), space.filled(middle), space.next(low)]
-            between = next((plan for plan in tried if self._is_between(low, plan, high)), None)
-            if between is None:
+            flops = space.flops_again
+            between = next((plan for plan in tried if flops(low) > flops(plan) > flops(high)), None)
+            if between is None or flops(low) - flops(high) <= gap * space.flops:
                 break
-            row = self._row(between)
+            row = self.row(space, between)
             if row.answer == YES:
-                low, rows[between] = between, row
-                room, step = space.kept_bytes(low) + step, 2 * step
+                low, room, step = between, space.kept_bytes(between) + step, 2 * step
             else:
                 high, cheaper = between, row
                 room = space.kept_bytes(high) - max(self._excess(row), unit) if step == unit else middle
-        return low, cheaper
-
-    def _is_between(self, low: Counts, plan: Counts, high: Counts) -> bool:
-        flops = self.space.flops_again
-        return flops(low) > flops(plan) > flops(high)
+        return self.row(space, low), cheaper
 
     def _excess(self, row: PlanRow) -> int:
         """Return the bytes by which a plan exceeds the limit."""
         return max(row.card_bytes - self.fitter.budget_bytes, 1)
 
-    def _leaner(self, above: Counts, rows: dict[Counts, PlanRow]) -> Iterator[PlanRow]:
+    def _leaner(self, answer: PlanRow) -> Iterator[PlanRow]:
         """Yield plans that need less, to the leanest: of all layers alike, and of all products that save as much."""
         products = self.space.products
         rates = [product.flops / product.kept_bytes for _, product in products]
         ends = [number for number in range(1, len(rates)) if rates[number - 1] > rates[number]]
         plans = [tuple(own.layers * (place < end) for place, (own, _) in enumerate(products)) for end in ends]
-        leaner = [plan for plan in plans if self.space.flops_again(plan) > self.space.flops_again(above)]
-        for plan in dict.fromkeys([*reversed(leaner[-_LEANER:]), self.space.nothing]):
-            if plan != above:
-                yield rows.get(plan) or self._row(plan)
+        above = answer.flops_again // self.run_config.accumulate
+        leaner = [plan for plan in plans if self.space.flops_again(plan) > above][-_LEANER:]
+        for plan in (*reversed(leaner), self.space.nothing):
+            row = self.row(self.space, plan)
+            if row.peak_bytes < answer.peak_bytes:
+                yield row
 
-    def _row(self, counts: Counts | None) -> PlanRow:
-        """Return a plan with its memory; None is the run without recomputation."""
-        progress(Text("plan {number}", number=len(self.tried) + 1))
-        lists = () if counts is None else self.space.in_lists(counts)
+    def row(self, space: PlanSpace | None, counts: Counts) -> PlanRow:
+        """Return a plan with its memory; without a space that of the run without recomputation."""
+        key = space, counts
+        if key not in self.rows:
+            progress(Text("plan {number}", number=len(self.rows) + 1))
+            self.rows[key] = self._row(space, counts)
+        return self.rows[key]
+
+    def _row(self, space: PlanSpace | None, counts: Counts) -> PlanRow:
+        lists = space.in_lists(counts) if space else ()
         run = replace(self.run_config, checkpointing=strategy_text(lists))
-        repeated = 0 if counts is None else run.accumulate  # forward passes of an optimizer step
-        again = repeated * self.space.flops_again(counts or self.space.everything)
+        again = run.accumulate * space.flops_again(counts) if space else 0
         answer = self.fitter.answer(run)
         card = self.fitter.reserved_bytes(run, is_limited=answer == YES)
         peak = self.fitter.trace(run).peak_bytes
-        row = PlanRow(
+        return PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
@@ -227,14 +250,12 @@ class PlanSearch:
             card_bytes=card,
             flops_again=again,
             share_again=again / (self.space.flops * run.accumulate) if self.space.flops else 0.0,
-            moved_bytes_again=repeated * self.space.moved_bytes,
+            moved_bytes_again=run.accumulate * space.moved_bytes if space else 0,
             step_flops=self.fitter.steps.flops(replace(run, checkpointing=NONE)) + again,
             answer=answer,
             changes=self.changes,
             lists=lists,
         )
-        self.tried.append(row)
-        return row
 
 
 @dataclass(frozen=True)
@@ -312,7 +333,7 @@ def _answer(
         if search.plain().answer == YES or size == sizes[-1]:
             break
     rows, cheaper = search.found()
-    return _Answer(rows, cheaper, space, search.tried)
+    return _Answer(rows, cheaper, space, [*search.rows.values()])
 
 
 def _point(row: PlanRow) -> PlanPoint:
