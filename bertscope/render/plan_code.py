@@ -14,6 +14,7 @@ from textwrap import indent, wrap
 from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ranges_text
+from bertscope.settings.run_config import AUTOCAST
 from bertscope.units import bytes_text, visible
 
 _WIDTH = 100
@@ -22,7 +23,6 @@ _ATTENTION = "scaled_dot_product_attention"
 _KERNELS = tuple(f"aten::_scaled_dot_product_{kernel}" for kernel in (
     "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"))  # fmt: skip
 _REMEDY = "use --emit torch"
-_PRECISIONS = {"autocast-bf16": "bf16", "autocast-fp16": "fp16"}  # the names in TrainingArguments
 
 _TORCH = """
 # Once, before training and before FSDP, DDP or torch.compile wrap the model: keep_operators(model, PLAN)
@@ -99,12 +99,12 @@ def emitted(report: PlanReport, form: str) -> str:
 def _trainer(report: PlanReport) -> str:
     """Return Python of transformers with context_fn, or, if not all layers are alike, with keep_operators."""
     row = report.rows[0]
-    precision = _PRECISIONS.get(str(row.changes.get("precision", report.run.precision)))
+    precision = str(row.changes.get("precision", report.run.precision))
     reason = _difference(row) or ("" if _recomputed(row) else "no layer is recomputed")
     if not reason and any(item.layer_paths for item in row.lists):
         reason = "other modules than numbered layers are recomputed"
     lines = [f"per_device_train_batch_size={row.batch},", f"gradient_accumulation_steps={row.accumulate},"]
-    lines += [f"{precision}=True,"] if precision else []
+    lines += [f"{precision.removeprefix(AUTOCAST)}=True,"] if precision.startswith(AUTOCAST) else []
     lines += [f"gradient_checkpointing=False,  # it is of all layers: {reason}"] if reason else _OF_ALL_LAYERS
     arguments = _ARGUMENTS.format(settings=indent("\n".join(lines), "    "))
     if reason:
