@@ -156,10 +156,14 @@ def _prime_rl(report: PlanReport) -> str:
     namespaces, which replace the default list. Its attention is that of the packages flash_attn.
     """
     kept = _kept_in_all(report, "prime-rl")
-    names = _names(kept or (), "prime-rl", (*_KERNELS, "flash_attn", "flash_attn_3"))
+    if kept is None:  # the default of model.ac is mode full; how TOML says None is not known
+        raise SelectionError(
+            "prime-rl recomputes layers unless its command has --model.ac None, and this plan keeps all"
+        )
+    names = _names(kept, "prime-rl", (*_KERNELS, "flash_attn", "flash_attn_3"))
     mode = ['mode = "selective"', f"targets = {json.dumps(names)}"] if names else ['mode = "full"']
     lines = ["[model.ac]  # since 2026-08-27; of sft.toml, in rl.toml [trainer.model.ac]", *mode]
-    return _settings(report, ["# without [model.ac]: no layer is recomputed"] if kept is None else lines)
+    return _settings(report, lines)
 
 
 def _torchtitan(report: PlanReport) -> str:
