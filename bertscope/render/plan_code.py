@@ -16,6 +16,7 @@ from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.memory import YES
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ranges_text
+from bertscope.settings.run_config import AUTOCAST
 from bertscope.units import bytes_text, visible
 
 _WIDTH = 100
@@ -24,7 +25,6 @@ _ATTENTION = "scaled_dot_product_attention"
 _KERNELS = tuple(f"aten::_scaled_dot_product_{kernel}" for kernel in (
     "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"))  # fmt: skip
 _REMEDY = "use --emit torch"
-_PRECISIONS = {"autocast-bf16": "bf16", "autocast-fp16": "fp16"}  # the names in TrainingArguments
 
 _TORCH = """
 # Once, before training and before FSDP, DDP or torch.compile wrap the model: keep_operators(model, PLAN)
@@ -110,12 +110,12 @@ def emitted(report: PlanReport, into: str) -> str:
 def _trainer(report: PlanReport) -> str:
     """Return Python of transformers with context_fn, or, if not all layers are alike, with keep_operators."""
     row = report.rows[0]
-    precision = _PRECISIONS.get(str(row.changes.get("precision", report.run.precision)))
+    precision = str(row.changes.get("precision", report.run.precision))
     reason = _difference(row) or ("" if _recomputed(row) else "no layer is recomputed")
     if not reason and any(item.layer_paths for item in row.lists):
         reason = "other modules than numbered layers are recomputed"
     lines = [f"per_device_train_batch_size={row.batch},", f"gradient_accumulation_steps={row.accumulate},"]
-    lines += [f"{precision}=True,"] if precision else []
+    lines += [f"{precision.removeprefix(AUTOCAST)}=True,"] if precision.startswith(AUTOCAST) else []
     lines += [f"gradient_checkpointing=False,  # it is of all layers: {reason}"] if reason else _OF_ALL_LAYERS
     arguments = _ARGUMENTS.format(settings=indent("\n".join(lines), "    "))
     if reason:
@@ -167,10 +167,14 @@ def _prime_rl(report: PlanReport) -> str:
     namespaces, which replace the default list. Its attention is that of the packages flash_attn.
     """
     kept = _kept_in_all(report, "prime-rl")
-    names = _names(kept or (), "prime-rl", (*_KERNELS, "flash_attn", "flash_attn_3"))
+    if kept is None:  # the default of model.ac is mode full; how TOML says None is not known
+        raise SelectionError(
+            "prime-rl recomputes layers unless its command has --model.ac None, and this plan keeps all"
+        )
+    names = _names(kept, "prime-rl", (*_KERNELS, "flash_attn", "flash_attn_3"))
     mode = ['mode = "selective"', f"targets = {json.dumps(names)}"] if names else ['mode = "full"']
     lines = ["[model.ac]  # since 2026-08-27; of sft.toml, in rl.toml [trainer.model.ac]", *mode]
-    return _settings(report, ["# without [model.ac]: no layer is recomputed"] if kept is None else lines)
+    return _settings(report, lines)
 
 
 def _torchtitan(report: PlanReport) -> str:
