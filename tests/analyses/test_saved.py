@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -180,6 +181,26 @@ def test_another_model_kind_of_run_or_version_has_its_own_file(folder, monkeypat
     monkeypatch.setattr(module, "_processor", lambda: ["a third one"])
     peak_bytes(replace(RUN, device="cuda"))
     assert len(list(folder.iterdir())) == 6
+
+
+def test_an_input_of_which_a_large_batch_is_no_tensor_is_estimated_at_its_own(tmp_path):
+    """At batch 1,021, of the growth, these images have 3.2 * 10**9 elements, more than 2**31."""
+    pytest.importorskip("transformers")
+    fields = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 1024,
+              "patch_size": 512, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    report = bertscope.estimate(tmp_path / "config.json", batch=2, input=["pixel_values=Bx3x1024x1024:float32"])
+    assert {phase.parts.inputs for phase in report.variants[0].estimated.phases} == {2 * 3 * 1024 * 1024 * 4}
+
+
+def test_another_dtype_of_new_tensors_has_its_own_file(folder):
+    peak_bytes()
+    try:
+        torch.set_default_dtype(torch.float64)
+        peak_bytes()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_a_model_of_own_code_is_computed_each_time(folder, tmp_path):
