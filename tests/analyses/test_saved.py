@@ -81,7 +81,8 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(command, folder, cli):
+def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(command, folder, cli, monkeypatch):
+    monkeypatch.setattr(module, "_chosen", [torch.get_num_threads()])  # whichever test imported torch, and how
     first = cli(*command.split(), "--format", "json").out
     code = (
         f"import sys; from bertscope.analyses.saved import choose_threads; choose_threads({torch.get_num_threads()});"

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from bertscope.analyses import saved
 from bertscope.analyses.sweep.grid import Task, read_grid, tasks_of
 from bertscope.analyses.sweep.point import compute
 from bertscope.analyses.sweep.pool import _starting as starting_of_the_product
@@ -139,6 +141,16 @@ def test_a_worker_stays_with_the_points_whose_traces_it_has(tmp_path):
     assert queue.next("a") is None
 
 
+@pytest.fixture
+def threads(monkeypatch):
+    """The number of threads is at the end what it was."""
+    monkeypatch.setattr(saved, "_chosen", [])
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_point_has_the_temporaries_of_its_own_threads(tmp_path):
     """LayerNorm's backward has two sums of 128 numbers of 4 bytes for each thread."""
     points = tasks(tmp_path, "model: bert-tiny\nseq: 1\nbatch: 2\nfreeze: '*weight'\nthreads: [1, 2, 100]\n")
