@@ -14,13 +14,12 @@ what is neither reserved nor free. The messages round to 0.01 GiB, so such a siz
 
 from __future__ import annotations
 
-import ctypes
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from bertscope.errors import SelectionError, Text, suggestion
+from bertscope.frozen import dataclass
 from bertscope.units import BF16, FP16, FP32
 
 _GIB, _MIB = 2**30, 2**20
@@ -264,6 +263,8 @@ def may_have_cuda() -> bool:
 
     if "+cpu" in version("torch"):
         return False
+    import ctypes
+
     for name in ("libcuda.so.1", "nvcuda.dll"):
         with suppress(OSError):
             return ctypes.CDLL(name) is not None

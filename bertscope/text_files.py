@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import yaml
 
 from bertscope.errors import BertscopeError, ConfigError, SourceError, suggestion
+from bertscope.frozen import dataclass
 
 MAX_JSON_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
 MAX_YAML_BYTES = 1 << 17  # a preset has 1.5 KiB, and PyYAML takes 10 s for a MiB

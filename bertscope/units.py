@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from bertscope.frozen import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

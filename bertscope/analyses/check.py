@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +79,15 @@ def _names(models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) ->
 
 
 def _report(findings: list[Finding], names: list[str]) -> CheckReport:
-    torch = sys.modules.get("torch")
+    if torch := sys.modules.get("torch"):
+        torch_version = str(torch.__version__)
+    else:
+        from importlib.metadata import version
+
+        torch_version = version("torch")
     return CheckReport(
-        findings=tuple(findings), files=len(names), torch_version=str(torch.__version__) if torch else version("torch"),
-        bertscope_version=__version__,
-    )  # fmt: skip
+        findings=tuple(findings), files=len(names), torch_version=torch_version, bertscope_version=__version__
+    )
 
 
 def _checked(name: str, architecture: str | None, allow_code: bool) -> tuple[Witness | None, list[Finding]]:

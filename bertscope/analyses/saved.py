@@ -8,7 +8,6 @@ file that is not whole is as good as none. Without a folder of the user's own th
 import hashlib
 import json
 import os
-import platform
 import re
 import stat
 import sys
@@ -211,7 +210,7 @@ def usable_cores() -> int:
 @cache
 def _versions(is_own: bool) -> list[str]:
     """Return the versions that decide a result; those of transformers and peft for their models only."""
-    found = [platform.python_version(), bertscope.__version__]
+    found = [sys.version, bertscope.__version__]
     for folder in sys.path:  # by the names of their folders: importlib.metadata takes 20 ms, most of it to import
         with suppress(OSError):
             found += sorted(filter((_OWN if is_own else _PACKAGES).match, os.listdir(folder or ".")))
@@ -225,7 +224,8 @@ def _processor() -> list[str]:
     flags = ""
     with suppress(OSError), open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
         flags = next((line for line in file if line.lower().startswith(("flags", "features"))), "")
-    return [platform.machine(), platform.system(), flags, *chosen]
+    machine = os.uname().machine if hasattr(os, "uname") else os.environ.get("PROCESSOR_ARCHITECTURE", "")
+    return [machine, sys.platform, flags, *chosen]
 
 
 @cache

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeGuard
 
 from bertscope.calibrations import Calibration, calibration_here, calibration_of, calibrations, card_of
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError
+from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.settings.resolve import Layer, Resolved, placed, resolve

@@ -7,11 +7,12 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SourceError, Text
+from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu, find_device
 from bertscope.reports.calibration import CalibrationReport
 from bertscope.reports.json import from_json

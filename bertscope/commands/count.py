@@ -2,7 +2,6 @@
 
 import re
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,6 +13,7 @@ from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.tree import StyleOptions, check_style, show_as_torchinfo
 from bertscope.errors import SelectionError, Text
+from bertscope.frozen import dataclass
 from bertscope.reports.params import CountReport
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.texts import phrase

@@ -1,6 +1,5 @@
 """`bertscope diagram`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +9,7 @@ from bertscope.commands.model_options import Architecture, Download, Model, Mode
 from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
+from bertscope.frozen import dataclass
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import DEFAULT_MODEL
 from bertscope.sources.model_source import ModelSource

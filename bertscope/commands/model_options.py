@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -12,6 +12,7 @@ from bertscope.commands.output import note
 from bertscope.commands.project import project
 from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import BertscopeError, SelectionError
+from bertscope.frozen import dataclass
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import DEFAULT_MODEL, find

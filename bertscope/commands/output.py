@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,7 @@ import typer
 
 from bertscope.commands.process import is_debug
 from bertscope.errors import SelectionError, SourceError, Text, one_line
+from bertscope.frozen import dataclass
 from bertscope.progress import STAGE, listening
 from bertscope.render.console import Target, message, progress_bar, stdout_target
 from bertscope.texts import language, phrase, say
@@ -98,12 +99,13 @@ def show(
     report: Any, fmt: str, output: Path | None, *, verbose: bool = False, view: str = "", **table_options: Any
 ) -> None:
     """Write the report as a table (with the options), or in another form of its view, or as JSON."""
-    from bertscope.render.views import display  # these take as long as the rest of the command line
-    from bertscope.reports.base import to_json
-
     if fmt == "json":
+        from bertscope.reports.base import to_json
+
         write(to_json(report), output)
         return
+    from bertscope.render.views import display
+
     options: dict[str, Any] = {}
     if fmt == "table":
         target = replace(Target() if output else stdout_target(), verbose=verbose)

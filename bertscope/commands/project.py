@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperCommand
 
 from bertscope.errors import BertscopeError, ConfigError, SourceError, Text, one_line
+from bertscope.frozen import dataclass
 from bertscope.texts import LANGUAGES, phrase
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 from bertscope.commands.output import note, write_file
 from bertscope.commands.project import WithProjectDefaults, project
 from bertscope.errors import SelectionError, Text
+from bertscope.frozen import dataclass
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES, are_strategies
 from bertscope.settings.generate import OPTIONS

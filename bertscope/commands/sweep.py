@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,6 +19,7 @@ from bertscope.commands.model_options import AllowCode
 from bertscope.commands.output import Format, Progress, Verbose, note, output_option, show, write_file
 from bertscope.commands.registry import command
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError
+from bertscope.frozen import dataclass
 from bertscope.render.sweep import ordered
 from bertscope.reports.base import FAILED, SCHEMA
 from bertscope.reports.memory import NO, UNCERTAIN, YES

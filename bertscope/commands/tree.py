@@ -1,7 +1,6 @@
 """`bertscope tree`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -11,6 +10,7 @@ from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import command
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, Text
+from bertscope.frozen import dataclass
 from bertscope.render import torchinfo
 from bertscope.sources.model_source import ModelSource
 

@@ -4,10 +4,11 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 from typing import Any
 
+from bertscope.frozen import dataclass
 from bertscope.texts import phrase
 from bertscope.units import count_text, visible
 

@@ -4,9 +4,9 @@ import os
 import re
 import sys
 import textwrap
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from bertscope.frozen import dataclass
 from bertscope.texts import say
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead

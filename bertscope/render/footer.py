@@ -1,14 +1,18 @@
 """The lines under a table: every total under the name of its convention."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, padded, wrapped
 from bertscope.reports.base import Subject
-from bertscope.reports.params import CountReport, TreeReport, WrittenSum
 from bertscope.texts import ENGLISH, say, texts, word
 from bertscope.units import bytes_text, count_text, flops_text
+
+if TYPE_CHECKING:
+    from bertscope.reports.params import CountReport, TreeReport, WrittenSum
 
 SHOWN_TIES = 8
 SHOWN_PARTS = 4
@@ -53,7 +57,7 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
         trainable = say("with_layers", text=trainable, over=over)
     size = say("sizes", fp32=bytes_text(totals.fp32_bytes), bf16=bytes_text(totals.bf16_bytes))
     buffers = say("elements", count=count_text(totals.buffer_params), size=bytes_text(totals.buffer_bytes))
-    sums = report.sums if isinstance(report, CountReport) else ()
+    sums: Sequence[WrittenSum] = getattr(report, "sums", ())
     tied_names = [say("tie", path=tie.path, other=tie.is_path, count=count_text(tie.params)) for tie in ties]
     lines = [
         (say("unique"), say("each_once", count=count_text(totals.distinct_params))),
@@ -69,8 +73,8 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
         (say("part_buffers"), buffers),
         (say("size"), size),
     ]
-    if isinstance(report, TreeReport) and report.matmul_flops is not None:
-        flops, macs = flops_text(report.matmul_flops), count_text(report.matmul_flops // 2)
+    if (matmul_flops := getattr(report, "matmul_flops", None)) is not None:
+        flops, macs = flops_text(matmul_flops), count_text(matmul_flops // 2)
         lines.append((say("tree_forward"), say("forward_flops", flops=flops, macs=macs)))
     if report.unknown:
         unknown = say("not_initialised", count=len(report.unknown), paths=", ".join(report.unknown))

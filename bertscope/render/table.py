@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
+from bertscope.frozen import dataclass
 from bertscope.render.columns import Column, shown_columns
 from bertscope.render.console import Target, stacked, unbroken, wrapped
 from bertscope.units import visible

@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from bertscope.errors import SelectionError
+from bertscope.frozen import dataclass
 from bertscope.render.columns import Column, csv_text, markdown_text
 from bertscope.render.console import Target, stacked, stdout_target, wrapped
 from bertscope.render.footer import bullets, lines_markdown, lines_text, notes_text

@@ -10,10 +10,11 @@ import dataclasses
 import functools
 import io
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from bertscope.errors import MissingExtraError, RowError, suggestion
+from bertscope.frozen import dataclass
 from bertscope.reports.layer_ranges import expand
 from bertscope.units import json_text
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import field, replace
 from typing import ClassVar
 
+from bertscope.frozen import dataclass
 from bertscope.reports.base import FAILED, TableReport
 
 PLANNED, MEASURED, SKIPPED = "planned", "measured", "skipped"
@@ -128,6 +128,8 @@ class CalibrationRow:
     @property
     def median_seconds(self) -> float | None:
         """Return the median time of a step."""
+        from statistics import median  # with decimal and fractions, which only a calibration needs
+
         return median(self.step_seconds) if self.step_seconds else None
 
     @property

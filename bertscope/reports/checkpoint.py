@@ -1,8 +1,9 @@
 """The reports on checkpoints: the contents of a file, and its comparison with a model. Plain data in base units."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from bertscope.frozen import dataclass
 from bertscope.reports.base import Subject, TableReport
 
 

@@ -1,8 +1,9 @@
 """The reports of `diagram`: boxes, arrows and classes as plain data; `render/diagram/` draws them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
+from bertscope.frozen import dataclass
 from bertscope.reports.base import Report, Subject, TensorShape
 
 NN_MODULE = "torch.nn.Module"  # the address of the base class of every module

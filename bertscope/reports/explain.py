@@ -1,8 +1,9 @@
 """The report of `explain`: the steps of a model, with formulas and their values."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
+from bertscope.frozen import dataclass
 from bertscope.reports.base import Note, Subject, TableReport
 
 Dims = tuple[str, ...]  # names of dimensions: ("batch", "seq", "hidden_size")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from bertscope.frozen import dataclass
 from bertscope.reports.base import Subject, TableReport
 
 

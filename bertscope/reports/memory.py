@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
+from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.calibration import StepTime, TimeRange

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bertscope.frozen import dataclass
 from bertscope.reports.base import Report, Shape, Subject, TableReport, Tie, Totals
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.flops import FlopsReport, Work

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import ClassVar
 
+from bertscope.frozen import dataclass
 from bertscope.reports.base import Shape, Subject, TableReport, TensorShape, Tie, Totals
 
 

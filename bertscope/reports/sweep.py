@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from typing import Any, ClassVar
 
 from bertscope.errors import SourceError
+from bertscope.frozen import dataclass
 from bertscope.reports.base import SCHEMA, TableReport, as_data
 from bertscope.reports.memory import Parts
 

@@ -1,8 +1,8 @@
 """The reports of `doctor`, `schema`, `print` and `presets`."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from bertscope.frozen import dataclass
 from bertscope.reports.base import Report, Subject, TableReport
 
 

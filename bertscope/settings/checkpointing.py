@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from bertscope.errors import ConfigError
+from bertscope.frozen import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

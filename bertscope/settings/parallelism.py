@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 
 from bertscope.errors import SelectionError, Text
+from bertscope.frozen import dataclass
 from bertscope.settings.rows import SettingError, Settings, row
 from bertscope.units import PRECISIONS
 

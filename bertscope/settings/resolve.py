@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
 from bertscope.errors import Text, suggestion
+from bertscope.frozen import dataclass
 from bertscope.settings.rows import Row, SettingError, Settings, no_effect, rows
 from bertscope.settings.run_config import ESTIMATED, Limit, RunConfig
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertscope.errors import BertscopeError, SelectionError, Text, either, nearest, one_line
+from bertscope.frozen import dataclass
 from bertscope.units import PRECISIONS, parse_bytes
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from bertscope.errors import SelectionError
+from bertscope.frozen import dataclass
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.settings.checkpointing import (
     COMPARED,

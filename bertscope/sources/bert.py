@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, check_built, unknown_architecture
 from bertscope.errors import ConfigError, SelectionError, Text
+from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
 from bertscope.sources.expectations import Expectation

@@ -12,12 +12,13 @@ With `config` instead of `model` it has the form of a preset. `module:attribute`
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, ConfigError, SourceError
+from bertscope.frozen import dataclass
 from bertscope.settings.run_config import STORED, RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import Expectation, read_expectations

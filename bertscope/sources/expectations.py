@@ -17,9 +17,9 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from bertscope.errors import BertscopeError, ConfigError
+from bertscope.frozen import dataclass
 from bertscope.settings.resolve import Layer, resolve, unknown_setting
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import OF_FLOPS, RunConfig

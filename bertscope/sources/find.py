@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +30,7 @@ from bertscope.errors import (
     one_line,
     suggestion,
 )
+from bertscope.frozen import dataclass
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource

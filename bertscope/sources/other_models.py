@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +24,7 @@ from bertscope.errors import (
     is_out_of_memory,
     suggestion,
 )
+from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import FULL, NONE, SELECTIVE
 from bertscope.sources.building import built_on, note_values
 

@@ -6,11 +6,12 @@ has none, it is not modelled, or it is unknown.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from bertscope.errors import BertscopeError, SourceError, Text
+from bertscope.frozen import dataclass
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.settings.optimizers import OPTIMIZERS, TRAINER_OPTIMIZERS
 from bertscope.settings.resolve import Layer

@@ -10,12 +10,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, importing, suggestion
+from bertscope.frozen import dataclass
 from bertscope.sources.building import built_on, note_values
 from bertscope.sources.other_models import OtherSource, as_source_error
 from bertscope.sources.safe_config import check_experts, check_setting, without_code

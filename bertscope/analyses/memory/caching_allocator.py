@@ -17,8 +17,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from bertscope.frozen import dataclass
 from bertscope.settings.run_config import RunConfig
 
 _MIB = 2**20

@@ -76,7 +76,7 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "stage": str,
     "taken": int,
     "estimated": Memory,
-    "outlook": BreakEven,
+    "outlook": BreakEven | None,  # None: the growth says nothing
     "machine": str,
     "process": ProcessMemory,
     "measured": Memory,

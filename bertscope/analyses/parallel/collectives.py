@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from bertscope.frozen import dataclass
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, TrafficRow
 from bertscope.settings.parallelism import FIRST_BUCKET_BYTES, REPLICATE, Parallelism
 

@@ -318,6 +318,14 @@ def test_a_module_is_not_run_on_a_device_that_is_not_there(monkeypatch):
         bertscope.profile(torch.nn.Linear(2, 2), torch.ones(1, 2), device="cuda")
 
 
+def test_a_strategy_that_saves_at_no_batch_is_measured_too(cli, folder):
+    result = cli("profile", "small.yaml", "--checkpointing", "full,every-2", "--steps", "1", "--batch", "2",
+                 "--seq", "8", "--format", "json")  # fmt: skip
+    assert result.code == 0
+    assert [variant["outlook"] for variant in result.json["variants"]] == [None, None]
+    assert all(variant["measured"] for variant in result.json["variants"])
+
+
 @pytest.mark.parametrize("command", ["estimate", "profile", "fit"])
 def test_a_model_that_is_frozen_whole_is_one_line(cli, folder, command):
     budget = ("--budget", "1GiB", "--seq", "8") if command == "fit" else ()

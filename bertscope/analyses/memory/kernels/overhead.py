@@ -1,7 +1,6 @@
 """The memory of a CUDA device besides the tensors: cuBLAS's workspaces, the context, and a margin."""
 
-from dataclasses import dataclass
-
+from bertscope.frozen import dataclass
 from bertscope.gpus import CONTEXT_BYTES, Gpu, capability, may_have_cuda
 from bertscope.settings.run_config import RunConfig
 

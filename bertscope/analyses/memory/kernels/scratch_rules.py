@@ -8,10 +8,11 @@ and, if the left matrix is transposed, a block of that. Source: oneDNN 3.12, src
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
+
+from bertscope.frozen import dataclass
 
 LEAST_OF_BLAS, _LEAST_OF_ONEDNN = 400, 16**3  # numbers multiplied: for BLAS of a matrix in a batch, for oneDNN in all
 _LINE, _WIDE = 32, 512  # elements: of a cache line of bf16, and of a row that gets a further line if a power of two
