@@ -32,7 +32,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded; tiny tensors: 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Import a file of tests in one worker after the other: the first compiles the packages, for 9 s, for all."""
     if not isinstance(collector, pytest.Module):
         return (yield)
