@@ -23,6 +23,7 @@ from bertscope.analyses.memory.steps import Steps
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import CACHE_VARIABLE, RunConfig
 from tests.analyses.memory.steps import small
+from tests.child_server import loaded
 from tests.conftest import ROOT
 
 RUN = RunConfig(batch=2, seq=8)
@@ -306,14 +307,13 @@ def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder
     assert len(list(module.entries(folder))) == 3
 
 
-def test_several_processes_may_write_at_once(folder):
-    code = (
-        "from bertscope.analyses.memory.steps import Steps; from bertscope.settings.run_config import RunConfig;"
-        "from bertscope import load; s = load('bert-tiny');"
-        "print([Steps(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])"
+def test_several_processes_may_write_at_once(folder, tmp_path):
+    (tmp_path / "writes.py").write_text(
+        "from bertscope.analyses.memory.steps import Steps; from bertscope.settings.run_config import RunConfig\n"
+        "from bertscope import load; s = load('bert-tiny')\n"
+        "print([Steps(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])\n"
     )
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-                 for _ in range(2)]  # fmt: skip
+    processes = [subprocess.Popen(loaded("writes"), stdout=subprocess.PIPE, text=True, cwd=tmp_path) for _ in range(2)]
     printed = {process.communicate()[0] for process in processes}
     assert len(printed) == 1
     assert len(list(folder.iterdir())) == 3
