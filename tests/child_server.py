@@ -7,6 +7,7 @@ tests of what a process does until torch is loaded start it as a user does.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import os
 import pkgutil
@@ -19,6 +20,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
@@ -88,25 +90,30 @@ def loaded(module: str, *, without: str = "") -> list[str]:
 
 @cache
 def _server() -> str:
-    """Start the server of this process and return its address."""
-    folder = tempfile.mkdtemp(dir="/tmp" if os.path.isdir("/tmp") else None)  # an address has at most 107 characters
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{folder}/server")
-    listener.listen(64)
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from tests.child_server import serve; serve()", str(listener.fileno())],
-        stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=_ENVIRONMENT,
-    )  # fmt: skip
-    address = listener.getsockname()
-    listener.close()
-    atexit.register(shutil.rmtree, folder)
-    atexit.register(process.wait)
-    atexit.register(process.stdin.close)  # the first of the three
+    """Return the address of the server of all workers; the first that asks starts it, and it ends with the last."""
+    base = "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()  # an address has at most 107 characters
+    folder = Path(base, f"bertscope-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID') or uuid.uuid4().hex}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    address, users, lock = str(folder / "server"), folder / "users", os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not os.path.exists(address):
+        os.mkfifo(users)
+        with socket.socket(socket.AF_UNIX) as listener, os.fdopen(os.open(users, os.O_RDONLY | os.O_NONBLOCK)) as stdin:
+            listener.bind(address)
+            listener.listen(64)
+            process = subprocess.Popen(
+                [sys.executable, "-c", "from tests.child_server import serve; serve()", str(listener.fileno())],
+                stdin=stdin, pass_fds=[listener.fileno()], env=_ENVIRONMENT,
+            )  # fmt: skip
+        atexit.register(shutil.rmtree, folder)
+        atexit.register(process.wait)
+    atexit.register(os.close, os.open(users, os.O_WRONLY | os.O_NONBLOCK))
+    os.close(lock)
     return address
 
 
 def serve() -> None:
-    """Fork a child for each request, until the tests end."""
+    """Fork a child for each request, until no worker has stdin open."""
     from bertscope import cli  # noqa: F401
     from bertscope.analyses.memory import profile_worker  # noqa: F401
     from bertscope.analyses.memory.ranks.launcher import load_for_ranks

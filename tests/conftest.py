@@ -15,7 +15,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +29,18 @@ GOLDEN = ROOT / "tests" / "golden"
 gc.set_threshold(50_000, 20, 100)
 os.environ["XDG_DATA_HOME"] = str(ROOT / "tests" / "no calibrations")  # of the user who runs the tests
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded; tiny tensors: threads only wait for each other
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Import a file of tests in one worker after the other: the first compiles the packages, for 9 s, for all."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

@@ -176,6 +176,14 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+def with_torch_loaded(programs: Path) -> dict[str, str]:
+    """Return the variables of an environment whose `bertscope`, in a new folder, is forked with torch loaded."""
+    programs.mkdir()
+    (programs / "bertscope").write_text(f'#!/bin/sh\nexec {shlex.join(loaded("bertscope"))} "$@"\n')
+    (programs / "bertscope").chmod(0o755)
+    return {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+
+
 @pytest.fixture
 def hooked(tmp_path):
     """A repository whose pre-commit takes the hook from another one, as docs/ci.md says; and how it is run."""
@@ -183,7 +191,7 @@ def hooked(tmp_path):
         pytest.skip("git is not installed")
     pytest.importorskip("pre_commit", reason="pre-commit is in the extra 'test'")
     hooks, repository, programs = (tmp_path / name for name in ("hooks", "repository", "bin"))
-    for folder in (hooks, repository, programs):
+    for folder in (hooks, repository):
         folder.mkdir()
     shutil.copy(ROOT / ".pre-commit-hooks.yaml", hooks)
     git(hooks, "init", "--quiet")
@@ -191,11 +199,8 @@ def hooked(tmp_path):
     git(hooks, "commit", "--quiet", "-m", "hooks")
     config = block(CI, "yaml", "repos:").replace("https://github.com/OWNER/bertscope", str(hooks))
     (repository / ".pre-commit-config.yaml").write_text(config.replace("REVISION", git(hooks, "rev-parse", "HEAD")))
-    program = programs / "bertscope"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(loaded("bertscope"))} "$@"\n')
-    program.chmod(0o755)
     git(repository, "init", "--quiet")
-    variables = {"PRE_COMMIT_HOME": str(tmp_path / "cache"), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    variables = {"PRE_COMMIT_HOME": str(tmp_path / "cache"), **with_torch_loaded(programs)}
 
     def precommit() -> subprocess.CompletedProcess:
         git(repository, "add", ".")
@@ -331,7 +336,7 @@ def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
     place, _, message = LINE.partition(":3: ")
     assert f"::error title=bertscope check,file=configs/{place},line=3::{message}\n" in done.stdout
     assert done.stdout.endswith("2 files: 1 expectation passed, 1 failed\n")
-    done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **installed)
+    done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **with_torch_loaded(tmp_path / "bin"))
     assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations passed, 0 failed\n")
 
 
@@ -342,13 +347,14 @@ def test_the_action_fails_in_a_repository_without_expectation_files(installed, t
         assert (done.returncode, "no *.bertscope.yaml at or below" in done.stderr) == (2, True), done.stdout
 
 
-def test_the_action_imports_code_only_with_its_input(installed, tmp_path):
+def test_the_action_imports_code_only_with_its_input(tmp_path):
+    program = with_torch_loaded(tmp_path / "bin")
     project(tmp_path, own=OWN)
     (tmp_path / "my_models.py").write_text(CODE)
-    done = step("Check", tmp_path, {}, **installed)
+    done = step("Check", tmp_path, {}, **program)
     assert (done.returncode, "add --allow-code" in done.stderr) == (2, True), done.stdout + done.stderr
     assert not (tmp_path / "imported").exists()
-    done = step("Check", tmp_path, {"allow-code": "true"}, **installed)
+    done = step("Check", tmp_path, {"allow-code": "true"}, **program)
     place, _, message = OWN_LINE.partition(":4: ")
     assert done.returncode == 1
     assert f"::error title=bertscope check,file={place},line=4::{message}\n" in done.stdout

@@ -153,8 +153,8 @@ def _key(kind: str, source: ModelSource, run_config: RunConfig, thread_count: st
     path = getattr(source, "path", None)
     content = path.read_bytes() if path is not None and path.is_file() else b""
     is_own = type(source).__name__ == "BertSource" and run_config.implementation != INSTALLED
-    parts = [kind, type(source).__name__, source.to_data(), getattr(source, "implementation", ""), run_config.flat(),
-             hashlib.sha256(content).hexdigest(), _versions(is_own), _files(),
+    parts = [kind, type(source).__name__, source.to_data(), str(source.notice), getattr(source, "implementation", ""),
+             run_config.flat(), hashlib.sha256(content).hexdigest(), _versions(is_own), _files(), _default_dtype(),
              None if run_config.device == CUDA else [*_processor(), thread_count]]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -171,6 +171,11 @@ def threads() -> str:
 
     found = torch.get_num_threads()
     return by_default if found == threads_of_import() and not _chosen else str(found)
+
+
+def _default_dtype() -> str:
+    """Return torch's dtype of new tensors; a program may have set another."""
+    return str(sys.modules["torch"].get_default_dtype()) if "torch" in sys.modules else "torch.float32"
 
 
 _chosen: list[int] = []
@@ -205,7 +210,7 @@ def usable_cores() -> int:
 @cache
 def _versions(is_own: bool) -> list[str]:
     """Return the versions that decide a result; those of transformers and peft for their models only."""
-    found = [sys.version]
+    found = [sys.version, bertscope.__version__]
     for folder in sys.path:  # by the names of their folders: importlib.metadata takes 20 ms, most of it to import
         with suppress(OSError):
             found += sorted(filter((_OWN if is_own else _PACKAGES).match, os.listdir(folder or ".")))

@@ -189,7 +189,6 @@ EXAMPLES = """
   bertscope sweep grid.yaml -o results.jsonl --workers 2 --sort peak_bytes --format csv
   bertscope sweep grid.yaml -o results.jsonl --sort peak_bytes
 """
-ENGINES = ("local", "ray", "dask")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,21 +23,19 @@ def columns(report: FitReport) -> list[Column]:
     searched = report.asked_batch is None and not by_ranks
     batch = say("rank_batch") if by_ranks else say("largest_batch" if searched else "fits")
     return [
-        Column(say("gpus"), lambda row: count_text(row.ranks), values("ranks"), right=True, shown=by_ranks),
+        number(say("gpus"), "ranks", shown=by_ranks),
         Column(say("strategy"), lambda row: word("strategy", row.strategy), values("strategy"), shown=by_ranks),
         number(say("seq"), "seq"),
         Column(say("setting"), lambda row: say("comma").join((row.precision, row.checkpointing)), shown=by_ranks),
         Column(say("precision"), lambda row: row.precision, values("precision"), shown=not by_ranks),
         Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing"), shown=not by_ranks),
-        Column(batch, lambda row: _batch(report, row), values("batch", "fits", "answer"),
-               right=report.asked_batch is None),
-        Column(say("by_bytes"), lambda row: count_text(row.batch_by_bytes), values("batch_by_bytes"), right=True,
-               below=2, shown=searched and on_gpu),
+        Column(batch, lambda row: count_text(row.batch) if row.fits and not report.asked_batch else
+               answer_text(report, row), values("batch", "fits", "answer"), right=report.asked_batch is None),
+        number(say("by_bytes"), "batch_by_bytes", below=2, shown=searched and on_gpu),
         number(say("peak"), "peak_bytes", bytes_text),
-        Column(say("reserved"), lambda row: bytes_text(row.reserved_bytes), values("reserved_bytes"), right=True,
-               shown=on_gpu),
-        Column(say("nvidia_smi"), lambda row: _shown_text(report, row), right=True, detail=True,
-               shown=on_gpu),
+        number(say("reserved"), "reserved_bytes", bytes_text, shown=on_gpu),
+        Column(say("nvidia_smi"), lambda row: range_text(_lower_bytes(report, row), row.reserved_bytes), right=True,
+               detail=True, shown=on_gpu),
         Column(say("next_peak"), lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
                right=True, detail=True, shown=searched and not on_gpu),
         Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, detail=True,
@@ -76,10 +74,9 @@ def _is_on_gpu(report: FitReport) -> bool:
     return report.run.device == "cuda"
 
 
-def _shown_text(report: FitReport, row: FitRow) -> str:
-    """Return the range that nvidia-smi would show: from the tensors with the lower context to the reserved bytes."""
-    low = row.peak_bytes - (report.context_high_bytes - report.context_low_bytes)
-    return range_text(low, row.reserved_bytes)
+def _lower_bytes(report: FitReport, row: FitRow) -> int:
+    """Return the bytes of the tensors with the context at its lower end."""
+    return row.peak_bytes - (report.context_high_bytes - report.context_low_bytes)
 
 
 def answer_text(report: FitReport, row: FitRow) -> str:
@@ -87,24 +84,14 @@ def answer_text(report: FitReport, row: FitRow) -> str:
     answer = say(f"answer_{row.answer}")
     if row.answer != NO:
         return answer
-    size = bytes_text(_short_bytes(report, row))
+    size = bytes_text(_lower_bytes(report, row) - report.budget_bytes)
     is_known = report.context_high_bytes == report.context_low_bytes
-    return say("short_by", answer=answer, size=size) if is_known else say("short_by_least", answer=answer, size=size)
-
-
-def _batch(report: FitReport, row: FitRow) -> str:
-    return count_text(row.batch) if row.fits and not report.asked_batch else answer_text(report, row)
-
-
-def _short_bytes(report: FitReport, row: FitRow) -> int:
-    """Return the bytes by which the tensors exceed the budget with the context at its lower end."""
-    return row.peak_bytes - (report.context_high_bytes - report.context_low_bytes) - report.budget_bytes
+    return say("short_by" if is_known else "short_by_least", answer=answer, size=size)
 
 
 def missing_text(report: FitReport, row: FitRow) -> str:
     """Return the missing bytes, on a GPU as a range: with the context at its lower and at its upper end."""
-    low = _short_bytes(report, row)
-    return range_text(low, low + report.context_high_bytes - report.context_low_bytes)
+    return range_text(_lower_bytes(report, row) - report.budget_bytes, row.peak_bytes - report.budget_bytes)
 
 
 def settings_text(report: FitReport, *words: str) -> str:

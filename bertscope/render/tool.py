@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
+from typing import Any
 
 from bertscope.errors import Text, one_line
 from bertscope.render.columns import Column, csv_only, number, values
@@ -22,7 +23,7 @@ def _listing(columns: tuple[Column, ...], *notes: str, details: Sequence[str] = 
     )
 
 
-def _optional(text: Callable[[int], str]) -> Callable[[int | None], str]:
+def _optional(text: Callable[[Any], str]) -> Callable[[Any], str]:
     """Return the function that writes None as nothing."""
     return lambda value: "" if value is None else text(value)
 
@@ -118,21 +119,13 @@ doctor = View(tables=_tables, lines=lambda report, target: _head(report), name_w
 _SHOWN = ("allocated_bytes", "reserved_bytes", "context_bytes", "smi_bytes")
 
 
-def _percent(error: float | None) -> str:
-    return "" if error is None else f"{100 * error:+.2f} %"
-
-
-def _size(size: int | None) -> str:
-    return "" if size is None else bytes_text(size)
+def _percent(error: float) -> str:
+    return f"{100 * error:+.2f} %"
 
 
 def _settings(row: CalibrationRow) -> str:
     """Return the settings of a point without its kind."""
     return row.name.removeprefix(f"{row.point.kind} ")
-
-
-def _milliseconds(row: CalibrationRow) -> str:
-    return "" if row.median_seconds is None else f"{1000 * row.median_seconds:,.2f}"
 
 
 def _tflops(row: CalibrationRow) -> str:
@@ -145,18 +138,18 @@ def _tflops(row: CalibrationRow) -> str:
 _CALIBRATION_PLAN = (Column("point", lambda row: row.name, values("name")),)
 _STEPS = (
     Column("step", _settings),
-    Column("allocated", lambda row: _size(row.allocated_bytes), right=True),
-    Column("error", lambda row: _percent(row.allocated_error), right=True),
-    Column("reserved", lambda row: _size(row.reserved_bytes), right=True),
-    Column("error", lambda row: _percent(row.reserved_error), right=True),
-    Column("context", lambda row: _size(row.context_bytes), right=True),
-    Column("nvidia-smi", lambda row: _size(row.smi_bytes), right=True),
-    Column("ms", _milliseconds, right=True),
+    number("allocated", "allocated_bytes", _optional(bytes_text)),
+    number("error", "allocated_error", _optional(_percent)),
+    number("reserved", "reserved_bytes", _optional(bytes_text)),
+    number("error", "reserved_error", _optional(_percent)),
+    number("context", "context_bytes", _optional(bytes_text)),
+    number("nvidia-smi", "smi_bytes", _optional(bytes_text)),
+    number("ms", "median_seconds", _optional(lambda seconds: f"{1000 * seconds:,.2f}")),
     Column("TFLOP/s", _tflops, right=True),
 )
 _LIMITS = (
     Column("limit", _settings),
-    Column("batch", lambda row: "" if row.batch is None else count_text(row.batch), right=True),
+    number("batch", "batch", _optional(count_text)),
     Column("result", lambda row: "ran" if row.ran else "out of memory"),
     Column("fit", lambda row: "right" if row.is_right else "wrong"),
 )

@@ -3,19 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-Mode = Literal[
-    "inference",
-    "forward",
-    "training",
-]
-Precision = Literal[
-    "fp32",
-    "bf16",
-    "fp16",
-    "autocast-bf16",
-    "autocast-fp16",
-    "stored",
-]
+Mode = Literal["inference", "forward", "training"]
+Precision = Literal["fp32", "bf16", "fp16", "autocast-bf16", "autocast-fp16", "stored"]
 Optimizer = Literal[
     "none",
     "sgd",
@@ -30,52 +19,14 @@ Optimizer = Literal[
     "adamw-transformers",
     "adafactor-transformers",
 ]
-OptimizerImplementation = Literal[
-    "default",
-    "loop",
-    "foreach",
-    "fused",
-]
-Loop = Literal[
-    "plain",
-    "trainer",
-    "freed",
-]
-Implementation = Literal[
-    "transformers",
-    "transformers-installed",
-    "bertscope",
-]
-Device = Literal[
-    "cpu",
-    "cuda",
-]
-SdpaKernel = Literal[
-    "auto",
-    "flash",
-    "efficient",
-    "math",
-]
-Strategy = Literal[
-    "none",
-    "ddp",
-    "zero1",
-    "fsdp-no-reshard",
-    "fsdp",
-    "hsdp",
-    "tp",
-    "tp+fsdp",
-]
-ParamDtype = Literal[
-    "fp32",
-    "bf16",
-    "fp16",
-]
-ReduceDtype = Literal[
-    "fp32",
-    "bf16",
-    "fp16",
-]
+OptimizerImplementation = Literal["default", "loop", "foreach", "fused"]
+Loop = Literal["plain", "trainer", "freed"]
+Implementation = Literal["transformers", "transformers-installed", "bertscope"]
+Device = Literal["cpu", "cuda"]
+SdpaKernel = Literal["auto", "flash", "efficient", "math"]
+Strategy = Literal["none", "ddp", "zero1", "fsdp-no-reshard", "fsdp", "hsdp", "tp", "tp+fsdp"]
+ParamDtype = Literal["fp32", "bf16", "fp16"]
+ReduceDtype = Literal["fp32", "bf16", "fp16"]
 
 
 class FitSettings(TypedDict, total=False):

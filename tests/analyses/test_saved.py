@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from bertscope.analyses.memory.steps import Steps
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import CACHE_VARIABLE, RunConfig
 from tests.analyses.memory.steps import small
+from tests.child_server import loaded
 from tests.conftest import ROOT
 
 RUN = RunConfig(batch=2, seq=8)
@@ -80,7 +82,8 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(command, folder, cli):
+def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(command, folder, cli, monkeypatch):
+    monkeypatch.setattr(module, "_chosen", [torch.get_num_threads()])  # whichever test imported torch, and how
     first = cli(*command.split(), "--format", "json").out
     code = (
         f"import sys; from bertscope.analyses.saved import choose_threads; choose_threads({torch.get_num_threads()});"
@@ -180,6 +183,26 @@ def test_another_model_kind_of_run_or_version_has_its_own_file(folder, monkeypat
     monkeypatch.setattr(module, "_processor", lambda: ["a third one"])
     peak_bytes(replace(RUN, device="cuda"))
     assert len(list(folder.iterdir())) == 6
+
+
+def test_an_input_of_which_a_large_batch_is_no_tensor_is_estimated_at_its_own(tmp_path):
+    """At batch 1,021, of the growth, these images have 3.2 * 10**9 elements, more than 2**31."""
+    pytest.importorskip("transformers")
+    fields = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 1024,
+              "patch_size": 512, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    report = bertscope.estimate(tmp_path / "config.json", batch=2, input=["pixel_values=Bx3x1024x1024:float32"])
+    assert {phase.parts.inputs for phase in report.variants[0].estimated.phases} == {2 * 3 * 1024 * 1024 * 4}
+
+
+def test_another_dtype_of_new_tensors_has_its_own_file(folder):
+    peak_bytes()
+    try:
+        torch.set_default_dtype(torch.float64)
+        peak_bytes()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_a_model_of_own_code_is_computed_each_time(folder, tmp_path):
@@ -284,14 +307,13 @@ def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder
     assert len(list(module.entries(folder))) == 3
 
 
-def test_several_processes_may_write_at_once(folder):
-    code = (
-        "from bertscope.analyses.memory.steps import Steps; from bertscope.settings.run_config import RunConfig;"
-        "from bertscope import load; s = load('bert-tiny');"
-        "print([Steps(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])"
+def test_several_processes_may_write_at_once(folder, tmp_path):
+    (tmp_path / "writes.py").write_text(
+        "from bertscope.analyses.memory.steps import Steps; from bertscope.settings.run_config import RunConfig\n"
+        "from bertscope import load; s = load('bert-tiny')\n"
+        "print([Steps(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])\n"
     )
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-                 for _ in range(2)]  # fmt: skip
+    processes = [subprocess.Popen(loaded("writes"), stdout=subprocess.PIPE, text=True, cwd=tmp_path) for _ in range(2)]
     printed = {process.communicate()[0] for process in processes}
     assert len(printed) == 1
     assert len(list(folder.iterdir())) == 3

@@ -24,12 +24,8 @@ IDS = {"input_ids": ((2, 7), torch.long), "attention_mask": ((2, 7), torch.long)
 DECODER = {"decoder_input_ids": ((2, 7), torch.long)}
 IMAGE = {"pixel_values": ((2, 3, 32, 32), torch.float)}
 LARGE_IMAGE = {"pixel_values": ((2, 3, 224, 224), torch.float)}
-# Configuration, class, settings, and the inputs at batch 2 and sequence 7.
+# Configuration, class, settings, and the inputs at batch 2 and sequence 7; test_families.py has the others.
 FAMILIES = {
-    "vit": ("ViTConfig", "ViTForImageClassification", VISION, IMAGE),
-    "deit": ("DeiTConfig", "DeiTModel", VISION, IMAGE),
-    "clip": ("CLIPConfig", "CLIPModel",
-             {"text_config": TEXT, "vision_config": VISION, "projection_dim": 8}, IDS | IMAGE),
     "clip_vision": ("CLIPVisionConfig", "CLIPVisionModel", VISION, IMAGE),
     "resnet": ("ResNetConfig", "ResNetForImageClassification",
                {"embedding_size": 8, "hidden_sizes": [8, 12], "depths": [1, 2]}, LARGE_IMAGE),
@@ -38,21 +34,11 @@ FAMILIES = {
                           "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4,
                           "num_conv_pos_embedding_groups": 2},
                  {"input_values": ((2, (2 * 6 + 3 - 1) * 5 + 10), torch.float)}),
-    "whisper": ("WhisperConfig", "WhisperForConditionalGeneration",
-                LANGUAGE | {"num_mel_bins": 8, "max_source_positions": 15, "decoder_start_token_id": 1,
-                            "suppress_tokens": None, "begin_suppress_tokens": None},
-                {"input_features": ((2, 8, 30), torch.float)} | DECODER),
     "t5": ("T5Config", "T5ForConditionalGeneration", {"vocab_size": 60, "d_model": 12, "d_kv": 4, "d_ff": 20,
            "num_layers": 2, "num_heads": 3, "decoder_start_token_id": 0}, IDS | DECODER),
     "bart": ("BartConfig", "BartForConditionalGeneration", LANGUAGE | {"max_position_embeddings": 40}, IDS | DECODER),
     "swin": ("SwinConfig", "SwinModel", {"image_size": 32, "patch_size": 4, "embed_dim": 12, "depths": [1, 1],
              "num_heads": [2, 3], "window_size": 4}, IMAGE),
-    "convnext": ("ConvNextConfig", "ConvNextModel", {"hidden_sizes": [8, 12], "depths": [1, 2], "num_stages": 2,
-                 "image_size": 32}, IMAGE),
-    "segformer": ("SegformerConfig", "SegformerModel", {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1],
-                  "hidden_sizes": [8, 12], "num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2],
-                  "mlp_ratios": [2, 2], "image_size": 32}, IMAGE),
-    "beit": ("BeitConfig", "BeitModel", VISION, IMAGE),
     "layoutlmv3": ("LayoutLMv3Config", "LayoutLMv3Model",  # whose setting for the image is input_size
                    TEXT | {"input_size": 32, "patch_size": 8, "coordinate_size": 2, "shape_size": 2}, IDS | IMAGE),
 }  # fmt: skip

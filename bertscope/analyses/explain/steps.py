@@ -31,7 +31,6 @@ from bertscope.units import FP32, bytes_text
 
 SECTIONS = ("inputs", "outputs", "caches", "positions", "checkpointing")
 _Times = Sequence[tuple[str, int]]  # names and numbers of the items of nested tuples
-_DEFAULTS = ("output_attentions", "output_hidden_states", "return_dict", "use_cache")  # of arguments
 
 
 def sections(source: BertSource, *, batch: int, seq: int, layer_flops: int) -> tuple[Section, ...]:

@@ -286,7 +286,7 @@ class Requests:
 
 # What a process did before the run: the model came from the CPU; a checkpoint lay on the card while the model was made
 # there; the same run of an equal model ended before, and its blocks stayed in the cache.
-HISTORIES = MOVED, LOADED, AFTER_ANOTHER = "moved from the CPU", "checkpoint loaded on the card", "after another model"
+MOVED, LOADED, AFTER_ANOTHER = "moved from the CPU", "checkpoint loaded on the card", "after another model"
 
 
 def replayed(

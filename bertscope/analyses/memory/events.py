@@ -73,15 +73,11 @@ class MemoryTrace:
     traced_layers: int | None = None  # number of layers that ran, if their events are repeated for the others
     collectives: tuple[Collective, ...] = ()
 
-    def rounded(self, size_bytes: int) -> int:
-        """Return a size as the allocator rounds it."""
-        return rounded(size_bytes, self.granule_bytes)
-
     @cached_property
     def sizes(self) -> list[int]:
         """Return the bytes of each event as the allocator rounds them."""
         sizes = [event.size_bytes for event in self.events]
-        return sizes if self.granule_bytes == 1 else list(map(self.rounded, sizes))
+        return sizes if self.granule_bytes == 1 else [rounded(size, self.granule_bytes) for size in sizes]
 
     @cached_property
     def layout(self) -> Layout:
@@ -95,7 +91,7 @@ class MemoryTrace:
     @cached_property
     def state_sizes(self) -> list[int]:
         """Return the bytes of each block between steps as the allocator rounds them."""
-        return [self.rounded(size) for _, size in self.state]
+        return [rounded(size, self.granule_bytes) for _, size in self.state]
 
     @property
     def state_bytes(self) -> int:

@@ -160,7 +160,7 @@ class RunMode(DispatchMode):
         self.collectives.clear()
 
     def update_key(self) -> Hashable:
-        """Return all that decides the events of the optimizer step: its settings, parameters and gradients."""
+        """Return all that decides the events of the optimizer step: its settings, threads, parameters and gradients."""
         settings = vars(self.step.run_config).items()
         chosen = tuple(value for name, value in settings if name not in _GRADIENT_FIELDS)
         seen: dict[int, int] = {}  # storage -> number of the first parameter or gradient that has it
@@ -175,7 +175,8 @@ class RunMode(DispatchMode):
             return layout, seen.setdefault(key, len(seen)), made and (made.block, made.size_bytes)
 
         params = self.step.model.named_parameters()
-        return chosen, tuple((path, kind(param), kind(param.grad)) for path, param in params)
+        threads = torch.get_num_threads()
+        return chosen, threads, tuple((path, kind(param), kind(param.grad)) for path, param in params)
 
     def add_state(self) -> None:
         """Record what is allocated now and not known yet as state, which exists before the step."""

@@ -7,12 +7,12 @@ A step whose events change with the batch is traced at each batch that the searc
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, Requests, replayed
-from bertscope.analyses.memory.growth import LARGEST_BATCH, largest, requests, upper
+from bertscope.analyses.memory.growth import largest, requests, upper
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
 from bertscope.analyses.memory.steps import Steps, estimate_report
 from bertscope.analyses.memory.summary import on_card
@@ -115,10 +115,8 @@ class Fitter:
             return self.trace(replace(run_config, batch=batch)).peak_bytes <= tensor_bytes
 
         growth = self.steps.growth(run_config)
-        if growth is None:
-            return largest(fits)
         # A batch of 1 is traced, and each batch of a user's own code.
-        return _settled(growth.largest_within(tensor_bytes), fits)
+        return largest(fits, near=growth.largest_within(tensor_bytes) if growth else 1)
 
     def _largest_served(self, run_config: RunConfig, most: int) -> int:
         """Return the largest batch up to `most` that fits.
@@ -142,15 +140,6 @@ class Fitter:
         """Return the bytes above the budget: of the tensors, or those that the allocator would reserve."""
         excess = self.peak_bytes(run_config) - self.budget_bytes
         return excess if excess > 0 else self.limited(run_config).missing_bytes
-
-
-def _settled(batch: int, fits: Callable[[int], bool], most: int = LARGEST_BATCH) -> int:
-    """Return the batch, up to `most`, that fits while one more does not, searched from `batch` on."""
-    while batch and not fits(batch):
-        batch -= 1
-    while batch < most and fits(batch + 1):
-        batch += 1
-    return batch
 
 
 def other_head(source: ModelSource) -> ModelSource | None:
@@ -319,16 +308,8 @@ class _BatchSearch:
 
         if fits(0):
             return 0
-        low, high, step = 0, len(self.world_sizes), 1  # at `low` it does not fit; at `high` it does, or it is the end
-        place = max(self._expected(run_config, ranks), 1)
-        while high - low > 1:
-            if fits(place):
-                high, next_place = place, max(place - step, low + 1)
-            else:
-                low, next_place = place, min(place + step, high - 1)
-            is_between = low > 0 and high < len(self.world_sizes)
-            place, step = (low + high) // 2 if is_between else next_place, 2 * step
-        return high
+        last = len(self.world_sizes) - 1
+        return 1 + largest(lambda place: not fits(place), last, near=self._expected(run_config, ranks))
 
     def _expected(self, run_config: RunConfig, ranks: Parallelism) -> int:
         """Return the place at which the tensors should fit, the last one if they do at none.

@@ -490,13 +490,19 @@ def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int)
     return BreakEven(pays_from_batch=behind + 1, points=points)
 
 
-def largest(fits: Callable[[int], bool], most: int = LARGEST_BATCH) -> int:
-    """Return the largest batch up to `most` that fits, 0 for none; every smaller batch fits too."""
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
+def largest(fits: Callable[[int], bool], most: int = LARGEST_BATCH, near: int = 1) -> int:
+    """Return the largest number up to `most` that fits, 0 for none; every smaller one fits too.
+
+    The search goes from `near` in steps that double, until it is between one that fits and one that does not.
+    """
+    low, high, place, step = 0, most + 1, near, 1
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        place = min(max(place, low + 1), high - 1)
+        if fits(place):
+            low, place = place, place + step
+        else:
+            high, place = place, place - step
+        if low > 0 and high <= most:
+            place = (low + high) // 2
+        step *= 2
     return low

@@ -62,6 +62,7 @@ def run(job: Job, say: Say) -> None:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     flops = estimate_job(job, say)
+    from bertscope.analyses.memory.profiler_run import real_step
     from bertscope.analyses.tracing.inputs import running
 
     gc.enable()
@@ -70,20 +71,10 @@ def run(job: Job, say: Say) -> None:
     torch.manual_seed(job.seed)
     set_memory_limit(job, say)
     say("stage", "building the model")
-    step = _built(job)
+    step = real_step(job.source, job.run_config, job.run_config.device)
     source = job.source.implemented_by(job.run_config.implementation)
     with running(source, step.model, f"this machine's {job.run_config.device.upper()}", job.run_config.input):
         _time(step, job, say, Timing(warmup_seconds=_measure(step, job, say), flops=flops))
-
-
-def _built(job: Job) -> Any:
-    from bertscope.analyses.memory.estimate import named_inputs
-    from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
-
-    run_config, device = job.run_config, job.run_config.device
-    model: Any = run_model(job.source, run_config, device)
-    inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
-    return ModelStep(model, inputs, run_config, device, loss)
 
 
 def _measure(step: Any, job: Job, say: Say) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bertscope.analyses.memory.estimate import module_memory, named_inputs
 from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTraceRecorder, Place
-from bertscope.analyses.memory.step import Loss, ModelStep
+from bertscope.analyses.memory.step import Loss, ModelStep, real_inputs, run_model
 from bertscope.analyses.memory.summary import memory, memory_report
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.totals import subject
@@ -20,11 +20,22 @@ from bertscope.analyses.tracing.inputs import running_module
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import BACKWARD, FORWARD, DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.settings.run_config import RunConfig
+from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, torch
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _RESTART = "bertscope restart"
 _NODE = "autograd::engine::evaluate_function: "
+
+
+def real_step(
+    source: ModelSource, run_config: RunConfig, device: str, prepare: Callable[[nn.Module], None] = lambda model: None
+) -> ModelStep:
+    """Return a step with real tensors on the device; `prepare` gets the model when its inputs are made."""
+    model = run_model(source, run_config, device)
+    inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
+    prepare(model)
+    return ModelStep(model, inputs, run_config, device, loss)
 
 
 def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: None) -> MemoryTrace:

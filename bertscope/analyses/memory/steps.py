@@ -7,6 +7,7 @@ Two runs of a kind of step give its memory at any batch (growth.py). What was fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from bertscope.analyses.memory.summary import estimated, memory_report
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import is_saved, saved
 from bertscope.config import MAX_BUILT_LAYERS, check_estimated
-from bertscope.errors import Text
+from bertscope.errors import BertscopeError, Text
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
@@ -108,10 +109,12 @@ class Steps:
         return None if is_traced else self.growth(run_config)
 
     def _growth(self, run_config: RunConfig) -> MemoryGrowth | None:
-        found: MemoryGrowth | None = saved(
-            "growth", self.source, run_config, lambda: self.traces.growth(run_config),
-            lambda found: found and found.to_data(), lambda data: MemoryGrowth.from_data(data) if data else None,
-        )  # fmt: skip
+        found: MemoryGrowth | None = None
+        with suppress(BertscopeError):  # of a model or shape that takes no other batch: each batch runs by itself
+            found = saved(
+                "growth", self.source, run_config, lambda: self.traces.growth(run_config),
+                lambda found: found and found.to_data(), lambda data: MemoryGrowth.from_data(data) if data else None,
+            )  # fmt: skip
         return found
 
     def flops(self, run_config: RunConfig) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from bertscope.analyses.memory.caching_allocator import HISTORIES, MOVED, AllocatorSettings, replayed
+from bertscope.analyses.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, AllocatorSettings, replayed
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
@@ -129,17 +129,24 @@ def estimated(
     trace: MemoryTrace, other_peak_bytes: int, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None
 ) -> Memory:
     """Return the memory of a step, with the peak of the same step in another loop."""
-    terms = with_histories(device_terms(trace, run_config, card), trace, run_config)
+    terms = device_terms(trace, run_config, card)
+    if terms is not None:
+        others = (allocator_bytes(trace, run_config, terms.workspace_bytes, name) for name in (LOADED, AFTER_ANOTHER))
+        found = [terms.allocated_bytes, *(allocated for allocated, _ in others)]
+        terms = replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found))
     return replace(memory(trace, "estimated", rows, terms), other_loop_bytes=other_peak_bytes)
 
 
-def allocator_bytes(trace: MemoryTrace, run_config: RunConfig, workspaces: int) -> tuple[int, int]:
+def allocator_bytes(
+    trace: MemoryTrace, run_config: RunConfig, workspaces: int, history: str = MOVED
+) -> tuple[int, int]:
     """Return the peaks of the allocated and the reserved bytes of the simulated allocator, workspaces included.
 
-    The allocated bytes are those of the last step, the reserved ones those of the whole run.
+    The allocated bytes are those of the last step, the reserved ones those of the whole run; `history` says what the
+    process did before it.
     """
     run = requests(trace, by_thread(run_config, workspaces))
-    allocator = replayed(run, settings=AllocatorSettings.of(run_config))
+    allocator = replayed(run, settings=AllocatorSettings.of(run_config), history=history)
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 
@@ -156,18 +163,6 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = N
         context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
         context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
     )
-
-
-def with_histories(terms: DeviceTerms | None, trace: MemoryTrace, run_config: RunConfig) -> DeviceTerms | None:
-    """Return the terms with the range of the allocated bytes over what a process may do before the run."""
-    if terms is None:
-        return None
-    run, settings = requests(trace, by_thread(run_config, terms.workspace_bytes)), AllocatorSettings.of(run_config)
-    others = [
-        replayed(run, settings=settings, history=name).peak_allocated_bytes for name in HISTORIES if name != MOVED
-    ]
-    found = [terms.allocated_bytes, *others]
-    return replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found))
 
 
 def memory_report(

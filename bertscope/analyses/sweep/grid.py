@@ -136,13 +136,13 @@ class Task:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Return what points have in common that share traces and verifications: source, run, checkpointing.
+        """Return what points have in common that share traces: source and threads, run, checkpointing.
 
         The more of the first fields are equal, the more they share.
         """
         run = asdict(self.run_config) | {"batch": 1, "seq": 1}
         last = {name: run.pop(name) for name in ("checkpointing", "reentrant")}
-        return json.dumps(self.source), json.dumps(run), json.dumps(last)
+        return json.dumps([self.source, self.threads]), json.dumps(run), json.dumps(last)
 
     def to_json(self) -> str:
         """Return the task as one line of JSON."""

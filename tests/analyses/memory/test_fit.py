@@ -13,12 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import bertscope
 from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import Block, in_loop, ordered_frees
 from bertscope.analyses.memory.fit import Fitter, fit_report, other_head
-from bertscope.analyses.memory.growth import FAR, SMALLEST, Kind, MemoryGrowth, largest, requests, upper
+from bertscope.analyses.memory.growth import FAR, LARGEST_BATCH, SMALLEST, Kind, MemoryGrowth, largest, requests, upper
 from bertscope.analyses.memory.kernels.overhead import by_thread, overhead
 from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import SelectionError
@@ -117,6 +118,57 @@ def test_the_search_needs_no_memory_growth(monkeypatch):
 
 
 DEEP = small(num_hidden_layers=8)
+
+
+@settings(max_examples=100)
+@example(most=2**20, answer=365_668, near=2**20)
+@given(st.integers(1, 2**20), st.integers(0, 2**20), st.integers(0, 2**21))
+def test_a_search_from_any_guess_finds_the_largest_with_few_tries(most, answer, near):
+    tries = []
+    found = largest(lambda number: tries.append(number) or number <= answer, most, near)
+    assert found == min(answer, most)
+    assert len(tries) <= 44  # 22 doubled steps, and 22 halves
+    assert all(1 <= number <= most for number in tries)
+
+
+def test_a_peak_that_grows_little_up_to_the_batch_of_the_growth_is_searched_in_few_steps(monkeypatch):
+    """Checkpointed sequences of one token: at batch 1,021 the peak is still that of the optimizer step.
+
+    There a sequence adds 152 bytes, those of its inputs and outputs, and above thousands.
+    """
+    steps, run = Steps(small("BertModel", vocab_size=100_000)), RunConfig(seq=1, checkpointing="full")
+    growth = steps.growth(run)
+    assert growth.peak_bytes(FAR) - growth.peak_bytes(SMALLEST) == (FAR - SMALLEST) * 152
+    budget = growth.peak_bytes(300_000)
+    assert growth.largest_within(budget) == LARGEST_BATCH
+    tried, real = [], steps.trace
+    monkeypatch.setattr(steps, "trace", lambda run: tried.append(run.batch) or real(run))
+    assert Fitter(steps, budget)._largest_by_bytes(run) == 300_000
+    assert len(tried) < 50
+
+
+OWN = """import torch
+
+
+class Capped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.register_buffer("bank", torch.zeros(100, 8))
+
+    def forward(self, x):
+        return self.linear(x) + self.bank[: x.shape[0]]
+"""
+
+
+def test_a_model_that_takes_no_batch_above_100_has_an_answer(tmp_path):
+    """At batch b: weight and bias and their gradients 576, the bank 3,200, input, output and sum 3 x 32 b."""
+    (tmp_path / "capped.py").write_text(OWN)
+    report = bertscope.fit(f"{tmp_path / 'capped.py'}:Capped", input=["x=Bx8:float32"], budget=8_000, optimizer="sgd",
+                           precision="stored")  # fmt: skip
+    assert 20 < report.rows[0].batch < 100
+    peaks = [report.rows[0].peak_bytes, report.rows[0].next_bytes]
+    assert peaks[0] <= 8_000 < peaks[1]
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])

@@ -386,7 +386,7 @@ def test_a_failure_that_nobody_foresaw_has_its_own_words():
 
 
 def test_a_terminal_gets_a_bar_of_one_line_that_goes_away_and_no_file_is_left(folder):
-    out = on_a_terminal("profile", str(folder / "small.yaml"), *SHORT, columns=100, program=PROGRAM, NO_COLOR="1",
+    out = on_a_terminal("profile", str(folder / "small.yaml"), *SHORT, columns=100, NO_COLOR="1",
                         PYTHONPATH=str(ROOT), TMPDIR=str(folder / "tmp"))  # fmt: skip
     progress, _, rest = out.rpartition("\x1b[2K")
     assert progress.count("\n") == 1  # after the bar, which the next code removes

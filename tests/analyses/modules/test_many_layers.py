@@ -99,6 +99,9 @@ def test_the_memory_of_many_layers_grows_as_that_of_few(run):
     for value in (lambda memory: memory.kept_bytes, lambda memory: memory.phases[0].parts.parameters):
         ten, eleven, many = (value(of[layers]) for layers in (10, 11, 300))
         assert many == ten + 290 * (eleven - ten)
+
+
+def test_of_many_layers_the_batch_that_fit_finds_fits_and_one_more_does_not():
     row = bertscope.fit(config(300), "1GiB", seq=8, checkpointing="none", precision="fp32")["none, fp32, seq 8"]
     assert row.peak_bytes <= 2**30 < row.next_bytes
 

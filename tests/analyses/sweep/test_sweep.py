@@ -13,12 +13,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from bertscope.analyses import saved
 from bertscope.analyses.sweep.grid import Task, read_grid, tasks_of
 from bertscope.analyses.sweep.point import compute
 from bertscope.analyses.sweep.pool import _starting as starting_of_the_product
 from bertscope.analyses.sweep.pool import dask_rows, local_rows, ray_rows
 from bertscope.errors import WorkerError
+from bertscope.reports.sweep import SweepRow
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded
 
@@ -136,6 +139,24 @@ def test_a_worker_stays_with_the_points_whose_traces_it_has(tmp_path):
         ("a", "bert-tiny"), ("b", "bert-mini"), ("a", "bert-tiny"), ("b", "bert-mini")
     ]  # fmt: skip
     assert queue.next("a") is None
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """The number of threads is at the end what it was."""
+    monkeypatch.setattr(saved, "_chosen", [])
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_point_has_the_temporaries_of_its_own_threads(tmp_path):
+    """LayerNorm's backward has two sums of 128 numbers of 4 bytes for each thread."""
+    points = tasks(tmp_path, "model: bert-tiny\nseq: 1\nbatch: 2\nfreeze: '*weight'\nthreads: [1, 2, 100]\n")
+    rows = [SweepRow.from_line(compute(point.to_json())) for point in points]
+    assert len({point.group[0] for point in points}) == 3
+    assert len({row.peak_bytes for row in rows}) > 1, rows
 
 
 def test_two_workers_share_the_groups_so_that_they_trace_little_twice(tmp_path):

@@ -185,17 +185,13 @@ def _run(job: Job, launch: RankLaunch, say: Say) -> None:
 
 def _built(job: Job) -> Any:
     """Return the step of this rank's part of the model."""
-    from bertscope.analyses.memory.estimate import named_inputs
-    from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
+    from bertscope.analyses.memory.profiler_run import real_step
     from bertscope.analyses.parallel.strategies import layers_of, make_meshes, parallelize
 
-    run_config, device = job.run_config, job.run_config.device
-    parallelism = run_config.parallelism
-    meshes = make_meshes(parallelism, device)
-    model: Any = run_model(job.source, run_config, device)
-    inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
-    parallelize(model, layers_of(model, job.source.layer_path), parallelism, meshes)
-    return ModelStep(model, inputs, run_config, device, loss)
+    parallelism, path = job.run_config.parallelism, job.source.layer_path
+    meshes = make_meshes(parallelism, job.run_config.device)
+    return real_step(job.source, job.run_config, job.run_config.device,
+                     lambda model: parallelize(model, layers_of(model, path), parallelism, meshes))  # fmt: skip
 
 
 def _put_in_ddp(step: Any, parallelism: Parallelism) -> None:
