@@ -59,6 +59,7 @@ MAY = {
 }
 # Imports beyond the table, inside functions only: the reason of each.
 LATE = {
+    ("reports", "model"): "`apply` of a plan changes a live module",
     ("commands", "analyses"): "a command imports torch only when it runs",
     ("commands", "api"): "a command imports torch only when it runs",
     ("__main__", "cli"): "an interrupt during the import ends in one line too",
@@ -429,7 +430,7 @@ def test_code_from_data_is_found_where_it_is(code):
 # Public functions of one question, in the layers of its command, and of each view.
 OF_QUESTIONS = {
     "check", "convert", "count", "diagram", "diff", "doctor", "estimate", "explain", "explore", "fit", "flops",
-    "profile", "report", "schema", "snapshot", "tree", "verify",
+    "plan", "profile", "report", "schema", "snapshot", "tree", "verify",
 }  # fmt: skip
 OF_VIEWS = {"columns", "csv", "html", "markdown", "notes", "table", "verdict"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from bertscope.gpus import Gpu, half_precision
 from bertscope.reports.base import Note
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import with_settings
+from bertscope.settings.optimizers import LEANER
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import AUTOCAST, DEFAULTS, ESTIMATED, RunConfig
 from bertscope.sources.find import source_of
@@ -25,11 +27,15 @@ if TYPE_CHECKING:
 
     from bertscope.settings.keywords import FitSettings
 
+
+def _optimizer(name: str, card: Gpu | None) -> dict[str, Any]:
+    return {"optimizer": name}
+
+
 # What a plan may change besides checkpointing: the settings for a card.
 CHANGES: dict[str, Callable[[Gpu | None], dict[str, Any]]] = {
     "precision": lambda card: {"precision": f"{AUTOCAST}{half_precision(card)}"},
-    "8bit": lambda card: {"optimizer": "adamw-8bit"},
-    "sgd": lambda card: {"optimizer": "sgd"},
+    **{word: partial(_optimizer, name) for word, name in LEANER.items()},
     "freeze": lambda card: {"freeze": ("embeddings",)},
     "lora": lambda card: {"lora": LORA_EXAMPLE},
 }

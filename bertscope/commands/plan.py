@@ -64,8 +64,8 @@ def plan(
     else:
         write(emitted(report, emit), out.output)
     if plot is not None:
-        from bertscope.render.plan_chart import svg
+        from bertscope.render.plan_chart import plan_svg
 
-        write_file(plot, svg(report))
+        write_file(plot, plan_svg(report))
         note(Text("the plans are in {path}", path=plot))
     return 0 if report.fits else 1

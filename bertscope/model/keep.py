@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from bertscope.settings.checkpointing import Checkpointing
 
 
-def operator_name(operator: Any) -> str:
+def call_name(operator: Any) -> str:
     """Return the name of an operator without its overload, one for all kernels of fused attention."""
     name = str(operator.name()).split(".")[0].removeprefix("aten::")
     return "scaled_dot_product_attention" if name.startswith("_scaled_dot_product") else name
@@ -28,7 +28,7 @@ def keep_contexts(kept: Collection[str]) -> Any:
     calls: Counter[tuple[str, bool]] = Counter()
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        name = operator_name(operator)
+        name = call_name(operator)
         number = calls[name, context.is_recompute]
         calls[name, context.is_recompute] += 1
         is_kept = f"{name}.{number}" in kept

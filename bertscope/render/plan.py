@@ -21,7 +21,7 @@ _ROLES = (
     (r"query|q_proj|q_lin|q", "q"), (r"key|k_proj|k_lin|k", "k"), (r"value|v_proj|v_lin|v", "v"),
     (r"qkv|Wqkv|c_attn|query_key_value|in_proj|qkv_proj", "qkv"),
     (r"attention\.output\.dense|out_proj|o_proj|out_lin|attn\.Wo|attn\.c_proj|o", "output"),
-    (r"intermediate\.dense|fc1|up_proj|gate_up_proj|c_fc|mlp\.Wi|wi|wi_\d|lin1|linear1", "FFN-up"),
+    (r"intermediate\.dense|fc1|up_proj|gate_up_proj|c_fc|mlp\.Wi|wi|wi_0|wi_1|lin1|linear1", "FFN-up"),
     (r"gate_proj", "FFN-gate"),
     (r"output\.dense|fc2|down_proj|mlp\.c_proj|mlp\.Wo|wo|lin2|linear2", "FFN-down"),
 )  # fmt: skip
@@ -29,14 +29,15 @@ _ROLES = (
 _MOST_NAMED = 5  # of more products those that are not kept are named
 
 
-def role(product: PlanOperator) -> str:
+def product_role(product: PlanOperator) -> str:
     """Return what a product computes, such as `FFN-up`; the module's path if it is not known."""
     path, _, adapter = re.sub(r"\.base_layer$", "", product.module).partition(".lora_")
     cross = "cross-" if re.search(r"cross|EncDec", path) else ""
     if product.name == ATTENTION:
         return cross + say("plan_attention")
     if product.name in ("bmm", "baddbmm"):
-        return cross + say("plan_context" if product.number % 2 else "plan_scores")
+        is_second = bool(product.number & 1)
+        return cross + (say("plan_context") if is_second else say("plan_scores"))
     found = next((word for ends, word in _ROLES if re.search(rf"(^|\.)({ends})$", path)), path or product.name)
     return f"{cross}{found}{'.lora_' if adapter else ''}{adapter.partition('.')[0]}"
 
@@ -66,14 +67,14 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
     layers, found = sum(len(own.recomputed) for own in lists), []
     if layers < lists[0].layers:
         found.append(say("plan_whole"))
-    whole = [role(product) for product, count in counts.items() if count == layers]
-    never = [role(product) for product, count in counts.items() if not count]
+    whole = [product_role(product) for product, count in counts.items() if count == layers]
+    never = [product_role(product) for product, count in counts.items() if not count]
     if len(whole) > max(len(counts) - len(whole), _MOST_NAMED - 1):
         found.append(say("plan_all_but", words=_joined(never)) if never else say("plan_all"))
     elif whole:
         found.append(_joined(whole))
     for count in sorted({count for count in counts.values() if 0 < count < layers}, reverse=True):
-        words = _joined(role(product) for product, own in counts.items() if own == count)
+        words = _joined(product_role(product) for product, own in counts.items() if own == count)
         found.append(say("plan_last", words=words, count=count, layers=layers))
     return say("comma").join(found) or say("plan_no_product")
 

@@ -10,7 +10,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 640, 320, 70, 45, 20, 20
 _TICKS = 4
 
 
-def svg(report: PlanReport) -> str:
+def plan_svg(report: PlanReport) -> str:
     """Return the picture; the limit is a line, and a plan that does not fit is hollow."""
     points = sorted({(point.share_again, point.card_bytes): point for point in report.front}.items())
     limit = report.budget_bytes

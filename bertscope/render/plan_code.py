@@ -120,7 +120,7 @@ def _trainer(report: PlanReport) -> str:
     arguments = _ARGUMENTS.format(settings=indent("\n".join(lines), "    "))
     if reason:
         return _python(report) + arguments + _CALL
-    source = _source(("operator_name", "keep_contexts"), also="partial")
+    source = _source(("call_name", "keep_contexts"), also="partial")
     return f"{_docstring(report)}\n\n{source}\n\n\nKEPT = {_set_text(row.lists[0].kept)}\n{arguments}"
 
 
@@ -253,7 +253,7 @@ def _module_paths(item: PlanList, kept: Iterable[PlanOperator]) -> list[str]:
 
 def _python(report: PlanReport) -> str:
     """Return Python that defines keep_operators and PLAN."""
-    source = _source(("operator_name", "keep_contexts", "keep_operators"))
+    source = _source(("call_name", "keep_contexts", "keep_operators"))
     return f"{_docstring(report)}\n\n{source}\n\n\n{_plan(report)}\n"
 
 

@@ -68,6 +68,7 @@ OPTIMIZERS = {
     ),
 }  # fmt: skip
 NO_OPTIMIZER = "none"
+LEANER = {"8bit": "adamw-8bit", "sgd": "sgd"}  # than AdamW, by the words of `plan --may-change`
 # Words of `optim` in TrainingArguments.
 TRAINER_OPTIMIZERS = {word: name for name, row in OPTIMIZERS.items() for word in row.trainer}
 TRAINER_IMPLEMENTATIONS = {word: form for row in OPTIMIZERS.values() for word, form in row.trainer.items()}

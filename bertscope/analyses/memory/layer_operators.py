@@ -14,7 +14,7 @@ from bertscope.analyses.modules.repeat import layer_stacks
 from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, tensors
 from bertscope.analyses.tracing.trace import ModuleTracker
-from bertscope.model.keep import layer_lists, operator_name
+from bertscope.model.keep import call_name, layer_lists
 from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import RunConfig
@@ -26,7 +26,7 @@ _UNITS = 2  # of layers that run: the first may do what the others do not, such 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """What one layer of a list does in a step; all layers of the list count as equal."""
+    """The costs of one layer of a list in a step; all layers of the list count as equal."""
 
     path: str
     layer_paths: tuple[str, ...]
@@ -48,7 +48,7 @@ class LayerCosts:
 
 @dataclass
 class _Record:
-    """What a layer ran in forward, and again in backward; a copy of the layer has the same record."""
+    """The operators of a layer in forward, and again in backward; a copy of the layer has the same record."""
 
     operators: list[PlanOperator] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)  # bytes, for each operator of forward
@@ -112,7 +112,7 @@ class _Recorder(DispatchMode):
         out = operator(*args, **kwargs)
         if not _computes(operator):
             return out
-        name = operator_name(operator)
+        name = call_name(operator)
         given = {storage_key(tensor) for tensor in tensors((args, kwargs))}
         made = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors(out)}
         self.record.operators.append(

@@ -21,7 +21,7 @@ from bertscope.render.footer import footer, subtitle, title
 from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, memory_columns, memory_lines
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import markup, page
-from bertscope.render.plan_chart import svg
+from bertscope.render.plan_chart import plan_svg
 from bertscope.render.timeline.panels import part_name, run_text
 from bertscope.render.timeline.timeline import memory_charts
 from bertscope.render.tree import tree_table
@@ -404,7 +404,7 @@ def _plan(plan: PlanReport) -> dict[str, Any]:
         "answer": plan_words.verdict(plan),
         "columns": plan_words.columns(plan),
         "rows": plan.rows,
-        "svg": markup(svg(plan)),
+        "svg": markup(plan_svg(plan)),
         "caption": say("plan_chart"),
     }
 
