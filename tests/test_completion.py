@@ -126,7 +126,7 @@ def completed(cli, monkeypatch):
         ("bertscope convert bert-min", "bert-mini"),
         ("bertscope count --architecture BertForM", "BertForMaskedLM"),
         ("bertscope flops --checkpointing sel", "selective"),
-        ("bertscope flops --checkpointing eve", "every-2"),
+        ("bertscope flops --checkpointing fu", "full"),
         ("bertscope count --format mark", "markdown"),
         ("bertscope count --format=mark", "markdown"),
         ("bertscope fit --gpu a100-4", "a100-40gb"),
