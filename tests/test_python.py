@@ -94,7 +94,7 @@ bertscope.BertConfig(hidden_sizes=3)  # wrong
 
 
 def test_a_page_has_its_models_and_their_modules_as_rows():
-    page = bertscope.report("bert-tiny", compare="bert-mini", fit=False)
+    page = bertscope.report("bert-tiny", compare="bert-mini", fit=False, seq=16, optimizer="sgd")
     assert [model.name for model in page] == ["bert-tiny", "bert-mini"]
     assert page["bert-mini"].tree["encoder"].params == bertscope.tree("bert-mini")["encoder"].params
     assert "encoder" in page

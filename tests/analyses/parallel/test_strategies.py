@@ -153,13 +153,13 @@ def test_a_policy_gathers_in_its_dtype_and_reduces_in_its_own(source, traces):
     assert mixed.state_bytes == traces["fsdp"].state_bytes
 
 
-_RUNS = ({"checkpointing": "full"}, {"checkpointing": "layers:0-7", "clip_grad_norm": True})
-
-
-@pytest.mark.parametrize("settings", _RUNS)
-@pytest.mark.parametrize("name", MESHES)
-def test_repeated_layers_give_the_trace_of_all_layers(name, settings):
-    layers, ran = (8, 3) if settings["checkpointing"] == "full" else (16, 6)
+@pytest.mark.parametrize(
+    ("name", "checkpointing"), [*((name, "full") for name in MESHES), ("ddp", "layers:0-5"), ("fsdp", "layers:0-5"),
+                                ("tp+fsdp", "layers:0-5")],
+)  # fmt: skip
+def test_repeated_layers_give_the_trace_of_all_layers(name, checkpointing):
+    layers, ran = (6, 3) if checkpointing == "full" else (12, 6)
+    settings = {"checkpointing": checkpointing, "clip_grad_norm": True}
     source, run_config = small(num_hidden_layers=layers), replace(on(name), **settings)
     full, short = whole_trace(source, run_config), MemoryTraces(source).trace(run_config)
     assert short.traced_layers == (None if name == "zero1" else ran)
