@@ -76,7 +76,7 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
     for count in sorted({count for count in counts.values() if 0 < count < layers}, reverse=True):
         words = _joined(product_role(product) for product, own in counts.items() if own == count)
         found.append(say("plan_last", words=words, count=count, layers=layers))
-    return say("comma").join(found) or say("plan_no_product")
+    return "; ".join(found) or say("plan_no_product")
 
 
 def _joined(words: Iterable[str]) -> str:
