@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.memory.events import (
+    RETURN,
     STACK,
+    UPDATE,
     Allocation,
     MemoryTrace,
     MemoryTraceRecorder,
@@ -129,6 +131,8 @@ class RunMode(DispatchMode):
             stack.enter_context(self)
             stack.enter_context(self.random_states())
             stack.enter_context(watched_resizes(self.resized))
+            if self.step.optimizer is not None and self.step.run_config.parallelism.row.divides_optimizer:
+                self.step.optimizer.register_step_pre_hook(lambda *_: self.recorder.mark(Place(self.name), UPDATE))
             if is_sharded:
                 stack.enter_context(watched_gathers(self.gathering))
             yield
@@ -150,7 +154,7 @@ class RunMode(DispatchMode):
             return
         self.recorder.refer(map(storage_key, tensors_in(value)), name)
         if name == "output":
-            self.recorder.end_call(self._place())
+            self.recorder.mark(self._place(), RETURN)
         elif self.step.run_config.mode == FORWARD_ONLY:
             self.recorder.refer(list(self.recorder.living), "output")
 

@@ -9,7 +9,7 @@ evenly, such as a minimum, a rounded quotient or a square, gives no whole number
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -17,14 +17,16 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.caching_allocator import Requests
-from bertscope.analyses.memory.events import Block, Layout, MemoryEvent, MemoryTrace, matched, rounded
+from bertscope.analyses.memory.events import RETURN, Block, Layout, MemoryEvent, MemoryTrace, matched, rounded
 from bertscope.analyses.memory.kernels.scratch_rules import RULES
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, BreakEven, BreakEvenPoint
+from bertscope.settings.run_config import LOOPS
 
 LARGEST_BATCH = 2**20
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
 _SHOWN_BATCHES = (8, 32)
+_PREVIOUS, _KEPT = "previous ", "activations"
 _Place = tuple[str, str, str]  # phase, module and operator
 
 
@@ -66,7 +68,7 @@ def _grown(one: MemoryTrace, other: MemoryTrace, pairs: Iterable[tuple[int, int]
     for a, b in zip(sorted(one.collectives), sorted(other.collectives), strict=True):
         _same(a._replace(full_bytes=0), b._replace(full_bytes=0))
         calls[a] = a._replace(full_bytes=_line(a.full_bytes, b.full_bytes))
-    return replace(one, state=tuple(state), events=tuple(events[number] for number in range(len(events))),
+    return replace(other, state=tuple(state), events=tuple(events[number] for number in range(len(events))),
                    collectives=tuple(calls[call] for call in one.collectives))  # fmt: skip
 
 
@@ -179,12 +181,8 @@ class MemoryGrowth:
     other_events: list[int]
 
     @classmethod
-    def of(cls, trace: MemoryTrace, other: MemoryTrace | None = None) -> MemoryGrowth:
-        """Return the growth of a grown trace; `other` is that of the same step in another loop.
-
-        Consecutive frees get the order of their allocations: that of autocast's copies changes from run to run.
-        """
-        trace = replace(trace, events=tuple(trace.events[number] for number in _by_allocation(trace)))
+    def of(cls, trace: MemoryTrace) -> MemoryGrowth:
+        """Return the growth of a grown trace."""
         numbers: dict[tuple[Any, ...], int] = {}
         kinds: list[Kind] = []
         places: dict[tuple[str, str, str], int] = {}
@@ -199,16 +197,89 @@ class MemoryGrowth:
             return numbers[key]
 
         state, events = _numbered(trace, number)
-        of_size: dict[Hashable, int] = {}
-        for found, kind in enumerate(kinds):
-            of_size.setdefault(kind.growth, found)
-        other_state, other_events = _numbered(other or trace, lambda block, size: of_size[Kind.of(block, size).growth])
         place_of = [places.setdefault(event[2:], len(places)) for event in trace.events]
         calls = [
             (call._replace(full_bytes=int(call.full_bytes)), _slope(call.full_bytes)) for call in trace.collectives
         ]
         return cls(kinds, state, events, list(places), place_of, trace.granule_bytes, trace.traced_layers, calls,
-                   other_state, other_events)  # fmt: skip
+                   state, events)  # fmt: skip
+
+    def in_loop(self, loop: str, other: str | None = None) -> MemoryGrowth:
+        """Return the growth in this loop, from one in which outputs and loss are freed as soon as possible.
+
+        The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
+        those of the step before are state, until then.
+        """
+        kinds, places = list(self.kinds), [*self.places, (FORWARD, "", "")]
+        numbers: dict[tuple[int, str], int] = {}
+
+        def changed(number: int, variable: str, part: str = "") -> int:
+            """Return the number of the kind with this variable and part."""
+            if (number, variable) not in numbers:
+                block = kinds[number].block
+                numbers[number, variable] = len(kinds)
+                kinds.append(kinds[number]._replace(block=block._replace(variable=variable, part=part or block.part)))
+            return numbers[number, variable]
+
+        state, events, place_of = self._in_loop(LOOPS[loop], changed)
+        others = self._in_loop(LOOPS[other or loop], lambda number, *_: number)  # only of these bytes
+        return replace(self, kinds=kinds, state=state, events=events, places=places, place_of=place_of,
+                       other_state=others[0], other_events=others[1]).ordered()  # fmt: skip
+
+    def _in_loop(self, kept: Collection[str], changed: Callable[..., int]) -> tuple[list[int], list[int], list[int]]:
+        """Return the state, the events and their places in a loop with these variables."""
+        variables = {number: kind.block.variable for number, kind in enumerate(self.kinds)
+                     if kind.block.variable or not (kind.size_bytes or kind.block.dtype)}  # fmt: skip
+        last = self._end_of_forward if self.events else -1
+        special = [number for number, kind in enumerate(self.events) if max(kind, ~kind) in variables or number == last]
+        blocks = [kind for number in special if (kind := self.events[number]) >= 0 and variables.get(kind) in kept]
+        previous = [changed(kind, _PREVIOUS + variables[kind], _KEPT) for kind in blocks]
+        events: list[int] = []
+        place_of: list[int] = []
+        begun = 0  # events before it are done
+        for number in special:
+            events += self.events[begun:number]
+            place_of += self.place_of[begun:number]
+            event, begun = self.events[number], number + 1
+            kind = max(event, ~event)
+            variable = variables.get(kind, "")
+            if variable in kept and event >= 0:
+                events.append(changed(kind, variable, _KEPT))
+            elif variable and variable not in kept:
+                events.append(changed(kind, "") if event >= 0 else ~changed(kind, ""))
+            elif kind not in variables:
+                events.append(event)
+            place_of += [self.place_of[number]] * (len(events) - len(place_of))
+            if number == last:
+                events += (~kind for kind in previous)
+                place_of += [len(self.places)] * len(previous)
+        return [*self.state, *previous], events + self.events[begun:], place_of + self.place_of[begun:]
+
+    @property
+    def _end_of_forward(self) -> int:
+        """Return the number of the event at which forward returns: its mark, else its last allocation."""
+        returns = {number for number, place in enumerate(self.places) if place[2] == RETURN}
+        forward = {number for number, place in enumerate(self.places) if place[0] == FORWARD}
+        found = [number for number, place in enumerate(self.place_of) if place in returns]
+        found = found or [number for number, place in enumerate(self.place_of)
+                          if place in forward and self.events[number] >= 0]  # fmt: skip
+        return (found or [0])[-1]
+
+    def ordered(self) -> MemoryGrowth:
+        """Return the growth with consecutive frees of a phase in the order of their allocations.
+
+        That of autocast's copies changes from run to run.
+        """
+        made = {event: ~number for event, number in self.matched() if number < 0}
+        phases = [place[0] for place in self.places]
+        ruled = {~number for number, kind in enumerate(self.kinds) if kind.block.dtype in RULES}
+        freed = [phases[place] if kind < 0 and kind not in ruled else ""
+                 for kind, place in zip(self.events, self.place_of, strict=True)]  # fmt: skip
+        order: list[int] = []
+        for are_frees, run in groupby(range(len(freed)), key=freed.__getitem__):
+            order += sorted(run, key=lambda number: made.get(number, 0)) if are_frees else run
+        return replace(self, events=[self.events[number] for number in order],
+                       place_of=[self.place_of[number] for number in order])  # fmt: skip
 
     def to_data(self) -> list[Any]:
         """Return the growth as JSON data."""
@@ -468,7 +539,12 @@ def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
 
 def of_trace(trace: MemoryTrace) -> GrownTrace:
     """Return the trace by its growth; one that is none's has a growth in which nothing grows."""
-    return trace if isinstance(trace, GrownTrace) else GrownTrace(MemoryGrowth.of(trace), SMALLEST)
+    return trace if isinstance(trace, GrownTrace) else GrownTrace(MemoryGrowth.of(trace).ordered(), SMALLEST)
+
+
+def in_loop(trace: MemoryTrace, loop: str) -> GrownTrace:
+    """Return the trace of a step in this loop, from one in which outputs and loss are freed as soon as possible."""
+    return GrownTrace(MemoryGrowth.of(trace).in_loop(loop), SMALLEST)
 
 
 def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:

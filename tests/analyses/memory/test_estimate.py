@@ -549,7 +549,7 @@ def test_the_norms_to_clip_are_a_number_for_each_parameter_of_all_layers():
 
 
 def test_a_tape_that_differs_is_seen_to_differ():
-    trace = estimated_trace(small(), RunConfig(batch=1, seq=4))
+    trace = source_trace(small(), RunConfig(batch=1, seq=4))
     assert same_events(trace, trace)
     first = trace.events[0]
     assert not same_events(
