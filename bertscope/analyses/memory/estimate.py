@@ -17,7 +17,7 @@ from bertscope.analyses.memory.growth import FAR, SMALLEST, MemoryGrowth, grown,
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.analyses.memory.summary import estimated, memory_report
-from bertscope.analyses.memory.zero import idle, with_update
+from bertscope.analyses.memory.zero import idle, with_update, without_broadcasts
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
 from bertscope.analyses.modules.totals import subject
@@ -105,9 +105,10 @@ class MemoryTraces:
         return list(all_parameters(counted_model(self.source, run_config)))
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
-        if run_config.parallelism.row.divides_optimizer:
-            run_config = replace(run_config, parallelism=idle(run_config.parallelism))
-        return source_trace(self.source.with_layer_counts(dict(counts)) if counts else self.source, run_config)
+        source = self.source.with_layer_counts(dict(counts)) if counts else self.source
+        if not run_config.parallelism.row.divides_optimizer:
+            return source_trace(source, run_config)
+        return without_broadcasts(source_trace(source, replace(run_config, parallelism=idle(run_config.parallelism))))
 
     def _deepened(
         self, growth: MemoryGrowth, run_config: RunConfig, ran: int, wanted: int | None = None

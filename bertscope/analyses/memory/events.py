@@ -263,13 +263,12 @@ class MemoryTraceRecorder:
             if key in self.living:
                 self.living[key].variable = self.living[key].variable or variable
 
-    def mark(self, place: Place, operator: str) -> None:
-        """Mark the return of the model's forward, or the update of the parameters, by an event of no bytes."""
-        place = place._replace(operator=operator)
-        self.log.append((0, Allocation(0, place), place))
+    def mark(self, place: Place, paths: Iterable[str]) -> None:
+        """Mark a place by an event of no bytes for each path.
 
-    def stack(self, place: Place, paths: Iterable[str]) -> None:
-        """Mark the parameters of the tensors that the optimizer step stacks by events of no bytes."""
+        That is the return of the model's forward; the parameters with a gradient, before their update; and those of the
+        tensors that the optimizer step stacks.
+        """
         self.log += ((0, Allocation(0, place._replace(path=path)), place) for path in paths)
 
     def restart(self, known: Collection[int] = ()) -> None:

@@ -33,13 +33,18 @@ def idle(parallelism: Parallelism) -> Parallelism:
     return replace(parallelism, world_size=MAX_WORLD_SIZE, mesh="", rank=MAX_WORLD_SIZE - 1)
 
 
+def without_broadcasts(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace without the broadcasts of the parameters, of which a deeper model has more."""
+    calls = tuple(call for call in trace.collectives if (call.phase, call.kind) != (OPTIMIZER, BROADCAST))
+    return replace(trace, collectives=calls)
+
+
 def with_update(
     growth: MemoryGrowth, params: Sequence[tuple[str, nn.Parameter]], run_config: RunConfig
 ) -> MemoryGrowth:
     """Return the memory of a rank from that of an idle one; `params` are all of the model with their paths."""
     ranks, rank = run_config.parallelism.world_size, run_config.parallelism.rank
-    calls = [(call._replace(ranks=ranks), slope) for call, slope in growth.collectives
-             if (call.phase, call.kind) != (OPTIMIZER, BROADCAST)]  # fmt: skip
+    calls = [(call._replace(ranks=ranks), slope) for call, slope in growth.collectives]
     marks = {number for number, place in enumerate(growth.places) if place[2] == UPDATE}
     at = next((number for number, place in enumerate(growth.place_of) if place in marks), None)
     if at is None:  # no optimizer step
@@ -48,7 +53,7 @@ def with_update(
     calls += [(Collective(OPTIMIZER, BROADCAST, "", param.nbytes, ranks), 0) for _, param in trained]
     shares = zero_shares([param.numel() for _, param in trained], ranks)
     own = [trained[number] for number in shares[rank]] if rank < len(shares) else []
-    with_gradient = {kind.block.path for kind in growth.kinds if kind.block.part == "gradients"}
+    with_gradient = {kind.block.path for kind in growth.kinds if kind.block.operator == UPDATE}
     kinds = [(param.shape, param.dtype, path in with_gradient) for path, param in own]
     update = _renamed(_update(kinds, run_config), [path for path, _ in own])
     first, place = len(growth.kinds), len(growth.places)
