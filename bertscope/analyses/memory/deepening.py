@@ -1,49 +1,66 @@
 """The memory of a deep model from that of a shallow one, for layers that `modules.repeat` says may be equal.
 
-Only numbers are repeated: those of kinds and places, with those of each copy of a layer.
+Only numbers are repeated: the kinds of a block in all layers have consecutive numbers, and so have places.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
 
-from bertscope.analyses.memory.events import STACK
+from bertscope.analyses.memory.events import STACK, Block
 from bertscope.analyses.memory.growth import Kind, MemoryGrowth
 from bertscope.analyses.modules.repeat import Copies, Unit
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.memory import OPTIMIZER
 
+_Run = tuple[Unit | None, range, list[int]]  # of events: their unit, how far its copies are moved, and their numbers
+
 
 def deepened(growth: MemoryGrowth, path: str, copies: Copies) -> MemoryGrowth:
     """Return the memory of a model with copies of the layers at `path`, from that of few layers."""
-    found = _Deepening(growth, path, copies)
-    state: list[int] = []
-    units = (found.unit(growth.kinds[number].block.path) for number in growth.state)
-    for unit, run in groupby(zip(units, growth.state, strict=True), key=lambda pair: pair[0]):
-        numbers = [number for _, number in run]
-        for layers in found.shifts(unit):  # in the order of the full model, layer after layer
-            state += map(found.kind_table(unit, layers).__getitem__, numbers)
-    events, place_of = found.events()
-    calls = [(copy, slope) for call, slope in growth.collectives for copy in found.collectives(call)]
-    return replace(growth, kinds=found.kinds, state=state, events=events, places=list(found.places), place_of=place_of,
-                   collectives=calls, other_state=state, other_events=events)  # fmt: skip
+    return _Deepening(growth, path, copies).deepened()
 
 
-class _Table(dict[int, int]):
-    """The number of each kind or place that ran in one copy of its layer, made when it is asked for."""
+_made = tuple.__new__  # a call of the class of a named tuple takes twice as long
 
-    def __init__(self, make: Callable[[int], int]) -> None:
-        super().__init__()
-        self.make = make
 
-    def __missing__(self, number: int) -> int:
-        found = self[number] = ~self[~number] if number < 0 else self.make(number)
-        return found
+class _Numbers:
+    """The numbers of kinds, or of places, in all layers, from those in few.
+
+    `layer_of` returns the layer of one of few, None outside all, and what it has in common with that of another layer.
+    """
+
+    def __init__(self, layer_of: Callable[[int], tuple[int | None, Hashable]]) -> None:
+        self.layer_of = cache(layer_of)
+        self.spans: dict[Hashable, tuple[int, int]] = {}  # the first and the last layer
+        self.firsts: dict[Hashable, int] = {}
+
+    def add(self, number: int, moved: range) -> None:
+        """Include a kind of few layers, moved by these numbers of layers."""
+        layer, common = self.layer_of(number)
+        first, last = (0, 0) if layer is None else sorted((layer + moved[0], layer + moved[-1]))
+        low, high = self.spans.get(common, (first, last))
+        self.spans[common] = min(first, low), max(last, high)
+
+    def count(self) -> None:
+        """Number all that are included."""
+        total = 0
+        for common, (first, last) in self.spans.items():
+            self.firsts[common] = total - first
+            total += last - first + 1
+
+    def line(self, number: int) -> tuple[int, int]:
+        """Return the number of one of few layers where it is, and what it grows by if moved by one layer."""
+        if number < 0:
+            found, step = self.line(~number)
+            return ~found, -step
+        layer, common = self.layer_of(number)
+        return self.firsts[common] + (layer or 0), int(layer is not None)
 
 
 class _Deepening:
@@ -52,80 +69,111 @@ class _Deepening:
         self.prefix, self.around = f"{path}.", path.rpartition(".")[0]
         self.ran = list(growth.kinds)  # of few layers
         self.grown: dict[tuple[int, int], tuple[int, int]] = {}  # bytes and elements of stacks, with few layers and all
-        self.kinds: list[Kind] = []  # of all layers
-        self.like: dict[Kind, int] = {}
-        self.numbers: dict[tuple[int, str], int] = {}  # of `kinds`, by likeness and path
-        self.places: dict[tuple[str, str, str], int] = {}
-        # A trace repeats few paths many times.
-        self.layers, self.moved, self.likeness = cache(self._layers), cache(self._moved), cache(self._likeness)
-        self.kind_table, self.place_table = cache(self._kind_table), cache(self._place_table)
+        self.split = cache(self._split)  # a trace repeats few paths many times
+        self.kinds, self.places = _Numbers(self._layer_of_kind), _Numbers(self._layer_of_place)
+
+    def deepened(self) -> MemoryGrowth:
+        """Return the memory with all copies."""
+        ran, place_of = self._with_all_norms(), self.growth.place_of
+        of_state, of_events = list(self._runs_of_state()), list(self._runs(ran))
+        for unit, moved, numbers in of_state:
+            for number in numbers:
+                self.kinds.add(number, self._clamped(number, unit, moved))
+        for unit, moved, numbers in of_events:
+            for number in numbers:
+                kind = max(ran[number], ~ran[number])
+                self.kinds.add(kind, self._clamped(kind, unit, moved))
+                self.places.add(place_of[number], moved)
+        self.kinds.count()
+        self.places.count()
+        state = self._repeated(of_state, range(len(self.ran)))
+        events, places = self._repeated(of_events, ran), list(self._repeated_places(of_events))
+        if self._lacks_frees(of_events, ran):
+            events, places = self._with_all_frees(ran, events, places)
+        calls = [(copy, slope) for call, slope in self.growth.collectives for copy in self.collectives(call)]
+        return replace(self.growth, kinds=self._all_kinds(), state=state, events=events, places=self._all_places(),
+                       place_of=places, collectives=calls, other_state=state, other_events=events)  # fmt: skip
+
+    def _split(self, path: str) -> tuple[int | None, str]:
+        """Return the layer of a path, None outside all, and the path without it."""
+        name, dot, rest = path.removeprefix(self.prefix).partition(".")
+        layers = LayerRange.parse(name) if path.startswith(self.prefix) else None
+        return (layers.first, dot + rest) if layers else (None, path)
 
     def unit(self, path: str) -> Unit | None:
         """Return the unit that a path lies in."""
-        layers = self.layers(path)
-        return self.copies[layers.first][0] if layers else None
+        layer, _ = self.split(path)
+        return None if layer is None else self.copies[layer][0]
 
-    def _layers(self, path: str) -> LayerRange | None:
-        inside = path.removeprefix(self.prefix) if path.startswith(self.prefix) else ""
-        return LayerRange.parse(inside.partition(".")[0])
-
-    def _moved(self, path: str, layers: int) -> str:
-        """Return the path with its layer moved by this number of layers."""
-        found = self.layers(path) if layers else None
-        return self.moved_to(path, found.first + layers) if found else path
-
-    def moved_to(self, path: str, layer: int) -> str:
-        """Return the path with this number as that of its layer."""
-        _, dot, rest = path.removeprefix(self.prefix).partition(".")
-        return f"{self.prefix}{layer}{dot}{rest}"
-
-    def _kind_table(self, unit: Unit | None, layers: int) -> _Table:
-        """Return the kinds of a unit moved by this number of layers; of blocks in another run than the unit less."""
-
-        def make(number: int) -> int:
-            kind, by = self.ran[number], layers
-            own = self.unit(kind.block.path)
-            if own and unit and own[0] != unit[0]:
-                by = min(max(layers, self.ranges[own][0]), self.ranges[own][-1])
-            path = self.moved(kind.block.path, by)
-            key = self.likeness(number), path
-            if key not in self.numbers:
-                self.numbers[key] = len(self.kinds)
-                self.kinds.append(kind._replace(block=kind.block._replace(path=path)))
-            return self.numbers[key]
-
-        return _Table(make)
-
-    def _likeness(self, number: int) -> int:
-        """Return the number of the first kind that ran and differs in the layer at most."""
+    def _layer_of_kind(self, number: int) -> tuple[int | None, Hashable]:
         kind = self.ran[number]
-        path = kind.block.path if self.unit(kind.block.path) is None else self.moved_to(kind.block.path, 0)
-        return self.like.setdefault(kind._replace(block=kind.block._replace(path=path)), number)
+        layer, rest = self.split(kind.block.path)
+        return layer, (layer is None, kind._replace(block=kind.block._replace(path=rest)))
 
-    def _place_table(self, layers: int) -> _Table:
-        """Return the places moved by this number of layers."""
+    def _layer_of_place(self, number: int) -> tuple[int | None, Hashable]:
+        phase, path, operator = self.growth.places[number]
+        layer, rest = self.split(path)
+        return layer, (layer is None, (phase, rest, operator))
 
-        def make(number: int) -> int:
-            phase, path, operator = self.growth.places[number]
-            return self.places.setdefault((phase, self.moved(path, layers), operator), len(self.places))
+    def _paths(self, is_outside: bool, rest: str, first: int, last: int) -> list[str]:
+        return [rest] if is_outside else [f"{self.prefix}{layer}{rest}" for layer in range(first, last + 1)]
 
-        return _Table(make)
+    def _all_kinds(self) -> list[Kind]:
+        paths = cache(self._paths)
+        found: list[Kind] = []
+        for (is_outside, kind), span in self.kinds.spans.items():  # type: ignore[misc]
+            part, rest, *more = kind.block
+            blocks = (_made(Block, (part, path, *more)) for path in paths(is_outside, rest, *span))
+            found += [_made(Kind, (block, *kind[1:])) for block in blocks]
+        return found
 
-    def events(self) -> tuple[list[int], list[int]]:
-        """Return the events and their places; runs of events in a unit are repeated for each of its copies."""
-        ran, places = self._with_all_norms(), self.growth.place_of
-        events: list[int] = []
-        place_of: list[int] = []
+    def _all_places(self) -> list[tuple[str, str, str]]:
+        return [(phase, path, operator)
+                for (is_outside, (phase, rest, operator)), span in self.places.spans.items()  # type: ignore[misc]
+                for path in self._paths(is_outside, rest, *span)]  # fmt: skip
+
+    def _clamped(self, number: int, unit: Unit | None, moved: range) -> range:
+        """Return how far a kind is moved: as its unit, less if it is in another run."""
+        own = self.unit(self.ran[number].block.path)
+        if not own or not unit or own[0] == unit[0]:
+            return moved
+        low, high = self.ranges[own][0], self.ranges[own][-1]
+        first, last = (min(max(layers, low), high) for layers in sorted((moved[0], moved[-1])))
+        return range(first, last + 1)
+
+    def _repeated(self, runs: Iterable[_Run], ran: Sequence[int]) -> list[int]:
+        """Return the numbers of kinds in all layers; those in `ran` are of few."""
+        found: list[int] = []
+        for unit, moved, numbers in runs:
+            lines = [self.kinds.line(ran[number]) for number in numbers]
+            clamped = [self._clamped(max(ran[number], ~ran[number]), unit, moved) for number in numbers]
+            if all(span is moved for span in clamped):
+                for layers in moved:
+                    found += [first + layers * step for first, step in lines]
+            else:
+                for layers in moved:
+                    found += [first + (layers if span is moved else min(max(layers, span[0]), span[-1])) * step
+                              for (first, step), span in zip(lines, clamped, strict=True)]  # fmt: skip
+        return found
+
+    def _repeated_places(self, runs: Iterable[_Run]) -> Iterator[int]:
+        for _, moved, numbers in runs:
+            lines = [self.places.line(self.growth.place_of[number]) for number in numbers]
+            for layers in moved:
+                yield from [first + layers * step for first, step in lines]
+
+    def _runs_of_state(self) -> Iterator[_Run]:
+        """Yield the state in the order of the full model, layer after layer."""
+        for unit, run in groupby(self.growth.state, key=lambda number: self.unit(self.ran[number].block.path)):
+            yield unit, self.shifts(unit), list(run)
+
+    def _runs(self, ran: list[int]) -> Iterator[_Run]:
+        """Yield the events; those in a unit are repeated for each of its copies."""
         for _, start, stop in self.growth.layout.phases:
             before = None
             for unit, run in groupby(self._with_units(ran, start, stop), key=lambda pair: pair[0]):
-                numbers = [number for _, number in run]
-                for layers in self.shifts(unit, before):
-                    kinds, moved = self.kind_table(unit, layers), self.place_table(layers)
-                    events += [kinds[ran[number]] for number in numbers]
-                    place_of += [moved[places[number]] for number in numbers]
+                yield unit, self.shifts(unit, before), [number for _, number in run]
                 before = unit if unit is not None else before
-        return self._with_all_frees(ran, events, place_of)
 
     def _with_all_norms(self) -> list[int]:
         """Return the events; a stack of one number for each parameter, such as norms to clip, has those of copies too.
@@ -171,7 +219,16 @@ class _Deepening:
             unit = unit if found is None else found
             yield unit, number
 
-    def _with_all_frees(self, ran: list[int], events: list[int], place_of: list[int]) -> tuple[list[int], list[int]]:
+    def _lacks_frees(self, runs: Iterable[_Run], ran: Sequence[int]) -> bool:
+        """Return True if copies of the events leave other bytes than those of few layers do."""
+        sizes = [kind.size_bytes for kind in self.ran]
+        left = 0
+        for _, moved, numbers in runs:
+            events = (ran[number] for number in numbers)
+            left += (len(moved) - 1) * sum(sizes[event] if event >= 0 else -sizes[~event] for event in events)
+        return left != 0
+
+    def _with_all_frees(self, ran: list[int], events: list[int], places: list[int]) -> tuple[list[int], list[int]]:
         """Return the repeated events, and the frees that their blocks lack next to an equal one.
 
         They belong to no layer: reentrant checkpointing frees the random states of all layers after the last one.
@@ -180,22 +237,20 @@ class _Deepening:
         for event in events:
             lacking[max(event, ~event)] += 1 if event >= 0 else -1
         for event in ran:
-            number = max(event, ~event)
-            lacking[self.numbers.get((self.likeness(number), self.ran[number].block.path), -1)] -= 1 if event >= 0 else -1
+            lacking[self.kinds.line(max(event, ~event))[0]] -= 1 if event >= 0 else -1
         lacking = +lacking
-        if not lacking:
-            return events, place_of
         times = [1 if event >= 0 else 1 + lacking.pop(~event, 0) for event in events]
         return ([event for event, count in zip(events, times, strict=True) for _ in range(count)],
-                [place for place, count in zip(place_of, times, strict=True) for _ in range(count)])  # fmt: skip
+                [place for place, count in zip(places, times, strict=True) for _ in range(count)])  # fmt: skip
 
     def collectives(self, call: Collective) -> Iterator[Collective]:
         """Yield the call with its layer moved, for each copy of its unit."""
         for (few, _), (many, _) in self.grown.items():
             if (call.phase, call.path, call.full_bytes) == (OPTIMIZER, "", few):
                 call = call._replace(full_bytes=many)
-        for layers in self.shifts(self.unit(call.path)):
-            yield call._replace(path=self.moved(call.path, layers))
+        layer, rest = self.split(call.path)
+        for moved in self.shifts(self.unit(call.path)):
+            yield call if layer is None else call._replace(path=f"{self.prefix}{layer + moved}{rest}")
 
     def shifts(self, unit: Unit | None, before: Unit | None = None) -> range:
         """Return the layers to move each copy of the events by, in order; in backward the last copy comes first."""

@@ -231,7 +231,8 @@ class MemoryGrowth:
         variables = {number: kind.block.variable for number, kind in enumerate(self.kinds)
                      if kind.block.variable or not (kind.size_bytes or kind.block.dtype)}  # fmt: skip
         last = self._end_of_forward if self.events else -1
-        special = [number for number, kind in enumerate(self.events) if max(kind, ~kind) in variables or number == last]
+        wanted = {*variables, *(~kind for kind in variables)}
+        special = sorted({last, *(number for number, event in enumerate(self.events) if event in wanted)} - {-1})
         blocks = [kind for number in special if (kind := self.events[number]) >= 0 and variables.get(kind) in kept]
         previous = [changed(kind, _PREVIOUS + variables[kind], _KEPT) for kind in blocks]
         events: list[int] = []
@@ -270,14 +271,19 @@ class MemoryGrowth:
 
         That of autocast's copies changes from run to run.
         """
-        made = {event: ~number for event, number in self.matched() if number < 0}
         phases = [place[0] for place in self.places]
         ruled = {~number for number, kind in enumerate(self.kinds) if kind.block.dtype in RULES}
-        freed = [phases[place] if kind < 0 and kind not in ruled else ""
-                 for kind, place in zip(self.events, self.place_of, strict=True)]  # fmt: skip
+        made = [0] * len(self.kinds)  # by the newest block of each kind
+        freed: list[str] = []  # the phase of a free, else an empty text
+        keys: list[int] = []
+        for number, (event, place) in enumerate(zip(self.events, self.place_of, strict=True)):
+            if event >= 0:
+                made[event] = number
+            freed.append(phases[place] if event < 0 and event not in ruled else "")
+            keys.append(made[event] if event >= 0 else made[~event])
         order: list[int] = []
         for are_frees, run in groupby(range(len(freed)), key=freed.__getitem__):
-            order += sorted(run, key=lambda number: made.get(number, 0)) if are_frees else run
+            order += sorted(run, key=keys.__getitem__) if are_frees else run
         return replace(self, events=[self.events[number] for number in order],
                        place_of=[self.place_of[number] for number in order])  # fmt: skip
 

@@ -16,7 +16,6 @@ from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even,
 from bertscope.analyses.memory.summary import estimated, memory_report
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import is_saved, saved
-from bertscope.config import check_estimated
 from bertscope.errors import Text
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
@@ -56,7 +55,6 @@ class Steps:
     """The steps of one model, which its reports share."""
 
     def __init__(self, source: ModelSource) -> None:
-        check_estimated(source.layers)
         self.source = source
         self.trace = lru_cache(_KEPT)(self._trace)
         self.facts = lru_cache(_KEPT)(self._facts)
