@@ -6,10 +6,11 @@ Only numbers are repeated: the kinds of a block in all layers have consecutive n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
+from typing import Any
 
 from bertscope.analyses.memory.events import STACK, Block
 from bertscope.analyses.memory.growth import Kind, MemoryGrowth
@@ -18,6 +19,7 @@ from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.memory import OPTIMIZER
 
+_Common = tuple[bool, Any]  # of a kind or place in all layers: True outside all, and it without its layer
 _Run = tuple[Unit | None, range, list[int]]  # of events: their unit, how far its copies are moved, and their numbers
 
 
@@ -35,10 +37,10 @@ class _Numbers:
     `layer_of` returns the layer of one of few, None outside all, and what it has in common with that of another layer.
     """
 
-    def __init__(self, layer_of: Callable[[int], tuple[int | None, Hashable]]) -> None:
+    def __init__(self, layer_of: Callable[[int], tuple[int | None, _Common]]) -> None:
         self.layer_of = cache(layer_of)
-        self.spans: dict[Hashable, tuple[int, int]] = {}  # the first and the last layer
-        self.firsts: dict[Hashable, int] = {}
+        self.spans: dict[_Common, tuple[int, int]] = {}  # the first and the last layer
+        self.firsts: dict[_Common, int] = {}
 
     def add(self, number: int, moved: range) -> None:
         """Include a kind of few layers, moved by these numbers of layers."""
@@ -105,12 +107,12 @@ class _Deepening:
         layer, _ = self.split(path)
         return None if layer is None else self.copies[layer][0]
 
-    def _layer_of_kind(self, number: int) -> tuple[int | None, Hashable]:
+    def _layer_of_kind(self, number: int) -> tuple[int | None, _Common]:
         kind = self.ran[number]
         layer, rest = self.split(kind.block.path)
         return layer, (layer is None, kind._replace(block=kind.block._replace(path=rest)))
 
-    def _layer_of_place(self, number: int) -> tuple[int | None, Hashable]:
+    def _layer_of_place(self, number: int) -> tuple[int | None, _Common]:
         phase, path, operator = self.growth.places[number]
         layer, rest = self.split(path)
         return layer, (layer is None, (phase, rest, operator))
@@ -121,7 +123,7 @@ class _Deepening:
     def _all_kinds(self) -> list[Kind]:
         paths = cache(self._paths)
         found: list[Kind] = []
-        for (is_outside, kind), span in self.kinds.spans.items():  # type: ignore[misc]
+        for (is_outside, kind), span in self.kinds.spans.items():
             part, rest, *more = kind.block
             blocks = (_made(Block, (part, path, *more)) for path in paths(is_outside, rest, *span))
             found += [_made(Kind, (block, *kind[1:])) for block in blocks]
@@ -129,7 +131,7 @@ class _Deepening:
 
     def _all_places(self) -> list[tuple[str, str, str]]:
         return [(phase, path, operator)
-                for (is_outside, (phase, rest, operator)), span in self.places.spans.items()  # type: ignore[misc]
+                for (is_outside, (phase, rest, operator)), span in self.places.spans.items()
                 for path in self._paths(is_outside, rest, *span)]  # fmt: skip
 
     def _clamped(self, number: int, unit: Unit | None, moved: range) -> range:

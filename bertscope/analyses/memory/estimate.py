@@ -67,10 +67,10 @@ class MemoryTraces:
         if self._repeats(run_config):
             longer = self._deepened(MemoryGrowth.of(self._shallow(one, RAN)), one, RAN, RAN + 1).trace(SMALLEST)
             lines = grown(longer, self._shallow(far, RAN + 1))
-            found = lines and self._deepened(MemoryGrowth.of(lines), run_config, RAN + 1)
+            found = self._deepened(MemoryGrowth.of(lines), run_config, RAN + 1) if lines else None
         if found is None:
             lines = grown(self.freed(one), self.freed(far))
-            found = lines and MemoryGrowth.of(lines)
+            found = MemoryGrowth.of(lines) if lines else None
         return found and self._finished(found, run_config)
 
     def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:

@@ -6,19 +6,18 @@ reports an estimate and a measurement. A trace has no addresses: equal blocks ar
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
-from itertools import accumulate, groupby, repeat
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertscope.analyses.parallel.collectives import Collective
-from bertscope.reports.layer_ranges import LayerRange
-from bertscope.reports.memory import FORWARD, OPTIMIZER, Parts
+from bertscope.reports.memory import FORWARD, Parts
 
 if TYPE_CHECKING:
-    from bertscope.analyses.modules.repeat import Copies, Unit
+    pass
 
 RETURN, UPDATE = "return of forward", "update"
 _KEPT = "activations"

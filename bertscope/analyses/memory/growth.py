@@ -26,6 +26,7 @@ from bertscope.settings.run_config import LOOPS
 LARGEST_BATCH = 2**20
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
 _SHOWN_BATCHES = (8, 32)
+_MOST_SAVED = 500_000  # events; saved.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
 _PREVIOUS, _KEPT = "previous ", "activations"
 _Place = tuple[str, str, str]  # phase, module and operator
 
@@ -273,22 +274,32 @@ class MemoryGrowth:
         """
         phases = [place[0] for place in self.places]
         ruled = {~number for number, kind in enumerate(self.kinds) if kind.block.dtype in RULES}
-        made = [0] * len(self.kinds)  # by the newest block of each kind
-        freed: list[str] = []  # the phase of a free, else an empty text
-        keys: list[int] = []
+        made = [0] * len(self.kinds)  # the newest allocation of each kind
+        events, place_of = list(self.events), list(self.place_of)
+        begun, phase = 0, ""  # of the frees of a phase before an event
+
+        def order(begun: int, end: int) -> None:
+            """Order consecutive frees."""
+            pairs = zip(events[begun:end], place_of[begun:end], strict=True)
+            frees = sorted(pairs, key=lambda pair: made[~pair[0]])
+            events[begun:end], place_of[begun:end] = map(list, zip(*frees, strict=True))
+
         for number, (event, place) in enumerate(zip(self.events, self.place_of, strict=True)):
+            freed = phases[place] if event < 0 and event not in ruled else ""
+            if freed != phase:
+                if phase and number - begun > 1:
+                    order(begun, number)
+                begun, phase = number, freed
             if event >= 0:
                 made[event] = number
-            freed.append(phases[place] if event < 0 and event not in ruled else "")
-            keys.append(made[event] if event >= 0 else made[~event])
-        order: list[int] = []
-        for are_frees, run in groupby(range(len(freed)), key=freed.__getitem__):
-            order += sorted(run, key=keys.__getitem__) if are_frees else run
-        return replace(self, events=[self.events[number] for number in order],
-                       place_of=[self.place_of[number] for number in order])  # fmt: skip
+        if phase and len(events) - begun > 1:
+            order(begun, len(events))
+        return replace(self, events=events, place_of=place_of)
 
     def to_data(self) -> list[Any]:
-        """Return the growth as JSON data."""
+        """Return the growth as JSON data; raises OverflowError for one that is too long for a file of the cache."""
+        if len(self.events) > _MOST_SAVED:
+            raise OverflowError("too long")
         kinds = [(*kind.block, kind.size_bytes, kind.slope, kind.dims) for kind in self.kinds]
         return [kinds, self.state, self.events, self.places, self.place_of, self.granule_bytes, self.traced_layers,
                 self.collectives, self.other_state, self.other_events]  # fmt: skip
@@ -337,31 +348,35 @@ class MemoryGrowth:
 
     def kind_bytes(self, batch: int) -> list[int]:
         """Return the bytes of each kind at a batch, not rounded."""
-        lines, ruled = self._lines
-        more = batch - SMALLEST
-        sizes = [size + more * slope for size, slope in lines]
-        for numbers in ruled:
-            block = self.kinds[numbers[0]].block_at(more)
-            size = RULES[block.dtype](*block.shape)
-            for number in numbers:
-                sizes[number] = size
-        return sizes
+        sizes, classes = self._class_bytes(batch), self._classes[1]
+        return [sizes[number] for number in classes]
+
+    def _class_bytes(self, batch: int) -> list[int]:
+        """Return the bytes of the first kind of each class at a batch."""
+        more, found = batch - SMALLEST, []
+        for kind in self._classes[0]:
+            rule = RULES.get(kind.block.dtype)
+            found.append(rule(*kind.block_at(more).shape) if rule else kind.size_bytes + more * kind.slope)
+        return found
 
     @cached_property
-    def _lines(self) -> tuple[list[tuple[int, int]], list[list[int]]]:
-        """Return the line of each kind, and the numbers of the kinds whose bytes follow a rule, equal ones together."""
-        ruled: dict[Hashable, list[int]] = defaultdict(list)
-        for number, kind in enumerate(self.kinds):
-            if kind.block.dtype in RULES:
-                ruled[kind.growth].append(number)
-        return [(kind.size_bytes, kind.slope) for kind in self.kinds], list(ruled.values())
+    def _classes(self) -> tuple[list[Kind], list[int]]:
+        """Return the first kind of each class that has the same bytes at all batches, and the class of each kind."""
+        numbers: dict[Hashable, int] = {}
+        firsts: list[Kind] = []
+        classes = []
+        for kind in self.kinds:
+            number = numbers.setdefault(kind.growth, len(firsts))
+            if number == len(firsts):
+                firsts.append(kind)
+            classes.append(number)
+        return firsts, classes
 
     def sizes(self, batch: int) -> list[int]:
         """Return the rounded bytes of each kind at a batch, and behind them those of their frees, the last first."""
-        kinds = self.kind_bytes(batch)
-        if self.granule_bytes != 1:
-            kinds = [rounded(size, self.granule_bytes) for size in kinds]
-        return kinds + [-size for size in reversed(kinds)]
+        sizes, classes = [rounded(size, self.granule_bytes) for size in self._class_bytes(batch)], self._classes[1]
+        freed = [-size for size in sizes]
+        return [sizes[number] for number in classes] + [freed[number] for number in reversed(classes)]
 
     def other_peak_bytes(self, batch: int) -> int:
         """Return the peak at a batch in the other loop."""

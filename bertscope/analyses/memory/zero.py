@@ -25,7 +25,7 @@ from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.torch_access import nn, torch
 
 _PATH = "update.params"  # of the parameters that are updated
-Kind = tuple[torch.Size, torch.dtype, bool]  # of a parameter: True if it has a gradient
+Sort = tuple[torch.Size, torch.dtype, bool]  # of a parameter: True if it has a gradient
 
 
 def idle(parallelism: Parallelism) -> Parallelism:
@@ -57,22 +57,15 @@ def with_update(
     kinds = [(param.shape, param.dtype, path in with_gradient) for path, param in own]
     update = _renamed(_update(kinds, run_config), [path for path, _ in own])
     first, place = len(growth.kinds), len(growth.places)
-    return replace(
-        growth,
-        kinds=growth.kinds + update.kinds,
-        state=growth.state + [first + number for number in update.state
-                              if update.kinds[number].block.part == "optimizer_state"],  # fmt: skip
-        events=[
-            *growth.events[:at], *(number + first if number >= 0 else number - first for number in update.events),
-            *growth.events[at:],
-        ],  # fmt: skip
-        places=growth.places + update.places,
-        place_of=[*growth.place_of[:at], *(place + number for number in update.place_of), *growth.place_of[at:]],
-        collectives=calls,
-    )
+    state = [first + number for number in update.state if update.kinds[number].block.part == "optimizer_state"]
+    events, place_of = list(growth.events), list(growth.place_of)
+    events[at:at] = [number + first if number >= 0 else number - first for number in update.events]
+    place_of[at:at] = [place + number for number in update.place_of]
+    return replace(growth, kinds=growth.kinds + update.kinds, state=growth.state + state, events=events,
+                   places=growth.places + update.places, place_of=place_of, collectives=calls)  # fmt: skip
 
 
-def _update(kinds: Sequence[Kind], run_config: RunConfig) -> MemoryGrowth:
+def _update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryGrowth:
     """Return the memory of an update of parameters of these kinds."""
     stack = LayerStack.of(_PATH, "", kinds)
     few, more = (_traced(stack.few(units), run_config) for units in (RAN, RAN + 1))
@@ -94,7 +87,7 @@ def _renamed(growth: MemoryGrowth, paths: Sequence[str]) -> MemoryGrowth:
     return replace(growth, kinds=kinds, places=places)
 
 
-def _traced(kinds: Sequence[Kind], run_config: RunConfig) -> MemoryTrace:
+def _traced(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
     """Return the trace of an update of parameters of these kinds, all of which run."""
     run_config = replace(run_config, parallelism=ONE_PROCESS, batch=1, seq=1, loop=FREED, accumulate=1,
                          clip_grad_norm=False, grad_scaler=False, ema=False, keep_gradients=True)  # fmt: skip

@@ -136,10 +136,11 @@ def shortened(checkpointing: str, kinds: Sequence[Any] = (), *others: Sequence[A
 def _stack(
     source: ModelSource, model: Any, field: str, layers: int, chosen: Checkpointing | None, frozen: Sequence[str]
 ) -> LayerStack | None:
-    """Return the one list of the model that has one layer less if the field has; None if no or another list has."""
-    fewer = {path: len(layers) for path, layers in _lists(_frozen(source, {field: layers - 1}, frozen)).items()}
+    """Return the one list of the model that has fewer layers if the field has; None if no or another list has."""
+    few = min(RAN, layers - 1)
+    fewer = {path: len(layers) for path, layers in _lists(_frozen(source, {field: few}, frozen)).items()}
     changed = [path for path, found in _lists(model).items() if fewer.get(path, len(found)) != len(found)]
-    if len(changed) != 1 or fewer[changed[0]] != layers - 1 or len(_lists(model)[changed[0]]) != layers:
+    if len(changed) != 1 or fewer[changed[0]] != few or len(_lists(model)[changed[0]]) != layers:
         return None
     covered = [(chosen is not None and chosen.covers(number),) for number in range(layers)]
     settings = _settings(model, changed[0], field)

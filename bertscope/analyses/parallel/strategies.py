@@ -152,7 +152,7 @@ def _is_stack(module: nn.Module) -> bool:
 def units_text(model: nn.Module, parallelism: Parallelism, path: str) -> str:
     """Return the units of FSDP, such as `32 x LlamaDecoderLayer`; empty for a strategy that does not shard."""
     counts = Counter(type(unit).__name__ for unit in layers_of(model, path)) if parallelism.row.is_sharded else {}
-    if (layers := path and vars(model.get_submodule(path)).get(REPEATED)):
+    if layers := path and vars(model.get_submodule(path)).get(REPEATED):
         counts = dict.fromkeys(counts, layers)
     return ", ".join(f"{count} x {name}" for name, count in counts.items())
 

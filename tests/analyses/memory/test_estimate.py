@@ -18,7 +18,7 @@ from torch import nn
 import bertscope
 from bertscope.analyses.memory import fake_run as live
 from bertscope.analyses.memory.caching_allocator import replayed
-from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
 from bertscope.analyses.memory.growth import FAR, MemoryGrowth, grown, requests, upper
 from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING
