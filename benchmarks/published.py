@@ -24,10 +24,11 @@ from typing import Any
 from bertscope import load
 from bertscope.analyses.calibrate.step_time import PUBLISHED_RANGE, data_sheet_bound
 from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed
-from bertscope.analyses.memory.estimate import in_loop, module_trace
-from bertscope.analyses.memory.events import MemoryTrace, repeated_events
+from bertscope.analyses.memory.deepening import deepened
+from bertscope.analyses.memory.estimate import module_trace
+from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter
-from bertscope.analyses.memory.growth import requests
+from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, in_loop, requests
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead, workspace_bytes
 from bertscope.analyses.memory.steps import Steps, estimate_report
 from bertscope.analyses.modules import repeat
@@ -195,7 +196,9 @@ def script_trace(row: Published) -> MemoryTrace:
     ids = torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta")
     freed = module_trace(model, {"input_ids": ids}, run_config, lambda built, given: built(**given).logits.sum())
     stack = repeat.LayerStack.of(layers, "num_hidden_layers", [()] * wanted)
-    return in_loop(repeated_events(freed, layers, stack.copies(ran)) if layers else freed, run_config.loop)
+    growth = MemoryGrowth.of(freed)
+    growth = deepened(growth, layers, stack.copies(ran)) if layers else growth
+    return growth.in_loop(run_config.loop).trace(SMALLEST)
 
 
 def _script_requests(row: Published) -> tuple[MemoryTrace, Requests]:

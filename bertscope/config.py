@@ -20,7 +20,6 @@ from bertscope.reports.layer_ranges import LayerRange
 MAX_DIMENSION = 2**24
 MAX_LAYERS = 10_000
 MAX_BUILT_LAYERS = 256  # those of a model that is built from real modules, also on the meta device
-MAX_ESTIMATED_LAYERS = 1_000  # those whose events an estimate of memory repeats, each with its own
 MAX_LABELS = 100_000
 
 ACTIVATIONS = (
@@ -303,16 +302,9 @@ def check_built(layers: int) -> None:
     """Raise ConfigError for more layers than are built from real modules."""
     if layers > MAX_BUILT_LAYERS:
         raise ConfigError("this builds every layer, and {layers:,} are more than {most}; count, tree, print, diagram, "
-                          "flops, explain, diff and estimates of one process take equal layers from a few; lower "
+                          "flops, explain, diff and estimates take equal layers from a few; lower "
                           "num_hidden_layers for others",
                           layers=layers, most=MAX_BUILT_LAYERS, field="num_hidden_layers")  # fmt: skip
-
-
-def check_estimated(layers: int) -> None:
-    """Raise ConfigError for more layers than an estimate of memory repeats."""
-    if layers > MAX_ESTIMATED_LAYERS:
-        raise ConfigError("the memory of at most {most:,} layers is estimated; got {layers:,}; lower num_hidden_layers",
-                          layers=layers, most=MAX_ESTIMATED_LAYERS, field="num_hidden_layers")  # fmt: skip
 
 
 def unknown_architecture(name: Any) -> ConfigError:

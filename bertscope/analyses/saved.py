@@ -49,7 +49,7 @@ def saved(
         _set_threads()
     result = compute()
     if path is not None:
-        with suppress(OSError):  # a full disk is no reason to fail
+        with suppress(OSError, OverflowError):  # a full disk is no reason to fail
             _write(path, json.dumps(to_data(result), separators=(",", ":")).encode())
     return result
 

@@ -118,7 +118,10 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
         (("count", "--dtype", "float16"), "did you mean 'fp16'?"),
         (("estimate", "--precision", "bfloat16"), "did you mean 'bf16'?"),
         (("estimate", "--device", "gpu"), "did you mean 'cuda'?"),
-        (("profile", "--gpu", "t4"), "--gpu is an option of estimate, fit, plan, report; see 'bertscope profile --help'"),
+        (
+            ("profile", "--gpu", "t4"),
+            "--gpu is an option of estimate, fit, plan, report; see 'bertscope profile",
+        ),
         (("flops", "--mode", "train"), "did you mean 'training'?"),
         (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),
         (("count", "bertformaskedlm"), "such as bert-base-uncased --architecture BertForMaskedLM"),

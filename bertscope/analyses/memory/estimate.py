@@ -10,14 +10,16 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from bertscope.analyses.memory.events import MemoryTrace, in_loop, repeated_events, same_events
+from bertscope.analyses.memory.deepening import deepened
+from bertscope.analyses.memory.events import MemoryTrace, same_events
 from bertscope.analyses.memory.fake_run import fake_run
-from bertscope.analyses.memory.growth import FAR, SMALLEST, MemoryGrowth, grown
+from bertscope.analyses.memory.growth import FAR, SMALLEST, MemoryGrowth, grown, in_loop
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
-from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, meta_inputs, run_model
+from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.analyses.memory.summary import estimated, memory_report
+from bertscope.analyses.memory.zero import idle, with_update, without_broadcasts
 from bertscope.analyses.modules.module_tree import row_paths
-from bertscope.analyses.modules.repeat import RAN, LayerStack, layer_stacks, shortened
+from bertscope.analyses.modules.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.analyses.parallel.strategies import layers_of, zero_ranks
@@ -40,16 +42,19 @@ class MemoryTraces:
         self.verified: dict[RunConfig, bool] = {}
         self.freed = lru_cache(maxsize=_KEPT_RUNS)(self._freed)  # whatever the loop of the run is
         self.stacks = cache(partial(layer_stacks, self.source))
+        self.parameters = cache(self._parameters)
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of the step, from runs of this batch."""
         if not self._repeats(run_config):
             return self._whole(run_config)
-        found, kind = self._repeated(run_config, RAN), _kind(run_config)
+        short, kind = MemoryGrowth.of(self._shallow(run_config, RAN)), _kind(run_config)
         if kind not in self.verified:
-            longer = self._repeated(run_config, RAN, RAN + 1)
-            self.verified[kind] = same_events(longer, in_loop(self._shallow(run_config, RAN + 1), run_config.loop))
-        return found if self.verified[kind] else self._whole(run_config)
+            longer = self._deepened(short, run_config, RAN, RAN + 1).trace(SMALLEST)
+            self.verified[kind] = same_events(longer, self._shallow(run_config, RAN + 1))
+        if not self.verified[kind]:
+            return self._whole(run_config)
+        return self._finished(self._deepened(short, run_config, RAN), run_config).trace(SMALLEST)
 
     def growth(self, run_config: RunConfig) -> MemoryGrowth | None:
         """Return the memory of a step as a function of the batch; None if its events change with the batch.
@@ -58,20 +63,18 @@ class MemoryTraces:
         that layers repeat and that bytes grow evenly.
         """
         one, far = (replace(run_config, batch=batch, loop=FREED) for batch in (SMALLEST, FAR))
-        found: MemoryTrace | None = None
+        found: MemoryGrowth | None = None
         if self._repeats(run_config):
-            longer = self._deepened(self._shallow(one, RAN), one, RAN, RAN + 1)
+            longer = self._deepened(MemoryGrowth.of(self._shallow(one, RAN)), one, RAN, RAN + 1).trace(SMALLEST)
             lines = grown(longer, self._shallow(far, RAN + 1))
-            found = lines and self._deepened(lines, run_config, RAN + 1)
-        found = found or grown(self.freed(one), self.freed(far))
+            found = self._deepened(MemoryGrowth.of(lines), run_config, RAN + 1) if lines else None
         if found is None:
-            return None
-        return MemoryGrowth.of(in_loop(found, run_config.loop), in_loop(found, run_config.other_loop))
+            lines = grown(self.freed(one), self.freed(far))
+            found = MemoryGrowth.of(lines) if lines else None
+        return found and self._finished(found, run_config)
 
     def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:
         """Return the stacks of layers of which few run, if that takes less time; () if every layer has to run."""
-        if run_config.parallelism.row.divides_optimizer:  # the ranks have different layers
-            return ()
         stacks = self.stacks(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
         some, more = (sum(len(stack.few(units)) for stack in stacks) for units in (RAN, RAN + 1))
         runs_twice = 2 * some + more < 2 * sum(len(stack.kinds) for stack in stacks)  # such as with another batch
@@ -90,21 +93,32 @@ class MemoryTraces:
 
     def _whole(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of a run of all layers."""
-        return in_loop(self.freed(replace(run_config, loop=FREED)), run_config.loop)
+        return self._finished(MemoryGrowth.of(self.freed(replace(run_config, loop=FREED))), run_config).trace(SMALLEST)
+
+    def _finished(self, growth: MemoryGrowth, run_config: RunConfig) -> MemoryGrowth:
+        """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
+        if run_config.parallelism.row.divides_optimizer:
+            growth = with_update(growth, self.parameters(_kind(run_config)), run_config)
+        return growth.in_loop(run_config.loop, run_config.other_loop)
+
+    def _parameters(self, run_config: RunConfig) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters of all layers, with their paths."""
+        return list(all_parameters(counted_model(self.source, run_config)))
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
-        return source_trace(self.source.with_layer_counts(dict(counts)) if counts else self.source, run_config)
+        source = self.source.with_layer_counts(dict(counts)) if counts else self.source
+        if not run_config.parallelism.row.divides_optimizer:
+            return source_trace(source, run_config)
+        return without_broadcasts(source_trace(source, replace(run_config, parallelism=idle(run_config.parallelism))))
 
-    def _repeated(self, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
-        """Return the trace of runs of `wanted` units of layers, by default of all, from those of `ran` units."""
-        return in_loop(self._deepened(self._shallow(run_config, ran), run_config, ran, wanted), run_config.loop)
-
-    def _deepened(self, trace: MemoryTrace, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
-        """Return the trace of runs of `wanted` units of layers, by default of all, from one of `ran` units."""
+    def _deepened(
+        self, growth: MemoryGrowth, run_config: RunConfig, ran: int, wanted: int | None = None
+    ) -> MemoryGrowth:
+        """Return the memory of runs of `wanted` units of layers, by default of all, from that of `ran` units."""
         stacks = self._repeats(run_config)
         for stack in stacks:
-            trace = repeated_events(trace, stack.path, stack.copies(ran, wanted))
-        return replace(trace, traced_layers=sum(len(stack.few(RAN)) for stack in stacks))
+            growth = deepened(growth, stack.path, stack.copies(ran, wanted))
+        return replace(growth, traced_layers=sum(len(stack.few(RAN)) for stack in stacks))
 
 
 def _kind(run_config: RunConfig) -> RunConfig:

@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.memory.events import (
+    RETURN,
     STACK,
+    UPDATE,
     Allocation,
     MemoryTrace,
     MemoryTraceRecorder,
@@ -129,9 +131,17 @@ class RunMode(DispatchMode):
             stack.enter_context(self)
             stack.enter_context(self.random_states())
             stack.enter_context(watched_resizes(self.resized))
+            if self.step.optimizer is not None and self.step.run_config.parallelism.row.divides_optimizer:
+                self.step.optimizer.register_step_pre_hook(self.updating)
             if is_sharded:
                 stack.enter_context(watched_gathers(self.gathering))
             yield
+
+    def updating(self, *_: Any) -> None:
+        """Mark the parameters with a gradient, before their update."""
+        if self.is_recording:
+            params = self.step.model.named_parameters()
+            self.recorder.mark(Place(self.name, "", UPDATE), [path for path, own in params if own.grad is not None])
 
     @contextmanager
     def gathering(self, path: str) -> Iterator[None]:
@@ -150,7 +160,8 @@ class RunMode(DispatchMode):
             return
         self.recorder.refer(map(storage_key, tensors_in(value)), name)
         if name == "output":
-            self.recorder.end_call(self._place())
+            place = self._place()._replace(operator=RETURN)
+            self.recorder.mark(place, [place.path])
         elif self.step.run_config.mode == FORWARD_ONLY:
             self.recorder.refer(list(self.recorder.living), "output")
 
@@ -231,7 +242,7 @@ class RunMode(DispatchMode):
             self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
         results = tensors(out)
         if self.name == OPTIMIZER and self.operator == STACK:
-            self.recorder.stack(self._place(), [self.owners.get(storage_key(tensor), "") for tensor in args[0]])
+            self.recorder.mark(self._place(), [self.owners.get(storage_key(tensor), "") for tensor in args[0]])
         for number, tensor in enumerate(results):
             owner = self._owner(args, number, len(results)) if self.name == OPTIMIZER else None
             self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)

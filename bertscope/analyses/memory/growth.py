@@ -9,7 +9,7 @@ evenly, such as a minimum, a rounded quotient or a square, gives no whole number
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -17,14 +17,17 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.caching_allocator import Requests
-from bertscope.analyses.memory.events import Block, Layout, MemoryEvent, MemoryTrace, matched, rounded
+from bertscope.analyses.memory.events import RETURN, Block, Layout, MemoryEvent, MemoryTrace, matched, rounded
 from bertscope.analyses.memory.kernels.scratch_rules import RULES
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, BreakEven, BreakEvenPoint
+from bertscope.settings.run_config import LOOPS
 
 LARGEST_BATCH = 2**20
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
 _SHOWN_BATCHES = (8, 32)
+_MOST_SAVED = 500_000  # events; saved.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
+_PREVIOUS, _KEPT = "previous ", "activations"
 _Place = tuple[str, str, str]  # phase, module and operator
 
 
@@ -66,7 +69,7 @@ def _grown(one: MemoryTrace, other: MemoryTrace, pairs: Iterable[tuple[int, int]
     for a, b in zip(sorted(one.collectives), sorted(other.collectives), strict=True):
         _same(a._replace(full_bytes=0), b._replace(full_bytes=0))
         calls[a] = a._replace(full_bytes=_line(a.full_bytes, b.full_bytes))
-    return replace(one, state=tuple(state), events=tuple(events[number] for number in range(len(events))),
+    return replace(other, state=tuple(state), events=tuple(events[number] for number in range(len(events))),
                    collectives=tuple(calls[call] for call in one.collectives))  # fmt: skip
 
 
@@ -179,12 +182,8 @@ class MemoryGrowth:
     other_events: list[int]
 
     @classmethod
-    def of(cls, trace: MemoryTrace, other: MemoryTrace | None = None) -> MemoryGrowth:
-        """Return the growth of a grown trace; `other` is that of the same step in another loop.
-
-        Consecutive frees get the order of their allocations: that of autocast's copies changes from run to run.
-        """
-        trace = replace(trace, events=tuple(trace.events[number] for number in _by_allocation(trace)))
+    def of(cls, trace: MemoryTrace) -> MemoryGrowth:
+        """Return the growth of a grown trace."""
         numbers: dict[tuple[Any, ...], int] = {}
         kinds: list[Kind] = []
         places: dict[tuple[str, str, str], int] = {}
@@ -199,19 +198,108 @@ class MemoryGrowth:
             return numbers[key]
 
         state, events = _numbered(trace, number)
-        of_size: dict[Hashable, int] = {}
-        for found, kind in enumerate(kinds):
-            of_size.setdefault(kind.growth, found)
-        other_state, other_events = _numbered(other or trace, lambda block, size: of_size[Kind.of(block, size).growth])
         place_of = [places.setdefault(event[2:], len(places)) for event in trace.events]
         calls = [
             (call._replace(full_bytes=int(call.full_bytes)), _slope(call.full_bytes)) for call in trace.collectives
         ]
         return cls(kinds, state, events, list(places), place_of, trace.granule_bytes, trace.traced_layers, calls,
-                   other_state, other_events)  # fmt: skip
+                   state, events)  # fmt: skip
+
+    def in_loop(self, loop: str, other: str | None = None) -> MemoryGrowth:
+        """Return the growth in this loop, from one in which outputs and loss are freed as soon as possible.
+
+        The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
+        those of the step before are state, until then.
+        """
+        kinds, places = list(self.kinds), [*self.places, (FORWARD, "", "")]
+        numbers: dict[tuple[int, str], int] = {}
+
+        def changed(number: int, variable: str, part: str = "") -> int:
+            """Return the number of the kind with this variable and part."""
+            if (number, variable) not in numbers:
+                block = kinds[number].block
+                numbers[number, variable] = len(kinds)
+                kinds.append(kinds[number]._replace(block=block._replace(variable=variable, part=part or block.part)))
+            return numbers[number, variable]
+
+        state, events, place_of = self._in_loop(LOOPS[loop], changed)
+        others = self._in_loop(LOOPS[other or loop], lambda number, *_: number)  # only of these bytes
+        return replace(self, kinds=kinds, state=state, events=events, places=places, place_of=place_of,
+                       other_state=others[0], other_events=others[1]).ordered()  # fmt: skip
+
+    def _in_loop(self, kept: Collection[str], changed: Callable[..., int]) -> tuple[list[int], list[int], list[int]]:
+        """Return the state, the events and their places in a loop with these variables."""
+        variables = {number: kind.block.variable for number, kind in enumerate(self.kinds)
+                     if kind.block.variable or not (kind.size_bytes or kind.block.dtype)}  # fmt: skip
+        last = self._end_of_forward if self.events else -1
+        wanted = {*variables, *(~kind for kind in variables)}
+        special = sorted({last, *(number for number, event in enumerate(self.events) if event in wanted)} - {-1})
+        blocks = [kind for number in special if (kind := self.events[number]) >= 0 and variables.get(kind) in kept]
+        previous = [changed(kind, _PREVIOUS + variables[kind], _KEPT) for kind in blocks]
+        events: list[int] = []
+        place_of: list[int] = []
+        begun = 0  # events before it are done
+        for number in special:
+            events += self.events[begun:number]
+            place_of += self.place_of[begun:number]
+            event, begun = self.events[number], number + 1
+            kind = max(event, ~event)
+            variable = variables.get(kind, "")
+            if variable in kept and event >= 0:
+                events.append(changed(kind, variable, _KEPT))
+            elif variable and variable not in kept:
+                events.append(changed(kind, "") if event >= 0 else ~changed(kind, ""))
+            elif kind not in variables:
+                events.append(event)
+            place_of += [self.place_of[number]] * (len(events) - len(place_of))
+            if number == last:
+                events += (~kind for kind in previous)
+                place_of += [len(self.places)] * len(previous)
+        return [*self.state, *previous], events + self.events[begun:], place_of + self.place_of[begun:]
+
+    @property
+    def _end_of_forward(self) -> int:
+        """Return the number of the event at which forward returns: its mark, else its last allocation."""
+        returns = {number for number, place in enumerate(self.places) if place[2] == RETURN}
+        forward = {number for number, place in enumerate(self.places) if place[0] == FORWARD}
+        found = [number for number, place in enumerate(self.place_of) if place in returns]
+        found = found or [number for number, place in enumerate(self.place_of)
+                          if place in forward and self.events[number] >= 0]  # fmt: skip
+        return (found or [0])[-1]
+
+    def ordered(self) -> MemoryGrowth:
+        """Return the growth with consecutive frees of a phase in the order of their allocations.
+
+        That of autocast's copies changes from run to run.
+        """
+        phases = [place[0] for place in self.places]
+        ruled = {~number for number, kind in enumerate(self.kinds) if kind.block.dtype in RULES}
+        made = [0] * len(self.kinds)  # the newest allocation of each kind
+        events, place_of = list(self.events), list(self.place_of)
+        begun, phase = 0, ""  # of the frees of a phase before an event
+
+        def order(begun: int, end: int) -> None:
+            """Order consecutive frees."""
+            pairs = zip(events[begun:end], place_of[begun:end], strict=True)
+            frees = sorted(pairs, key=lambda pair: made[~pair[0]])
+            events[begun:end], place_of[begun:end] = map(list, zip(*frees, strict=True))
+
+        for number, (event, place) in enumerate(zip(self.events, self.place_of, strict=True)):
+            freed = phases[place] if event < 0 and event not in ruled else ""
+            if freed != phase:
+                if phase and number - begun > 1:
+                    order(begun, number)
+                begun, phase = number, freed
+            if event >= 0:
+                made[event] = number
+        if phase and len(events) - begun > 1:
+            order(begun, len(events))
+        return replace(self, events=events, place_of=place_of)
 
     def to_data(self) -> list[Any]:
-        """Return the growth as JSON data."""
+        """Return the growth as JSON data; raises OverflowError for one that is too long for a file of the cache."""
+        if len(self.events) > _MOST_SAVED:
+            raise OverflowError("too long")
         kinds = [(*kind.block, kind.size_bytes, kind.slope, kind.dims) for kind in self.kinds]
         return [kinds, self.state, self.events, self.places, self.place_of, self.granule_bytes, self.traced_layers,
                 self.collectives, self.other_state, self.other_events]  # fmt: skip
@@ -260,31 +348,35 @@ class MemoryGrowth:
 
     def kind_bytes(self, batch: int) -> list[int]:
         """Return the bytes of each kind at a batch, not rounded."""
-        lines, ruled = self._lines
-        more = batch - SMALLEST
-        sizes = [size + more * slope for size, slope in lines]
-        for numbers in ruled:
-            block = self.kinds[numbers[0]].block_at(more)
-            size = RULES[block.dtype](*block.shape)
-            for number in numbers:
-                sizes[number] = size
-        return sizes
+        sizes, classes = self._class_bytes(batch), self._classes[1]
+        return [sizes[number] for number in classes]
+
+    def _class_bytes(self, batch: int) -> list[int]:
+        """Return the bytes of the first kind of each class at a batch."""
+        more, found = batch - SMALLEST, []
+        for kind in self._classes[0]:
+            rule = RULES.get(kind.block.dtype)
+            found.append(rule(*kind.block_at(more).shape) if rule else kind.size_bytes + more * kind.slope)
+        return found
 
     @cached_property
-    def _lines(self) -> tuple[list[tuple[int, int]], list[list[int]]]:
-        """Return the line of each kind, and the numbers of the kinds whose bytes follow a rule, equal ones together."""
-        ruled: dict[Hashable, list[int]] = defaultdict(list)
-        for number, kind in enumerate(self.kinds):
-            if kind.block.dtype in RULES:
-                ruled[kind.growth].append(number)
-        return [(kind.size_bytes, kind.slope) for kind in self.kinds], list(ruled.values())
+    def _classes(self) -> tuple[list[Kind], list[int]]:
+        """Return the first kind of each class that has the same bytes at all batches, and the class of each kind."""
+        numbers: dict[Hashable, int] = {}
+        firsts: list[Kind] = []
+        classes = []
+        for kind in self.kinds:
+            number = numbers.setdefault(kind.growth, len(firsts))
+            if number == len(firsts):
+                firsts.append(kind)
+            classes.append(number)
+        return firsts, classes
 
     def sizes(self, batch: int) -> list[int]:
         """Return the rounded bytes of each kind at a batch, and behind them those of their frees, the last first."""
-        kinds = self.kind_bytes(batch)
-        if self.granule_bytes != 1:
-            kinds = [rounded(size, self.granule_bytes) for size in kinds]
-        return kinds + [-size for size in reversed(kinds)]
+        sizes, classes = [rounded(size, self.granule_bytes) for size in self._class_bytes(batch)], self._classes[1]
+        freed = [-size for size in sizes]
+        return [sizes[number] for number in classes] + [freed[number] for number in reversed(classes)]
 
     def other_peak_bytes(self, batch: int) -> int:
         """Return the peak at a batch in the other loop."""
@@ -468,7 +560,12 @@ def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
 
 def of_trace(trace: MemoryTrace) -> GrownTrace:
     """Return the trace by its growth; one that is none's has a growth in which nothing grows."""
-    return trace if isinstance(trace, GrownTrace) else GrownTrace(MemoryGrowth.of(trace), SMALLEST)
+    return trace if isinstance(trace, GrownTrace) else GrownTrace(MemoryGrowth.of(trace).ordered(), SMALLEST)
+
+
+def in_loop(trace: MemoryTrace, loop: str) -> GrownTrace:
+    """Return the trace of a step in this loop, from one in which outputs and loss are freed as soon as possible."""
+    return GrownTrace(MemoryGrowth.of(trace).in_loop(loop), SMALLEST)
 
 
 def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:

@@ -15,7 +15,7 @@ from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.tracing.fake_tensors import attribute_tensors
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.config import HEADS
+from bertscope.config import HEADS, MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
@@ -24,6 +24,7 @@ from bertscope.settings.checkpointing import NONE
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.run_config import INFERENCE, LOOPS, STORED, TRAINER, RunConfig
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
@@ -205,6 +206,13 @@ def run_model(
     if run_config.dtype != STORED:
         keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
     return model.train(run_config.mode != "inference")
+
+
+def counted_model(source: ModelSource, run_config: RunConfig) -> nn.Module:
+    """Return the model of `run_model` without recomputation, of equal layers two that count for all and do not run."""
+    most = MAX_BUILT_LAYERS if run_config.freeze else 2  # a pattern may name a layer
+    build = partial(built_for_counting, most=most)
+    return run_model(source, run_config.changed(checkpointing=NONE), build=build)
 
 
 def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:

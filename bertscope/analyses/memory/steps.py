@@ -17,15 +17,12 @@ from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even,
 from bertscope.analyses.memory.summary import estimated, memory_report
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import is_saved, saved
-from bertscope.config import MAX_BUILT_LAYERS, check_estimated
 from bertscope.errors import BertscopeError, Text
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import Memory, MemoryReport, RankGroup, Variant
-from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import FREED, RunConfig
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -59,7 +56,6 @@ class Steps:
     """The steps of one model, which its reports share."""
 
     def __init__(self, source: ModelSource) -> None:
-        check_estimated(source.layers)
         self.source = source
         self.trace = lru_cache(_KEPT)(self._trace)
         self.facts = lru_cache(_KEPT)(self._facts)
@@ -137,17 +133,14 @@ class Steps:
 
     def _read(self, run_config: RunConfig) -> ModelFacts:
         """Return the facts of the built model."""
-        from bertscope.analyses.memory.step import run_model
+        from bertscope.analyses.memory.step import counted_model
         from bertscope.analyses.modules.module_tree import read, row_paths
         from bertscope.analyses.modules.totals import subject, totals
         from bertscope.analyses.parallel.collectives import bucket_sizes
         from bertscope.analyses.parallel.strategies import rank_groups, units_text
 
         parallelism, path = run_config.parallelism, self.source.layer_path
-        build = None
-        if self.source.layers > MAX_BUILT_LAYERS and parallelism.world_size == 1:  # else a rank has a share of each
-            run_config, build = run_config.changed(checkpointing=NONE), built_for_counting
-        model = run_model(self.source, run_config, build=build)
+        model = counted_model(self.source, run_config)
         return ModelFacts(
             subject=subject(model, self.source.name, run_config.dtype),
             params=totals(read(model), None).distinct_params,

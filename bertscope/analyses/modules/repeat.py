@@ -6,7 +6,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import groupby, islice, takewhile
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -16,11 +16,13 @@ from bertscope.errors import BertscopeError
 from bertscope.model.lora import base_model_of
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.settings.checkpointing import Checkpointing, Kept, kept_text, ranges_text
+from bertscope.sources.building import REPEATED
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 
 RAN = 3  # periods that run: the first is next to the embeddings, the last next to the head; the middle one is repeated
 _MIDDLE = 1
+_LONGEST = 64  # period that is tried
 _OF_PLACE = re.compile("idx|index|layer_(id|number)")  # names of attributes with the number of a layer
 
 
@@ -79,10 +81,12 @@ def equal_runs(kinds: Sequence[Any]) -> tuple[LayerRun, ...]:
     """Return the runs of units in a sequence of kinds: at each place the unit whose repetition covers most layers."""
     runs: list[LayerRun] = []
     first = 0
+    known: dict[Any, int] = {}
+    numbers = [known.setdefault(kind, len(known)) for kind in kinds]
     while first < len(kinds):
         best = LayerRun(1, 1)
-        for period in range(1, (len(kinds) - first) // (RAN + 1) + 1):
-            pairs = zip(kinds[first:], kinds[first + period :], strict=False)
+        for period in range(1, min((len(kinds) - first) // (RAN + 1), _LONGEST) + 1):
+            pairs = zip(islice(numbers, first, None), islice(numbers, first + period, None), strict=False)
             units = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) // period
             if units > RAN and units * period > best.units * best.period:
                 best = LayerRun(period, units)
@@ -147,10 +151,11 @@ def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
 def _stack(
     source: ModelSource, model: Any, field: str, layers: int, chosen: Checkpointing | None, frozen: Sequence[str]
 ) -> LayerStack | None:
-    """Return the one list of the model that has one layer less if the field has; None if no or another list has."""
-    fewer = {path: len(layers) for path, layers in _lists(_frozen(source, {field: layers - 1}, frozen)).items()}
+    """Return the one list of the model that has fewer layers if the field has; None if no or another list has."""
+    few = min(RAN, layers - 1)
+    fewer = {path: len(layers) for path, layers in _lists(_frozen(source, {field: few}, frozen)).items()}
     changed = [path for path, found in _lists(model).items() if fewer.get(path, len(found)) != len(found)]
-    if len(changed) != 1 or fewer[changed[0]] != layers - 1 or len(_lists(model)[changed[0]]) != layers:
+    if len(changed) != 1 or fewer[changed[0]] != few or len(_lists(model)[changed[0]]) != layers:
         return None
     covered = _recomputed(chosen, changed[0], layers)
     settings = _settings(model, changed[0], field)
@@ -190,6 +195,21 @@ def _attributes(layer: Any) -> Iterator[Any]:
                  and isinstance(value, (int, float, str, tuple, list, type(None)))}  # fmt: skip
         held = [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor, _ in tensors_of(module)]
         yield path, type(module), tuple(sorted(plain.items())), tuple(held)
+
+
+def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter with its path, those of the second layer of `built_for_counting` for all behind it too."""
+    stacks = {f"{path}.": vars(part)[REPEATED] for path, part in model.named_modules() if REPEATED in vars(part)}
+    prefix, copies = next(iter(stacks.items()), ("", 0))
+
+    def is_second(named: tuple[str, Any]) -> bool:
+        return bool(copies) and named[0].startswith(f"{prefix}1.")
+
+    for are_second, run in groupby(model.named_parameters(), key=is_second):
+        named = list(run)
+        yield from named
+        for number in range(2, copies) if are_second else ():
+            yield from ((f"{prefix}{number}{path.removeprefix(f'{prefix}1')}", param) for path, param in named)
 
 
 def equal_layers(root: Node, path: str) -> tuple[Node, ...]:

@@ -115,10 +115,12 @@ def bucket_sizes(model: nn.Module, parallelism: Parallelism) -> list[int]:
 
     A bucket ends when it reaches its limit; tensors of different dtypes or devices are never in one.
     """
+    from bertscope.analyses.modules.repeat import all_parameters  # which imports torch
+
     limits: dict[object, int] = {}
     open_bytes: dict[object, int] = {}
     sizes = []
-    for param in [param for param in model.parameters() if param.requires_grad][::-1]:  # in the order of backward
+    for param in [param for _, param in all_parameters(model) if param.requires_grad][::-1]:  # in backward's order
         kind = param.dtype, param.device
         open_bytes[kind] = open_bytes.get(kind, 0) + param.nbytes
         if open_bytes[kind] >= limits.setdefault(kind, FIRST_BUCKET_BYTES):

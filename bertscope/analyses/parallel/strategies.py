@@ -2,17 +2,19 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import prod
 from typing import Any
 
+from bertscope.analyses.modules.repeat import all_parameters
 from bertscope.errors import SelectionError
 from bertscope.model.encoder import BertLayer
 from bertscope.model.keep import layer_lists
 from bertscope.reports.memory import RankGroup
 from bertscope.settings.parallelism import TENSOR, Parallelism
+from bertscope.sources.building import REPEATED
 from bertscope.torch_access import nn, torch
 from bertscope.units import PRECISIONS
 
@@ -36,11 +38,11 @@ def _runs(model: nn.Module, parallelism: Parallelism, layer_path: str) -> Iterat
     size = dict(zip(parallelism.row.dimensions, parallelism.sizes, strict=True))
     tensor_ranks = size.get(TENSOR, 1)
     sharding = parallelism.world_size // parallelism.replicas // tensor_ranks
-    shapes = [
+    shapes = Counter(
         divided_shape(path, tuple(param.shape), layer_path, tensor_ranks)
-        for path, param in model.named_parameters()
+        for path, param in all_parameters(model)
         if param.requires_grad
-    ]
+    )
     # FSDP2 gives each rank the same number of rows, rounded up, as long as there are any.
     places = {0, sharding}
     for rows in {shape[0] if shape else 1 for shape in shapes} - {0}:
@@ -48,7 +50,7 @@ def _runs(model: nn.Module, parallelism: Parallelism, layer_path: str) -> Iterat
         places |= {min(full, sharding), min(full + 1, sharding)}
     groups = []
     for first, last in pairwise(sorted(places)):
-        count = sum(_rows(shape, first, sharding) * prod(shape[1:]) for shape in shapes)
+        count = sum(number * _rows(shape, first, sharding) * prod(shape[1:]) for shape, number in shapes.items())
         groups.append((tensor_ranks * (last - first), count))
     for _ in range(parallelism.replicas):
         yield from groups
@@ -62,17 +64,25 @@ def _rows(shape: tuple[int, ...], rank: int, ranks: int) -> int:
 
 
 def _zero_runs(model: nn.Module, parallelism: Parallelism) -> Iterator[tuple[int, int]]:
-    """Yield each rank with its share: the largest parameter that is left goes to the rank with the fewest numbers.
-
-    Ranks without a parameter are one run.
-    """
-    sizes = sorted((param.numel() for param in model.parameters() if param.requires_grad), reverse=True)
-    shares = [(0, rank) for rank in range(min(parallelism.world_size, len(sizes)))]
-    for count in sizes:
-        least, rank = shares[0]
-        heapq.heapreplace(shares, (least + count, rank))
-    yield from ((1, count) for count, rank in sorted(shares, key=lambda share: share[1]))
+    """Yield each rank with its share; ranks without a parameter are one run."""
+    sizes = [param.numel() for _, param in all_parameters(model) if param.requires_grad]
+    shares = zero_shares(sizes, parallelism.world_size)
+    yield from ((1, sum(sizes[number] for number in share)) for share in shares)
     yield parallelism.world_size - len(shares), 0
+
+
+def zero_shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Return the numbers of the parameters of these sizes that each rank updates, in the order of its update.
+
+    The largest one that is left goes to the rank with the fewest numbers. Ranks behind the last one update nothing.
+    """
+    shares: list[list[int]] = [[] for _ in range(min(ranks, len(sizes)))]
+    least = [(0, rank) for rank in range(len(shares))]
+    for number in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        count, rank = least[0]
+        shares[rank].append(number)
+        heapq.heapreplace(least, (count + sizes[number], rank))
+    return shares
 
 
 def zero_ranks(model: nn.Module, parallelism: Parallelism) -> Parallelism:
@@ -127,6 +137,8 @@ def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
 def units_text(model: nn.Module, parallelism: Parallelism, path: str) -> str:
     """Return the units of FSDP, such as `32 x LlamaDecoderLayer`; empty for a strategy that does not shard."""
     counts = Counter(type(unit).__name__ for unit in layers_of(model, path)) if parallelism.row.is_sharded else {}
+    if layers := path and vars(model.get_submodule(path)).get(REPEATED):
+        counts = dict.fromkeys(counts, layers)
     return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 

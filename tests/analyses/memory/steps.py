@@ -7,7 +7,8 @@ from typing import Any
 
 from bertscope import load
 from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
-from bertscope.analyses.memory.events import MemoryTrace, in_loop
+from bertscope.analyses.memory.events import MemoryTrace
+from bertscope.analyses.memory.growth import in_loop
 from bertscope.analyses.memory.profiler_run import measured
 from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
 from bertscope.settings.run_config import RunConfig

@@ -18,7 +18,7 @@ from torch import nn
 import bertscope
 from bertscope.analyses.memory import fake_run as live
 from bertscope.analyses.memory.caching_allocator import replayed
-from bertscope.analyses.memory.estimate import MemoryTraces
+from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
 from bertscope.analyses.memory.growth import FAR, MemoryGrowth, grown, requests, upper
 from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING
@@ -549,7 +549,7 @@ def test_the_norms_to_clip_are_a_number_for_each_parameter_of_all_layers():
 
 
 def test_a_tape_that_differs_is_seen_to_differ():
-    trace = estimated_trace(small(), RunConfig(batch=1, seq=4))
+    trace = source_trace(small(), RunConfig(batch=1, seq=4))
     assert same_events(trace, trace)
     first = trace.events[0]
     assert not same_events(

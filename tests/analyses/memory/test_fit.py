@@ -17,9 +17,19 @@ import bertscope
 from bertscope.analyses.memory import estimate
 from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.events import Block, in_loop, ordered_frees
+from bertscope.analyses.memory.events import Block, ordered_frees
 from bertscope.analyses.memory.fit import Fitter, fit_report, other_head
-from bertscope.analyses.memory.growth import FAR, LARGEST_BATCH, SMALLEST, Kind, MemoryGrowth, largest, requests, upper
+from bertscope.analyses.memory.growth import (
+    FAR,
+    LARGEST_BATCH,
+    SMALLEST,
+    Kind,
+    MemoryGrowth,
+    in_loop,
+    largest,
+    requests,
+    upper,
+)
 from bertscope.analyses.memory.kernels.overhead import by_thread, overhead
 from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import SelectionError

@@ -89,12 +89,18 @@ def test_the_flops_next_to_shapes_are_those_of_all_layers():
     assert shapes_of(twelve.eval(), given).matmul_flops == bertscope.flops(config(12), seq=8)[""].forward.matmul_flops
 
 
-@pytest.mark.parametrize("run", [{}, {"checkpointing": "full", "device": "cuda"}])
+@pytest.mark.parametrize(
+    "run",
+    [
+        {}, {"checkpointing": "full", "device": "cuda"}, {"strategy": "fsdp", "world_size": 2},
+        {"strategy": "ddp", "world_size": 2}, {"strategy": "zero1", "world_size": 8},
+    ],
+)  # fmt: skip
 def test_the_memory_of_many_layers_grows_as_that_of_few(run):
     of = {}
     for layers in (10, 11, 300):
         report = bertscope.estimate(config(layers), batch=2, seq=8, **run)
-        of[layers] = report["none" if not run else "full"].memory
+        of[layers] = report[run.get("checkpointing", "none")].memory
         assert report.subject.config["num_hidden_layers"] == layers
     for value in (lambda memory: memory.kept_bytes, lambda memory: memory.phases[0].parts.parameters):
         ten, eleven, many = (value(of[layers]) for layers in (10, 11, 300))
@@ -106,9 +112,11 @@ def test_of_many_layers_the_batch_that_fit_finds_fits_and_one_more_does_not():
     assert row.peak_bytes <= 2**30 < row.next_bytes
 
 
-def test_more_layers_than_an_estimate_repeats_are_one_line():
-    with pytest.raises(ConfigError, match="the memory of at most 1,000 layers is estimated; got 1,001"):
-        bertscope.estimate(config(1_001))
+def test_the_weights_of_10_000_layers_are_as_by_hand_and_few_of_them_ran():
+    report = bertscope.estimate(config(MAX_LAYERS), batch=2, seq=8, optimizer="sgd", optimizer_implementation="fused")
+    memory = report.variants[0].estimated
+    assert memory.peak.parts.parameters == 4 * (REST + MAX_LAYERS * LAYER)
+    assert memory.traced_layers == 3
 
 
 def test_a_difference_names_the_layers_that_only_one_model_has():
@@ -137,7 +145,6 @@ def test_a_printed_model_has_the_number_of_all_layers(cli, tmp_path):
 @pytest.mark.parametrize("make", [
     lambda: BertModel(config(257)), lambda: bertscope.build(config(257)), lambda: source_of(config(257)).build(),
     lambda: source_of(config(257)).implemented_by("transformers-installed"),
-    lambda: bertscope.estimate(config(257), strategy="fsdp", world_size=2),
     lambda: bertscope.count(config(257, pruned_heads={3: [0]})),
 ])  # fmt: skip
 def test_a_question_that_needs_every_layer_is_refused_with_what_to_do(make):

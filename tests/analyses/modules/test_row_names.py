@@ -13,7 +13,7 @@ from bertscope import BertConfig
 from bertscope.analyses.diagram.diagram import tree_diagram
 from bertscope.analyses.flops import flops
 from bertscope.analyses.memory.estimate import module_memory, module_trace
-from bertscope.analyses.memory.events import in_loop
+from bertscope.analyses.memory.growth import in_loop
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.page import of_parameters, with_memory
 from bertscope.analyses.params import count, tree
