@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 # A product that some layers of a list keep and others do not makes a further kind of layer to run. After one of this
 # share of the layers' FLOPs, 1 % of those of a step, no further product fills what is left.
 _FINE = 0.03
-_COARSE = 0.1  # the gap at which the two kinds of plans are compared
+_COARSE = 0.1  # the gap, of the layers' FLOPs, at which the two kinds of plans are compared
+_FINEST = 0.005
 _TRIED = 16  # plans that a search runs at most
 _LEANER = 3  # rows below the answer
 Counts = tuple[int, ...]  # for each product in order: the number of layers, the last ones, that keep it
@@ -170,48 +171,42 @@ class PlanSearch:
             raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
         if self.row(self.space, lean).answer != YES:
             return [self.row(self.space, lean)], plain
-        answer, cheaper = self._cheapest(self.space, lean, gap=_COARSE)
+        answer, cheaper = self._cheapest(self.space, lean, plain, _COARSE)
         # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
         for space in filter(None, (self.space.with_last_whole, self.space)):
             better = space.leanest(answer.flops_again // self.run_config.accumulate)
-            if self.row(space, better).answer == YES:
-                answer, cheaper = self._cheapest(space, better)
-            elif space is self.space and answer.flops_again:
-                cheaper = min(cheaper, self.row(space, better), key=lambda row: -row.flops_again)
+            if answer.flops_again and self.row(space, better).answer == YES:
+                answer, cheaper = self._cheapest(space, better, cheaper, _FINEST)
+            elif answer.flops_again and space is self.space and better != space.everything:
+                cheaper = max(cheaper, self.row(space, better), key=lambda row: row.flops_again)
         return [answer, *self._leaner(answer)], cheaper
 
     def plain(self) -> PlanRow:
         """Return the run without recomputation."""
         return self.row(None, ())
 
-    def _cheapest(self, space: PlanSpace, low: Counts, gap: float = 0.0) -> tuple[PlanRow, PlanRow]:
-        """Return the plan that fits while the next cheaper one, which is returned too, does not; `low` fits.
+    def _cheapest(self, space: PlanSpace, low: Counts, cheaper: PlanRow, gap: float) -> tuple[PlanRow, PlanRow]:
+        """Return the plan that fits while a cheaper one, which is returned too, does not; `low` fits.
 
-        With a `gap` the search ends at a plan with at most this share of the layers' FLOPs more.
+        Between them is no plan, or at most this share of the layers' FLOPs. `cheaper` is one that is known not to fit.
         """
-        high, cheaper = space.everything, self.row(space, space.everything)
-        if cheaper.answer == YES:
-            return cheaper, self.plain()
-        step = unit = min(product.kept_bytes for _, product in space.products)
-        room = space.kept_bytes(high) - self._excess(cheaper)  # as if each byte kept were one at the peak
-        for _ in range(_TRIED):
-            middle = (space.kept_bytes(low) + space.kept_bytes(high)) // 2
-            tried = [space.filled(room), space.filled(middle), space.next(low)]
-            flops = space.flops_again
-            between = next((plan for plan in tried if flops(low) > flops(plan) > flops(high)), None)
-            if between is None or flops(low) - flops(high) <= gap * space.flops:
+        flops, kept = space.flops_again, space.kept_bytes
+        least, top = -1, kept(space.everything) + 1  # FLOPs and bytes of a plan that does not fit
+        last = self.row(space, low)
+        for turn in range(_TRIED):
+            free = self.fitter.budget_bytes - last.card_bytes  # as if each kept byte were one at the peak
+            known = kept(low) if last.answer == YES else top
+            room = (kept(low) + top) // 2 if turn % 2 else known + free
+            tried = space.filled(max(min(room, top - 1), 0)), space.next(low)
+            between = next((plan for plan in tried if flops(low) > flops(plan) > least), None)
+            if between is None or (least >= 0 and flops(low) - least <= gap * space.flops):
                 break
-            row = self.row(space, between)
-            if row.answer == YES:
-                low, room, step = between, space.kept_bytes(between) + step, 2 * step
+            last = self.row(space, between)
+            if last.answer == YES:
+                low = between
             else:
-                high, cheaper = between, row
-                room = space.kept_bytes(high) - max(self._excess(row), unit) if step == unit else middle
+                cheaper, least, top = last, flops(between), kept(between)
         return self.row(space, low), cheaper
-
-    def _excess(self, row: PlanRow) -> int:
-        """Return the bytes by which a plan exceeds the limit."""
-        return max(row.card_bytes - self.fitter.budget_bytes, 1)
 
     def _leaner(self, answer: PlanRow) -> Iterator[PlanRow]:
         """Yield plans that need less, to the leanest: of all layers alike, and of all products that save as much."""
