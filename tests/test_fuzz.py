@@ -12,7 +12,7 @@ import pickle
 import socket
 import subprocess
 import sys
-import time
+import threading
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tests import fuzzing
 from tests.child_server import loaded
 from tests.conftest import ROOT, Result
 from tests.corpus import BAIT, FAMILIES, RAN, baits, cases, kinds, prepared
-from tests.fuzzing import judged
+from tests.fuzzing import judged, listening
 from tests.hostile_review import REVIEW
 
 SEED, RUNS = 20261121, 8
@@ -104,9 +104,18 @@ def _work() -> None:
         pass
 
 
+SEEN = threading.Event()  # after a look at the sockets that found one
+
+
 def _listen() -> None:
     with socket.create_server(("", 0)):
-        time.sleep(0.3)
+        SEEN.wait(10)
+
+
+def _looked(pids: set[str]) -> set[str]:
+    if found := listening(pids):
+        SEEN.set()
+    return found
 
 
 # Fault -> exit code, stdout, stderr, and what else the command does.
@@ -136,6 +145,7 @@ def test_a_fault_is_seen(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(fuzzing, "SECONDS", 0.3)
     monkeypatch.setattr(fuzzing, "MEMORY_BYTES", 64 << 20)
     monkeypatch.setattr(fuzzing, "GONE_SECONDS", 0)
+    monkeypatch.setattr(fuzzing, "listening", _looked)
     (tmp_path / "mine").write_text("first\nsecond\n")
     (tmp_path / "notes.txt").write_text("notes")
 

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from contextlib import nullcontext
-from statistics import median_low
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bertscope import model as models
 from bertscope.config import BertConfig
 
-_STEPS = 4
+_STEPS = 5
 _PAUSE_SECONDS = 0.15  # for the threads of gloo to free their buffers
 _NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # of mallinfo2 in malloc.h
 
@@ -92,7 +91,7 @@ def run_unreduced(model, ids, number):
 
 
 def steps_of(strategy, mesh, checkpointing, accumulate, fields):
-    """The mapped bytes of a step above those before it, phase by phase: the median of several steps.
+    """The mapped bytes of a step above those before it, phase by phase: the least of several steps.
 
     With several micro-batches those before the last do not count.
     """
@@ -128,8 +127,8 @@ def steps_of(strategy, mesh, checkpointing, accumulate, fields):
         phases = {"forward": forward, "backward": backward, "optimizer": update}
         steps.append({name: mode.peak_bytes - before for name, mode in phases.items()})
     # The first step allocates what FSDP and the optimizer keep. Threads of gloo take buffers at any time: a step with
-    # one at its peak is too high by it, and a step with one before it too low.
-    return {name: median_low(step[name] for step in steps[1:]) for name in steps[0]}
+    # one at its peak is too high by it.
+    return {name: min(step[name] for step in steps[1:]) for name in steps[0]}
 
 
 def gradient_error(ranks, fields):
