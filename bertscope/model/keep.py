@@ -53,14 +53,10 @@ def keep_operators(model: nn.Module, plan: Mapping[str, Collection[str]]) -> Non
 def layer_lists(model: nn.Module) -> dict[str, list[str]]:
     """Return the paths of the lists of layers, each with the paths of its layers.
 
-    The layers are the modules that transformers does not split among devices, else those in lists of one class, else
-    the children of the model, each a list of its own.
+    The layers are those in lists of one class, else the children of the model, each a list of its own.
     """
-    whole = set(getattr(model, "_no_split_modules", None) or ())
-    found = _outermost(model, lambda module: type(module).__name__ in whole)
-    if not found:
-        stacks = _outermost(model, _is_stack)
-        found = {f"{path}.{name}": layer for path, stack in stacks.items() for name, layer in stack.named_children()}
+    stacks = outermost(model, _is_stack)
+    found = {f"{path}.{name}": layer for path, stack in stacks.items() for name, layer in stack.named_children()}
     if not found:
         return {path: [path] for path, child in model.named_children() if any(True for _ in child.parameters())}
     lists: dict[str, list[str]] = {}
@@ -82,12 +78,12 @@ def keep_layers(model: nn.Module, chosen: Checkpointing) -> None:
     keep_operators(model, plan)
 
 
-def _outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool], path: str = "") -> dict[str, nn.Module]:
+def outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool], path: str = "") -> dict[str, nn.Module]:
     """Return the modules that are wanted and not inside another one, by their paths."""
     found: dict[str, nn.Module] = {}
     for name, child in model.named_children():
         at = f"{path}.{name}" if path else name
-        found |= {at: child} if is_wanted(child) else _outermost(child, is_wanted, at)
+        found |= {at: child} if is_wanted(child) else outermost(child, is_wanted, at)
     return found
 
 

@@ -20,12 +20,11 @@ from bertscope.analyses.memory.caching_allocator import Requests
 from bertscope.analyses.memory.events import RETURN, Block, Layout, MemoryEvent, MemoryTrace, matched, rounded
 from bertscope.analyses.memory.kernels.scratch_rules import RULES
 from bertscope.analyses.parallel.collectives import Collective
-from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, BreakEven, BreakEvenPoint
+from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import LOOPS
 
 LARGEST_BATCH = 2**20
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
-_SHOWN_BATCHES = (8, 32)
 _MOST_SAVED = 500_000  # events; saved.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
 _PREVIOUS, _KEPT = "previous ", "activations"
 _Place = tuple[str, str, str]  # phase, module and operator
@@ -566,25 +565,6 @@ def of_trace(trace: MemoryTrace) -> GrownTrace:
 def in_loop(trace: MemoryTrace, loop: str) -> GrownTrace:
     """Return the trace of a step in this loop, from one in which outputs and loss are freed as soon as possible."""
     return GrownTrace(MemoryGrowth.of(trace).in_loop(loop), SMALLEST)
-
-
-def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:
-    """Return the least batch at which `other` has the lower peak, and both peaks at batches above `above`.
-
-    None if it is not known.
-    """
-    if one is None or other is None:
-        return None
-    first, second = one, other
-    behind = largest(lambda batch: second.peak_bytes(batch) >= first.peak_bytes(batch))
-    if behind >= LARGEST_BATCH // 2:
-        return None
-    points = tuple(
-        BreakEvenPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
-        for batch in _SHOWN_BATCHES
-        if batch > max(above, behind)
-    )
-    return BreakEven(pays_from_batch=behind + 1, points=points)
 
 
 def largest(fits: Callable[[int], bool], most: int = LARGEST_BATCH, near: int = 1) -> int:

@@ -142,8 +142,7 @@ def job_error(error: Exception, job: Job) -> tuple[str, str]:
 
 def estimate_job(job: Job, say: Say) -> int:
     """Send the estimate, and return the FLOPs of a step."""
-    from bertscope.analyses.memory.growth import break_even
-    from bertscope.analyses.memory.steps import Steps, estimate_memory
+    from bertscope.analyses.memory.steps import Steps, break_even, estimate_memory
 
     say("stage", "estimating")
     steps = Steps(job.source)

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, break_even, of_trace
+from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, MemoryGrowth, largest, of_trace
 from bertscope.analyses.memory.summary import estimated, memory_report
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import is_saved, saved
@@ -21,13 +21,14 @@ from bertscope.errors import BertscopeError, Text
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import Memory, MemoryReport, RankGroup, Variant
+from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, RankGroup, Variant
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
     from bertscope.analyses.memory.estimate import MemoryTraces
 
+_SHOWN_BATCHES = (8, 32)
 _KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next budget those of the same runs
 
 
@@ -161,6 +162,25 @@ def _counted(run_config: RunConfig) -> RunConfig:
     """Return the run of one sequence with the settings that decide its FLOPs."""
     names = ("seq", "mode", "checkpointing", "freeze", "implementation", "input", "accumulate")
     return RunConfig(batch=1, **{name: getattr(run_config, name) for name in names})
+
+
+def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:
+    """Return the least batch at which `other` has the lower peak, and both peaks at batches above `above`.
+
+    None if it is not known.
+    """
+    if one is None or other is None:
+        return None
+    first, second = one, other
+    behind = largest(lambda batch: second.peak_bytes(batch) >= first.peak_bytes(batch))
+    if behind >= LARGEST_BATCH // 2:
+        return None
+    points = tuple(
+        BreakEvenPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
+        for batch in _SHOWN_BATCHES
+        if batch > max(above, behind)
+    )
+    return BreakEven(pays_from_batch=behind + 1, points=points)
 
 
 def estimate_memory(source: ModelSource, run_config: RunConfig, steps: Steps | None = None) -> Memory:

@@ -11,7 +11,7 @@ from typing import Any
 from bertscope.analyses.modules.repeat import all_parameters
 from bertscope.errors import SelectionError
 from bertscope.model.encoder import BertLayer
-from bertscope.model.keep import layer_lists
+from bertscope.model.keep import layer_lists, outermost
 from bertscope.reports.memory import RankGroup
 from bertscope.settings.parallelism import TENSOR, Parallelism
 from bertscope.sources.building import REPEATED
@@ -130,8 +130,11 @@ def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
     """
     if path:
         return list(model.get_submodule(path).children())
-    paths = [layer for layers in layer_lists(model).values() for layer in layers]
-    return list(dict.fromkeys(map(model.get_submodule, paths)))
+    whole = set(getattr(model, "_no_split_modules", None) or ())
+    found = [*outermost(model, lambda module: type(module).__name__ in whole).values()]
+    paths = () if found else (layer for layers in layer_lists(model).values() for layer in layers)
+    units = found or map(model.get_submodule, paths)
+    return [unit for unit in dict.fromkeys(units) if any(True for _ in unit.parameters())]
 
 
 def units_text(model: nn.Module, parallelism: Parallelism, path: str) -> str:

@@ -431,7 +431,7 @@ def test_an_activation_without_a_name_is_refused_before_a_child_starts():
 def test_an_answer_arrives_as_it_was():
     memory_ = estimate_memory(small(), RunConfig(batch=2, seq=8, checkpointing="full"))
     assert _message(json.dumps(["estimated", memory_], default=vars).encode()) == ("estimated", memory_)
-    for kind in MESSAGES:
+    for kind in MESSAGES.keys() - {"outlook"}:  # which may be None
         with pytest.raises(SourceError, match="must be"):
             _message(json.dumps([kind, None]).encode())
 
