@@ -90,7 +90,7 @@ def plan(
         except BertscopeError as error:
             notes.append(Note(key="plan_unchanged", values={"names": ", ".join(names), "why": str(error)}))
     report = plan_report(source, runs, memory, batch_total=batch_total, context_bytes=limit.context)
-    return replace(report, training_file=asked.noted([run]), notes=tuple(notes))
+    return replace(report, training_file=asked.noted([run]), notes=(*notes, *report.notes))
 
 
 def _changes(may_change: str | Sequence[str]) -> list[tuple[str, ...]]:

@@ -10,6 +10,7 @@ from bertscope.commands.output import DetailedOutputOptions, note, print_notes, 
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.run_options import CommandSettings, Takes
 from bertscope.errors import SelectionError, Text
+from bertscope.render.plan import verdict
 from bertscope.render.plan_code import FORMS, emitted
 
 EXAMPLES = """
@@ -62,6 +63,9 @@ def plan(
     if emit is None:
         out.show(report)
     else:
+        if not report.fits and emit != "json":
+            note(verdict(report))
+            return 1
         write(emitted(report, emit), out.output)
     if plot is not None:
         from bertscope.render.plan_chart import plan_svg

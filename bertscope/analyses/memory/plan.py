@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from bertscope.analyses.memory.fit import Fitter, fitter_for
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import BertscopeError, SelectionError, Text
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
+from bertscope.reports.base import Note
 from bertscope.reports.memory import YES
 from bertscope.reports.plan import PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE, Kept, kept_text
@@ -283,22 +284,27 @@ def plan_report(
     them fits without recomputation. With `batch_total` the micro-batch is the largest one that needs none, else the
     smallest. Raises SelectionError for a model without products to keep, and for inference.
     """
-    answers: list[_Answer] = []
+    (first, _), answers, notes = runs[0], [], []
+    asked, card = fitter_for(source, first, budget, context_bytes, {})
     for run, changes in runs:
-        own = source.with_options(lora=changes["lora"]) if "lora" in changes else source
-        fitter, card = fitter_for(own, run, budget, context_bytes, {})
-        answers.append(_answer(own, on_card(run, card), fitter, changes, batch_total))
+        try:
+            own = source.with_options(lora=changes["lora"]) if "lora" in changes else source
+            fitter = fitter_for(own, run, budget, context_bytes, {})[0] if changes else asked
+            answers.append(_answer(own, on_card(run, card), fitter, changes, batch_total))
+        except BertscopeError as error:
+            if not changes:
+                raise
+            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(changes), "why": str(error)}))
         if not answers[-1].rank[1] and answers[-1].rows[0].answer == YES:
             break
     best = min(answers, key=lambda answer: answer.rank)
     others = [answer.rows[0] for answer in answers if answer is not best]
-    first, _ = runs[0]
-    facts = fitter.steps.facts(first.changed(checkpointing=NONE))
+    facts = asked.steps.facts(first.changed(checkpointing=NONE))
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
         units=facts.units,
         run=on_card(first, card).changed(checkpointing=NONE),
-        budget_bytes=fitter.budget_bytes,
+        budget_bytes=asked.budget_bytes,
         card=card,
         batch_total=batch_total,
         rows=(*best.rows, *others),
@@ -306,6 +312,7 @@ def plan_report(
         layers_flops=best.space.flops,
         front=tuple(_point(row) for row in sorted(best.tried, key=lambda row: row.peak_bytes)),
         tried=sum(len(answer.tried) for answer in answers),
+        notes=tuple(notes),
     )
 
 

@@ -200,6 +200,9 @@ def test_other_settings_may_change_and_are_named():
     plain = bertscope.plan("bert-tiny", "10GiB", batch=2, seq=8, optimizer="sgd").rows[0].peak_bytes
     row = bertscope.plan("bert-tiny", plain, batch=2, seq=8, may_change="sgd").rows[0]
     assert (row.changes, row.checkpointing, row.peak_bytes) == ({"optimizer": "sgd"}, "none", plain)
+    report = bertscope.plan(OWN.module, 1000, batch=2, seq=1, optimizer="sgd", may_change="freeze,lora")
+    assert [note.values["names"] for note in report.notes] == ["freeze", "lora"]
+    assert [row.changes for row in report.rows] == [{}]
     with pytest.raises(SelectionError, match="a plan may change precision, 8bit, sgd, freeze, lora; got 'gpu'"):
         bertscope.plan("bert-tiny", "100MiB", may_change="gpu")
 
