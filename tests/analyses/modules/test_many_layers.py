@@ -89,8 +89,10 @@ def test_the_flops_next_to_shapes_are_those_of_all_layers():
     assert shapes_of(twelve.eval(), given).matmul_flops == bertscope.flops(config(12), seq=8)[""].forward.matmul_flops
 
 
-@pytest.mark.parametrize("run", [{}, {"checkpointing": "full", "device": "cuda"}, {"strategy": "fsdp", "world_size": 2},
-                                 {"strategy": "ddp", "world_size": 2}, {"strategy": "zero1", "world_size": 8}])  # fmt: skip
+@pytest.mark.parametrize("run", [
+    {}, {"checkpointing": "full", "device": "cuda"}, {"strategy": "fsdp", "world_size": 2},
+    {"strategy": "ddp", "world_size": 2}, {"strategy": "zero1", "world_size": 8},
+])  # fmt: skip
 def test_the_memory_of_many_layers_grows_as_that_of_few(run):
     of = {}
     for layers in (10, 11, 300):
