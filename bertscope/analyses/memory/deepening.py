@@ -12,13 +12,14 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
-from bertscope.analyses.memory.events import STACK, Block
+from bertscope.analyses.memory.events import CAT, STACK, Block
 from bertscope.analyses.memory.growth import Kind, MemoryGrowth
 from bertscope.analyses.modules.repeat import Copies, Unit
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.layer_ranges import LayerRange
-from bertscope.reports.memory import OPTIMIZER
+from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, FORWARD, OPTIMIZER
 
+_STACKED = ((OPTIMIZER, ALL_REDUCE), (OPTIMIZER, ALL_GATHER), (FORWARD, BROADCAST))  # norms, and DDP's buffers
 _Common = tuple[bool, Any]  # of a kind or place in all layers: True outside all, and it without its layer
 _Run = tuple[Unit | None, range, list[int]]  # of events: their unit, how far its copies are moved, and their numbers
 
@@ -180,19 +181,22 @@ class _Deepening:
     def _with_all_norms(self) -> list[int]:
         """Return the events; a stack of one number for each parameter, such as norms to clip, has those of copies too.
 
-        So have the results of operators on it. Events of no bytes before it have the parameters.
+        So have DDP's buffers in one tensor, and the results of operators on either. Events of no bytes before it have
+        the parameters or buffers.
         """
-        stacked: list[str] = []
+        stacked: list[Block] = []
         numbers: dict[int, int] = {}
         found = []
         for event in self.growth.events:
             number = max(event, ~event)
             block, size = self.ran[number].block, self.ran[number].size_bytes
-            if block.operator == STACK and not size:
-                stacked.append(block.path)
-            elif block.operator == STACK and stacked:
-                count = sum(len(self.shifts(self.unit(path))) for path in stacked)
-                self.grown[size, len(stacked)] = size // len(stacked) * count, count
+            if block.operator in (STACK, CAT) and not size:
+                stacked.append(block)
+            elif block.operator in (STACK, CAT) and stacked:
+                few = sum(part.shape[0] for part in stacked)
+                many = sum(part.shape[0] * len(self.shifts(self.unit(part.path))) for part in stacked)
+                if many != few and not block.path and block.shape == (few,):
+                    self.grown[size, few] = size // few * many, many
                 stacked = []
             if not block.path and block.shape and (size, block.shape[0]) in self.grown:
                 many, count = self.grown[size, block.shape[0]]
@@ -248,8 +252,9 @@ class _Deepening:
     def collectives(self, call: Collective) -> Iterator[Collective]:
         """Yield the call with its layer moved, for each copy of its unit."""
         for (few, _), (many, _) in self.grown.items():
-            if (call.phase, call.path, call.full_bytes) == (OPTIMIZER, "", few):
+            if (call.path, call.full_bytes) == ("", few) and (call.phase, call.kind) in _STACKED:
                 call = call._replace(full_bytes=many)
+                break
         layer, rest = self.split(call.path)
         for moved in self.shifts(self.unit(call.path)):
             yield call if layer is None else call._replace(path=f"{self.prefix}{layer + moved}{rest}")

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertscope.analyses.parallel.collectives import Collective
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RETURN, UPDATE = "return of forward", "update"
 _KEPT = "activations"
-STACK = "stack"
+STACK, CAT = "stack", "cat"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
@@ -258,13 +258,14 @@ class MemoryTraceRecorder:
             if key in self.living:
                 self.living[key].variable = self.living[key].variable or variable
 
-    def mark(self, place: Place, paths: Iterable[str]) -> None:
-        """Mark a place by an event of no bytes for each path.
+    def mark(self, place: Place, paths: Iterable[str], counts: Iterable[int] = repeat(1)) -> None:
+        """Mark a place by an event of no bytes for each path, with a number of elements.
 
-        That is the return of the model's forward; the parameters with a gradient, before their update; and those of the
-        tensors that the optimizer step stacks.
+        That is the return of the model's forward; the parameters with a gradient, before their update; and the tensors
+        that are stacked or concatenated, by their parameters or buffers.
         """
-        self.log += ((0, Allocation(0, place._replace(path=path)), place) for path in paths)
+        for path, count in zip(paths, counts, strict=False):
+            self.log.append((0, Allocation(0, place._replace(path=path), (count,)), place))
 
     def restart(self, known: Collection[int] = ()) -> None:
         """Begin a step: the blocks that the one before leaves are its state, with those that were state `known`."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.memory.events import (
+    CAT,
     RETURN,
     STACK,
     UPDATE,
@@ -241,8 +242,9 @@ class RunMode(DispatchMode):
         if reused in self.recorder.living:
             self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
         results = tensors(out)
-        if self.name == OPTIMIZER and self.operator == STACK:
-            self.recorder.mark(self._place(), [self.owners.get(storage_key(tensor), "") for tensor in args[0]])
+        if (self.name == OPTIMIZER and self.operator == STACK) or (self.operator == CAT and not self._place().path):
+            owners = [self.owners.get(storage_key(tensor), "") for tensor in args[0]]
+            self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
         for number, tensor in enumerate(results):
             owner = self._owner(args, number, len(results)) if self.name == OPTIMIZER else None
             self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)

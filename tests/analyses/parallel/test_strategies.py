@@ -13,12 +13,14 @@ import bertscope
 from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.memory.steps import estimate_report
+from bertscope.analyses.memory.summary import estimated
 from bertscope.analyses.parallel.collectives import COLLECTIVE_KINDS, bucket_sizes, kind_of, sent_bytes
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
-from bertscope.analyses.parallel.strategies import rank_groups, units_text
+from bertscope.analyses.parallel.strategies import rank_groups, units_text, zero_shares
 from bertscope.errors import SelectionError
 from bertscope.settings.parallelism import STRATEGIES, Parallelism
 from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import source_of
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small, whole_trace
 
@@ -165,6 +167,34 @@ def test_repeated_layers_give_the_trace_of_all_layers(name, checkpointing):
     assert short.traced_layers == ran
     assert [moment.live_bytes for moment in short.peaks()] == [moment.live_bytes for moment in full.peaks()]
     assert Counter(short.collectives) == Counter(full.collectives)
+
+
+def test_the_largest_parameter_left_goes_to_the_rank_with_the_fewest_numbers():
+    # 7 to rank 0, 5 to rank 1, which then has the fewest and takes 4, the second 4 goes to rank 0; three ranks are idle
+    assert zero_shares([4, 7, 5, 4], 2) == [[1, 3], [2, 0]]
+    assert zero_shares([4, 7, 5, 4], 7) == [[1], [2], [0], [3]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 2**20])
+def test_the_update_of_a_rank_from_its_own_list_is_that_of_torch(ranks, device):
+    source = small(num_hidden_layers=12)
+    parallelism = Parallelism(strategy="zero1", world_size=ranks, rank=1)
+    run_config = RunConfig(batch=2, seq=4, parallelism=parallelism, device=device, clip_grad_norm=True)
+    full, short = whole_trace(source, run_config), MemoryTraces(source).trace(run_config)
+    assert short.traced_layers == 3
+    assert estimated(short, 0, run_config, {}).phases == estimated(full, 0, run_config, {}).phases
+    assert Counter(short.collectives) == Counter(full.collectives)
+
+
+def test_the_buffers_that_ddp_broadcasts_are_those_of_all_layers(tmp_path):
+    fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2, "vocab_size": 30}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"n_layer": 9, "n_positions": 16}))
+    run_config = RunConfig(batch=2, seq=4, parallelism=Parallelism(strategy="ddp", world_size=2))
+    trace = MemoryTraces(source_of(tmp_path)).trace(run_config)
+    assert trace.traced_layers == 3
+    # In each layer, bytes: a causal mask of 16 x 16 booleans, and the fp32 number in place of masked scores.
+    assert moved(trace, "forward", "broadcast") == 9 * (16 * 16 + 4)
 
 
 def test_a_ring_of_four_sends_three_quarters_and_for_a_reduction_of_all_twice_that():
