@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import random
 
 import pytest
@@ -12,10 +13,12 @@ import transformers
 from transformers.optimization import Adafactor, AdamW
 
 import bertscope
-from bertscope.analyses.memory.estimate import module_trace
+from bertscope.analyses.memory.estimate import MemoryTraces, module_trace
 from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.step import meta_inputs
+from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import source_of
 from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 from tests.analyses.memory.steps import estimated_trace, small
 
@@ -138,3 +141,14 @@ def test_the_optimizers_of_transformers_have_the_estimated_peak(optimizer, their
     real = peak_bytes(model, lambda built: {k: v.clone() for k, v in inputs.items()}, theirs)
     assert variant.estimated.peak.phase == "optimizer"
     assert variant.estimated.peak.peak_bytes == pytest.approx(real, rel=0.001)
+
+
+def test_the_buffers_that_ddp_broadcasts_are_those_of_all_layers(tmp_path):
+    fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2, "vocab_size": 30}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"n_layer": 9, "n_positions": 16}))
+    run_config = RunConfig(batch=2, seq=4, parallelism=Parallelism(strategy="ddp", world_size=2))
+    trace = MemoryTraces(source_of(tmp_path)).trace(run_config)
+    assert trace.traced_layers == 3
+    # In each layer, bytes: a causal mask of 16 x 16 booleans, and the fp32 number in place of masked scores.
+    sizes = [call.full_bytes for call in trace.collectives if (call.phase, call.kind) == ("forward", "broadcast")]
+    assert sum(sizes) == 9 * (16 * 16 + 4)

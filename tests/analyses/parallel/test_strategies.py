@@ -20,7 +20,6 @@ from bertscope.analyses.parallel.strategies import rank_groups, units_text, zero
 from bertscope.errors import SelectionError
 from bertscope.settings.parallelism import STRATEGIES, Parallelism
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.find import source_of
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small, whole_trace
 
@@ -185,16 +184,6 @@ def test_the_update_of_a_rank_from_its_own_list_is_that_of_torch(ranks, device):
     assert short.traced_layers == 3
     assert estimated(short, 0, run_config, {}).phases == estimated(full, 0, run_config, {}).phases
     assert Counter(short.collectives) == Counter(full.collectives)
-
-
-def test_the_buffers_that_ddp_broadcasts_are_those_of_all_layers(tmp_path):
-    fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2, "vocab_size": 30}
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"n_layer": 9, "n_positions": 16}))
-    run_config = RunConfig(batch=2, seq=4, parallelism=Parallelism(strategy="ddp", world_size=2))
-    trace = MemoryTraces(source_of(tmp_path)).trace(run_config)
-    assert trace.traced_layers == 3
-    # In each layer, bytes: a causal mask of 16 x 16 booleans, and the fp32 number in place of masked scores.
-    assert moved(trace, "forward", "broadcast") == 9 * (16 * 16 + 4)
 
 
 def test_a_ring_of_four_sends_three_quarters_and_for_a_reduction_of_all_twice_that():
