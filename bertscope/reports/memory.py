@@ -136,10 +136,12 @@ class KeptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The parts at one moment of the step."""
+    """The parts at one moment of the step, and the module and operator that run then."""
 
     phase: str
     parts: Parts
+    path: str = ""
+    operator: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

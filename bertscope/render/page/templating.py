@@ -82,15 +82,8 @@ def filled(name: str, **values: Any) -> str:
     return environment().get_template(name).render(values)
 
 
-def page(name: str, **values: Any) -> str:
-    """Return the page of this name with plotly's script in it; needs plotly."""
-    from plotly.offline import get_plotlyjs
-
-    return filled(name, plotly=markup(get_plotlyjs()), **values)
-
-
 def markup(text: str) -> Any:
-    """Mark text as HTML that is not to be escaped: scripts and pictures."""
+    """Mark text as HTML that is not to be escaped: pictures."""
     from markupsafe import Markup
 
-    return Markup(text)  # noqa: S704 - of plotly's and of Graphviz's making
+    return Markup(text)  # noqa: S704 - of Graphviz's making
