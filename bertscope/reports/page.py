@@ -54,7 +54,7 @@ class PageReport(TableReport[ModelPart | TreeRow]):
     written: str = ""  # the date, as 2026-11-22
 
     def to_html(self, language: str = "en") -> str:
-        """Return the page in English (en) or Chinese (zh); raises MissingExtraError without plotly."""
+        """Return the page in English (en) or Chinese (zh)."""
         return self.shown("html", language=language)
 
     @property

@@ -134,7 +134,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
     known = [variant.memory.peak.peak_bytes for variant in model.memory.variants if variant.memory]
     has_no_effect = any(size >= known[0] for size in known[1:])
     if has_no_effect:
-        rows.append((say("checkpointing"), list(conclusions(model.memory))))
+        rows.append((_sentence(say("checkpointing")), list(conclusions(model.memory))))
     if asked is None or fit is None:
         answer, heading = "unasked", say("heading_unasked", peak=peak)
         assumed = [subtitle(model.memory), run_text(model.memory.run)]

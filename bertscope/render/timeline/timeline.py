@@ -54,7 +54,9 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
     texts = [[word("phase", sample.phase), sample.path, sample.operator] for sample in panel.samples]
     names = [list(dict.fromkeys(column)) for column in zip(*texts, strict=True)]
     heights = [[getattr(sample.parts, part) for sample in panel.samples] for part in picture.parts]
-    places = [[known.index(text) for text in column] for known, column in zip(names, zip(*texts, strict=True), strict=True)]
+    places = [
+        [known.index(text) for text in column] for known, column in zip(names, zip(*texts, strict=True), strict=True)
+    ]
     return {
         "kind": "memory",
         "scale": "memory",
