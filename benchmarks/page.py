@@ -59,7 +59,10 @@ def main() -> None:
 FLOOR = """
 {% extends "page.html" %}
 {% import "parts.html" as parts %}
-{% block body %}<p>chart</p>{{ parts.chart("nothing", {"kind": "map", "scale": "", "top": 1, "nodes": [[-1, "", 1, "", []]]}) }}{% endblock %}
+{% block body %}
+<p>chart</p>
+{{ parts.chart("nothing", {"kind": "map", "scale": "", "top": 1, "nodes": [[-1, "", 1, "", []]]}) }}
+{% endblock %}
 """
 
 

@@ -23,7 +23,6 @@ from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.config import RULES
 from bertscope.errors import BertscopeError, Text
 from bertscope.gpus import Gpu
-from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of, name_without_adapter
 from bertscope.progress import stage
 from bertscope.reports.base import Shape
@@ -270,7 +269,7 @@ def _model(
     training = FlopsRun(source=source, run=RunConfig(input=inputs, freeze=run_config.freeze))
     with stage(Text("{name}, FLOPs", name=source.name)):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
-    given, first = Given(batch=batch, seq=seq), f"{source.layer_path}.0"
+    given, first = Given(batch=batch, seq=seq, input=inputs), f"{source.layer_path}.0"
     steps = Steps(source)
     card = limit if isinstance(limit, Gpu) else None
 
@@ -316,6 +315,6 @@ def _plan(
 
 
 def _dataflow(model: nn.Module, path: str, name: str, given: Given) -> GraphReport | None:
-    if not isinstance(model, (BertPreTrainedModel, PeftModel)):
-        return None
-    return forward_diagram(model, path, name=name, given=given)
+    with suppress(BertscopeError):  # a layer that the run does not enter
+        return forward_diagram(model, path, name=name, given=given)
+    return None

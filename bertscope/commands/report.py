@@ -52,9 +52,8 @@ def report(
     colours, for screen, print and phone; its tables can be sorted and searched. Each section names the command that
     gives its numbers.
     """
-    if fmt == "html":
-        if output is None:
-            raise SelectionError("the page goes into a file; name it with -o report.html")
+    if fmt == "html" and output is None:
+        raise SelectionError("the page goes into a file; name it with -o report.html")
     sources = [replace(model, model=name).found() for name in (model.model, compare) if name]
     from bertscope.api import page
 

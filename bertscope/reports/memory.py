@@ -320,6 +320,15 @@ class MemoryReport(TableReport[Variant]):
     card: Gpu | None = None  # whose context and workspaces are estimated
     inputs_given: bool = False  # by a Python program; `run` then has no sizes
 
+    def plot(self) -> Any:
+        """Return the memory over time as a figure of matplotlib, which a notebook shows.
+
+        Raises MissingExtraError without matplotlib.
+
+        >>> bertscope.estimate("bert-tiny").plot().savefig("memory.png")
+        """
+        return self.shown("plot")
+
 
 YES, UNCERTAIN, NO = "yes", "uncertain", "no"
 

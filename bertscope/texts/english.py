@@ -338,8 +338,8 @@ TEXTS: dict[str, str] = {
         "back. Keyboard: arrow keys choose, Enter zooms in, Escape goes back."
     ),
     "chart_help": (
-        "Point at a chart for the module, operator and parts; drag over it to zoom in. Keyboard: arrow keys move, Enter "
-        "zooms in, Escape goes back."
+        "Point at a chart for the module, operator and parts; drag over it to zoom in. Keyboard: arrow keys move, "
+        "Enter zooms in, Escape goes back."
     ),
     "bars_title": "Forward FLOPs by module",
     "itself": "{name} itself",
@@ -348,7 +348,7 @@ TEXTS: dict[str, str] = {
     "axis_length": "sequence length",
     "not_asked": "not asked for",
     "the_whole_model": "the whole model",
-    "no_dataflow": "left out: the dataflow is drawn for BERTs only; diagram --kind tree draws any model",
+    "no_dataflow": "left out: the forward pass does not run on meta; diagram --kind tree draws any model",
     "flops_of_forward": "forward, {size}: {flops} FLOPs",
     "flops_of_step": "training step, {size}: {flops} FLOPs",
     "convention": "as {name} counts: {value} {unit} ({how}; {source})",

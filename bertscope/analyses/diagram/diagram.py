@@ -252,16 +252,14 @@ def diagram(
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
     `class` draws the `classes` of the whole model, or those around one class, such as that of the module at `path`.
-    `forward`, of a BERT only, draws the dataflow of
+    `forward` draws the dataflow of
     the module at `path` for the inputs `given`. `tree` draws the modules at and below `path`. Raises SelectionError for
     another kind, and for a path or class that the model does not have.
     """
-    bert = model if isinstance(model, BertPreTrainedModel | PeftModel) else None
-    kind = kind or ("class" if bert or classes.around else "tree")
+    is_bert = isinstance(model, BertPreTrainedModel | PeftModel)
+    kind = kind or ("class" if is_bert or classes.around else "tree")
     if kind == "forward":
-        if bert is None:
-            raise SelectionError(f"kind forward draws a BERT only; got {type(model).__name__}; class and tree draw any")
-        return forward_diagram(bert, path, name=name, given=given, depth=depth, direction=direction)
+        return forward_diagram(model, path, name=name, given=given, depth=depth, direction=direction)
     if kind == "tree":
         return tree_diagram(model, path, name=name, depth=depth, direction=direction)
     if kind != "class":

@@ -219,7 +219,6 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         (variant.checkpointing, _parts(variant.memory, context)) for variant in model.memory.variants if variant.memory
     ]
     whole = max([budget, *(sum(sizes.values()) for _, sizes in known)]) or 1
-    key = ("on_card" if model.fit else "reserved_size") if model.memory.run.device == CUDA else "peak_size"
     bars = []
     for strategy, sizes in known:
         texts = {part: f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items()}
@@ -227,7 +226,7 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         bars.append({
             "name": way,
             "label": say("peak_bar", way=way, parts=say("comma").join(texts.values())),
-            "value": say(key, size=bytes_text(sum(sizes.values()))),
+            "value": _sum_text(model, bytes_text(sum(sizes.values()))),
             "parts": [(_color(part), round(100 * size / whole, 3), texts[part]) for part, size in sizes.items()],
         })  # fmt: skip
     used = {part for _, sizes in known for part in sizes}
@@ -237,6 +236,13 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         "limit": _limit_name(model.fit) if model.fit else "",
         "colors": {part_name(part): _color(part) for part in (*PARTS, RESERVED, CONTEXT) if part in used},
     }
+
+
+def _sum_text(model: ModelPart, size: str) -> str:
+    """Return the sum of a bar with the name of the quantity."""
+    if model.memory.run.device != CUDA:
+        return say("peak_size", size=size)
+    return say("on_card", size=size) if model.fit else say("reserved_size", size=size)
 
 
 def _limit_name(fit: FitReport) -> str:

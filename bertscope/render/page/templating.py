@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def environment() -> Environment:
         "lines": _lines,
         "cell": _cell,
         "branched": _branched,
+        "share": _share,
         "command": _command,
         "name": lambda text: markup(breakable_html(text)),
         "whole": lambda text: markup(unbroken_html(text)),
@@ -68,6 +70,14 @@ def _branched(text: str) -> tuple[int, str]:
     """Return the depth that the branches of a tree before a name draw, and the name."""
     name = text.lstrip(" │├└─")
     return (len(text) - len(name) + 2) // 3, name
+
+
+def _share(text: str) -> float | None:
+    """Return the percentage in a cell, which a notebook draws as a bar; None for a difference or another figure."""
+    with suppress(ValueError):
+        share = float(text.removesuffix(" %"))
+        return share if text.endswith(" %") and text[0] not in "+-" and share <= 100 else None
+    return None
 
 
 def _lines(text: str) -> Any:

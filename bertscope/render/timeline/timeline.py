@@ -51,12 +51,13 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
 
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
     """Return the data of the chart of one variant; each part is its changes from sample to sample, in bytes."""
-    texts = [[word("phase", sample.phase), sample.path, sample.operator] for sample in panel.samples]
-    names = [list(dict.fromkeys(column)) for column in zip(*texts, strict=True)]
-    heights = [[getattr(sample.parts, part) for sample in panel.samples] for part in picture.parts]
-    places = [
-        [known.index(text) for text in column] for known, column in zip(names, zip(*texts, strict=True), strict=True)
+    columns = [
+        [word("phase", sample.phase) for sample in panel.samples],
+        [sample.path for sample in panel.samples],
+        [sample.operator for sample in panel.samples],
     ]
+    names = [{text: place for place, text in enumerate(dict.fromkeys(column))} for column in columns]
+    heights = [[getattr(sample.parts, part) for sample in panel.samples] for part in picture.parts]
     return {
         "kind": "memory",
         "scale": "memory",
@@ -67,8 +68,8 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
         "whole": say("whole"),
         "parts": [(part_name(part), variable("part", part)) for part in picture.parts],
         "changes": [[size - before for before, size in pairwise([0, *sizes])] for sizes in heights],
-        "names": names,
-        "places": places,
+        "names": [list(known) for known in names],
+        "places": [[known[text] for text in column] for known, column in zip(names, columns, strict=True)],
         "marks": [(mark.phase, mark.peak_text, mark.start, mark.end, mark.row, mark.at_end) for mark in panel.marks],
         "peak": (panel.peak_index, panel.peak_text),
     }

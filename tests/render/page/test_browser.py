@@ -42,7 +42,8 @@ const begin = () => {
   const chosen = (chart, ...keys) => keys.map((key) => {
     chart.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
     const tip = chart.querySelector(".tip");
-    return [tip.hidden ? "" : [...tip.children].map((row) => row.textContent).join(" | "), !chart.querySelector(".back").hidden];
+    const rows = tip.hidden ? [] : [...tip.children].map((row) => row.textContent);
+    return [rows.join(" | "), !chart.querySelector(".back").hidden];
   });
   const map = document.getElementById("parameters-0-map");
   const zoomed = chosen(map, "ArrowRight", "Enter", "Escape", "Escape");
