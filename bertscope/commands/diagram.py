@@ -166,8 +166,9 @@ def diagram(
 
     inputs = Given(batch=drawn.batch, seq=drawn.seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask)
     classes = Classes(around=drawn.class_name, implementation=drawn.implementation, nn_module=drawn.nn_module)
-    report = analyse(built_for_counting(source), kind, path, name=source.name, depth=drawn.depth,
-                     direction=drawn.direction, given=inputs, classes=classes)  # fmt: skip
+    with source.confined():
+        report = analyse(built_for_counting(source), kind, path, name=source.name, depth=drawn.depth,
+                         direction=drawn.direction, given=inputs, classes=classes)  # fmt: skip
     suffix = output.suffix.lower() if output else ""
     show(report, fmt or _SUFFIXES.get(suffix, "mermaid"), output)
     kernel = own.bert_config.attn_implementation if own.bert_config else _STEP_BY_STEP

@@ -7,23 +7,25 @@ drawn once.
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
-from bertscope.analyses.modules.module_tree import Node, fold, read, type_name
+from bertscope.analyses.modules.module_tree import Node, fold, moved, read, type_name
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.tracing.fake_tensors import fake_copy
+from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
 from bertscope.analyses.tracing.inputs import arguments, example_inputs, inputs_for, running_module
 from bertscope.analyses.tracing.operator_costs import shape_of, tensors
-from bertscope.analyses.tracing.trace import hooks
-from bertscope.errors import SelectionError, suggestion
+from bertscope.analyses.tracing.trace import hooks, trace
+from bertscope.errors import SelectionError, SourceError, suggestion
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
 from bertscope.model.lora import WRAPPED, base_model_of
 from bertscope.reports.diagram import DiagramEdge, DiagramGroup, DiagramNode, GraphReport
-from bertscope.reports.layer_ranges import LayerRange, expand, layers_in, number_of
+from bertscope.reports.layer_ranges import LayerRange, expand, number_of
+from bertscope.settings.run_config import CPU
 from bertscope.torch_access import nn, storage_key, torch
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
@@ -248,10 +250,25 @@ def forward_diagram(
     and, in a decoder, as many cached positions as new ones; for any other module neither. Raises SelectionError for a
     path that the run does not enter, and for sizes that the model cannot run.
     """
+    given, drawn = given or Given(), partial(_drawn, model, path, name=name, depth=depth, direction=direction)
+    try:
+        return drawn(given, "meta")
+    except SourceError:  # a forward that creates tensors on the CPU, or asks torch about its device
+        with suppress(Exception), fake_tensors():
+            return drawn(given, CPU)
+        raise
+
+
+def _drawn(
+    model: nn.Module, path: str, given: Given, device: str, *, name: str | None, depth: int | None,
+    direction: str | None,
+) -> GraphReport:  # fmt: skip
+    """Return the dataflow in a run on meta, or on fake CPU tensors."""
     base = base_model_of(model)
-    is_bert, given = isinstance(base, BertPreTrainedModel), given or Given()
-    inputs: Any = None if is_bert else _other_inputs(base, given)
-    short, names = _with_each_layer_once(base) if is_bert else _verified_short(base, inputs, name)
+    is_bert = isinstance(base, BertPreTrainedModel)
+    inputs: Any = None if is_bert else _other_inputs(base, given, device)
+    short: Any
+    short, names = _with_each_layer_once(base, device) if is_bert else _verified_short(base, inputs, name, device)
     at = _path_in(names, path.removeprefix(WRAPPED))
     scope = short.get_submodule(at)
     if is_bert:
@@ -266,66 +283,82 @@ def forward_diagram(
             return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
         return id(module) not in layers and any(stack in stacks for stack in module.modules())
 
-    flow = dataflow(scope, lambda: _run(short, inputs), path=at, opens=opens)
+    flow = dataflow(scope, lambda: _run(short, inputs, device), path=at, opens=opens)
     if not flow.nodes:
         raise SelectionError(f"a forward pass does not call {path!r}; choose the module around it or one inside it")
     for group, module in {"": scope, **flow.opened}.items():
         if isinstance(module, BertSelfAttention):
             _name_attention(flow, module, group)
-    return _Report(flow, names, at).report(
+    runs = _ranges(names, _encoder_stack(short)) if is_bert else []
+    return _Report(flow, names, at, runs).report(
         diagram="forward", subject=subject(model, name), batch=given.batch, seq=given.seq, cache=given.cache or 0,
         direction=direction or "TB",
     )  # fmt: skip
 
 
-def _run(model: nn.Module, inputs: Any) -> Any:
+def _run(model: nn.Module, inputs: Any, device: str) -> Any:
+    """Return the outputs; a forward that asks whether a mask hides positions is told that it hides none."""
     positional, named = arguments(inputs)
-    return model(*positional, **named)
+    with torch.device(device), torch.no_grad():
+        return trace(model, lambda: model(*positional, **named))[1]
 
 
-def _other_inputs(model: nn.Module, given: Given) -> Any:
-    """Return the inputs of a model that is no BERT, on meta."""
+def _other_inputs(model: nn.Module, given: Given, device: str) -> Any:
+    """Return the inputs of a model that is no BERT, without a cache."""
     inputs = inputs_for(model, given.batch, given.seq, given=given.input)
-    if given.mask or not isinstance(inputs, Mapping):
+    inputs = fake_like(inputs) if device == CPU else on_meta(inputs)
+    if not isinstance(inputs, Mapping):
         return inputs
-    return {name: value for name, value in inputs.items() if not name.endswith("attention_mask")}
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    shown = (name for name in inputs if given.mask or not name.endswith("attention_mask"))
+    return options | {name: inputs[name] for name in shown}
 
 
-def _verified_short(model: nn.Module, inputs: Any, name: str | None) -> tuple[nn.Module, dict[str, str]]:
-    """Return the model with each layer once if its outputs have the same shapes as those of all layers, else whole."""
-    whole = fake_copy(model, "meta").eval()
-    with torch.no_grad():
-        with running_module(name or type(model).__name__, model, "meta"):
-            wanted = [shape_of(tensor) for tensor in tensors(_run(whole, inputs))]
+def _verified_short(model: nn.Module, inputs: Any, name: str | None, device: str) -> tuple[nn.Module, dict[str, str]]:
+    """Return the model with equal layers once in each stack in which that leaves the shapes of the outputs."""
+    whole = fake_copy(model, device).eval()
+    with running_module(name or type(model).__name__, model, "meta"):
+        wanted = set(map(shape_of, tensors(_run(whole, inputs, device))))
+
+    def shortened(stacks: Collection[str]) -> tuple[nn.Module, dict[str, str]] | None:
         with suppress(Exception):  # of the model's code, which may count its layers
-            short, names = _with_each_layer_once(model)
-            if [shape_of(tensor) for tensor in tensors(_run(short, inputs))] == wanted:
-                return short, names
-    return whole, {path: path for path, _ in whole.named_modules()}
+            found = _with_each_layer_once(model, device, stacks)
+            if set(map(shape_of, tensors(_run(found[0], inputs, device)))) == wanted:
+                return found
+        return None
+
+    stacks = [node.path for node in fold(read(model)).walk() if any(child.copies > 1 for child in node.children)]
+    found = shortened(stacks) or shortened([stack for stack in stacks if shortened([stack])])
+    return found or (whole, {path: path for path, _ in whole.named_modules()})
 
 
-def _with_each_layer_once(model: nn.Module) -> tuple[Any, dict[str, str]]:
-    """Return a copy on meta without layers equal to the one before, and the path of the range for each path in it."""
-    short = fake_copy(model, "meta").eval()
+def _with_each_layer_once(
+    model: nn.Module, device: str, stacks: Collection[str] | None = None
+) -> tuple[Any, dict[str, str]]:
+    """Return a copy without layers equal to the one before, and the path of the range for each path in it.
+
+    `stacks` are the paths of the lists to shorten, in a folded tree; None for all.
+    """
+    short = fake_copy(model, device).eval()
     names: dict[str, str] = {}
 
     def visit(node: Node, module: nn.Module, at: str) -> None:
         names[at] = node.path
-        kept: dict[str, nn.Module] = {}
-        for child in node.children if node.same_as is None else ():
-            layers = LayerRange.parse(child.name)
-            first = str(layers.first) if layers else child.name
-            part = module.get_submodule(first)
-            place = str(len(kept)) if isinstance(module, (nn.ModuleList, nn.Sequential)) else first
-            kept[place] = part
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)) or not (stacks is None or node.path in stacks):
+            for name, part in module.named_children():
+                if below := next((child for child in node.children if name in expand(child.name)), None):
+                    below = below if name == below.name else moved(below, below.path, f"{node.path}.{name}".strip("."))
+                    visit(below, part, f"{at}.{name}".strip("."))
+            return
+        parts = [(child, module.get_submodule(next(expand(child.name)))) for child in node.children]
+        module._modules.clear()
+        for place, (child, part) in enumerate(parts):
+            module.add_module(str(place), part)
             visit(child, part, f"{at}.{place}".strip("."))
-        if isinstance(module, (nn.ModuleList, nn.Sequential)):
-            module._modules.clear()
-            module._modules.update(kept)
 
     visit(fold(read(short)), short, "")
     if isinstance(short, BertPreTrainedModel):
-        firsts = [layers.first for layers in _ranges(names, encoder_stack(short))]
+        firsts = [layers.first for layers in _ranges(names, _encoder_stack(short))]
         heads = {place: short.config.pruned_heads.get(first, ()) for place, first in enumerate(firsts)}
         short._set_config(replace(short.config, num_hidden_layers=len(firsts), pruned_heads=heads))
     return short, names
@@ -337,9 +370,10 @@ def _ranges(names: Mapping[str, str], stack: str) -> list[LayerRange]:
     return [layers for name in shown if (layers := LayerRange.parse(name))]
 
 
-def encoder_stack(model: nn.Module) -> str:
+def _encoder_stack(model: BertPreTrainedModel) -> str:
     """Return the path of the layers of a BERT."""
-    return next(path for path, module in model.named_modules() if isinstance(module, nn.ModuleList))
+    (path, *_) = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    return str(path)
 
 
 def _path_in(names: Mapping[str, str], path: str) -> str:
@@ -465,10 +499,9 @@ def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
 class _Report:
     """Conversion of the graph of the short model to that of the whole model."""
 
-    def __init__(self, flow: Flow, names: Mapping[str, str], scope: str) -> None:
+    def __init__(self, flow: Flow, names: Mapping[str, str], scope: str, runs: Sequence[LayerRange]) -> None:
         self.flow, self.names, self.scope = flow, names, scope
-        stack = next((path.rpartition(".")[0] for path in names if layers_in(path)), "")
-        self.runs = _ranges(names, stack) if stack else []
+        self.runs = runs
 
     def report(self, **about: Any) -> GraphReport:
         """Return the graph without unused inputs."""
