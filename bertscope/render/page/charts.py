@@ -172,5 +172,6 @@ def lengths(report: FlopsReport) -> dict[str, Any]:
         "top": max(flops for _, flops in points) or 1,
         "longest": points[-1][0],
         "x": say("axis_length"),
+        "y": say("axis_flops"),
         "points": [(seq, flops, _exact(flops)) for seq, flops in points],
     }

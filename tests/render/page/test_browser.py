@@ -51,7 +51,13 @@ const begin = () => {
   const area = document.createElementNS("http://www.w3.org/2000/svg", "svg").createSVGPoint();
   [area.x, area.y] = [dot.x + dot.width / 2, dot.y + dot.height / 2 + 1];
   const stepped = chosen(memory, "ArrowRight", "End", "Enter", "Escape");
+  const widths = () => charts.map((chart) => chart.querySelector("svg").viewBox.baseVal.width);
+  const screen = widths();
+  dispatchEvent(new Event("beforeprint"));
+  const paper = widths();
+  dispatchEvent(new Event("afterprint"));
   document.title = JSON.stringify({
+    paper, restored: JSON.stringify(screen) === JSON.stringify(widths()),
     faults, down, up, back, named, found, zoomed,
     said: field.closest(".search").querySelector("output").textContent,
     stepped, isOnArea: [...memory.querySelectorAll("path")].some((path) => path.isPointInFill(area)),
@@ -81,6 +87,7 @@ def test_the_page_works_in_a_real_browser(written, tmp_path):
     assert seen["requests"] == 0
     assert seen["charts"] == seen["drawn"] == 5
     assert seen["pictures"] == 2
+    assert (set(seen["paper"]), seen["restored"]) == ({680}, True)  # pixels between the margins of A4
     assert seen["isOnArea"]  # the dot of the peak
     (box, _), (inside, is_zoomed), (_, is_back), (closed, _) = seen["zoomed"]
     assert box.startswith("embeddings | BertEmbeddings | ")

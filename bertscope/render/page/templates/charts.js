@@ -30,6 +30,7 @@ const rows = (svg, chart, [left, top, width, height], highest, base, names) => {
     put(svg, "text", { x: left - 6, y: place(value) + 4, "text-anchor": "end" }, text);
   }
   put(svg, "text", { x: left + width / 2, y: top + height + (chart.kind === "line" ? 36 : 20), "text-anchor": "middle" }, chart.x);
+  if (chart.y) put(svg, "text", { x: 2, y: top - 12 }, chart.y);
   return place;
 };
 
@@ -101,7 +102,7 @@ const bars = (chart, svg, width, height) => {
 };
 
 const line = (chart, svg, width, height) => {
-  const area = [66, 8, width - 84, height - 54], [left, top, room, tall] = area, last = shared(chart, "longest");
+  const area = [66, 28, width - 84, height - 74], [left, top, room, tall] = area, last = shared(chart, "longest");
   const place = rows(svg, chart, area, shared(chart, "top") * 1.04, 1000, PREFIXES);
   const at = (value) => left + (room * value) / last;
   put(svg, "path", { class: "curve", d: chart.points.map(([x, y], index) => `${index ? "L" : "M"}${at(x)},${place(y)}`).join("") });
