@@ -149,7 +149,8 @@ def test_every_attribute_in_the_diagram_is_on_an_instance_and_every_one_of_an_in
                  if not item.when}  # fmt: skip
         held = {item for item in vars(module) if not item.startswith("_")} - set(vars(torch.nn.Module()))
         assert shown == held | set(module._modules) | set(module._parameters) | set(module._buffers), cls
-        parents = [parent for base in cls.__bases__ for parent in (base.__bases__ if base.__name__[0] == "_" else [base])]
+        public = [base.__bases__ if base.__name__.startswith("_") else (base,) for base in cls.__bases__]
+        parents = [parent for bases in public for parent in bases]
         assert boxes[cls.__name__].bases == tuple(parent.__name__ for parent in parents)
 
 
