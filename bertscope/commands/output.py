@@ -19,6 +19,7 @@ import typer
 from bertscope.commands.process import is_debug
 from bertscope.errors import SelectionError, SourceError, Text, one_line
 from bertscope.frozen import dataclass
+from bertscope.processes.signals import uninterrupted
 from bertscope.progress import STAGE, listening
 from bertscope.render.console import Target, message, progress_bar, stdout_target
 from bertscope.texts import language, phrase, say
@@ -153,7 +154,8 @@ def write_file(path: Path, content: str | bytes) -> None:
         if _is_device(path):
             path.write_bytes(content)
         else:
-            _replace(path, content)
+            with uninterrupted():
+                _replace(path, content)
 
 
 def _is_device(path: Path) -> bool:

@@ -13,10 +13,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, NoReturn
 
 from bertscope.errors import BertscopeError, SourceError, is_out_of_memory, one_line
+from bertscope.processes.signals import Leave, catch, received
 
 INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
 EXIT_CODES = {
@@ -30,11 +30,6 @@ EXIT_CODES = {
     READER_GONE: "the reader of stdout has gone (SIGPIPE), as in 'bertscope ... | head'",
     TERMINATED: "terminated (SIGTERM)",
 }
-_received: list[int] = []  # signals; a library may replace or drop the exception of one
-
-
-class Leave(SystemExit):
-    """An exit with a code and without a message."""
 
 
 def run(command: Callable[[], int]) -> NoReturn:
@@ -49,12 +44,12 @@ def run(command: Callable[[], int]) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:
         code = INTERRUPT
-    _leave(128 + _received[0] if _received else code)
+    _leave(128 + received[0] if received else code)
 
 
 def failure(error: BaseException) -> int:
     """Report an error in one line on stderr, with its traceback under --debug; return the exit code."""
-    if isinstance(error, KeyboardInterrupt) or _received:
+    if isinstance(error, KeyboardInterrupt) or received:
         return INTERRUPT
     if isinstance(error, Leave):
         return int(error.code or 0)
@@ -108,11 +103,7 @@ def _prepare() -> None:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = _stream(sys.stdout, _Stdout, 1)
     sys.stderr = _stream(sys.stderr, _Stderr, 2)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = int(getattr(signal, name, 0))
-        if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, _end)
-    sys.unraisablehook = _ignored
+    catch()
 
 
 def _stream(stream: Any, raw: type[io.FileIO], number: int) -> Any:
@@ -157,26 +148,6 @@ class _Stderr(io.FileIO):
         with contextlib.suppress(OSError):
             return super().write(data) or len(data)
         return len(data)
-
-
-def _end(number: int, _: FrameType | None) -> None:
-    """End the run as a shell reports the signal; `finally` stops children and removes half-written files."""
-    _received.append(number)
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    signal.signal(number, signal.SIG_IGN)
-    raise Leave(128 + number)
-
-
-def _ignored(what: Any) -> None:
-    """Send a signal again that arrived during a destructor or callback, where Python drops exceptions."""
-    if is_debug():
-        sys.__unraisablehook__(what)
-    if _received and isinstance(what.exc_value, (KeyboardInterrupt, Leave)):
-        import threading
-
-        signal.signal(_received[0], _end)
-        threading.Timer(0.05, os.kill, (os.getpid(), _received[0])).start()
 
 
 def _leave(code: int) -> NoReturn:
