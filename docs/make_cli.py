@@ -103,7 +103,7 @@ def _summary(group, top, name: str) -> str:
 
 
 def _fenced(command, context) -> str:
-    lines = [line.rstrip() for line in command.get_help(context).strip().splitlines()]
+    lines = [line.rstrip() for line in getattr(command, "whole_help", command.get_help)(context).strip().splitlines()]
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 

@@ -72,7 +72,7 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones(cli):
 
 
 def test_the_words_of_an_option_are_those_of_its_table(cli):
-    text = " ".join(re.sub(r"-\n +", "-", cli("estimate", "--help").out).split())
+    text = " ".join(re.sub(r"-\n +", "-", cli("estimate", "--help-all").out).split())
     tables = {"mode": MODES, "device": DEVICES, "sdpa-kernel": KERNELS, "optimizer-implementation": IMPLEMENTATIONS,
               "optimizer": ("none", *OPTIMIZERS), "precision": RUN_PRECISIONS}  # fmt: skip
     for name, table in tables.items():
