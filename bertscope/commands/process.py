@@ -8,6 +8,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import select
 import signal
 import sys
@@ -56,7 +57,7 @@ def failure(error: BaseException) -> int:
     if is_debug():
         traceback.print_exception(type(error), error, error.__traceback__)
     if isinstance(error, BertscopeError):
-        return complain(str(error), error.exit_code)
+        return complain(error.message, error.exit_code, error.where)
     text = one_line(" ".join(str(error).split()), limit=200)
     if is_out_of_memory(error):
         return complain(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit", 3)
@@ -74,16 +75,36 @@ def is_debug() -> bool:
     return os.environ.get("BERTSCOPE_DEBUG", "0") not in ("", "0") or "--debug" in sys.argv[1:]
 
 
-def complain(message: str, code: int) -> int:
-    """Print the one line of an error, which a terminal shows in lines of its width; return the exit code."""
-    line = f"error: {one_line(message, limit=2000)}"
+def complain(message: str, code: int, where: str = "") -> int:
+    """Print an error as one line, or as JSON if --format json is asked for; return the exit code."""
+    if _is_json():
+        print(_as_json(message, code, where), file=sys.stderr)
+        return code
+    line = f"error: {one_line(f'{where}: {message}' if where else message, limit=2000)}"
     with contextlib.suppress(Exception):  # the package may be what is broken
-        if sys.stderr.isatty():
+        if sys.stderr.isatty():  # which shows it in lines of its width
             from bertscope.render import console
 
             line = console.message(line)
     print(line, file=sys.stderr)
     return code
+
+
+def _is_json() -> bool:
+    """Return True if the words of the command line ask for JSON, even if they cannot be parsed."""
+    formats = re.findall(r"^(?:--format[=\n]|-f\n?)(.*)$", "\n".join(sys.argv[1:]), re.MULTILINE)
+    return formats[-1:] == ["json"]
+
+
+def _as_json(message: str, code: int, where: str) -> str:
+    """Return an error for a program: what is wrong, up to the first semicolon, and what to do."""
+    import json
+
+    what, _, remedy = one_line(message, limit=2000).replace("\uff1b", "; ", 1).partition("; ")  # a Chinese semicolon
+    place = re.fullmatch(r"(.*):(\d+)", where)
+    file, line = (place[1], int(place[2])) if place else (where or None, None)
+    fields = {"code": code, "message": what, "file": file, "line": line, "remedy": remedy or None}
+    return json.dumps({"error": fields}, ensure_ascii=False)
 
 
 def _place(error: BaseException) -> str:
