@@ -90,8 +90,8 @@ Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="NAME=SHAPE:DTYPE",
-        help="The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32; B is --batch and S "
-        "is --seq. Repeatable.",
+        help="The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32, or batch.image=... "
+        "in a dictionary; B is --batch and S is --seq. Repeatable.",
         rich_help_panel="sizes",
     ),
 ]
