@@ -30,8 +30,8 @@ Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are hon
 |---:|---|
 {codes}
 An error is one line on stderr, never a traceback. With `--format json` the line is JSON:
-`{{"error": {{"code": 2, "message": ..., "file": ..., "line": ..., "remedy": ...}}}}`, with null for what there is not; notes
-may precede it, and it is the last line. `--debug`, before or after the command, or `BERTSCOPE_DEBUG=1` also
+`{{"error": {{"code": 2, "message": ..., "file": ..., "line": ..., "remedy": ...}}}}`, with null for what there is not;
+notes may precede it, and it is the last line. `--debug`, before or after the command, or `BERTSCOPE_DEBUG=1` also
 shows the traceback, and all progress; add it when you report an error with code 70. After a signal, bertscope ends
 child processes, restores the terminal and leaves no partial file. SIGKILL, and a signal while Python starts, have the
 effect that the operating system defines.

@@ -180,7 +180,8 @@ class RunConfig(Settings):
     )  # fmt: skip
     input: tuple[str, ...] = row(
         (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32, or "
-        "batch.image=... in a dictionary; B is the batch and S the sequence length.", section="sizes", metavar="NAME=SHAPE:DTYPE", of_modules=False,
+        "batch.image=... in a dictionary; B is the batch and S the sequence length.",
+        section="sizes", metavar="NAME=SHAPE:DTYPE", of_modules=False,
     )  # fmt: skip
     implementation: str = row(
         TRANSFORMERS,
