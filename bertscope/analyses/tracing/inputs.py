@@ -123,10 +123,10 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
     if absent or not inputs:
         named = [name for name, param in takes.items() if param.kind not in variadic]
         missing = next(iter([*absent, *named]), "x")  # tensors of *args have any names
-        key = f", in a dictionary {missing}.KEY=SHAPE:DTYPE" if missing in named else ""
+        key = f"in a dictionary {missing}.KEY=SHAPE:DTYPE; " if missing in named else ""
         raise SelectionError(
             f"{_signature(module)}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
-            f"{missing}={_likely_shape(module)}{key} (in Python input_size= or inputs=), or give the module a method "
+            f"{missing}={_likely_shape(module)} ({key}in Python input_size= or inputs=), or give the module a method "
             "example_inputs(batch, seq)"
         )
 
