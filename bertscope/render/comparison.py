@@ -11,7 +11,7 @@ from bertscope.render import fit
 from bertscope.render.columns import Column, number, values
 from bertscope.render.console import Target
 from bertscope.render.memory import PARTS, footnotes, range_columns
-from bertscope.render.timeline.panels import part_name, run_text, variant_name
+from bertscope.render.timeline.panels import part_name, run_text, strategy_name, variant_name
 from bertscope.render.views import Table, View
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
@@ -140,7 +140,7 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
         *_names(say("model"), say("class")),
         Column(say("parameters_in"), lambda line: line.report.run.precision,
                {"precision": lambda line: line.report.run.precision}, shown=len(precisions) > 1),
-        Column(say("checkpointing"), lambda line: variant_name(line.row),
+        Column(say("checkpointing"), lambda line: strategy_name(variant_name(line.row)),
                values("checkpointing", "reentrant", of="row")),
         number(say("peak"), "peak_bytes", bytes_text, of="row.memory.peak"),
         Column(say("phase"), lambda line: word("phase", line.row.memory.peak.phase),

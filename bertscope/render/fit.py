@@ -7,7 +7,7 @@ from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, csv_only, number, values
 from bertscope.render.footer import title
 from bertscope.render.memory import needed_text, range_columns, range_text, time_notes, with_other_loop, with_time
-from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
+from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word, strategy_name
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow
@@ -26,9 +26,11 @@ def columns(report: FitReport) -> list[Column]:
         number(say("gpus"), "ranks", shown=by_ranks),
         Column(say("strategy"), lambda row: word("strategy", row.strategy), values("strategy"), shown=by_ranks),
         number(say("seq"), "seq"),
-        Column(say("setting"), lambda row: say("comma").join((row.precision, row.checkpointing)), shown=by_ranks),
+        Column(say("setting"), lambda row: say("comma").join((row.precision, strategy_name(row.checkpointing))),
+               shown=by_ranks),
         Column(say("precision"), lambda row: row.precision, values("precision"), shown=not by_ranks),
-        Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing"), shown=not by_ranks),
+        Column(say("checkpointing"), lambda row: strategy_name(row.checkpointing), values("checkpointing"),
+               shown=not by_ranks),
         Column(batch, lambda row: count_text(row.batch) if row.fits and not report.asked_batch else
                answer_text(report, row), values("batch", "fits", "answer"), right=report.asked_batch is None),
         number(say("may_fit"), "batch_by_bytes", below=2, shown=searched and on_gpu),

@@ -12,7 +12,7 @@ from bertscope.errors import one_line
 from bertscope.render.columns import Column, csv_only, values
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.timeline.panels import kernel_word, part_name, run_text, variant_name
+from bertscope.render.timeline.panels import kernel_word, part_name, run_text, strategy_name, variant_name
 from bertscope.render.traffic import (
     parallel_words,
     rank_tables,
@@ -64,7 +64,7 @@ _MARKS = {
 
 def bars(report: MemoryReport, target: Target) -> str:
     """Draw the parts at each variant's peak, to one scale."""
-    memories = [(variant_name(variant), variant.memory) for variant in report.variants if variant.memory]
+    memories = [(_name(variant), variant.memory) for variant in report.variants if variant.memory]
     if not memories:
         return ""
     highest = max(memory.peak.peak_bytes for _, memory in memories) or 1
@@ -138,7 +138,7 @@ def _peaks(report: MemoryReport) -> str:
     if len(known) > 1 and max(sizes) == min(sizes):
         places = listed(dict.fromkeys(_phase(memory.peak) for _, memory in known))
         return say("equal_peaks", count=len(sizes), size=bytes_text(sizes[0]), place=places)
-    peaks = [say("peak_with", size=bytes_text(size), place=_phase(memory.peak), name=variant_name(variant))
+    peaks = [say("peak_with", size=bytes_text(size), place=_phase(memory.peak), name=_name(variant))
              for size, (variant, memory) in zip(sizes, known, strict=True)]  # fmt: skip
     if len(known) > 2:  # the table has the others
         return say("lowest_peak", count=len(sizes), peak=peaks[sizes.index(min(sizes))])
@@ -165,7 +165,7 @@ def _fits(report: MemoryReport) -> str:
     names: dict[str, list[str]] = {}
     for variant in report.variants if report.card else ():
         if variant.answer:
-            names.setdefault(variant.answer, []).append(variant_name(variant))
+            names.setdefault(variant.answer, []).append(_name(variant))
     on, answers = say("on", name=report.card.name) if report.card else "", []
     for answer in filter(names.get, (YES, UNCERTAIN, NO)):
         key = "fits_with" if len(report.variants) > 1 else "fits_only"
@@ -188,7 +188,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     """Yield the gain and cost of each further variant against the first, and the place of each peak."""
     for variant in report.variants:
         if variant.failure:
-            yield say("named", name=variant_name(variant), text=one_line(phrase(variant.failure)))
+            yield say("named", name=_name(variant), text=one_line(phrase(variant.failure)))
     known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
     for other, memory in known[1:]:
         yield _comparison(*known[0], other, memory)
@@ -200,7 +200,11 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
             )  # fmt: skip
             yield say("lower_from", batch=other.outlook.pays_from_batch, points=points)
     for variant, memory in known if len(report.variants) > 1 else ():  # the verdict names the place of one
-        yield say("peak_is", name=variant_name(variant), place=_place(memory.peak))
+        yield say("peak_is", name=_name(variant), place=_place(memory.peak))
+
+
+def _name(variant: Variant) -> str:
+    return strategy_name(variant_name(variant))
 
 
 def _place(peak: PhasePeak) -> str:
@@ -230,7 +234,7 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
             text += say("takes_flops", ratio=f"{other.timing.flops / first.timing.flops:.2f}")
         if _overlap(first.timing.step_seconds, other.timing.step_seconds):
             text += say("times_overlap")
-    return say("named", name=variant_name(other), text=text)
+    return say("named", name=_name(other), text=text)
 
 
 def _overlap(some: Sequence[float], others: Sequence[float]) -> bool:
@@ -485,7 +489,7 @@ def memory_columns(report: MemoryReport) -> list[Column]:
     """Return the column of names, and one for each variant."""
     obtained = [word("obtained", variant.memory.obtained if variant.memory else "nothing")
                 for variant in report.variants]  # fmt: skip
-    first, *names = say("at_peak"), *map(variant_name, report.variants)
+    first, *names = say("at_peak"), *map(_name, report.variants)
     if len(set(obtained)) == 1:
         first = say("variant", name=first, obtained=obtained[0])
     else:
@@ -507,7 +511,7 @@ def kept_columns(report: MemoryReport) -> list[Column]:
         Column(say("each"), lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "",
                below=2),
         Column(say("tensors"), lambda row: count_text(row[0].tensors), right=True, below=1),
-        *(Column(variant_name(variant), partial(_kept_cell, number), right=True)
+        *(Column(_name(variant), partial(_kept_cell, number), right=True)
           for number, variant in enumerate(report.variants)),
     ]  # fmt: skip
 

@@ -69,9 +69,9 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
             counts[product] += len(own.recomputed)
     layers, found = sum(len(own.recomputed) for own in lists), []
     whole = [product_role(product) for product, count in counts.items() if count == layers]
-    never = [product_role(product) for product, count in counts.items() if not count]
+    not_all = [product_role(product) for product, count in counts.items() if count < layers]
     if len(whole) > max(len(counts) - len(whole), _MOST_NAMED - 1):
-        found.append(say("plan_all_but", words=_joined(never)) if never else say("plan_all"))
+        found.append(say("plan_all_but", words=_joined(not_all)) if not_all else say("plan_all"))
     elif whole:
         found.append(_joined(whole))
     if any(0 < count < layers for count in counts.values()) and found:

@@ -17,7 +17,7 @@ from bertscope.settings.run_config import ESTIMATED
 from bertscope.units import bytes_text, count_text, short_count_text
 
 _ERRORS = 3  # below the table: a narrow terminal has no column for them
-_ANSWERS = {YES: "fit", UNCERTAIN: "may fit", NO: "do not fit"}
+_ANSWERS = {YES: "fits", UNCERTAIN: "may fit", NO: "does not fit"}
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -109,11 +109,11 @@ def ordered(report: SweepReport, sort: str | None) -> Sequence[SweepRow]:
 def verdict(report: SweepReport) -> str:
     """Return the numbers of points by outcome, and of those with a budget by the answer."""
     answers = [row.fits for row in report.rows]
-    fits, *others = ((answers.count(answer), words) for answer, words in _ANSWERS.items())
     parts = [f"{count_text(len(report.rows))} points of {report.grid}"]
     if any(answers):
-        more = "".join(f", {count_text(number)} {words}" for number, words in others if number)
-        parts = [f"{count_text(fits[0])} of {parts[0]} {fits[1]}{more}"]
+        first, *others = ((words, count_text(answers.count(answer))) for answer, words in _ANSWERS.items())
+        more = "".join(f", {words} at {number}" for words, number in others if number != "0")
+        parts = [f"the step {first[0]} at {first[1]} of {parts[0]}{more}"]
     for outcome, words in ((REFUSED, "cannot be computed"), (FAILED, "failed, the next run computes them again")):
         if number := report.number(outcome):
             parts.append(f"{count_text(number)} {words}")
