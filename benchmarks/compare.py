@@ -120,8 +120,8 @@ _CUT = "the convention of ELECTRA is gone, and PaLM's is in its place"
 _TIMES = "measured"
 _REFUSED = "a contradiction is refused: exit code 2"
 EXPECTED: list[Expected] = [
-    Expected("", r"(out|files\.step\.json)\.data\.schema", "schema 2"),
-    Expected("schema", r".*", "schema 2"),
+    Expected("", r"(out|files\.step\.json)\.data\.schema", "schema 3"),
+    Expected("schema", r".*", "schema 3"),
     Expected("", r".*\brun\.(autocast|alloc_conf)", _RUN),
     Expected("", r".*\brun\.(checkpointing|reentrant|expandable_segments|max_split_size_mb)", _RUN),
     Expected("", r".*\brun\.parallelism\.world_size", _RUN),

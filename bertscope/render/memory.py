@@ -100,8 +100,10 @@ def verdict(report: MemoryReport) -> str:
         settings.append(say("sixteen_bits"))
     if report.run.device == CUDA and any(row.operator == "convolution" for _, memory in known for row in memory.kept):
         settings.append(say("convolutions_not_counted"))
-    answer = say("named" if len(report.variants) == 1 else "both_sentences", name=_fits(report), text=_peaks(report))
-    answer = answer if _fits(report) else _peaks(report)
+    answer = _peaks(report)
+    if fits := _fits(report):
+        is_several = len(report.variants) > 1
+        answer = say("both_sentences" if is_several else "named", name=fits, text=answer)
     for _, memory in known[:1]:
         if memory.obtained == "estimated" and memory.other_loop_bytes is not None:
             more = memory.other_loop_bytes - memory.peak.peak_bytes
@@ -138,11 +140,14 @@ def _peaks(report: MemoryReport) -> str:
     if len(known) > 1 and max(sizes) == min(sizes):
         places = listed(dict.fromkeys(_phase(memory.peak) for _, memory in known))
         return say("equal_peaks", count=len(sizes), size=bytes_text(sizes[0]), place=places)
-    peaks = [say("peak_with", size=bytes_text(size), place=_phase(memory.peak), name=_name(variant))
-             for size, (variant, memory) in zip(sizes, known, strict=True)]  # fmt: skip
     if len(known) > 2:  # the table has the others
-        return say("lowest_peak", count=len(sizes), peak=peaks[sizes.index(min(sizes))])
-    return say("peaks_are", peaks=listed(peaks))
+        known = [known[sizes.index(min(sizes))]]
+    names = [_name(variant) for variant, _ in known]
+    names[0] = say("checkpointing_name", name=names[0])
+    peaks = [say("peak_with", size=bytes_text(memory.peak.peak_bytes), place=_phase(memory.peak), name=name)
+             for name, (_, memory) in zip(names, known, strict=True)]  # fmt: skip
+    key = "lowest_peak" if len(sizes) > 2 else "peaks_are"
+    return say(key, count=len(sizes), peaks=say("comma").join(peaks))
 
 
 def of_text(key: str, size: int, limit: int, **values: str) -> str:
