@@ -133,7 +133,7 @@ def _peaks(report: MemoryReport) -> str:
         variant, memory = known[0]
         text, device = say("peak_of", size=bytes_text(sizes[0]), place=_place(memory.peak)), memory.device
         if device and report.card:
-            text = of_text("on_card_of", device.card_bytes, report.card.memory_bytes, text=text)
+            text = say("on_card_of", text=text, **in_one_unit(device.card_bytes, report.card.memory_bytes))
         elif device:
             text = say("with_reserved", text=text, size=bytes_text(device.reserved_bytes))
         return with_time(text, variant)
@@ -144,25 +144,25 @@ def _peaks(report: MemoryReport) -> str:
         known = [known[sizes.index(min(sizes))]]
     names = [_name(variant) for variant, _ in known]
     names[0] = say("checkpointing_name", name=names[0])
-    peaks = [say("peak_with", size=bytes_text(memory.peak.peak_bytes), place=_phase(memory.peak), name=name)
+    peaks = [say("peak_with", size=bytes_text(memory.peak.peak_bytes), name=name)
              for name, (_, memory) in zip(names, known, strict=True)]  # fmt: skip
-    key = "lowest_peak" if len(sizes) > 2 else "peaks_are"
-    return say(key, count=len(sizes), peaks=say("comma").join(peaks))
+    found = say("comma").join(peaks)
+    return say("lowest_peak", count=len(sizes), peaks=found) if len(sizes) > 2 else say("peaks_are", peaks=found)
 
 
-def of_text(key: str, size: int, limit: int, **values: str) -> str:
-    """Return the text of a size of a limit, both in the unit of the smaller, or of the larger above four digits."""
+def in_one_unit(size: int, limit: int) -> dict[str, str]:
+    """Return the texts of a size and a limit, in the unit of the smaller, or of the larger above four digits."""
     small, large = sorted((size, limit))
     unit = large if large >= 10_000 * binary_unit(small)[0] else small
-    return say(key, size=bytes_text(size, unit_of=unit), limit=bytes_text(limit, unit_of=unit), **values)
+    return {"size": bytes_text(size, unit_of=unit), "limit": bytes_text(limit, unit_of=unit)}
 
 
 def needed_text(report: FitReport | PlanReport, row: FitRow | PlanRow) -> str:
     """Return the peak, and on a GPU the memory on the card, of the memory that there is."""
     if report.run.device == CPU:
-        return of_text("peak_of_budget", row.peak_bytes, report.budget_bytes)
-    return of_text("on_card_of", row.card_bytes, report.budget_bytes,
-                   text=say("peak_size", size=bytes_text(row.peak_bytes)))  # fmt: skip
+        return say("peak_of_budget", **in_one_unit(row.peak_bytes, report.budget_bytes))
+    peak = say("peak_size", size=bytes_text(row.peak_bytes))
+    return say("on_card_of", text=peak, **in_one_unit(row.card_bytes, report.budget_bytes))
 
 
 def _fits(report: MemoryReport) -> str:

@@ -215,7 +215,7 @@ TEXTS: dict[str, str] = {
     "fits_row": "fits on {name}",
     "peak_of": "peak {size} {place}",
     "checkpointing_name": "checkpointing {name}",
-    "peak_with": "{size} {place} with {name}",
+    "peak_with": "{size} with {name}",
     "peaks_are": "the peak is {peaks}",
     "lowest_peak": "the lowest of {count} peaks is {peaks}",
     "equal_peaks": "each of {count} peaks is {size}, {place}",

@@ -83,7 +83,8 @@ def test_the_reports_on_memory_are_as_their_schema_says():
 @pytest.mark.parametrize("card", [None, Gpu(name="H200", memory_bytes=2**37, source="vendor")])
 def test_the_report_on_what_fits_is_as_its_schema_says(card):
     row = FitRow(seq=1, checkpointing="none", precision="fp32", batch=1, batch_by_bytes=2, answer="yes",
-                 peak_bytes=1, reserved_bytes=2, card_bytes=3, next_peak_bytes=2, fits=True, step_flops=1, extra_flops=0.3)  # fmt: skip
+                 peak_bytes=1, reserved_bytes=2, card_bytes=3,
+                 next_peak_bytes=2, fits=True, step_flops=1, extra_flops=0.3)  # fmt: skip
     subject = Subject(name="x", architecture="BertModel", dtype="stored", torch_version="2", bertscope_version="1")
     validate(FitReport(subject=subject, run=RunConfig(), budget_bytes=1, overhead_bytes=0,
                        card=card, asked_batch=None if card else 8, rows=(row,)))  # fmt: skip
