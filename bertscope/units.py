@@ -99,9 +99,9 @@ def share_text(share: float) -> str:
 
 
 def tensors_text(tensors: Iterable[Any]) -> str:
-    """Return the shapes of several tensors, with the dtype unless it is float32: `[1, 128] int64, 48 x [1, 12, 16, 64]`.
+    """Return the shapes of several tensors, with the dtype unless it is float32: `[1, 128] int64, [1, 128, 768]`.
 
-    Three or more equal neighbours are written once.
+    Three or more equal neighbours are written once: `48 x [1, 12, 16, 64]`.
     """
     texts = (shape_text(item.shape) + (f" {item.dtype}" if item.dtype != "float32" else "") for item in tensors)
     runs = ((text, len(list(equal))) for text, equal in groupby(texts))

@@ -281,10 +281,11 @@ class FlopsRun:
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
     ) -> FlopsReport:
-        made = flops_report(model, recorded, self.source.name, tree, mode=self.run.mode,
-        checkpointing=self.run.checkpointing,
-                            batch=batch, seq=seq, loss=loss,
-                            encoder_seq=_encoder_length(inputs_for(model, batch, seq, given=self.run.input)))  # fmt: skip
+        made = flops_report(
+            model, recorded, self.source.name, tree, mode=self.run.mode, checkpointing=self.run.checkpointing,
+            batch=batch, seq=seq, loss=loss,
+            encoder_seq=_encoder_length(inputs_for(model, batch, seq, given=self.run.input)),
+        )  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
 
