@@ -30,7 +30,7 @@ class Step:
     A step of a model that is no BERT is a module: `name` is its path, and it has no name of TensorFlow.
     """
 
-    number: int  # in the walk of the whole model, from 1; 0 for a module in a step of a BERT
+    number: int = 0  # in the walk of the whole model, from 1; 0 for a module in a step of a BERT
     group: str
     name: str  # names of keras-bert: Transformer-0-FeedForward-Norm
     path: str  # Hugging Face

@@ -323,7 +323,6 @@ class _StepWalk:
         keras, path, tf_name = names
         named = dict.fromkeys(name for dims in (*inputs, output) for name in dims if name in self.values)
         return Step(
-            number=0,  # that in the walk, of `steps`
             sizes={name: self.values[name] for name in named},
             group=group,
             name=keras,
