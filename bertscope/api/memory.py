@@ -28,6 +28,7 @@ from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, FitRow, MemoryReport, Variant
+from bertscope.reports.plan import PlanRow
 from bertscope.settings.generate import with_settings
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.resolve import Layer, Resolved
@@ -327,11 +328,11 @@ class _FitSearch:
             report = fit_report(self.source, variants, seqs, memory, batch=self.batch, context_bytes=limit.context,
                                 known_steps=self.steps)  # fmt: skip
         if limit.time:
-            if (timer := _timer(card, self._steps, limit, runs[0])) is not None:
+            if (timer := timer_for(card, self._steps, limit, runs[0])) is not None:
                 from bertscope.analyses.calibrate.step_time import with_fit_times
 
                 report = with_fit_times(report, timer, variants)
-            report = replace(report, notes=_no_time(limit, runs[0], report.rows))
+            report = replace(report, notes=no_time_notes(limit, runs[0], report.rows))
         return replace(report, training_file=self.asked.noted(runs, searched="batch"))
 
     def runs(self, limit: Limit) -> list[RunConfig]:
@@ -357,14 +358,14 @@ class _FitSearch:
 
 def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
     """Return the report with the time of each step, or with a note that says why there is none."""
-    if (timer := _timer(report.card, steps, limit, runs[0])) is not None:
+    if (timer := timer_for(report.card, steps, limit, runs[0])) is not None:
         from bertscope.analyses.calibrate.step_time import with_times
 
         report = with_times(report, timer, runs)
-    return replace(report, notes=(*report.notes, *_no_time(limit, runs[0], report.variants)))
+    return replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.variants)))
 
 
-def _timer(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfig) -> Timer | None:
+def timer_for(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfig) -> Timer | None:
     """Return what gives the times on a card; None without one."""
     if card is None:
         return None
@@ -375,7 +376,7 @@ def _timer(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfig) 
     return Timer(steps=steps, card=card, calibration=calibration, sequences=limit.sequences)
 
 
-def _no_time(limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow]) -> tuple[Note, ...]:
+def no_time_notes(limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow | PlanRow]) -> tuple[Note, ...]:
     """Return the note that says why no row has a time."""
     if any(row.predicted or row.time_range for row in rows):
         return ()

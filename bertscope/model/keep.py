@@ -44,8 +44,9 @@ def keep_operators(model: nn.Module, plan: Mapping[str, Collection[str]]) -> Non
         if getattr(config, "use_cache", False):
             with suppress(AttributeError):  # a frozen one is not of transformers
                 config.use_cache = False  # a repeated layer would add its keys and values again
+    base = getattr(model, "get_base_model", lambda: model)()  # of peft's wrapper
     for path, kept in plan.items():
-        layer = model.get_submodule(path)
+        layer = base.get_submodule(path)
         contexts = partial(keep_contexts, kept)
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
 
@@ -68,7 +69,7 @@ def layer_lists(model: nn.Module) -> dict[str, list[str]]:
 
 def keep_layers(model: nn.Module, chosen: Checkpointing) -> None:
     """Recompute the layers that `chosen` names except for the operators that it keeps; raises ConfigError."""
-    lists = layer_lists(model)
+    lists = layer_lists(getattr(model, "get_base_model", lambda: model)())
     chosen.check_lists(lists)
     plan: dict[str, Collection[str]] = {}
     for path, layers in lists.items():

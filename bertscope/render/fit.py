@@ -1,6 +1,6 @@
 """The fit report as a table, CSV and Markdown."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.memory import NO, YES, FitReport, FitRow
+from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
 from bertscope.texts import phrase, say, word
 from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
@@ -43,21 +44,21 @@ def columns(report: FitReport) -> list[Column]:
         number(say("step_flops"), "step_flops", flops_text, detail=True),
         Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True,
                detail=on_gpu),
-        *_time_columns(report),
+        *time_columns(report.rows),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
                   "other_loop_bytes": lambda row: row.other_loop_bytes,
                   "budget_bytes": lambda row: report.budget_bytes}),
     ]  # fmt: skip
 
 
-def _time_columns(report: FitReport) -> list[Column]:
+def time_columns(rows: Sequence[FitRow | PlanRow]) -> list[Column]:
     """Return the columns of predicted times; none without a time."""
 
     def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
-        def value(row: FitRow) -> Any:
+        def value(row: FitRow | PlanRow) -> Any:
             return getattr(row.predicted, name, None)
 
-        def shown(row: FitRow) -> str:
+        def shown(row: FitRow | PlanRow) -> str:
             return "" if value(row) is None else text(value(row))
 
         return Column(title, shown, {name: value}, right=True)
@@ -67,7 +68,7 @@ def _time_columns(report: FitReport) -> list[Column]:
         column(say("tokens_per_second"), "tokens_per_second", lambda rate: f"{rate:,.0f}"),
         column(say("mfu_column"), "mfu", share_text),
     ]
-    return predicted * any(row.predicted for row in report.rows) + range_columns(report.rows)
+    return predicted * any(row.predicted for row in rows) + range_columns(rows)
 
 
 def _is_on_gpu(report: FitReport) -> bool:

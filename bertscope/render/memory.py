@@ -36,6 +36,7 @@ from bertscope.reports.memory import (
     TrainingKey,
     Variant,
 )
+from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINER, TRAINING, RunConfig
 from bertscope.texts import phrase, say, word
@@ -229,7 +230,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     yield say("note_units_kept" if report.run.has_gradients_before else "note_units")
 
 
-def time_notes(rows: Iterable[Variant | FitRow]) -> Iterator[str]:
+def time_notes(rows: Iterable[Variant | FitRow | PlanRow]) -> Iterator[str]:
     """Yield the way in which times were predicted, and the peaks that MFU refers to."""
     rows = list(rows)
     if any(row.time_range for row in rows):

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from bertscope.render.columns import Column, csv_only, number, values
+from bertscope.render.fit import time_columns
 from bertscope.render.footer import title
+from bertscope.render.memory import time_notes
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
@@ -136,6 +138,7 @@ def columns(report: PlanReport) -> list[Column]:
         Column(say("fits"), lambda row: say(f"answer_{row.answer}"), values("answer")),
         Column(say("flops_again"), share, values("share_again", "flops_again"), right=True),
         number(say("step_flops"), "step_flops", flops_text, detail=True),
+        *time_columns(report.rows),
         Column(say("what_changes"), _changed, shown=any(row.changes for row in report.rows)),
         csv_only({"changes": lambda row: _changed(row), "moved_bytes_again": lambda row: row.moved_bytes_again}),
     ]  # fmt: skip
@@ -155,6 +158,7 @@ def notes(report: PlanReport) -> Iterator[str]:
     if report.card:
         yield say("named", name=report.card.name, text=phrase(report.card.source))
     yield say("plan_again", flops=flops_text(report.layers_flops))
+    yield from time_notes(report.rows)
     yield say("note_fit_units")
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
+from bertscope.reports.calibration import StepTime, TimeRange
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.run_config import RunConfig
 
@@ -63,6 +64,9 @@ class PlanRow:
     answer: str  # yes, no or uncertain
     changes: dict[str, Any] = field(default_factory=dict)  # of the run, beyond checkpointing and the batch
     lists: tuple[PlanList, ...] = ()
+    predicted: StepTime | None = None  # on a calibrated card
+    time_range: TimeRange | None = None  # of --time, by a data sheet
+    epoch: TimeRange | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -230,12 +230,16 @@ def is_view(operator: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
-def written_tensors(operator: Any, args: Any) -> list[torch.Tensor]:
-    """Return the tensors that an operator writes and does not return, as `_foreach_add_` does. Fallback: none."""
+def written_tensors(operator: Any, args: Any, *, or_returned: bool = False) -> list[torch.Tensor]:
+    """Return the tensors that an operator writes and does not return, as `_foreach_add_` does. Fallback: none.
+
+    With `or_returned` those too that it returns, as `relu_` does.
+    """
     schema = getattr(operator, "_schema", None)
-    if schema is None or schema.returns:
+    if schema is None or (schema.returns and not or_returned):
         return []
-    given = [value for row, value in zip(schema.arguments, args, strict=False) if row.alias_info is not None]
+    pairs = zip(schema.arguments, args, strict=False)
+    given = [value for row, value in pairs if row.alias_info is not None and row.alias_info.is_write]
     return [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
 
 

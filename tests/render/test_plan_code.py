@@ -148,10 +148,19 @@ def t5(attention: str) -> nn.Module:
     return transformers.T5ForConditionalGeneration(config)
 
 
+def adapted(attention: str) -> nn.Module:
+    """Return BERT in the wrapper of peft: a plan has the paths of the model, not of the wrapper."""
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"])
+    return peft.get_peft_model(bert(attention), config)
+
+
 ENCODER = layers("bert.encoder.layer", 4, *LINEAR, ATTENTION)
 MODELS = {
     "own BERT": (own_bert, (ENCODER,)),
     "BERT": (bert, (ENCODER,)),
+    "BERT in peft's wrapper": (adapted, (ENCODER,)),
     "GPT-2": (gpt2, (layers("transformer.h", 4, "addmm.0", "addmm.3", ATTENTION, recomputed=(0, 1, 3)),)),
     "T5": (t5, (layers("encoder.block", 3, "mm.0", "mm.3"), layers("decoder.block", 3, "mm.1", "bmm.1", "mm.6"))),
     "a ModuleList": (lambda attention: Stack(), (layers("blocks", 4, "addmm.1", recomputed=(1, 2, 3)),)),

@@ -19,7 +19,7 @@ from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import DispatchMode, in_backward, storage_key
+from bertscope.torch_access import DispatchMode, in_backward, storage_key, written_tensors
 
 _UNITS = 2  # of layers that run: the first may do what the others do not, such as the position bias of T5
 
@@ -32,6 +32,7 @@ class LayerCosts:
     layer_paths: tuple[str, ...]
     operators: tuple[PlanOperator, ...] = ()  # its matrix products
     flops: int = 0  # of its forward pass
+    always_flops: int = 0  # of products that run again in each plan: a later operator overwrites their output
     moved_bytes: int = 0  # by what the recomputation runs besides matrix products
     whole: int = 0  # the last layers, which are not recomputed
 
@@ -53,6 +54,7 @@ class _Record:
     operators: list[PlanOperator] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)  # bytes, for each operator of forward
     again: int = 0  # operators that ran again, from the first on
+    overwritten: set[int] = field(default_factory=set)  # those whose output a later operator changes, as relu_ does
 
     def __deepcopy__(self, memo: object) -> _Record:
         return self
@@ -106,6 +108,7 @@ class _Recorder(DispatchMode):
         super().__init__()
         self.record, self.tracker = record, tracker
         self.calls: Counter[str] = Counter()
+        self.makers: dict[Any, int] = {}  # storage -> the operator whose output it is
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -115,6 +118,9 @@ class _Recorder(DispatchMode):
         name = call_name(operator)
         given = {storage_key(tensor) for tensor in tensors((args, kwargs))}
         made = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors(out)}
+        written = {storage_key(tensor) for tensor in written_tensors(operator, args, or_returned=True)}
+        self.record.overwritten.update(self.makers[key] for key in written if key in self.makers)
+        self.makers.update({key: len(self.record.operators) for key in made if key not in given})
         self.record.operators.append(
             PlanOperator(
                 name=name,
@@ -155,10 +161,12 @@ def _costs(path: str, layers: Sequence[str], record: _Record) -> LayerCosts:
     ran = [replace(operator, again=number < record.again, calls=calls[operator.name])
            for number, operator in enumerate(record.operators)]  # fmt: skip
     moved = zip(ran, record.moved, strict=True)
+    lost = [ran[number] for number in record.overwritten]
     return LayerCosts(
         path=path,
         layer_paths=tuple(layers),
-        operators=tuple(operator for operator in ran if operator.flops and operator.kept_bytes),
+        operators=tuple(product for product in ran if product.flops and product.kept_bytes and product not in lost),
         flops=sum(operator.flops for operator in ran),
+        always_flops=sum(product.flops for product in lost if product.again),
         moved_bytes=sum(size for operator, size in moved if operator.again and not operator.flops),
     )

@@ -88,7 +88,8 @@ class PlanSpace:
     def flops_again(self, counts: Counts) -> int:
         """Return the FLOPs of matrix products of a forward and backward pass that run again."""
         pairs = zip(counts, self.products, strict=True)
-        return sum((own.recomputed - count) * product.flops for count, (own, product) in pairs)
+        always = sum(own.recomputed * own.always_flops for own in self.lists)
+        return always + sum((own.recomputed - count) * product.flops for count, (own, product) in pairs)
 
     @property
     def flops(self) -> int:

@@ -144,3 +144,30 @@ def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(c
     several = cli("estimate", "bert-base-uncased", "bert-base-cased", *options, "--format", "csv").out.splitlines()
     assert "time_range_low_seconds,time_range_high_seconds" in several[0]
     assert cli("estimate", "bert-tiny", "--gpu", "t4", "--sequences", "1000").code == 2  # without --time
+
+
+def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_asked(cli, stored):
+    words = ("bert-tiny", "--batch", "64", "--seq", "64", "--precision", "autocast-bf16")
+    report = cli("plan", *words, "--gpu", "h200", "--format", "json").json
+    found = cli("estimate", *words, "--gpu", "h200", "--time", "--format", "json").json["variants"][0]["predicted"]
+    assert report["rows"][0]["predicted"] == found
+    assert cli("plan", *words, "--gpu", "t4", "--format", "json").json["rows"][0]["predicted"] is None
+    assert "there is no calibration of t4" in cli("plan", *words, "--gpu", "t4", "--time").err  # below 25 ms
+
+
+def test_the_work_of_a_plan_has_the_products_that_it_computes_again(home):
+    """Each row: the products of a step without recomputation and those that the plan says."""
+    report = bertscope.plan("bert-tiny", "120MiB", batch=64, seq=128, device="cuda", precision="fp32")
+    run = report.run.changed(checkpointing="none")
+    plain = step_work(TINY, run).matmul_flops
+    assert any(row.flops_again for row in report.rows)
+    for row in report.rows:
+        work = step_work(TINY, run.changed(checkpointing=row.checkpointing))
+        assert work.matmul_flops == {"fp32": plain["fp32"] + row.flops_again}
+
+
+def test_plan_has_the_range_of_the_data_sheet_on_request(cli, home):
+    words = ("bert-base-uncased", "--gpu", "t4", "--batch", "64", "--seq", "512", "--precision", "autocast-fp16")
+    first, *_, last = cli("plan", *words, "--time", "--format", "json").json["rows"]
+    assert 0 < first["time_range"]["low_seconds"] < last["time_range"]["low_seconds"]
+    assert "time_range_low_seconds" in cli("plan", *words, "--time", "--format", "csv").out

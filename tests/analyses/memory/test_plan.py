@@ -81,6 +81,23 @@ def test_the_last_product_of_a_layer_is_not_computed_again_if_backward_needs_not
     assert [item.again for item in found.operators] == [True, False]
 
 
+def test_a_product_that_relu_overwrites_is_not_kept_and_its_flops_count_in_each_plan():
+    class InPlace(Block):
+        def forward(self, x):
+            return x + torch.tanh(self.down(nn.functional.relu(self.up(x), inplace=True)))
+
+    module = Net()
+    module.blocks = nn.ModuleList(InPlace() for _ in range(4))
+    source = GivenModule(name="net", module=module)
+    (found,) = layer_costs(source, RUN)
+    assert [item.module for item in found.operators] == ["down"]
+    assert found.always_flops == 2 * 64 * 100 * 8 * 32  # of `up`
+    plain = Steps(source).trace(RUN).peak_bytes
+    first = plan_report(source, [(RUN, {})], plain - 1).rows[0]
+    assert first.answer == "yes"
+    assert first.flops_again >= 3 * found.always_flops  # the last layer may be kept whole
+
+
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
 def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(share):
     space = PlanSpace(tuple(layer_costs(OWN, RUN)))
