@@ -74,8 +74,8 @@ def diagram(
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
     `class` draws the classes of the whole model in an `implementation` (bertscope, transformers), or those around one
-    class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module. `forward`,
-    of a BERT only, draws the dataflow of the module at `path` for the inputs `given`. `tree` draws the modules at and
+    class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module. `forward`
+    draws the dataflow of the module at `path` for the inputs `given`. `tree` draws the modules at and
     below `path`. Raises SelectionError for another kind, and for a path or class that the model does not have.
 
     >>> print(bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree"))
