@@ -32,10 +32,10 @@ def explain(
 ) -> ExplainReport:
     """Return the steps of a model, or those under `path` (in any of the three namings), and the sums of its levels.
 
-    A `path` may also be a section of a BERT: inputs, outputs, caches, positions, checkpointing. FLOPs are those of the
-    matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no BERT, or that has adapters,
-    are its modules; `inputs` such as `pixel_values=Bx3x224x224:float32` are those that cannot be derived. Raises
-    SelectionError for a path that no step has.
+    A `path` may also be a module, or a section of a BERT: config, inputs, outputs, caches, positions, checkpointing.
+    FLOPs are those of the matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no
+    BERT, or that has adapters, are its modules; `inputs` such as `pixel_values=Bx3x224x224:float32` are those that
+    cannot be derived. Raises SelectionError for a path that no step has.
 
     >>> explained = bertscope.explain(bertscope.BertConfig(), "pooler")
     >>> explained.steps[0].params.symbols, explained.steps[0].params.value

@@ -7,6 +7,7 @@ TEXTS: dict[str, str] = {
     "tree_forward": "forward pass",
     "forward_flops": "{flops}, {macs} multiply-adds (matrix products, at these shapes)",
     "flops_run": "run",
+    "flops_encoder": "encoder length {seq}",
     "flops_sizes": "batch {batch}, seq {seq}, {mode}",
     "flops_forward": "forward",
     "flops_backward": "backward",
