@@ -45,6 +45,9 @@ class FitSettings(TypedDict, total=False):
     grad_scaler: bool
     ema: bool
     loop: Loop
+    loss: str
+    pairs: int | None
+    hard_negatives: int
     checkpointing: str | Sequence[str]
     reentrant: bool
     padding: float
