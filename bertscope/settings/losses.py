@@ -12,8 +12,8 @@ class Loss:
 
     texts: int = 1
     takes: tuple[str, ...] = ()
-    argument: str = ""  # the form, empty for none
-    default: str = ""  # of the argument
+    argument: str = ""  # its form, empty for none
+    default: str = ""  # of the argument, which is a number if it has one
     in_one_process: bool = False  # the step of several ranks is not modelled
 
 
@@ -30,7 +30,7 @@ LOSSES = {
     "reranker": Loss(takes=("hard_negatives",)),
     "distil": Loss(takes=("pairs",), argument="TEACHER", in_one_process=True),
 }
-FORMS = tuple(f"{name}:{row.argument}" if row.argument else name for name, row in LOSSES.items())
+FORMS = tuple(":".join(filter(None, (name, row.default or row.argument))) for name, row in LOSSES.items())
 
 
 def loss_parts(text: str) -> tuple[str, str]:
@@ -45,9 +45,10 @@ def loss_parts(text: str) -> tuple[str, str]:
         raise SelectionError(f"there is no loss {name[:60]!r}; {suggestion(name[:60], LOSSES)}")
     argument = argument or row.default
     is_number = argument.isascii() and argument.isdigit() and 0 < int(argument[:10]) < 2**31
-    if bool(argument) != bool(row.argument) or (row.argument == "SIZE" and not is_number):
-        form = next(form for form in FORMS if form.partition(":")[0] == name)
-        raise SelectionError(f"the form is {form}{', a number from 1' * (row.argument == 'SIZE')}; got {text[:60]!r}")
+    if bool(argument) != bool(row.argument) or (row.default and not is_number):
+        form = ":".join(filter(None, (name, row.argument)))
+        more = ", the sequences of a mini-batch" if row.default else ""
+        raise SelectionError(f"the form is {form}{more}; got {text[:60]!r}")
     return name, argument
 
 

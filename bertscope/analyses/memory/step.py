@@ -65,7 +65,7 @@ class ModelStep:
         averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
         # A module may replace an attribute in a step, unlike a table that it begins with.
         self.tables = {storage_key(tensor) for part in self.model.modules() for tensor in attribute_tensors(part)}
-        self.average = {path: value.detach().clone() for path, value in averaged}
+        self.average = {path: value.detach().clone() for path, value in averaged if not path.startswith("teacher.")}
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Run the micro-batches of one step, each forward and backward, and then the optimizer step."""
@@ -120,7 +120,8 @@ class ModelStep:
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=not self.run_config.keep_gradients)
             for path, param in self.model.named_parameters() if self.average else ():
-                self.average[path].lerp_(param.detach(), 0.001)
+                if path in self.average:
+                    self.average[path].lerp_(param.detach(), 0.001)
 
     def _clip_gradients(self) -> None:
         """Clip by the norm of all gradients; those of DTensors on different meshes are not stacked by torch."""
