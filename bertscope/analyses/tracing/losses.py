@@ -45,7 +45,7 @@ def batch_of_texts(run_config: RunConfig, inputs: Any) -> Any:
 def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[[nn.Module, Batch], Any] | None:
     """Return the function of a loss; None for that of the model.
 
-    With `is_short` equal mini-batches run at most twice: the others only take the memory that they leave.
+    With `is_short` two of equal mini-batches run; of the others there is only the memory that they leave.
     """
     name, argument = loss_parts(run_config.loss)
     if name == MODEL:
@@ -153,8 +153,8 @@ def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> to
     def again(outer: torch.Tensor) -> None:
         """Run the mini-batches with gradients."""
         for number, (part, gradient, state) in enumerate(zip(parts, gradients, states, strict=True)):
-            if is_short and number > 1:  # the first creates the gradients of the parameters, the second adds to them
-                break
+            if is_short and number not in (0, last):  # one creates the gradients of the parameters, one adds to them
+                continue
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), autocast:
                 torch.set_rng_state(state)
                 found = _of_rows(model, *part)
