@@ -5,9 +5,10 @@ text of the examples in a forward pass of its own, the others in one (embed_colu
 the last hidden state (pooling.py), and the loss. The batch has a list for each input, with a tensor for each text.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from bertscope.errors import SelectionError
@@ -45,7 +46,7 @@ def batch_of_texts(run_config: RunConfig, inputs: Any) -> Any:
 def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[[nn.Module, Batch], Any] | None:
     """Return the function of a loss; None for that of the model.
 
-    With `is_short` two of equal mini-batches run; of the others there is only the memory that they leave.
+    With `is_short` two of equal mini-batches run; the others only leave their embeddings.
     """
     name, argument = loss_parts(run_config.loss)
     if name == MODEL:
@@ -135,36 +136,48 @@ def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> to
     texts, autocast = _texts(batch), _same_autocast(batch)
     count = len(next(iter(texts[0].values())))
     rows = min(int(size), count)
-    parts = [(text, begin, min(begin + rows, count)) for text in texts for begin in range(0, count, rows)]
-    last = max(number for number, (_, begin, end) in enumerate(parts) if end - begin == rows)
+    cuts = [_cuts(count, rows, number, len(texts), is_short) for number in range(len(texts))]
+    parts = [(text, *cut) for text, own in zip(texts, cuts, strict=True) for cut in own]
+    running = (0, len(parts) - 1) if is_short else range(len(parts))
     embeddings: list[torch.Tensor] = []
     states = []
     for number, (text, begin, end) in enumerate(parts):
-        states.append(torch.get_rng_state())
-        if is_short and number not in (0, last):
-            found = embeddings[0].new_empty(end - begin, *embeddings[0].shape[1:])
-        else:
+        states.append([torch.get_rng_state() for _ in range(begin, end, rows)])
+        if number in running:
             with torch.no_grad():
                 found = _of_rows(model, text, begin, end)
+        else:
+            found = embeddings[0].new_empty(end - begin, *embeddings[0].shape[1:])
         embeddings.append(found.detach().requires_grad_())
-    value = _ranked_in_parts(embeddings, len(texts), rows).detach().requires_grad_()
-    gradients = [embedding.grad for embedding in embeddings]
+    begins = sorted({0, count - rows}) if is_short else range(0, count, rows)
+    value = _ranked_in_parts(embeddings, list(map(len, cuts)), begins, rows).detach().requires_grad_()
+    gradients: list[Any] = [embedding.grad for embedding in embeddings]
 
     def again(outer: torch.Tensor) -> None:
         """Run the mini-batches with gradients."""
-        for number, (part, gradient, state) in enumerate(zip(parts, gradients, states, strict=True)):
-            if is_short and number not in (0, last):  # one creates the gradients of the parameters, one adds to them
-                continue
+        for number in running:
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), autocast:
-                torch.set_rng_state(state)
-                found = _of_rows(model, *part)
+                torch.set_rng_state(states[number][0])
+                found = _of_rows(model, *parts[number])
             with torch.enable_grad():
                 wide = torch.promote_types(found.dtype, torch.float32)
-                surrogate = torch.dot(found.flatten().to(wide), gradient.flatten().to(wide)) * outer
+                surrogate = torch.dot(found.flatten().to(wide), gradients[number].flatten().to(wide)) * outer
                 surrogate.backward()
 
     value.register_hook(again)
     return value
+
+
+def _cuts(count: int, rows: int, number: int, texts: int, is_short: bool) -> list[tuple[int, int]]:
+    """Return the begin and end of the mini-batches of a text of all examples.
+
+    With `is_short` the first of the first text and the last of the last have all rows, and others are one.
+    """
+    if not is_short:
+        return [(begin, min(begin + rows, count)) for begin in range(0, count, rows)]
+    between = [rows] * (number == 0) + [count - rows] * (number == texts - 1)
+    edges = [0, *between, count]
+    return [(begin, end) for begin, end in zip(edges, edges[1:], strict=False) if end > begin]
 
 
 def _of_rows(model: nn.Module, text: Batch, begin: int, end: int) -> torch.Tensor:
@@ -179,19 +192,24 @@ def _same_autocast(batch: Batch) -> AbstractContextManager[Any]:
     return torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=is_on)
 
 
-def _ranked_in_parts(embeddings: list[torch.Tensor], texts: int, size: int) -> torch.Tensor:
-    """Return the sum of the losses of mini-batches of queries, each of which goes back to the embeddings."""
-    parts = len(embeddings) // texts
-    queries, *others = (torch.cat(embeddings[begin : begin + parts]) for begin in range(0, len(embeddings), parts))
+def _ranked_in_parts(
+    embeddings: list[torch.Tensor], parts: list[int], begins: Iterable[int], size: int
+) -> torch.Tensor:
+    """Return the sum of the losses of mini-batches of queries, each of which goes back to the embeddings.
+
+    `parts` has the number of tensors that each text has.
+    """
+    rest = iter(embeddings)
+    queries, *others = [torch.cat(list(islice(rest, number))) for number in parts]
     candidates = torch.cat(others)
     numbers = torch.arange(len(queries), device=queries.device)
-    losses = []
-    for begin in range(0, len(queries), size):
+    total = queries.new_zeros(())
+    for begin in begins:
         chosen = numbers[begin : begin + size]
         loss = _ranked(queries, candidates, chosen) * len(chosen) / len(queries)
         loss.backward()
-        losses.append(loss.detach())
-    return sum(losses[1:], losses[0])
+        total = total + loss.detach()
+    return total
 
 
 def cosent(model: nn.Module, batch: Batch) -> torch.Tensor:
