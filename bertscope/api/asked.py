@@ -87,7 +87,11 @@ def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequen
 
 def function_of(settings: RunSettings) -> Loss | None:
     """Take the loss out of the settings if it is a function, and return it."""
-    return settings.pop("loss") if callable(settings.get("loss")) else None
+    found = settings.get("loss")
+    if found is None or isinstance(found, str):
+        return None
+    del settings["loss"]
+    return found
 
 
 def inputs_on_device(inputs: Any, device: str) -> Any:

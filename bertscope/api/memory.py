@@ -80,9 +80,10 @@ def estimate(
     A module runs with its `inputs`, a tensor, a tuple, or a dictionary of keywords, real or on meta; `input_size` and
     `dtypes` describe them. Without inputs, and for any other model, they are derived from its forward at `batch` and
     `seq`. Backward starts from the output's loss, or the sum of its first tensor; a `loss` of another name embeds texts
-    or ranks pairs, and a function is called as `loss(module, inputs)`. With a `gpu` each variant has the answer whether it fits there. `training_file` has TrainingArguments whose
-    values keywords replace; `layers` are further defaults. Raises SelectionError for a setting that no run has, for a
-    module that cannot be copied, and for one whose operators depend on the values of tensors.
+    or ranks pairs, and a function is called as `loss(module, inputs)`. With a `gpu` each variant has the answer whether
+    it fits there. `training_file` has TrainingArguments whose values keywords replace; `layers` are further defaults.
+    Raises SelectionError for a setting that no run has, for a module that cannot be copied, and for one whose operators
+    depend on the values of tensors.
 
     >>> report = bertscope.estimate("bert-tiny", batch=8, seq=128, checkpointing="none,full")
     >>> report["full"].memory.peak.peak_bytes <= report["none"].memory.peak.peak_bytes
@@ -120,9 +121,7 @@ def estimate(
     return _timed(report, steps, limit, runs) if limit.time else report
 
 
-def _with_function(
-    source: ModelSource, run_configs: Sequence[RunConfig], limit: Limit, loss: Loss
-) -> MemoryReport:
+def _with_function(source: ModelSource, run_configs: Sequence[RunConfig], limit: Limit, loss: Loss) -> MemoryReport:
     """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
     from bertscope.analyses.memory.estimate import estimate as estimate_module
     from bertscope.analyses.memory.step import meta_inputs, run_model

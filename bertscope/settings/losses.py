@@ -22,9 +22,7 @@ MODEL = "model"
 LOSSES = {
     MODEL: Loss(),
     "mnrl": Loss(texts=2, takes=("pairs", "hard_negatives")),
-    "cached-mnrl": Loss(
-        texts=2, takes=("pairs", "hard_negatives"), argument="SIZE", default="32", in_one_process=True
-    ),
+    "cached-mnrl": Loss(texts=2, takes=("pairs", "hard_negatives"), argument="SIZE", default="32", in_one_process=True),
     "cosent": Loss(texts=2),
     "triplet": Loss(texts=3),
     "reranker": Loss(takes=("hard_negatives",)),
@@ -62,6 +60,6 @@ def takes(setting: str, loss: str) -> bool:
     return setting in LOSSES[loss_parts(loss)[0]].takes
 
 
-def takers(setting: str) -> str:
+def losses_with(setting: str) -> str:
     """Return the losses on which a setting has an effect."""
     return ", ".join(name for name, row in LOSSES.items() if setting in row.takes)

@@ -21,8 +21,7 @@ from bertscope.settings.checkpointing import (
     split_strategies,
     takes_reentrant,
 )
-from bertscope.settings.losses import FORMS, LOSSES, MODEL, loss_parts, loss_text, takes
-from bertscope.settings.losses import takers as losses_with
+from bertscope.settings.losses import FORMS, LOSSES, MODEL, loss_parts, loss_text, losses_with, takes
 from bertscope.settings.optimizers import (
     ADAMW,
     IMPLEMENTATIONS,

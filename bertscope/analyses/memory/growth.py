@@ -1,9 +1,9 @@
 """The memory trace of a step at any batch, from those of two batches.
 
 Each size grows with the batch by a fixed number of bytes; that of a kernel's scratch follows a rule (scratch_rules.py)
-whose numbers do, and a matrix of all pairs of the batch is the product of its dimensions. The two batches are far apart, and their difference is a prime number: a size that does not grow
-evenly, such as a minimum, a rounded quotient or a square, gives no whole number of bytes for a sequence, or fewer than
-0 bytes without any.
+whose numbers do, and a matrix of all pairs of the batch is the product of its dimensions. The two batches are far
+apart, and their difference is a prime number: a minimum or a rounded quotient gives no whole number of bytes for a
+sequence, or fewer than 0 bytes without any.
 """
 
 from __future__ import annotations
@@ -101,12 +101,9 @@ def _event(one: MemoryEvent, other: MemoryEvent) -> MemoryEvent:
 
 def _size(one: int, other: int, block: Block, other_block: Block) -> int:
     """Return the line of a size; if several dimensions of the block grow, the size must be their product."""
-    if sum(map(bool, map(_slope, block.shape))) < 2:
-        return _line(one, other)
-    sizes = prod(block.shape), prod(other_block.shape)
-    _same(divmod(one, sizes[0]), divmod(other, sizes[1]))
-    _same(one % sizes[0], 0)
-    return GrowingNumber.of(one, 0)
+    if sum(map(bool, map(_slope, block.shape))) > 1 and _same(one * prod(other_block.shape), other * prod(block.shape)):
+        return GrowingNumber.of(one, 0)
+    return _line(one, other)
 
 
 def _same(one: object, other: object) -> bool:
@@ -150,21 +147,19 @@ class Kind(NamedTuple):
     @property
     def growth(self) -> Hashable:
         """Return what decides the bytes at each batch."""
-        by_shape = self.block.dtype in RULES or self.is_product
-        return (self.block.dtype, self.block.shape, self.dims, self.size_bytes) if by_shape else self[1:3]
+        return self[1:3] if self.is_line else (self.block.dtype, self.block.shape, self.dims, self.size_bytes)
 
     @property
-    def is_product(self) -> bool:
-        """Return True for the block of a matrix whose dimensions both grow, such as in-batch similarities."""
-        return self.block.dtype not in RULES and len(self.dims) - self.dims.count(0) > 1
+    def is_line(self) -> bool:
+        """Return False for scratch, and for a matrix of which two dimensions grow."""
+        return self.block.dtype not in RULES and len(self.dims) - self.dims.count(0) < 2
 
     def bytes_at(self, more: int) -> int:
         """Return the bytes with `more` sequences than SMALLEST, not rounded."""
-        if rule := RULES.get(self.block.dtype):
-            return rule(*self.block_at(more).shape)
-        if self.is_product:
-            return self.size_bytes // prod(self.block.shape) * prod(self.block_at(more).shape)
-        return self.size_bytes + more * self.slope
+        if self.is_line:
+            return self.size_bytes + more * self.slope
+        shape, by_rule = self.block_at(more).shape, RULES.get(self.block.dtype)
+        return by_rule(*shape) if by_rule else self.size_bytes * prod(shape) // prod(self.block.shape)
 
     def block_at(self, more: int) -> Block:
         """Return the block with `more` sequences than SMALLEST."""

@@ -8,7 +8,7 @@ the last hidden state (pooling.py), and the loss. The batch has a list for each 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from bertscope.errors import SelectionError
@@ -51,9 +51,10 @@ def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[
     name, argument = loss_parts(run_config.loss)
     if name == MODEL:
         return None
-    given: dict[str, Any] = {"cached-mnrl": {"size": argument, "is_short": is_short},
-                             "reranker": {"group": run_config.texts}}.get(name, {})  # fmt: skip
-    return partial(_FUNCTIONS[name], **given)
+    given: dict[str, dict[str, Any]] = {
+        "cached-mnrl": {"size": argument, "is_short": is_short}, "reranker": {"group": run_config.texts},
+    }  # fmt: skip
+    return partial(_FUNCTIONS[name], **given.get(name, {}))
 
 
 def _texts(batch: Batch) -> list[Batch]:
@@ -177,7 +178,7 @@ def _cuts(count: int, rows: int, number: int, texts: int, is_short: bool) -> lis
         return [(begin, min(begin + rows, count)) for begin in range(0, count, rows)]
     between = [rows] * (number == 0) + [count - rows] * (number == texts - 1)
     edges = [0, *between, count]
-    return [(begin, end) for begin, end in zip(edges, edges[1:], strict=False) if end > begin]
+    return [(begin, end) for begin, end in pairwise(edges) if end > begin]
 
 
 def _of_rows(model: nn.Module, text: Batch, begin: int, end: int) -> torch.Tensor:
@@ -277,10 +278,11 @@ class Teacher(nn.Module):
     def __init__(self, model: nn.Module, student: nn.Module) -> None:
         super().__init__()
         self.model = model.requires_grad_(False)
-        sizes = [getattr(getattr(base_model_of(own), "config", None), "hidden_size", None) for own in (student, model)]
+        own, other = (
+            getattr(getattr(base_model_of(one), "config", None), "hidden_size", 0) for one in (student, model)
+        )
         device = next(model.parameters()).device
-        is_projected = None not in sizes and sizes[0] != sizes[1]
-        self.projected = nn.Linear(*sizes, device=device) if is_projected else nn.Identity()
+        self.projected = nn.Linear(own, other, device=device) if own and other and own != other else nn.Identity()
 
     def train(self, mode: bool = True) -> "Teacher":
         """Leave the model in eval mode."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
@@ -180,7 +180,7 @@ def test_two_batches_give_the_memory_of_a_matrix_of_all_pairs_at_any_batch():
     for batch in (3, 300):
         assert growth.peak_bytes(batch) == estimated_trace(ENCODER, replace(run, batch=batch)).peak_bytes
     # 3 x 300 scores for each of 300 queries: 300 x 900 numbers of 4 bytes.
-    sizes = {block.shape: size for event in growth.trace(300).events for block, size in [(event.block, event.size_bytes)]}
+    sizes = {event.block.shape: event.size_bytes for event in growth.trace(300).events}
     assert abs(sizes[300, 900]) == 1_080_000
     assert steps.growth(run_of({"loss": "cached-mnrl:2"})) is None
 
