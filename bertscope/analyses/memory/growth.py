@@ -1,9 +1,8 @@
 """The memory trace of a step at any batch, from those of two batches.
 
 Each size grows with the batch by a fixed number of bytes; that of a kernel's scratch follows a rule (scratch_rules.py)
-whose numbers do, and a matrix of all pairs of the batch is the product of its dimensions. The two batches are far
-apart, and their difference is a prime number: a minimum or a rounded quotient gives no whole number of bytes for a
-sequence, or fewer than 0 bytes without any.
+whose numbers do, and a matrix of all pairs is the product of its dimensions. The two batches differ by a large prime: a
+minimum or a rounded quotient gives no whole number of bytes for a sequence, or fewer than 0 bytes without any.
 """
 
 from __future__ import annotations
