@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 from bertscope.analyses.memory.fit import fitter_for
 from bertscope.analyses.memory.lengths import Data, LengthSteps
-from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.api.asked import Asked, Model, Plan, TrainingArguments, card_for
 from bertscope.api.memory import no_time_notes, timer_for
-from bertscope.errors import SelectionError
 from bertscope.reports.base import Note
 from bertscope.reports.calibration import TimeRange
 from bertscope.reports.lengths import LengthsReport, LengthsRow
@@ -23,7 +21,6 @@ from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED, RunConfig
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
-from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -110,7 +107,8 @@ def _timed(rows: Sequence[LengthsRow], steps: LengthSteps, timer: Timer) -> Iter
     for row in rows:
         sequences = steps.data.total / row.batches
         mean = steps.data.tokens / steps.data.total / (1 - row.padding)
-        run = replace(steps.padded, batch=max(round(sequences), 1), seq=min(steps.traced, key=lambda seq: abs(seq - mean)))
+        seq = min(steps.traced, key=lambda seq: abs(seq - mean))
+        run = replace(steps.padded, batch=max(round(sequences), 1), seq=seq)
         found = timer.times(run)
         span = found["time_range"] or (
             (time := found["predicted"]) and TimeRange(low_seconds=time.seconds, high_seconds=time.seconds)

@@ -27,6 +27,7 @@ from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
+from bertscope.reports.lengths import LengthsRow
 from bertscope.reports.memory import FitReport, FitRow, MemoryReport, Variant
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.generate import with_settings
@@ -376,7 +377,9 @@ def timer_for(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfi
     return Timer(steps=steps, card=card, calibration=calibration, sequences=limit.sequences)
 
 
-def no_time_notes(limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow | PlanRow]) -> tuple[Note, ...]:
+def no_time_notes(
+    limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow | PlanRow | LengthsRow]
+) -> tuple[Note, ...]:
     """Return the note that says why no row has a time."""
     if any(row.predicted or row.time_range for row in rows):
         return ()

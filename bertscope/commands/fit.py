@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import DetailedOutputOptions, print_notes, progress_shown
+from bertscope.commands.output import FitOutputOptions, print_notes, progress_shown
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
+from bertscope.commands.run_options import CommandSettings, LengthOptions, Takes, WithBareCheckpointing
 from bertscope.settings.checkpointing import CHEAPEST_FIRST
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 
@@ -19,6 +19,8 @@ EXAMPLES = """
   bertscope fit --gpu t4 --precision fp32,autocast-fp16 --checkpointing none,full
   bertscope fit bert-large-uncased --gpu t4,a10,h100 --batch 32 --checkpointing none,full --precision autocast-fp16
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
+  bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512 --format flagembedding
+  bertscope fit bert-base-uncased --gpu t4 --seq 512 --mode inference --precision fp16 --format tei
   bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
 
@@ -41,8 +43,9 @@ def fit(
               usual={"precision": "fp32 and autocast-bf16, on GPUs before Ampere autocast-fp16",
                      "checkpointing": f"{CHEAPEST_FIRST}; of another model than a BERT those that it takes"}),
     ],
+    data: LengthOptions,
     model: ModelOptions,
-    out: DetailedOutputOptions,
+    out: FitOutputOptions,
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 
@@ -52,6 +55,12 @@ def fit(
     batch is that of one rank of a job; with --batch-total find the number of ranks.
     """
     source = model.found()
+    if data.lengths is not None:
+        own = {} if batch is None else {"batch": batch}
+        found = data.report(source, {"--batch-total": batch_total}, search=batch is None, **own, **run.keywords)
+        out.show(found)
+        return 0 if found.fits else 1
+    data.check()
     from bertscope.api.memory import fits
 
     with progress_shown():

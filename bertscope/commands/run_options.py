@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertscope.commands.output import note, write_file
+from bertscope.commands.output import note, print_notes, progress_shown, write_file
 from bertscope.commands.project import WithProjectDefaults, project
 from bertscope.errors import SelectionError, Text
 from bertscope.frozen import dataclass
@@ -22,8 +22,10 @@ from bertscope.settings.rows import Row, Settings, rows
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED
 
 if TYPE_CHECKING:
+    from bertscope.reports.lengths import LengthsReport
     from bertscope.reports.memory import MemoryReport
     from bertscope.reports.plan import PlanReport
+    from bertscope.sources.model_source import ModelSource
 
 _FROM = (
     "Take the loop from TrainingArguments (the JSON of to_json_string()) or from an accelerate config; options replace "
@@ -163,6 +165,48 @@ class ViewOptions:
 
             write_file(self.timeline, timeline(report, self.timeline.suffix))
             note(Text("the timeline is in {path}", path=self.timeline))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """Options for the lengths of real data."""
+
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Estimate an epoch of sequences of these lengths, for each way to make batches: one "
+            "number a line, .jsonl, .csv or .parquet, or normal:256,64,16,512 (mean, deviation, least, most). --seq "
+            "cuts longer ones.",
+        ),
+    ] = None  # fmt: skip
+    lengths_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The field of --lengths with numbers, lists of token ids, or texts.")
+    ] = ""
+    tokenizer: Annotated[
+        str, typer.Option(metavar="PATH", help="The tokenizer of these texts: a folder with tokenizer.json.")
+    ] = ""
+    tokens_per_batch: Annotated[
+        int, typer.Option(metavar="N", min=0, help="The tokens of a batch, with --lengths; also packed batches.")
+    ] = 0
+
+    def report(self, source: ModelSource, others: Mapping[str, Any], **keywords: Any) -> LengthsReport:
+        """Return the report; raises SelectionError for other options that are given and have no effect with it."""
+        if names := [name for name, value in others.items() if value]:
+            raise SelectionError("{option} has no effect with --lengths; leave one of them out", option=names[0])
+        from bertscope.api.lengths import lengths
+
+        with progress_shown():
+            found = lengths(source, self.lengths or "", field=self.lengths_field, tokenizer=self.tokenizer,
+                            tokens_per_batch=self.tokens_per_batch, **keywords)  # fmt: skip
+        print_notes(found)
+        return found
+
+    def check(self) -> None:
+        """Raise SelectionError for an option that has no effect without lengths."""
+        given = {"--lengths-field": self.lengths_field, "--tokenizer": self.tokenizer,
+                 "--tokens-per-batch": self.tokens_per_batch}  # fmt: skip
+        if names := [name for name, value in given.items() if value]:
+            raise SelectionError("{option} has no effect without --lengths; give it too", option=names[0])
 
 
 class WithBareCheckpointing(WithProjectDefaults):

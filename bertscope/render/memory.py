@@ -22,6 +22,7 @@ from bertscope.render.traffic import (
 )
 from bertscope.render.views import Table, View
 from bertscope.reports.calibration import TimeRange
+from bertscope.reports.lengths import LengthsRow
 from bertscope.reports.memory import (
     DeviceTerms,
     FitRow,
@@ -230,7 +231,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     yield say("note_units_kept" if report.run.has_gradients_before else "note_units")
 
 
-def time_notes(rows: Iterable[Variant | FitRow | PlanRow]) -> Iterator[str]:
+def time_notes(rows: Iterable[Variant | FitRow | PlanRow | LengthsRow]) -> Iterator[str]:
     """Yield the way in which times were predicted, and the peaks that MFU refers to."""
     rows = list(rows)
     if any(row.time_range for row in rows):

@@ -34,8 +34,8 @@ def read_lengths(
     """Return the number of sequences of each length, the shortest first.
 
     `given` are the numbers, `normal:MEAN,DEVIATION,LEAST,MOST`, or a file: one number a line, or by its suffix JSONL,
-    CSV or Parquet, whose `field` has numbers, lists of token ids, or texts, which need a `tokenizer`. Raises SourceError
-    for what has no lengths.
+    CSV or Parquet, whose `field` has numbers, lists of token ids, or texts, which need a `tokenizer`. Raises
+    SourceError for what has no lengths.
     """
     name = given if isinstance(given, str | os.PathLike) else "lengths"
     if not isinstance(given, str | os.PathLike):
@@ -135,7 +135,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 def _plain(path: Path, field: str) -> Iterator[tuple[str, Any]]:
     if field:
-        raise SelectionError("--field is for .jsonl, .csv and .parquet; {path} has one number a line", path=path)
+        raise SelectionError("{path} has one number a line; --lengths-field is for other files", path=path)
     yield from _lines(path)
 
 
@@ -179,8 +179,8 @@ def _field(row: Mapping[str, Any], field: str, where: str) -> str:
     """Return the name of the field with the lengths; raises SourceError if a row does not have it."""
     name = field or next((name for name in _FIELDS if name in row), next(iter(row)) if len(row) == 1 else "")
     if name not in row:
-        hint = suggestion(name[:60], map(str, row)) if name else "give --field"
-        raise SourceError("there is no field {name!r}; {words}", name=(name or _FIELDS[0])[:60], words=hint, where=where)
+        hint = suggestion(name[:60], map(str, row)) if name else "give --lengths-field"
+        raise SourceError("no field {name!r}; {words}", name=(name or _FIELDS[0])[:60], words=hint, where=where)
     return name
 
 

@@ -33,8 +33,9 @@ def traced_lengths(lengths: list[int]) -> tuple[int, ...]:
     if len(lengths) <= MOST_TRACED:
         return tuple(lengths)
     low, high = lengths[0], lengths[-1]
-    between = (low + (high - low) * number // (MOST_TRACED - 1) for number in range(1, MOST_TRACED - 1))
-    return tuple(sorted({low, high, *(-(-length // _MULTIPLE) * _MULTIPLE for length in between)} & set(range(high + 1))))
+    parts = (low + (high - low) * number // (MOST_TRACED - 1) for number in range(1, MOST_TRACED - 1))
+    between = (-(-length // _MULTIPLE) * _MULTIPLE for length in parts)
+    return tuple(sorted({low, high, *(length for length in between if length < high)}))
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,16 @@ class Data:
         """Return the batches of all sequences, the longest first, padded to at most so many tokens."""
         self._check(tokens)
         shapes: Counter[Shape] = Counter()
-        left = 0  # of the sequences, those that the batch before has taken of the next length
+        room, shorter = 0, self.total  # of the batch before, sequences that it has yet to take
         for length in reversed(self.counts):
-            count, left = self.counts[length] - min(left, self.counts[length]), max(left - self.counts[length], 0)
+            taken = min(room, self.counts[length])
+            count, room, shorter = self.counts[length] - taken, room - taken, shorter - self.counts[length]
             full, rest = divmod(count, tokens // length)
             shapes[tokens // length, length] += full
             if rest:
-                shapes[tokens // length, length] += 1
-                left = tokens // length - rest
+                size = min(tokens // length, rest + shorter)
+                shapes[size, length] += 1
+                room = size - rest
         return +shapes
 
     def _check(self, tokens: int) -> None:
@@ -189,9 +192,7 @@ class LengthSteps:
         padding = run.padding or (0.0 if len(data.counts) == 1 else 1 - data.tokens / data.total / max(data.counts))
         self.padded, self.unpadded = replace(run, padding=padding), replace(run, padding=0.0)
         self._peak = lru_cache(None)(lambda batch, seq: self._bytes(replace(self.padded, batch=batch, seq=seq)))
-        self._flops = lru_cache(None)(
-            lambda seq: fitter.steps.flops(replace(run, batch=1, seq=seq)) / run.accumulate
-        )
+        self._flops = lru_cache(None)(lambda seq: fitter.steps.flops(replace(run, batch=1, seq=seq)) / run.accumulate)
 
     def _bytes(self, run: RunConfig) -> int:
         return self.fitter.trace(run).peak_bytes
@@ -249,5 +250,3 @@ class LengthSteps:
             run = replace(self.padded, batch=max(batch, 1), seq=high)
             yield LengthBatch(low=low + 1, high=high, sequences=count, batch=batch, peak_bytes=self._bytes(run))
             low = high
-
-
