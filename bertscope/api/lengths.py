@@ -76,13 +76,13 @@ def lengths(
     fitter, _ = fitter_for(source, run, card or limit.budget or _ANY, limit.context, {})
     steps = LengthSteps(fitter, run, data, is_limited=card is not None or limit.budget is not None)
     subject = fitter.steps.facts(run.changed(checkpointing=NONE)).subject
-    is_fused = subject.attention not in ("eager", None)
+    is_fused = steps.is_fused
     report = LengthsReport(
         subject=replace(subject, obtained="estimated"), run=replace(run, batch=RunConfig.batch, seq=RunConfig.seq),
         source=os.path.basename(lengths) if isinstance(lengths, str | os.PathLike) else "", sequences=data.total,
         truncated=truncated, shortest=min(data.counts), longest=max(data.counts), mean=data.tokens / data.total,
         traced=steps.traced, rows=(), is_search=search, budget_bytes=card.memory_bytes if card else limit.budget,
-        card=card, notes=() if is_fused else (Note(key="lengths_eager"),),
+        card=card, notes=() if is_fused else (Note(key="lengths_scores"),),
     )  # fmt: skip
     table = tuple(steps.table()) if search else ()
     batch, unpadded, packed, padded_tokens = run.batch, run.batch, tokens_per_batch, tokens_per_batch

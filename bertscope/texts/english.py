@@ -104,7 +104,8 @@ TEXTS: dict[str, str] = {
     "lengths_unpadded": "unpadded and packed: fused attention over each sequence, with the memory of as many tokens in "
     "sequences of equal length; packed in one random order",
     "lengths_fragments": "the simulated allocator runs the worst step only; steps of changing sizes may fragment more",
-    "lengths_eager": "unpadded and packed batches need fused attention, and this model has none: they are left out",
+    "lengths_scores": "no unpadded and packed batches: attention saves its scores in this step, as on a CPU with dropout; give "
+    "--no-dropout, or --device cuda and sdpa attention",
     # of `plan`
     "plan": "plan",
     "plan_sizes": "micro-batch",

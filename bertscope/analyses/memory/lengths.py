@@ -25,6 +25,8 @@ from bertscope.settings.run_config import RunConfig
 MOST_TRACED = 5  # each takes about 0.5 s
 _MULTIPLE = 8
 _MEGABATCHES = 50  # batches that group_by_length sorts together: get_length_grouped_indices of transformers
+_LARGE = 1024  # a batch in which activations decide the peak
+_NO_SCORES = 0.002  # the share by which a token's memory may grow with the length, such as by a kernel's scratch
 Shape = tuple[int, int]  # sequences, tokens of each
 
 
@@ -196,6 +198,19 @@ class LengthSteps:
 
     def _bytes(self, run: RunConfig) -> int:
         return self.fitter.trace(run).peak_bytes
+
+    @cached_property
+    def is_fused(self) -> bool:
+        """Return True if a token needs as much memory in a longer sequence: attention saves no scores."""
+
+        def token_bytes(seq: int) -> float:
+            """Return what a token of one more sequence adds to the peak of a large batch."""
+            runs = (replace(self.unpadded, batch=batch, seq=seq) for batch in (_LARGE, _LARGE + 1))
+            fewer, more = map(self._bytes, runs)
+            return (more - fewer) / seq
+
+        short, long = token_bytes(self.data.even), token_bytes(self.traced[-1])
+        return long <= (1 + _NO_SCORES) * short or self.traced[-1] == self.traced[0]
 
     def peak(self, shape: Shape, *, is_padded: bool = True) -> float:
         """Return the peak of a step in tensors."""
