@@ -40,12 +40,15 @@ def estimate(
     """
     model.only_one({"--timeline": view.timeline is not None, "--snapshot": view.snapshot is not None})
     view.check_timeline()
-    if data.lengths is not None:
-        others = {"--timeline": view.timeline, "--snapshot": view.snapshot, "--rows": view.rows,
-                  "a second MODEL": model.others}  # fmt: skip
-        out.show(data.report(model.found(), others, **run.keywords))
+    others = {
+        "--timeline": view.timeline,
+        "--snapshot": view.snapshot,
+        "--rows": view.rows,
+        "a second MODEL": model.others,
+    }
+    if (found := data.report(model, others, **run.keywords)) is not None:
+        out.show(found)
         return
-    data.check()
 
     def report_of(one: ModelOptions) -> MemoryReport:
         """Return the report of one model."""

@@ -54,13 +54,12 @@ def fit(
     nothing fits for certain. Several GPUs are in one table with the answer for each GPU first. With --world-size the
     batch is that of one rank of a job; with --batch-total find the number of ranks.
     """
-    source = model.found()
-    if data.lengths is not None:
-        own = {} if batch is None else {"batch": batch}
-        found = data.report(source, {"--batch-total": batch_total}, search=batch is None, **own, **run.keywords)
+    own = {} if batch is None else {"batch": batch}
+    found = data.report(model, {"--batch-total": batch_total}, search=batch is None, **own, **run.keywords)
+    if found is not None:
         out.show(found)
         return 0 if found.fits else 1
-    data.check()
+    source = model.found()
     from bertscope.api.memory import fits
 
     with progress_shown():

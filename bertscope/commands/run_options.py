@@ -22,10 +22,9 @@ from bertscope.settings.rows import Row, Settings, rows
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED
 
 if TYPE_CHECKING:
-    from bertscope.reports.lengths import LengthsReport
-    from bertscope.reports.memory import MemoryReport
+    from bertscope.commands.model_options import ModelOptions
+    from bertscope.reports.memory import LengthsReport, MemoryReport
     from bertscope.reports.plan import PlanReport
-    from bertscope.sources.model_source import ModelSource
 
 _FROM = (
     "Take the loop from TrainingArguments (the JSON of to_json_string()) or from an accelerate config; options replace "
@@ -179,34 +178,30 @@ class LengthOptions:
             "cuts longer ones.",
         ),
     ] = None  # fmt: skip
-    lengths_field: Annotated[
-        str, typer.Option(metavar="NAME", help="The field of --lengths with numbers, lists of token ids, or texts.")
-    ] = ""
-    tokenizer: Annotated[
-        str, typer.Option(metavar="PATH", help="The tokenizer of these texts: a folder with tokenizer.json.")
-    ] = ""
-    tokens_per_batch: Annotated[
-        int, typer.Option(metavar="N", min=0, help="The tokens of a batch, with --lengths; also packed batches.")
-    ] = 0
+    lengths_field: Annotated[str, typer.Option(metavar="NAME", help="The field with numbers, token ids or texts.")] = ""
+    tokenizer: Annotated[str, typer.Option(metavar="PATH", help="The folder with tokenizer.json for texts.")] = ""
+    tokens_per_batch: Annotated[int, typer.Option(metavar="N", min=0, help="The tokens of packed batches.")] = 0
 
-    def report(self, source: ModelSource, others: Mapping[str, Any], **keywords: Any) -> LengthsReport:
-        """Return the report; raises SelectionError for other options that are given and have no effect with it."""
-        if names := [name for name, value in others.items() if value]:
-            raise SelectionError("{option} has no effect with --lengths; leave one of them out", option=names[0])
-        from bertscope.api.lengths import lengths
+    def report(self, model: ModelOptions, others: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
+        """Return the report on the lengths, None without any; raises SelectionError for options without effect."""
+        own: dict[str, Any] = {
+            "field": self.lengths_field,
+            "tokenizer": self.tokenizer,
+            "tokens_per_batch": self.tokens_per_batch,
+        }
+        options = ("--lengths-field", "--tokenizer", "--tokens-per-batch")
+        given = dict(zip(options, own.values(), strict=True)) if self.lengths is None else others
+        if name := next((name for name, value in given.items() if value), ""):
+            words = "without" if self.lengths is None else "with"
+            raise SelectionError(f"{{option}} has no effect {words} --lengths", option=name)
+        if self.lengths is None:
+            return None
+        from bertscope.api.memory import lengths
 
         with progress_shown():
-            found = lengths(source, self.lengths or "", field=self.lengths_field, tokenizer=self.tokenizer,
-                            tokens_per_batch=self.tokens_per_batch, **keywords)  # fmt: skip
+            found = lengths(model.found(), self.lengths, **own, **keywords)
         print_notes(found)
         return found
-
-    def check(self) -> None:
-        """Raise SelectionError for an option that has no effect without lengths."""
-        given = {"--lengths-field": self.lengths_field, "--tokenizer": self.tokenizer,
-                 "--tokens-per-batch": self.tokens_per_batch}  # fmt: skip
-        if names := [name for name, value in given.items() if value]:
-            raise SelectionError("{option} has no effect without --lengths; give it too", option=names[0])
 
 
 class WithBareCheckpointing(WithProjectDefaults):

@@ -12,8 +12,7 @@ from bertscope.render.memory import range_columns, range_text, time_notes, with_
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
-from bertscope.reports.lengths import LengthsRow
-from bertscope.reports.memory import NO, YES, FitReport, FitRow
+from bertscope.reports.memory import NO, YES, FitReport, FitRow, LengthsRow
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import INFERENCE

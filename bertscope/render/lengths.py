@@ -10,7 +10,7 @@ from bertscope.render.memory import time_notes
 from bertscope.render.timeline.panels import loop_words, mode_word, setting_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
-from bertscope.reports.lengths import LengthsReport, LengthsRow
+from bertscope.reports.memory import LengthsReport, LengthsRow
 from bertscope.texts import say, word
 from bertscope.units import bytes_text, count_text, flops_text, share_text
 
@@ -24,7 +24,8 @@ def columns(report: LengthsReport) -> list[Column]:
         number(say("padding"), "padding", share_text),
         number(say("mean_peak"), "expected_bytes", bytes_text),
         number(say("worst_peak"), "worst_bytes", bytes_text),
-        Column(say("worst_step"), _worst, values("worst_batch", "worst_seq"), right=True, detail=True),
+        Column(say("worst_step"), lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
+               right=True, detail=True),
         number(say("on_the_card"), "reserved_bytes", bytes_text, shown=report.card is not None),
         Column(say("fits"), lambda row: word("answer", row.answer), values("answer"),
                shown=report.budget_bytes is not None),
@@ -33,22 +34,8 @@ def columns(report: LengthsReport) -> list[Column]:
     ]  # fmt: skip
 
 
-def _worst(row: LengthsRow) -> str:
-    return f"{row.worst_batch} x {row.worst_seq}"
-
-
 def _size(row: LengthsRow) -> str:
     return count_text(row.batch) if row.batch else say("lengths_tokens", count=count_text(row.tokens_per_batch))
-
-
-def _table() -> list[Column]:
-    """Return the columns of the largest batches by length."""
-    return [
-        Column(say("lengths"), lambda row: f"{row.low}-{row.high}", values("low", "high")),
-        number(say("sequences"), "sequences"),
-        number(say("largest_batch"), "batch"),
-        number(say("peak"), "peak_bytes", bytes_text),
-    ]
 
 
 def best(report: LengthsReport) -> LengthsRow:
@@ -62,9 +49,10 @@ def verdict(report: LengthsReport) -> str:
     row, fixed = best(report), report.rows[0]
     on = say("on", name=report.card.name) if report.card else ""
     what = say("lengths_with", name=word("batching", row.name), size=_size(row), on=on)
-    answer = say(f"lengths_{row.answer or 'known'}", what=what, worst=bytes_text(row.worst_bytes),
+    answer = say("lengths_known", what=what, worst=bytes_text(row.worst_bytes),
                  mean=bytes_text(row.expected_bytes), flops=flops_text(row.epoch_flops),
                  share=share_text(row.epoch_flops / fixed.epoch_flops), first=word("batching", fixed.name))  # fmt: skip
+    answer = say("named", name=word("answer", row.answer), text=answer) if row.answer else answer
     run = report.run
     words = (*parallel_words(run, 2), title(report), mode_word(run), run.precision, *loop_words(run), run.device,
              setting_word("checkpointing", run.checkpointing))  # fmt: skip
@@ -79,10 +67,6 @@ def notes(report: LengthsReport) -> Iterator[str]:
         yield say("lengths_cut", count=count_text(report.truncated), most=report.longest)
     yield say("lengths_traced", lengths=say("comma").join(map(str, report.traced)))
     yield say("lengths_batchings")
-    if any(row.name in ("unpadded", "packed") for row in report.rows):
-        yield say("lengths_unpadded")
-    if report.card:
-        yield say("lengths_fragments")
     yield from time_notes(report.rows)
 
 
@@ -100,8 +84,12 @@ def flagembedding(report: LengthsReport) -> str:
 
 def _tables(report: LengthsReport) -> Iterator[Table]:
     yield Table(columns(report), report.rows, lambda row: row is best(report))
+    by_length = [
+        Column(say("lengths"), lambda row: f"{row.low}-{row.high}"), number(say("sequences"), "sequences"),
+        number(say("largest_batch"), "batch"), number(say("peak"), "peak_bytes", bytes_text),
+    ]  # fmt: skip
     if report.table:
-        yield Table(_table(), report.table)
+        yield Table(by_length, report.table)
 
 
 VIEW = View(

@@ -22,11 +22,11 @@ from bertscope.render.traffic import (
 )
 from bertscope.render.views import Table, View
 from bertscope.reports.calibration import TimeRange
-from bertscope.reports.lengths import LengthsRow
 from bertscope.reports.memory import (
     DeviceTerms,
     FitRow,
     KeptRow,
+    LengthsRow,
     Memory,
     MemoryReport,
     Parts,

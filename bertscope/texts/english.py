@@ -92,20 +92,15 @@ TEXTS: dict[str, str] = {
     "lengths_tokens": "{count} tokens",
     "lengths_with": "{name}, batch {size}{on}",
     "lengths_known": "{what}: worst step {worst}, mean step {mean}; an epoch {flops}, {share} of {first}",
-    "lengths_yes": "yes: {what}: worst step {worst}, mean step {mean}; an epoch {flops}, {share} of {first}",
-    "lengths_uncertain": "not certain: {what}: worst step {worst}, mean step {mean}",
-    "lengths_no": "no: {what}: worst step {worst}, mean step {mean}",
     "lengths_data": "{count} sequences of {low} to {high} tokens, mean {mean}: {source}",
     "lengths_cut": "{count} sequences were longer, and are cut to {most} tokens",
-    "lengths_traced": "steps of these lengths ran: {lengths}; between two of them a peak is that of the straight "
-    "line, which is not below it",
-    "lengths_batchings": "dynamic: random batches, the mean over all orders; grouped: as group_by_length of "
-    "transformers, for one random order; the worst step has the longest sequences together",
-    "lengths_unpadded": "unpadded and packed: fused attention over each sequence, with the memory of as many tokens in "
-    "sequences of equal length; packed in one random order",
-    "lengths_fragments": "the simulated allocator runs the worst step only; steps of changing sizes may fragment more",
-    "lengths_scores": "no unpadded and packed batches: attention saves its scores in this step, as on a CPU with dropout; give "
-    "--no-dropout, or --device cuda and sdpa attention",
+    "lengths_traced": "steps of these lengths ran: {lengths}; between two of them a peak is on the straight line, not "
+    "below the step's own; on a card steps of changing sizes may fragment more",
+    "lengths_batchings": "dynamic: random batches, the mean of all orders; grouped: group_by_length of transformers; "
+    "the worst step has the longest sequences; unpadded and packed: the memory of as many tokens in equal sequences; "
+    "grouped and packed: one random order",
+    "lengths_scores": "no unpadded and packed batches: attention saves its scores in this step, as on a CPU with "
+    "dropout; give --no-dropout, or --device cuda and sdpa attention",
     # of `plan`
     "plan": "plan",
     "plan_sizes": "micro-batch",
