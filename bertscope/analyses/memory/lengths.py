@@ -72,9 +72,9 @@ class Data:
         """Yield the ways to make batches of so many sequences, and of so many tokens; 0 leaves a way out."""
         if batch:
             worst = (min(batch, self.total), self.longest)
-            sizes = {batch: self.total // batch} | ({self.total % batch: 1} if self.total % batch else {})
-            fixed = {(size, self.longest): steps for size, steps in sizes.items() if steps}
-            yield Batching("fixed", fixed, batch, worst)
+            parts = (batch, self.total // batch), (self.total % batch, 1)
+            sizes = {size: steps for size, steps in parts if size and steps}
+            yield Batching("fixed", {(size, self.longest): own for size, own in sizes.items()}, batch, worst)
             yield Batching("dynamic", dict(self._dynamic(sizes)), batch, worst)
             yield Batching("grouped", self._grouped(batch), batch, worst)
         if unpadded:
