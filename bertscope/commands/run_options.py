@@ -75,9 +75,15 @@ class Takes:
         """Return a parameter for each option; None is an option that is not given."""
         found = [_parameter(name, *self._option(own)) for name, own in self.table.items()]
         if self.has_file:
-            found.append(_parameter("training_file", Path, typer.Option("--from", metavar="FILE", help=_FROM)))
+            found.append(
+                _parameter(
+                    "training_file", Path, typer.Option("--from", metavar="FILE", help=_FROM, rich_help_panel="loop")
+                )
+            )
         if self.has_file and "checkpointing" in self.table:
-            found.append(_parameter("plan", Path, typer.Option("--plan", metavar="FILE", help=PLAN)))
+            found.append(
+                _parameter("plan", Path, typer.Option("--plan", metavar="FILE", help=PLAN, rich_help_panel="loop"))
+            )
         return found
 
     def _option(self, own: Row) -> tuple[Any, Any]:
@@ -140,14 +146,27 @@ class ViewOptions:
     """Options for the output of a report of memory, except its format."""
 
     rows: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Show N saved tensors; 0: all; default: none, with -v 10.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Show N saved tensors; 0: all; default: none, with -v 10.",
+            rich_help_panel="output",
+        ),
     ] = None
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw allocated bytes over the step: .html, .svg, .png, .csv or .json."),
+        typer.Option(
+            metavar="FILE",
+            help="Draw allocated bytes over the step: .html, .svg, .png, .csv or .json.",
+            rich_help_panel="output",
+        ),
     ] = None
     snapshot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).", rich_help_panel="output"
+        ),
     ] = None
 
     def check_timeline(self) -> None:
@@ -173,14 +192,20 @@ class LengthOptions:
     lengths: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Estimate an epoch of sequences of these lengths, for each way to make batches: one "
-            "number a line, .jsonl, .csv or .parquet, or normal:256,64,16,512 (mean, deviation, least, most). --seq "
-            "cuts longer ones.",
+            metavar="FILE", rich_help_panel="sizes", help="Estimate an epoch of sequences of these lengths: one number "
+            "a line, .jsonl, .csv, .parquet, or normal:256,64,16,512 (mean, deviation, least, most). --seq cuts longer "
+            "ones.",
         ),
     ] = None  # fmt: skip
-    lengths_field: Annotated[str, typer.Option(metavar="NAME", help="The field with numbers, token ids or texts.")] = ""
-    tokenizer: Annotated[str, typer.Option(metavar="PATH", help="The folder with tokenizer.json for texts.")] = ""
-    tokens_per_batch: Annotated[int, typer.Option(metavar="N", min=0, help="The tokens of packed batches.")] = 0
+    lengths_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The field with numbers, token ids or texts.", rich_help_panel="sizes")
+    ] = ""
+    tokenizer: Annotated[
+        str, typer.Option(metavar="PATH", help="The folder with tokenizer.json for texts.", rich_help_panel="sizes")
+    ] = ""
+    tokens_per_batch: Annotated[
+        int, typer.Option(metavar="N", min=0, help="The tokens of packed batches.", rich_help_panel="sizes")
+    ] = 0
 
     def report(self, model: ModelOptions, others: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
         """Return the report on the lengths, None without any; raises SelectionError for options without effect."""

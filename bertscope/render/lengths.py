@@ -26,7 +26,7 @@ def columns(report: LengthsReport) -> list[Column]:
         number(say("worst_peak"), "worst_bytes", bytes_text),
         Column(say("worst_step"), lambda row: f"{row.worst_batch} x {row.worst_seq}",
                values("worst_batch", "worst_seq"), right=True, detail=True),
-        number(say("on_the_card"), "reserved_bytes", bytes_text, shown=report.card is not None),
+        number(say("on_the_card"), "card_bytes", bytes_text, shown=report.card is not None),
         Column(say("fits"), lambda row: word("answer", row.answer), values("answer"),
                shown=report.budget_bytes is not None),
         number(say("epoch_flops"), "epoch_flops", flops_text),

@@ -205,7 +205,7 @@ class LengthSteps:
             batches=round(steps), padding=1 - self.data.tokens / sum(count * length for count, length in own),
             expected_bytes=round(sum(count * peak(shape) for shape, count in found.shapes.items()) / steps),
             worst_bytes=self._bytes(run, batch, seq), worst_batch=batch, worst_seq=seq,
-            reserved_bytes=self.fitter.reserved_bytes(worst, is_limited=False),
+            card_bytes=self.fitter.reserved_bytes(worst, is_limited=False) + self.fitter.overhead.context_high_bytes,
             epoch_flops=round(sum(count * self.flops(length) for count, length in own)),
             answer=self.fitter.answer(worst) if self.is_limited else "",
         )  # fmt: skip
