@@ -109,7 +109,7 @@ def print_notes(report: Any) -> None:
     if file is not None:
         from bertscope.render.memory import training_file_notes
 
-        for line in training_file_notes(file):
+        for line in training_file_notes(file, report.run.device):
             note(line)
     for found in getattr(report, "notes", ()):
         note(say(found.key, **found.values))

@@ -159,6 +159,7 @@ class DeviceTerms:
     context_high_bytes: int
     allocated_low_bytes: int = 0  # this and the next: over what a process may do before the run; 0 if not estimated
     allocated_high_bytes: int = 0
+    reserved_loaded_bytes: int = 0  # if a checkpoint lay on the card while the model was made there
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ class FitSettings(TypedDict, total=False):
     optimizer_implementation: OptimizerImplementation
     momentum: float
     amsgrad: bool
+    weight_decay: float
     accumulate: int
     keep_gradients: bool
     clip_grad_norm: bool

@@ -7,6 +7,7 @@ keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -80,6 +81,14 @@ def _takes(argument: str, optimizer: str) -> bool:
     return optimizer in takers(argument)
 
 
+def _decay(value: Any, given: Mapping[str, Any]) -> Any:
+    """Return the weight decay of an optimizer that takes it; that of AdamW changes the parameters in place."""
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise ValueError("a number")
+    name = TRAINER_OPTIMIZERS.get(str(given.get("optim")), ADAMW)
+    return value or None if _takes("weight_decay", name) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings):
     """The run of a model that is examined.
@@ -126,6 +135,11 @@ class RunConfig(Settings):
     amsgrad: bool = row(
         False, f"AMSGrad, for {' and '.join(takers('amsgrad'))}.", concerns={"optimizer": partial(_takes, "amsgrad")}
     )
+    weight_decay: float = row(
+        0.0, f"The weight decay of {', '.join(takers('weight_decay'))}, which they add to a copy of the gradients.",
+        below=1, metavar="RATE", concerns={"optimizer": partial(_takes, "weight_decay")},
+        trainer={"weight_decay": _decay},
+    )  # fmt: skip
     accumulate: int = row(
         1, "The micro-batches of each optimizer step.", low=1, metavar="N", concerns=_OF_TRAINING,
         text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},

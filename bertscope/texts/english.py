@@ -293,6 +293,8 @@ TEXTS: dict[str, str] = {
         "cuBLASLt's of 1 MiB for each thread"
     ),
     "note_reserved": "reserved: the simulated caching allocator over three steps; the real one may differ by a tenth",
+    "note_loaded": "reserved after a checkpoint was loaded on the card: {size}; its blocks stay until empty_cache(), "
+    "and one copy of a tensor leaves a segment of its size",
     "note_context": "the CUDA context adds {range} outside torch, by GPU and version of torch",
     "predicted_step": "step time (predicted)",
     "mfu": "MFU of {peak} TFLOP/s",
@@ -310,6 +312,7 @@ TEXTS: dict[str, str] = {
     "file_not_used": "not used of {path}: {keys}",
     "file_not_modelled": "not modelled: {keys}",
     "file_unknown": "unknown keys, not used: {keys}",
+    "file_gpu": "{precision} suggests a GPU, and this step is on a CPU; --gpu names its card",
     "file_no_effect": "{count} other keys have no effect on the memory of a training step (--format json lists them)",
     # of the page of `report`, and of the page of a timeline
     "section_overview": "Overview",
