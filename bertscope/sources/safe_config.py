@@ -26,11 +26,6 @@ _IMPLEMENTATION = re.compile(r"(attn|experts)_implementation")
 # Blocks in each stage: He et al. 2015 (arXiv:1512.03385), table 1.
 _RESNETS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
 _STAGES = {"detr": 1, "table-transformer": 1, "conditional_detr": 1, "deformable_detr": 2}  # the first used
-    "detr": 1,
-    "table-transformer": 1,
-    "conditional_detr": 1,
-    "deformable_detr": 2,
-}  # family -> first that is used
 _BACKBONE = ("backbone", "backbone_config", "backbone_kwargs", "use_timm_backbone", "use_pretrained_backbone")
 
 
