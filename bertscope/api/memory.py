@@ -381,7 +381,7 @@ class _FitSearch:
 _ANY = 2**62  # a budget for which every batch fits
 
 
-@with_settings(*ESTIMATED)
+@with_settings(*ESTIMATED, command="estimate")
 def lengths(
     model: Model,
     lengths: str | os.PathLike[str] | Iterable[int],

@@ -39,9 +39,9 @@ def _size(row: LengthsRow) -> str:
 
 
 def best(report: LengthsReport) -> LengthsRow:
-    """Return the row with the fewest FLOPs whose worst step fits, else the one with the lowest peak."""
-    rows = [row for row in report.rows if row.answer in ("yes", "")]
-    return min(rows or report.rows, key=lambda row: row.epoch_flops if rows else row.worst_bytes)
+    """Return the row that every model can run, with padding, whose worst step fits with the fewest FLOPs."""
+    padded = [row for row in report.rows if row.name not in ("unpadded", "packed")]
+    return min(padded, key=lambda row: (row.answer not in ("yes", ""), row.epoch_flops))
 
 
 def verdict(report: LengthsReport) -> str:
