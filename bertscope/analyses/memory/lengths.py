@@ -28,7 +28,7 @@ _MULTIPLE = 8
 _MEGABATCHES = 50  # batches that group_by_length sorts together: get_length_grouped_indices of transformers
 _LARGE = 1024  # a batch in which activations decide the peak
 _NO_SCORES = 0.002  # the share by which a token's memory may grow with the length, such as by a kernel's scratch
-Shape = tuple[int, int]  # sequences, tokens of each
+StepShape = tuple[int, int]  # sequences, tokens of each
 
 
 def traced_lengths(lengths: list[int]) -> list[int]:
@@ -47,9 +47,9 @@ class Batching:
     """
 
     name: str
-    shapes: Mapping[Shape, float]
+    shapes: Mapping[StepShape, float]
     size: int
-    worst: Shape | None = None  # None: the one with the highest peak
+    worst: StepShape | None = None  # None: the one with the highest peak
 
 
 class Data:
@@ -102,11 +102,11 @@ class Data:
                 break
         return found
 
-    def _even(self, tokens: int) -> Shape:
+    def _even(self, tokens: int) -> StepShape:
         """Return sequences of the mean length that have at least so many tokens."""
         return -(-tokens // self.even), self.even
 
-    def _dynamic(self, sizes: Mapping[int, int]) -> Iterator[tuple[Shape, float]]:
+    def _dynamic(self, sizes: Mapping[int, int]) -> Iterator[tuple[StepShape, float]]:
         """Yield the expected number of random batches of these sizes with each longest sequence.
 
         The chance that all `size` of a batch are among the `below` shortest is C(below, size) / C(total, size).
@@ -119,18 +119,18 @@ class Data:
                     yield (size, length), steps * (share - before)
                     before = share
 
-    def _grouped(self, batch: int) -> Counter[Shape]:
+    def _grouped(self, batch: int) -> Counter[StepShape]:
         """Return the batches of transformers' group_by_length for a random order."""
         together = batch * max(min(self.total // (4 * batch), _MEGABATCHES), 1)
-        shapes: Counter[Shape] = Counter()
+        shapes: Counter[StepShape] = Counter()
         for start in range(0, self.total, together):
             own = sorted(self.shuffled[start : start + together], reverse=True)
             shapes.update((min(batch, len(own) - first), own[first]) for first in range(0, len(own), batch))
         return shapes
 
-    def _packed(self, tokens: int) -> Counter[Shape]:
+    def _packed(self, tokens: int) -> Counter[StepShape]:
         """Return the batches of a random order, each filled until the next sequence does not fit."""
-        shapes, own = Counter[Shape](), 0
+        shapes, own = Counter[StepShape](), 0
         for length in self.shuffled:
             if own + length > tokens:
                 shapes[self._even(own)] += 1
@@ -139,10 +139,10 @@ class Data:
         shapes[self._even(own)] += 1
         return shapes
 
-    def _by_tokens(self, tokens: int) -> Counter[Shape]:
+    def _by_tokens(self, tokens: int) -> Counter[StepShape]:
         """Return the batches of all sequences, the longest first, padded to at most so many tokens."""
         lengths, place = sorted(self.shuffled, reverse=True), 0
-        shapes: Counter[Shape] = Counter()
+        shapes: Counter[StepShape] = Counter()
         while place < self.total:
             size = min(tokens // lengths[place], self.total - place)
             shapes[size, lengths[place]] += 1
@@ -175,7 +175,7 @@ class LengthSteps:
 
         return token_bytes(self.data.longest) <= (1 + _NO_SCORES) * token_bytes(self.data.even)
 
-    def peak(self, shape: Shape) -> float:
+    def peak(self, shape: StepShape) -> float:
         """Return the peak of a step with padding, in tensors."""
         batch, seq = max(shape[0], 2), shape[1]  # the step of one sequence would run at each length
         place = bisect_left(self.traced, seq)
