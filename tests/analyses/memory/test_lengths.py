@@ -293,3 +293,23 @@ def test_code_beside_a_tokenizer_does_not_run(tmp_path: Any) -> None:
     (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(BertscopeError, match=r"tokenizer\.json"):
         read_lengths(tmp_path / "texts.jsonl", tokenizer=str(tmp_path))
+
+
+# ---- serving, and what loading leaves ----
+
+
+def test_the_flags_of_a_server_are_the_most_tokens_of_a_batch() -> None:
+    settings = {"mode": "inference", "checkpointing": "none", "precision": "fp32,autocast-bf16"}
+    report = bertscope.fit(small(**WIDE), "16MiB", seq=16, **settings)
+    row = report["none, fp32, seq 16"]
+    assert report.shown("tei") == f"--max-batch-tokens {16 * row.batch} --dtype float32\n"
+    assert f"({16 * max(own.batch for own in report.rows):,} tokens)" in report.shown("printed").replace("\n", " ")
+    with pytest.raises(BertscopeError, match="--mode inference"):
+        bertscope.fit(small(**WIDE), "16MiB", seq=16, checkpointing="none", precision="fp32").shown("tei")
+    with pytest.raises(BertscopeError, match="there is no flagembedding of this report"):
+        report.shown("flagembedding")
+
+
+def test_a_checkpoint_on_the_card_leaves_as_much_reserved_as_two_models() -> None:
+    memory = bertscope.estimate("bert-mini", batch=1, seq=8, mode="inference", device="cuda")["none"].memory
+    assert memory.device.reserved_bytes < 2 * memory.peak.parts.parameters <= memory.device.reserved_loaded_bytes
