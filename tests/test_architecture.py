@@ -50,7 +50,7 @@ MAY = {
     "api": f"{TEXT} torch_access model analyses",
     "texts": "errors",
     "render": f"{BASE} gpus settings texts <rich> <jinja2>",
-    "commands": f"{TEXT} texts render torch_import bertscope <typer>",
+    "commands": f"{TEXT} texts render torch_import processes bertscope <typer>",
     "cli": f"{BASE} settings commands texts render bertscope <typer>",
     "testing": "",
     "pytest_plugin": "errors <pytest>",

@@ -144,7 +144,12 @@ def diagram(
     drawn: DrawnOptions,
     fmt: Annotated[
         Literal["mermaid", "dot", "svg", "html", "json"] | None,
-        typer.Option("--format", "-f", help="The format; by default that of the suffix of --output, else mermaid."),
+        typer.Option(
+            "--format",
+            "-f",
+            help="The format; by default that of the suffix of --output, else mermaid.",
+            rich_help_panel="common",
+        ),
     ] = None,
     output: Annotated[Path | None, output_option("mermaid (.mmd), dot, svg, html and json", ".svg", ".html")] = None,
 ) -> None:

@@ -43,7 +43,8 @@ def report(
     ],
     model: ModelOptions,
     fmt: Annotated[
-        Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
+        Literal["html", "json"],
+        typer.Option("--format", "-f", help="The page, or the numbers on it.", rich_help_panel="common"),
     ] = "html",
 ) -> None:
     """Write everything about a model on one page that works offline: fit, parameters, FLOPs, memory, diagram.

@@ -157,12 +157,14 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = N
         return None
     workspaces = card_workspace_bytes(run_config, card)
     allocated, reserved = allocator_bytes(trace, run_config, workspaces)
+    low, high = (card.context_low_bytes, card.context_high_bytes) if card else CONTEXT_BYTES
     return DeviceTerms(
         allocated_bytes=allocated,
         workspace_bytes=workspaces,
         reserved_bytes=reserved,
-        context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
-        context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
+        card_bytes=reserved + high,
+        context_low_bytes=low,
+        context_high_bytes=high,
     )
 
 

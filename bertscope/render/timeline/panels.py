@@ -2,6 +2,7 @@
 
 import io
 import operator
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from bertscope.errors import MissingExtraError
+from bertscope.errors import MissingExtraError, one_line
 from bertscope.gpus import Gpu, prefers_cudnn
 from bertscope.render.console import PARTS
 from bertscope.render.footer import title
@@ -128,6 +129,11 @@ def _marks(memory: Memory) -> list[PhaseMark]:
 def variant_name(variant: Variant) -> str:
     """Return `full`, or `full reentrant`."""
     return variant.checkpointing + (" reentrant" if variant.reentrant else "")
+
+
+def strategy_name(text: str) -> str:
+    """Return a strategy for a table or a sentence: `keep:addmm.5@0-6` without the path of the layers, cut if long."""
+    return one_line(re.sub(r"(?<=[:;])[^:;=]*=", "", text), limit=34)
 
 
 def part_name(part: str) -> str:
