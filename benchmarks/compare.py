@@ -164,7 +164,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }  # fmt: skip
 _UNSTABLE = re.compile(r".*(\d s\)|\d 秒）)|USDT:.*")  # noqa: RUF001 progress; lines of torch's profiler
-_LIBRARY = re.compile(r"(<(script|style)\b[^>]*>)(?!\s*[\[{]).{20000,}?</\2>", re.DOTALL)  # plotly's, of a page
+_LIBRARY = re.compile(r"(<(script|style)\b[^>]*>)(?!\s*[\[{]).{20000,}?</\2>", re.DOTALL)  # those of a page
 
 
 # ---- record ----

@@ -150,7 +150,7 @@ class Report:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Return the text at its full width, for a notebook."""
+        """Return the tables as HTML, for a notebook."""
         return self.shown("notebook")
 
     def shown(self, form: str, **options: Any) -> str:

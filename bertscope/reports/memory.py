@@ -136,10 +136,12 @@ class KeptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The parts at one moment of the step."""
+    """The parts at one moment of the step, and the module and operator that run then."""
 
     phase: str
     parts: Parts
+    path: str = ""
+    operator: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +323,15 @@ class MemoryReport(TableReport[Variant]):
     notes: tuple[Note, ...] = ()  # on the numbers
     card: Gpu | None = None  # whose context and workspaces are estimated
     inputs_given: bool = False  # by a Python program; `run` then has no sizes
+
+    def plot(self) -> Any:
+        """Return the memory over time as a figure of matplotlib, which a notebook shows.
+
+        Raises MissingExtraError without matplotlib.
+
+        >>> bertscope.estimate("bert-tiny").plot().savefig("memory.png")
+        """
+        return self.shown("plot")
 
 
 YES, UNCERTAIN, NO = "yes", "uncertain", "no"

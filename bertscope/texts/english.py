@@ -7,6 +7,7 @@ TEXTS: dict[str, str] = {
     "tree_forward": "forward pass",
     "forward_flops": "{flops}, {macs} multiply-adds (matrix products, at these shapes)",
     "flops_run": "run",
+    "flops_encoder": "encoder length {seq}",
     "flops_sizes": "batch {batch}, seq {seq}, {mode}",
     "flops_forward": "forward",
     "flops_backward": "backward",
@@ -203,7 +204,6 @@ TEXTS: dict[str, str] = {
     "more_rows": "and {count} more, {sizes}; --rows 0 lists them all",
     "live_memory": "live memory, {unit}",
     "order": "in the order of allocations (not time)",
-    "sample": "sample",
     "fits_yes": "fits",
     "fits_uncertain": "may fit",
     "fits_no": "does not fit",
@@ -298,9 +298,16 @@ TEXTS: dict[str, str] = {
     "heading_uncertain": "May fit {place}",
     "heading_no": "Does not fit {place}",
     "needs": "{size}, {way}: peak {peak}.",
+    "needs_reserved": "{size}, {way}: peak {peak} (tensors), reserved {reserved} (allocator).",
+    "needs_on_card": (
+        "{size}, {way}: peak {peak} (tensors), reserved {reserved} (allocator), on the card {card} (with the context "
+        "of CUDA)."
+    ),
+    "on_card": "{size} on the card",
+    "reserved_size": "reserved {size}",
+    "limit": "limit {memory}",
     "short_of": "It is short by {bytes}.",
     "heading_unasked": "Peak {peak}",
-    "of_it_reserved": "{context} of it is the CUDA context with workspaces; with fragmentation {bytes} are reserved.",
     "way_stored": "its own dtypes",
     "way_plain": "{precision} without checkpointing",
     "other_ways": "This batch fits with {ways}.",
@@ -309,7 +316,7 @@ TEXTS: dict[str, str] = {
     "largest_of": "{batch} with {way}",
     "none_fits": "none with {way}",
     "assumed_title": "Assumed",
-    "peak_bar": "parts of the memory at the peak, {way}: {parts}",
+    "peak_bar": "parts of the memory, {way}: {parts}",
     "unique_how": "every tensor once",
     "layers_how": "tied tensors at each layer",
     "weights": "Weights in fp32",
@@ -331,11 +338,17 @@ TEXTS: dict[str, str] = {
     "table_settings": "settings",
     "differing": "differing {name}s",
     "side": "{side}: {name} ({architecture})",
-    "as_icicle": "Show as icicle",
-    "as_treemap": "Show as treemap",
+    "whole": "Back",
     "map_title": "Parameters by module, down to tensors",
     "map_size": "{count} parameters, {share}",
-    "map_help": "Click a box to zoom. Keyboard: arrow keys choose, Enter zooms in, Escape goes back.",
+    "map_help": (
+        "Areas are in proportion to parameters, of all models on the page. Click a box to zoom in, its frame to go "
+        "back. Keyboard: arrow keys choose, Enter zooms in, Escape goes back."
+    ),
+    "chart_help": (
+        "Point at a chart for the module, operator and parts; drag over it to zoom in. Keyboard: arrow keys move, "
+        "Enter zooms in, Escape goes back."
+    ),
     "bars_title": "Forward FLOPs by module",
     "itself": "{name} itself",
     "lengths_title": "Forward FLOPs over the sequence length",
@@ -343,7 +356,7 @@ TEXTS: dict[str, str] = {
     "axis_length": "sequence length",
     "not_asked": "not asked for",
     "the_whole_model": "the whole model",
-    "no_dataflow": "left out: the dataflow is drawn for BERTs only; diagram --kind tree draws any model",
+    "no_dataflow": "left out: the forward pass does not run on meta; diagram --kind tree draws any model",
     "flops_of_forward": "forward, {size}: {flops} FLOPs",
     "flops_of_step": "training step, {size}: {flops} FLOPs",
     "convention": "as {name} counts: {value} {unit} ({how}; {source})",
@@ -479,7 +492,8 @@ TEXTS: dict[str, str] = {
     "part_temporaries": "temporaries",
     "part_gathered_parameters": "gathered parameters",
     "part_communication": "communication",
-    "part_context": "CUDA context and workspaces",
+    "part_reserved": "reserved, not in tensors",
+    "part_context": "CUDA context",
     "in_forward": "in forward",
     "in_backward": "in backward",
     "in_optimizer": "in the optimizer step",

@@ -111,7 +111,8 @@ def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
             for part, size in zip(layout.parts[begun : index + 1], trace.sizes[begun : index + 1], strict=True):
                 sums[part] += size
             begun = index + 1
-            yield Sample(phase=layout.places[index][0], parts=Parts(**sums))
+            phase, path, operator = layout.places[index]
+            yield Sample(phase=phase, parts=Parts(**sums), path=path, operator=operator)
 
 
 def _highest(live: list[int], width: int) -> Iterator[int]:

@@ -4,12 +4,13 @@ import io
 import operator
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from bertscope.errors import one_line
+from bertscope.errors import MissingExtraError, one_line
 from bertscope.gpus import Gpu, prefers_cudnn
 from bertscope.render.console import PARTS
 from bertscope.render.footer import title
@@ -209,16 +210,33 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 
 
-def image(report: MemoryReport, suffix: str) -> bytes:
-    """Return the picture as the bytes of a file, `svg` or `png`."""
+@contextmanager
+def _our_settings() -> Iterator[None]:
     import matplotlib
 
-    out = io.BytesIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
         matplotlib.rcParams.update(_SETTINGS)
+        yield
+
+
+def image(report: MemoryReport, suffix: str) -> bytes:
+    """Return the picture as the bytes of a file, `svg` or `png`."""
+    out = io.BytesIO()
+    with _our_settings():
         _figure(report).savefig(out, format=suffix, dpi=150, metadata=_METADATA[suffix])
     return out.getvalue()
+
+
+def plot(report: MemoryReport) -> Any:
+    """Return the picture as a figure of matplotlib; raises MissingExtraError without it."""
+    try:
+        with _our_settings():
+            figure = _figure(report)
+    except ImportError:
+        raise MissingExtraError("plot", "plot", otherwise="; str(report) and to_dict need nothing") from None
+    figure._repr_png_ = lambda: image(report, "png")  # notebooks draw figures only of pyplot by themselves
+    return figure
 
 
 def _figure(report: MemoryReport) -> Any:
