@@ -59,7 +59,8 @@ Architecture = Annotated[
     ),
 ]
 Attention = Annotated[
-    Literal["eager", "sdpa"] | None, typer.Option(help="The attention kernel instead of the model's own.")
+    Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None,
+    typer.Option(help="The attention kernel instead of the model's own."),
 ]
 Pooler = Annotated[bool | None, typer.Option("--pooler/--no-pooler", help="BertModel with or without its pooler.")]
 LoraText = Annotated[

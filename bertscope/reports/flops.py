@@ -15,6 +15,8 @@ class Work:
     matmul_flops: int = 0
     elementwise_flops: int = 0
     bytes_moved: int = 0  # read and written by each operator; views move no bytes
+    # The matmul FLOPs without the pairs of tokens that attention windows hide, and in such a model causal masks.
+    needed_flops: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(**{name: value + getattr(other, name) for name, value in vars(self).items()})

@@ -272,7 +272,9 @@ class GridModel(Settings):
 
     model: str = row("", "The model: a name or a file.")
     architecture: str | None = row(None, "The class to build, such as BertForSequenceClassification.")
-    attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa"))
+    attention: str | None = row(
+        None, "The attention kernel.", words=("eager", "sdpa", "flash_attention_2", "flash_attention_3")
+    )
     pooler: bool | None = row(None, "BertModel with or without its pooler.", kind=bool)
     lora: str | None = row(None, "LoRA adapters, such as r=8,target=query+value.")
     threads: int | None = row(None, "The threads of torch; default: its own choice.", kind=int, low=1, below=1025)

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertscope.config import FLASH_KERNELS
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, importing, suggestion
 from bertscope.frozen import dataclass
 from bertscope.sources.building import built_on, note_values
@@ -119,7 +120,8 @@ class TransformersSource(OtherSource):
         Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
         """
         kernel = self.attention or attention
-        with quiet_transformers() as transformers:
+        stands_in = kernel in FLASH_KERNELS and device == "meta"
+        with quiet_transformers(stands_in=stands_in) as transformers:
             config_class = _config_class(transformers, self)
             options = {"attn_implementation": kernel} if kernel else {}
             what = f"{self.path}: transformers {transformers.__version__} cannot build this {self.model_type}"
@@ -170,11 +172,15 @@ class TransformersSource(OtherSource):
             what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
             raise MissingExtraError(what, "transformers")
         self._refuse_options_of_berts(add_pooling_layer, lora)
-        return replace(self, architecture=architecture or self.architecture, attention=attention)
+        return replace(
+            self, architecture=architecture or self.architecture, attention=attention or self.attention
+        )
 
     def confined(self) -> AbstractContextManager[Any]:
         """Run the model without messages of transformers, and confined as during `build`."""
-        return quiet_transformers()
+        from bertscope.transformers_access import needs_flash_attn
+
+        return quiet_transformers(stands_in=self.attention in FLASH_KERNELS and needs_flash_attn())
 
 
 def _layer_counts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -199,6 +205,7 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
     config = entries.plain()
     check_experts(config, place.where)
     names = config.get("architectures")
+    kernels = [config.get(key) for key in ("attn_implementation", "_attn_implementation")]
     return TransformersSource(
         name=name,
         architecture=names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None,
@@ -206,6 +213,7 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
         path=place.path,
         where=place.where,
         settings=config,
+        attention=next((kernel for kernel in kernels if kernel in FLASH_KERNELS), None),
         stored_dtype=stored_dtype(config),
     )
 
@@ -263,8 +271,11 @@ def _mappings(transformers: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def quiet_transformers(purpose: str = "a model of another family") -> Iterator[Any]:
-    """Return the package, confined and without its warnings; raise MissingExtraError for `purpose`."""
+def quiet_transformers(purpose: str = "a model of another family", *, stands_in: bool = False) -> Iterator[Any]:
+    """Return the package, confined and without its warnings; raise MissingExtraError for `purpose`.
+
+    With `stands_in` it has a flash-attn of operators without kernels.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -276,10 +287,18 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
         before = logging.get_verbosity()
         logging.set_verbosity_error()
         try:
-            with confined():
+            with confined(), _flash_attn(stands_in):
                 yield transformers
         finally:
             logging.set_verbosity(before)
+
+
+def _flash_attn(stands_in: bool) -> AbstractContextManager[None]:
+    if not stands_in:
+        return nullcontext()
+    from bertscope.transformers_access import flash_attn_stand_in
+
+    return flash_attn_stand_in()
 
 
 @contextmanager

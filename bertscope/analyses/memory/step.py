@@ -12,10 +12,10 @@ from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.totals import freeze
-from bertscope.analyses.tracing.fake_tensors import attribute_tensors
+from bertscope.analyses.tracing.fake_tensors import attribute_tensors, valid_tokens
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.config import HEADS, MAX_BUILT_LAYERS
+from bertscope.config import FLASH_KERNELS, HEADS, MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
@@ -198,6 +198,10 @@ def run_model(
     """
     source = source if run_config.dropout else source.require("--no-dropout").without_dropout()
     source = source.implemented_by(run_config.implementation)
+    if run_config.device == "cpu" and getattr(source, "attention", None) in FLASH_KERNELS:
+        raise SelectionError(
+            "flash attention runs on a GPU only: estimate it for a card with --gpu, or take --attention sdpa"
+        )
     model = build(source) if build else source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
@@ -272,8 +276,7 @@ def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
     given = meta_inputs(model, run_config)
     inputs = with_values(model, given, device=device, below=partial(_below, base_model_of(model), run_config))
     if isinstance(given, Mapping) and "attention_mask" in given and given["attention_mask"].is_meta:
-        padded = min(round(run_config.padding * run_config.seq), run_config.seq - 1)
-        inputs["attention_mask"][..., run_config.seq - padded :] = 0
+        inputs["attention_mask"][..., valid_tokens(run_config.seq, run_config.padding) :] = 0
     return inputs
 
 

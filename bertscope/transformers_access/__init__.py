@@ -1,0 +1,130 @@
+"""What transformers asks of an installed package, answered for a package that is not there.
+
+tests/test_transformers_access.py fails when transformers changes one of these names.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from bertscope.torch_access import torch
+from bertscope.transformers_access.flash_attn import functions, modules
+
+_MISSING = object()
+_UTILITIES = "transformers.modeling_flash_attention_utils"
+# The functions that say if flash-attn is installed, which the modules of transformers import by their names.
+_ANSWERS = (
+    "is_flash_attn_2_available", "is_flash_attn_3_available", "is_flash_attn_greater_or_equal",
+    "is_flash_attn_greater_or_equal_2_10",
+)  # fmt: skip
+# The methods that look for a card too: of transformers 5, 4.48 and 4.43.
+_CHECKS = (
+    "_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch",
+    "_check_and_enable_flash_attn_2",
+)  # fmt: skip
+# What transformers 5 keeps of its first import of flash-attn.
+_KEPT = (
+    "_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn",
+    "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn",
+)  # fmt: skip
+
+
+def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute until the stack is closed."""
+    original = vars(owner).get(name, _MISSING)
+    setattr(owner, name, value)
+    stack.callback(*((delattr, owner, name) if original is _MISSING else (setattr, owner, name, original)))
+
+
+def needs_flash_attn() -> bool:
+    """Return True if flash-attn cannot run here: the package or a card is missing."""
+    return find_spec("flash_attn") is None or not torch.cuda.is_available()
+
+
+@contextmanager
+def flash_attn_stand_in() -> Iterator[None]:
+    """Show transformers a flash-attn of operators that have shapes only; the end restores what was there.
+
+    Fallback of each name: where a version of transformers does not have it, it stays away.
+    """
+    with ExitStack() as stack:
+        _add_modules(stack)
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == "transformers":
+                for asked in _ANSWERS:
+                    if asked in vars(module):
+                        replace_attribute(stack, module, asked, lambda *_, **__: True)
+                _import_late(stack, module)
+        _pass_checks(stack)
+        yield
+
+
+def _add_modules(stack: ExitStack) -> None:
+    """Add the modules of flash-attn to those that are imported."""
+    stood = {name: sys.modules.get(name) for name in modules()}
+    for name, content in modules().items():
+        module = ModuleType(name)
+        module.__spec__, module.__path__ = ModuleSpec(name, None, is_package=True), []
+        vars(module).update(content)
+        sys.modules[name] = module
+
+    def restore() -> None:
+        """Restore the modules that were imported before."""
+        for name, module in stood.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+
+    stack.callback(restore)
+
+
+def _import_late(stack: ExitStack, module: ModuleType) -> None:
+    """Give a module of transformers 4 the names that it imports only if flash-attn is there."""
+    known = vars(module)
+    if module.__name__ == _UTILITIES and "_lazy_imports" not in known:
+        for name, function in vars(functions()).items():
+            replace_attribute(stack, module, name, function)
+        replace_attribute(stack, module, "_flash_supports_window_size", True)
+    is_model = module.__name__.startswith("transformers.models.") and "is_flash_attn_2_available" in known
+    forward = getattr(sys.modules.get(_UTILITIES), "_flash_attention_forward", None)
+    if is_model and forward is not None and "_flash_attention_forward" not in known:
+        replace_attribute(stack, module, "_flash_attention_forward", forward)
+
+
+def _pass_checks(stack: ExitStack) -> None:
+    """Have a model take flash attention if its class supports it, whatever is installed, and forget former imports."""
+    base: Any = sys.modules["transformers"].PreTrainedModel
+    utilities = sys.modules.get(_UTILITIES)
+    for name in _KEPT:
+        if name in vars(utilities or object):
+            replace_attribute(stack, utilities, name, None)
+    for row in getattr(utilities, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
+        before = row["general_availability_check"]
+        row["general_availability_check"] = lambda *_, **__: True
+        stack.callback(row.__setitem__, "general_availability_check", before)
+    for name in _CHECKS:
+        if name in vars(base):
+            is_class_method = isinstance(vars(base)[name], classmethod)
+            replace_attribute(stack, base, name, classmethod(_enable) if is_class_method else _supports)
+    if not any(name in vars(base) for name in _CHECKS[:3]):  # transformers 4.43 asks torch for the dtype of a card
+        enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+        replace_attribute(stack, torch, "is_autocast_enabled", lambda *device: enabled(*(device or ("cpu",))))
+        replace_attribute(stack, torch, "get_autocast_gpu_dtype", lambda: dtype("cpu"))
+
+
+def _supports(model: Any, *_: Any, **__: Any) -> bool:
+    """Return True if the class of a model has flash attention; raise ValueError if not."""
+    if not any(getattr(model, name, False) for name in ("_supports_flash_attn", "_supports_flash_attn_2")):
+        kind = model if isinstance(model, type) else type(model)
+        raise ValueError(f"{kind.__name__} has no flash attention in this version of transformers; use --attention sdpa")
+    return True
+
+
+def _enable(model_class: Any, config: Any, *_: Any, **__: Any) -> Any:
+    """Return the configuration, which names flash attention, as transformers 4.43 does after its checks."""
+    _supports(model_class)
+    return config
