@@ -6,13 +6,14 @@ tests/test_transformers_access.py fails when transformers changes one of these n
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from bertscope.torch_access import torch
-from bertscope.transformers_access.flash_attn import functions, modules
+from bertscope.transformers_access.flash_attn import modules
 
 _MISSING = object()
 _UTILITIES = "transformers.modeling_flash_attention_utils"
@@ -53,14 +54,20 @@ def flash_attn_stand_in() -> Iterator[None]:
     """
     with ExitStack() as stack:
         _add_modules(stack)
-        for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] == "transformers":
-                for asked in _ANSWERS:
-                    if asked in vars(module):
-                        replace_attribute(stack, module, asked, lambda *_, **__: True)
-                _import_late(stack, module)
+        original = vars(import_module("transformers.utils.import_utils"))
+        stack.callback(_answer, {name: original[name] for name in _ANSWERS if name in original})
+        _answer(dict.fromkeys(_ANSWERS, lambda *_, **__: True))
+        _import_late(stack, import_module(_UTILITIES))
         _pass_checks(stack)
         yield
+
+
+def _answer(answers: dict[str, Any]) -> None:
+    """Replace these functions in each module of transformers that has imported them."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "transformers":
+            for asked in answers.keys() & vars(module).keys():
+                setattr(module, asked, answers[asked])
 
 
 def _add_modules(stack: ExitStack) -> None:
@@ -82,17 +89,18 @@ def _add_modules(stack: ExitStack) -> None:
     stack.callback(restore)
 
 
-def _import_late(stack: ExitStack, module: ModuleType) -> None:
-    """Give a module of transformers 4 the names that it imports only if flash-attn is there."""
-    known = vars(module)
-    if module.__name__ == _UTILITIES and "_lazy_imports" not in known:
-        for name, function in vars(functions()).items():
-            replace_attribute(stack, module, name, function)
-        replace_attribute(stack, module, "_flash_supports_window_size", True)
-    is_model = module.__name__.startswith("transformers.models.") and "is_flash_attn_2_available" in known
-    forward = getattr(sys.modules.get(_UTILITIES), "_flash_attention_forward", None)
-    if is_model and forward is not None and "_flash_attention_forward" not in known:
-        replace_attribute(stack, module, "_flash_attention_forward", forward)
+def _import_late(stack: ExitStack, utilities: ModuleType) -> None:
+    """Give modules of transformers before 4.48 the names that they import only if flash-attn is there."""
+    if hasattr(utilities, "_lazy_imports"):
+        return
+    found = modules()["flash_attn"] | modules()["flash_attn.bert_padding"] | {"_flash_supports_window_size": True}
+    for name, function in found.items():
+        replace_attribute(stack, utilities, name, function)
+    for name, module in list(sys.modules.items()):
+        is_model = name.startswith("transformers.models.") and "is_flash_attn_2_available" in vars(module)
+        if is_model and "_flash_attention_forward" not in vars(module):
+            forward = getattr(utilities, "_flash_attention_forward", None)
+            replace_attribute(stack, module, "_flash_attention_forward", forward)
 
 
 def _pass_checks(stack: ExitStack) -> None:

@@ -7,7 +7,6 @@ Source: flash-attn 2.8 (flash_attn/flash_attn_interface.py, bert_padding.py, lay
 import inspect
 from collections.abc import Callable
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import SelectionError
@@ -199,9 +198,3 @@ def modules() -> dict[str, Any]:
         "flash_attn.ops.triton.rotary": {"apply_rotary": _apply_rotary},
         "flash_attn_interface": {name: _function(name, 3) for name in _FUNCTIONS},
     }
-
-
-def functions() -> SimpleNamespace:
-    """Return what a module of transformers 4 imports of flash-attn at its beginning."""
-    found = modules()
-    return SimpleNamespace(**found["flash_attn"], **found["flash_attn.bert_padding"])
