@@ -122,6 +122,11 @@ class FlopsReport(TableReport[FlopsRow]):
     traced_layers: int | None = None  # number of layers that ran; the others are equal and multiplied
 
     @property
+    def is_local(self) -> bool:
+        """Return True if windows of attention, or causal masks next to them, hide pairs of tokens."""
+        return self.rows[0].total.needed_flops < self.rows[0].total.matmul_flops
+
+    @property
     def unknown_operators(self) -> tuple[str, ...]:
         """Return the operators that ran and were not counted."""
         return tuple(dict.fromkeys(row.operator for row in self.operators if row.role == "unknown"))

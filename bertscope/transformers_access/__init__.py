@@ -110,6 +110,8 @@ def _pass_checks(stack: ExitStack) -> None:
     for name in _KEPT:
         if name in vars(utilities or object):
             replace_attribute(stack, utilities, name, None)
+    if hasattr(utilities, "_is_packed_sequence"):  # which asks for the values of positions; here they begin once
+        replace_attribute(stack, utilities, "_is_packed_sequence", lambda *_, **__: False)
     for row in getattr(utilities, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
         before = row["general_availability_check"]
         row["general_availability_check"] = lambda *_, **__: True
@@ -118,10 +120,13 @@ def _pass_checks(stack: ExitStack) -> None:
         if name in vars(base):
             is_class_method = isinstance(vars(base)[name], classmethod)
             replace_attribute(stack, base, name, classmethod(_enable) if is_class_method else _supports)
-    if not any(name in vars(base) for name in _CHECKS[:3]):  # transformers 4.43 asks torch for the dtype of a card
-        enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-        replace_attribute(stack, torch, "is_autocast_enabled", lambda *device: enabled(*(device or ("cpu",))))
-        replace_attribute(stack, torch, "get_autocast_gpu_dtype", lambda: dtype("cpu"))
+    # Attention asks for the dtype of autocast on a card, or on meta, which has none.
+    enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    for name, function in (
+        ("is_autocast_enabled", lambda device="cuda": enabled("cpu" if device in ("cuda", "meta") else device)),
+        ("get_autocast_gpu_dtype", lambda: dtype("cpu")),
+    ):
+        replace_attribute(stack, torch, name, function)
 
 
 def _supports(model: Any, *_: Any, **__: Any) -> bool:

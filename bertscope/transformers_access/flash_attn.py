@@ -9,10 +9,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from bertscope.errors import SelectionError
 from bertscope.torch_access import nn, torch
 
-_HALF, _MOST_WIDTH, _ALIGNMENT = (torch.float16, torch.bfloat16), 256, 8  # of what the kernels take
+_ALIGNMENT = 8  # of the width of a head
 _LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
 _FORWARD = "(Tensor q, Tensor k, Tensor v, {}bool causal, int left, int right, int version) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = (
@@ -97,11 +96,6 @@ def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given, first = bound.arguments, bound.args[0]
-        if not first.is_meta and (first.dtype not in _HALF or first.shape[-1] > _MOST_WIDTH):
-            raise SelectionError(
-                f"flash attention takes fp16 and bf16 and heads of at most {_MOST_WIDTH} numbers; got "
-                f"{str(first.dtype).removeprefix('torch.')} and {first.shape[-1]}; add --precision bf16 or autocast-bf16"
-            )
         packed = name in _PACKED
         lengths = tuple(given[item] for item in tensors[1 if packed else 3 :])
         lengths = (lengths[0], lengths[0], lengths[1], lengths[1]) if packed and lengths else lengths

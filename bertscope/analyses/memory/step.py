@@ -198,10 +198,6 @@ def run_model(
     """
     source = source if run_config.dropout else source.require("--no-dropout").without_dropout()
     source = source.implemented_by(run_config.implementation)
-    if run_config.device == "cpu" and getattr(source, "attention", None) in FLASH_KERNELS:
-        raise SelectionError(
-            "flash attention runs on a GPU only: estimate it for a card with --gpu, or take --attention sdpa"
-        )
     model = build(source) if build else source.build(device=device)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
@@ -224,6 +220,11 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
 
     The built-in model takes a mask if there is padding, or if it has the memory of transformers.
     """
+    kernel = getattr(getattr(base_model_of(model), "config", None), "_attn_implementation", None)
+    if run_config.device == "cpu" and kernel in FLASH_KERNELS:
+        raise SelectionError(
+            f"{kernel} runs on a GPU only: estimate it for a card with --gpu, or take --attention sdpa on a CPU"
+        )
     labels = run_config.mode != "inference"
     inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.input)
     ids = inputs.get("input_ids") if isinstance(inputs, dict) else None

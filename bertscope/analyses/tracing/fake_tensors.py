@@ -353,8 +353,10 @@ class DataDependentAnswers:
         if args and isinstance(out, torch.Tensor) and (valid := getattr(args[0], _VALID, None)):
             if name in _SAME_VALUES and out.numel() == args[0].numel():
                 setattr(out, _VALID, valid)
+            elif name == "select" and args[2] in (-1, valid[1] - 1):  # the last column, which padding hides
+                setattr(out, _VALID, (int(valid[0] == valid[1]), 1))
             elif name == "sum" and out.dim() == args[0].dim() - 1:
-                setattr(out, _KNOWN, valid[0])
+                setattr(out, _KNOWN, args[0].numel() // valid[1] * valid[0] // out.numel())
                 return
         if name in ("rand", "rand_like"):
             setattr(out, _SHARE, True)

@@ -49,6 +49,7 @@ _MOVEMENT = {
     "repeat", "masked_fill", "masked_fill_", "contiguous", "_unsafe_view", "_reshape_copy", "roll", "flip",
     "detach_", "unfold_backward", "rand", "randn", "empty_strided", "new_empty_strided",
     "_local_scalar_dense", "set_", "resize_", "any", "all", "argmax", "sort", "topk",
+    "nonzero", "scatter_",
 }  # fmt: skip
 _ATTENTION = {
     "_scaled_dot_product_flash_attention",

@@ -71,7 +71,7 @@ def _window_of(module: Any) -> Window | None:
     if size := known.get("one_sided_attn_window_size"):  # of Longformer and LED
         return Window(size, size, chunk_width=module.embed_dim)
     if isinstance(sides := known.get("local_attention"), tuple):  # of ModernBERT before transformers 5
-        return Window(*sides)
+        return Window(*sides) if sides[0] != _NO_LIMIT else None
     config = known.get("config")
     if "Attention" not in type(module).__name__ or getattr(config, "use_sliding_window", True) is False:
         return None

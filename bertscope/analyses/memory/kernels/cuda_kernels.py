@@ -21,6 +21,7 @@ _HALF = (torch.bfloat16, torch.float16)
 # The memory-efficient backward sums gradients of queries in blocks of 64 x 64 numbers, each with a lock:
 # GradQTempStorage and workspace_size in kernel_backward.h.
 _BLOCK, _LOCK_BYTES = 64, 16
+_MOST_FLASH_WIDTH = 256  # of a head
 _ALIGNMENT = 8  # of a flash kernel's head size, and of an efficient kernel's mask
 
 
@@ -225,6 +226,13 @@ def _flash_attn_scratch(name: str, args: Any) -> int | Scratch:
     Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp (2.8) and hopper/flash_api.cpp (3, on Hopper).
     """
     query, key, version = args[1], args[2], args[-1]
+    if query.dtype not in _HALF or query.shape[-1] > _MOST_FLASH_WIDTH:
+        raise SelectionError(
+            f"flash attention takes fp16 and bf16 and heads of at most {_MOST_FLASH_WIDTH} numbers; got "
+            f"{str(query.dtype).removeprefix('torch.')} and {query.shape[-1]}; add --precision bf16 or autocast-bf16"
+        )
+    if name.endswith("forward"):
+        return 0
     heads, width = query.shape[-2:]
     tokens, batch = prod(query.shape[:-2]), query.shape[0]
     is_packed, is_grouped, block = "varlen" in name, key.shape[-2] != heads, 128
@@ -247,7 +255,7 @@ def cuda_scratch(operator: Any, args: Any) -> int | Scratch:
     aten, name = torch.ops.aten, operator_name(operator)
     if name in MATRICES:
         return sum(int(args[place].nbytes) for place in MATRICES[name] if not is_read_by_blas(args[place]))
-    if name in ("_flash_attn_backward", "_flash_attn_varlen_backward"):
+    if name.startswith("_flash_attn"):
         return _flash_attn_scratch(name, args)
     if operator is aten._scaled_dot_product_flash_attention_backward.default:
         query: torch.Tensor = args[1]
