@@ -28,7 +28,6 @@ ACTIVATIONS = (
 )  # fmt: skip
 POSITION_EMBEDDING_TYPES = ("absolute", "relative_key", "relative_key_query")
 ATTENTION_KERNELS = ("eager", "sdpa")
-FLASH_KERNELS = ("flash_attention_2", "flash_attention_3")  # of the package flash-attn, for models of transformers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,7 @@ def test_after_the_stand_in_transformers_is_as_before():
 
 
 def test_every_name_of_transformers_is_there():
-    """Canary: of each list a version has the names that decide; without one the model says that flash-attn is absent."""
+    """Canary: without these names a model says that flash-attn is not installed."""
     assert "is_flash_attn_2_available" in vars(utilities)
     checks = [name for name in transformers_access._CHECKS if name in vars(transformers.PreTrainedModel)]
     assert checks, "transformers looks for flash-attn elsewhere"
@@ -124,7 +124,7 @@ def test_a_class_without_flash_attention_says_so():
         vocab_size=9, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, attn_implementation="flash_attention_2"
     )
     kind = transformers.AlbertModel if FAMILY == "distilbert" else transformers.LongformerModel
-    with transformers_access.flash_attn_stand_in(), pytest.raises(ValueError, match="has no flash attention in this ver"):
+    with transformers_access.flash_attn_stand_in(), pytest.raises(ValueError, match="has no flash attention in this"):
         kind(config)
 
 
@@ -136,7 +136,3 @@ def test_an_attribute_comes_back_at_the_end():
         assert (owner.held, owner.new) == (2, 3)
     assert owner.held == 1
     assert not hasattr(owner, "new")
-
-
-def test_a_machine_without_a_card_needs_the_stand_in():
-    assert transformers_access.needs_flash_attn() or torch.cuda.is_available()

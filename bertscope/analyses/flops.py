@@ -68,9 +68,7 @@ def run_as_it_is(module: nn.Module, inputs: Any, training: bool, padding: float 
     return _step(module, lambda: module(*args, **kwargs), training, padding)
 
 
-def _step(
-    module: nn.Module, forward: Callable[[], Any], training: bool, padding: float = 0.0
-) -> tuple[Trace, str]:
+def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding: float = 0.0) -> tuple[Trace, str]:
     def step() -> str:
         with torch.set_grad_enabled(training):
             output = forward()

@@ -8,19 +8,11 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.config import (
-    ARCHITECTURES,
-    FLASH_KERNELS,
-    MAX_BUILT_LAYERS,
-    BertConfig,
-    Lora,
-    check_built,
-    unknown_architecture,
-)
+from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, check_built, unknown_architecture
 from bertscope.errors import ConfigError, SelectionError, Text
 from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
-from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
+from bertscope.settings.run_config import BERTSCOPE, FLASH_KERNELS, INSTALLED, TRANSFORMERS
 from bertscope.sources.expectations import Expectation
 from bertscope.sources.transformers_models import TransformersSource
 
@@ -121,7 +113,7 @@ class BertSource:
         if implementation != INSTALLED:
             if self.flash:
                 raise SelectionError(
-                    f"the built-in BERT has eager and sdpa attention; for {self.flash} of transformers 4.57 or later add "
+                    f"the built-in BERT has eager and sdpa; for {self.flash} of transformers 4.57 or later add "
                     f"--implementation {INSTALLED}"
                 )
             return replace(self, implementation=implementation)
@@ -169,9 +161,9 @@ class BertSource:
             )
         changes: dict[str, Any] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
         changes["lora"] = Lora.parse(lora) if isinstance(lora, str) else lora
-        if attention in FLASH_KERNELS:
-            changes["flash"] = attention
-        elif attention is not None:
+        if attention is not None:
+            changes["flash"] = attention if attention in FLASH_KERNELS else ""
+        if attention is not None and not changes["flash"]:
             changes["config"] = replace(self.config, attn_implementation=attention)
         source = replace(self, **{name: value for name, value in changes.items() if value is not None})
         if source.architecture not in ARCHITECTURES:

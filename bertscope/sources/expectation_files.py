@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.config import ATTENTION_KERNELS, FLASH_KERNELS, LORA_EXAMPLE, Lora
+from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.frozen import dataclass
-from bertscope.settings.run_config import STORED, RunConfig
+from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import Expectation, read_expectations
 from bertscope.sources.find import find

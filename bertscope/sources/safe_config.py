@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bertscope.config import FLASH_KERNELS
 from bertscope.errors import ConfigError
+from bertscope.settings.run_config import FLASH_KERNELS
 
 _MAX_INTEGER = 2**31
 MAX_LAYERS = 150  # each layer is built from real modules, also on the meta device; an encoder-decoder has two stacks

@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.config import FLASH_KERNELS
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, importing, suggestion
 from bertscope.frozen import dataclass
+from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.building import built_on, note_values
 from bertscope.sources.other_models import OtherSource, as_source_error
 from bertscope.sources.safe_config import check_experts, check_setting, without_code
@@ -120,8 +120,7 @@ class TransformersSource(OtherSource):
         Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
         """
         kernel = self.attention or attention
-        stands_in = kernel in FLASH_KERNELS and device == "meta"
-        with quiet_transformers(stands_in=stands_in) as transformers:
+        with quiet_transformers(stands_in=kernel in FLASH_KERNELS) as transformers:
             config_class = _config_class(transformers, self)
             options = {"attn_implementation": kernel} if kernel else {}
             what = f"{self.path}: transformers {transformers.__version__} cannot build this {self.model_type}"
@@ -172,15 +171,11 @@ class TransformersSource(OtherSource):
             what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
             raise MissingExtraError(what, "transformers")
         self._refuse_options_of_berts(add_pooling_layer, lora)
-        return replace(
-            self, architecture=architecture or self.architecture, attention=attention or self.attention
-        )
+        return replace(self, architecture=architecture or self.architecture, attention=attention or self.attention)
 
     def confined(self) -> AbstractContextManager[Any]:
         """Run the model without messages of transformers, and confined as during `build`."""
-        from bertscope.transformers_access import needs_flash_attn
-
-        return quiet_transformers(stands_in=self.attention in FLASH_KERNELS and needs_flash_attn())
+        return quiet_transformers(stands_in=self.attention in FLASH_KERNELS)
 
 
 def _layer_counts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -205,7 +200,6 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
     config = entries.plain()
     check_experts(config, place.where)
     names = config.get("architectures")
-    kernels = [config.get(key) for key in ("attn_implementation", "_attn_implementation")]
     return TransformersSource(
         name=name,
         architecture=names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None,
@@ -213,9 +207,15 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
         path=place.path,
         where=place.where,
         settings=config,
-        attention=next((kernel for kernel in kernels if kernel in FLASH_KERNELS), None),
+        attention=flash_kernel(config),
         stored_dtype=stored_dtype(config),
     )
+
+
+def flash_kernel(config: Mapping[str, Any]) -> str | None:
+    """Return the kernel of flash-attn that a `config.json` names; None without one."""
+    kernels = (config.get(key) for key in ("attn_implementation", "_attn_implementation"))
+    return next((kernel for kernel in kernels if kernel in FLASH_KERNELS), None)
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
@@ -274,7 +274,7 @@ def _mappings(transformers: Any) -> Iterator[Any]:
 def quiet_transformers(purpose: str = "a model of another family", *, stands_in: bool = False) -> Iterator[Any]:
     """Return the package, confined and without its warnings; raise MissingExtraError for `purpose`.
 
-    With `stands_in` it has a flash-attn of operators without kernels.
+    With `stands_in` it finds a flash-attn, whatever is installed.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What transformers asks of an installed package, answered for a package that is not there.
+"""The answers to what transformers asks of flash-attn, for a machine without that package.
 
 tests/test_transformers_access.py fails when transformers changes one of these names.
 """
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -18,20 +17,14 @@ from bertscope.transformers_access.flash_attn import modules
 _MISSING = object()
 _UTILITIES = "transformers.modeling_flash_attention_utils"
 # The functions that say if flash-attn is installed, which the modules of transformers import by their names.
-_ANSWERS = (
-    "is_flash_attn_2_available", "is_flash_attn_3_available", "is_flash_attn_greater_or_equal",
-    "is_flash_attn_greater_or_equal_2_10",
-)  # fmt: skip
+_ANSWERS = [f"is_flash_attn_{end}" for end in
+            ("2_available", "3_available", "greater_or_equal", "greater_or_equal_2_10")]  # fmt: skip
 # The methods that look for a card too: of transformers 5, 4.48 and 4.43.
-_CHECKS = (
-    "_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch",
-    "_check_and_enable_flash_attn_2",
-)  # fmt: skip
+_CHECKS = ["_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch",
+           "_check_and_enable_flash_attn_2"]  # fmt: skip
 # What transformers 5 keeps of its first import of flash-attn.
-_KEPT = (
-    "_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn",
-    "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn",
-)  # fmt: skip
+_KEPT = ["_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn",
+         "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"]  # fmt: skip
 
 
 def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -41,14 +34,9 @@ def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> No
     stack.callback(*((delattr, owner, name) if original is _MISSING else (setattr, owner, name, original)))
 
 
-def needs_flash_attn() -> bool:
-    """Return True if flash-attn cannot run here: the package or a card is missing."""
-    return find_spec("flash_attn") is None or not torch.cuda.is_available()
-
-
 @contextmanager
 def flash_attn_stand_in() -> Iterator[None]:
-    """Show transformers a flash-attn of operators that have shapes only; the end restores what was there.
+    """Show transformers a flash-attn, of operators that have shapes only; the end restores what was there.
 
     Fallback of each name: where a version of transformers does not have it, it stays away.
     """
@@ -75,8 +63,7 @@ def _add_modules(stack: ExitStack) -> None:
     stood = {name: sys.modules.get(name) for name in modules()}
     for name, content in modules().items():
         module = ModuleType(name)
-        module.__spec__, module.__path__ = ModuleSpec(name, None, is_package=True), []
-        vars(module).update(content)
+        vars(module).update(content, __spec__=ModuleSpec(name, None, is_package=True), __path__=[])
         sys.modules[name] = module
 
     def restore() -> None:
@@ -119,7 +106,7 @@ def _pass_checks(stack: ExitStack) -> None:
     for name in _CHECKS:
         if name in vars(base):
             is_class_method = isinstance(vars(base)[name], classmethod)
-            replace_attribute(stack, base, name, classmethod(_enable) if is_class_method else _supports)
+            replace_attribute(stack, base, name, classmethod(_supports) if is_class_method else _supports)
     # Attention asks for the dtype of autocast on a card, or on meta, which has none.
     enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     for name, function in (
@@ -129,15 +116,9 @@ def _pass_checks(stack: ExitStack) -> None:
         replace_attribute(stack, torch, name, function)
 
 
-def _supports(model: Any, *_: Any, **__: Any) -> bool:
-    """Return True if the class of a model has flash attention; raise ValueError if not."""
+def _supports(model: Any, checked: Any = True, *_: Any, **__: Any) -> Any:
+    """Return the version or the configuration to check if the class has flash attention; raise ValueError if not."""
     if not any(getattr(model, name, False) for name in ("_supports_flash_attn", "_supports_flash_attn_2")):
         kind = model if isinstance(model, type) else type(model)
-        raise ValueError(f"{kind.__name__} has no flash attention in this version of transformers; use --attention sdpa")
-    return True
-
-
-def _enable(model_class: Any, config: Any, *_: Any, **__: Any) -> Any:
-    """Return the configuration, which names flash attention, as transformers 4.43 does after its checks."""
-    _supports(model_class)
-    return config
+        raise ValueError(f"{kind.__name__} has no flash attention in this transformers; use --attention sdpa or eager")
+    return checked

@@ -5,8 +5,10 @@ Source: flash-attn 2.8 (flash_attn/flash_attn_interface.py, bert_padding.py, lay
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from bertscope.torch_access import nn, torch
@@ -23,6 +25,7 @@ _SETTINGS = {
     2: "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs",
     3: "softmax_scale causal window_size softcap deterministic return_attn_probs",
 }
+_PACKAGES = {2: "flash_attn.flash_attn_interface", 3: "flash_attn_interface"}
 _PACKED = {"flash_attn_qkvpacked_func": "qkv", "flash_attn_varlen_qkvpacked_func": "qkv cu_seqlens max_seqlen"}
 _FUNCTIONS = {
     "flash_attn_func": "q k v",
@@ -53,7 +56,7 @@ class _Attention(torch.autograd.Function):
     """flash-attn's attention: it saves q, k, v, out, softmax_lse and rng_state, and of packed sequences their ends."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: Any, v: Any, lengths: Any, settings: Any) -> torch.Tensor:
+    def forward(ctx: Any, q: torch.Tensor, k: Any, v: Any, lengths: Any, settings: Any) -> Any:
         ctx.packed = q.shape if k is None else None
         q, k, v = q.unbind(-3) if k is None else (q, k, v)
         ctx.width, missing = q.shape[-1], -q.shape[-1] % _ALIGNMENT
@@ -66,7 +69,7 @@ class _Attention(torch.autograd.Function):
         return out[..., : ctx.width]
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dout: torch.Tensor) -> Any:
         q, k, v, out, lse, random, *ends = ctx.saved_tensors
         if ctx.packed is None:
             whole, grads = None, [torch.empty_like(tensor) for tensor in (q, k, v)]
@@ -96,6 +99,8 @@ def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given, first = bound.arguments, bound.args[0]
+        if first.is_cuda:
+            return _installed(name, version)(*args, **kwargs)
         packed = name in _PACKED
         lengths = tuple(given[item] for item in tensors[1 if packed else 3 :])
         lengths = (lengths[0], lengths[0], lengths[1], lengths[1]) if packed and lengths else lengths
@@ -108,6 +113,17 @@ def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
     return run
 
 
+@cache
+def _installed(name: str, version: int) -> Callable[..., torch.Tensor]:
+    """Return the function of the installed package, which computes on a card; raise ImportError without one."""
+    stood = {key: sys.modules.pop(key) for key in modules() if key in sys.modules}
+    try:
+        found: Callable[..., torch.Tensor] = getattr(import_module(_PACKAGES[version]), name)
+        return found
+    finally:
+        sys.modules.update(stood)
+
+
 class _IndexFirstAxis(torch.autograd.Function):
     """The rows of these numbers; the backward pass scatters their gradients into zeros."""
 
@@ -118,29 +134,15 @@ class _IndexFirstAxis(torch.autograd.Function):
         return rows.gather(0, indices[:, None].expand(-1, rows.shape[1])).reshape(-1, *given.shape[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (indices,), rows = ctx.saved_tensors, grad.reshape(grad.shape[0], -1)
         whole = torch.zeros(ctx.shape[0], rows.shape[1], device=grad.device, dtype=grad.dtype)
         return whole.scatter_(0, indices[:, None].expand_as(rows), rows).reshape(ctx.shape), None
 
 
-class _IndexPutFirstAxis(torch.autograd.Function):
-    """Zeros with values in the rows of these numbers."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, indices: torch.Tensor, rows: int) -> torch.Tensor:
-        ctx.save_for_backward(indices)
-        whole = torch.zeros(rows, *values.shape[1:], device=values.device, dtype=values.dtype)
-        whole[indices] = values
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return grad[ctx.saved_tensors[0]], None, None
-
-
 def _pad_input(given: torch.Tensor, indices: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
-    whole: torch.Tensor = _IndexPutFirstAxis.apply(given, indices, batch * seq)  # type: ignore[no-untyped-call]
+    whole = torch.zeros(batch * seq, *given.shape[1:], device=given.device, dtype=given.dtype)
+    whole[indices] = given
     return whole.view(batch, seq, *given.shape[1:])
 
 
@@ -157,6 +159,7 @@ class _RotaryEmbedding(nn.Module):
 
     def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False, device: Any = None) -> None:
         super().__init__()
+        self.inv_freq: torch.Tensor
         self.dim, self.base, self.interleaved, self.scale_base = dim, base, interleaved, None
         self.register_buffer("inv_freq", torch.empty(dim // 2, device=device), persistent=False)
         self._cos_cached: torch.Tensor | None = None
@@ -177,18 +180,13 @@ def _apply_rotary(given: torch.Tensor, *_: Any, inplace: bool = False, **__: Any
 def modules() -> dict[str, Any]:
     """Return what transformers imports of flash-attn 2 and 3, by the names of their modules."""
     two = {name: _function(name, 2) for name in (*_FUNCTIONS, *_PACKED)}
-    padding = {
-        "index_first_axis": _IndexFirstAxis.apply, "index_put_first_axis": _IndexPutFirstAxis.apply,
-        "pad_input": _pad_input, "unpad_input": _unpad_input,
-    }  # fmt: skip
+    padding = (_IndexFirstAxis.apply, _pad_input, _unpad_input)
     return {
         "flash_attn": two,
-        "flash_attn.flash_attn_interface": two,
-        "flash_attn.bert_padding": padding,
-        "flash_attn.layers": {},
+        _PACKAGES[2]: two,
+        _PACKAGES[3]: {name: _function(name, 3) for name in _FUNCTIONS},
+        "flash_attn.bert_padding": dict(zip(("index_first_axis", "pad_input", "unpad_input"), padding, strict=True)),
         "flash_attn.layers.rotary": {"RotaryEmbedding": _RotaryEmbedding},
-        "flash_attn.ops": {},
-        "flash_attn.ops.triton": {},
         "flash_attn.ops.triton.rotary": {"apply_rotary": _apply_rotary},
-        "flash_attn_interface": {name: _function(name, 3) for name in _FUNCTIONS},
+        **{f"flash_attn.{name}": {} for name in ("layers", "ops", "ops.triton")},
     }

@@ -15,15 +15,15 @@ from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.tracing.fake_tensors import attribute_tensors, valid_tokens
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.config import FLASH_KERNELS, HEADS, MAX_BUILT_LAYERS
+from bertscope.config import HEADS, MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.settings.run_config import INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch

@@ -345,7 +345,8 @@ class DataDependentAnswers:
         if operator is not torch.ops.aten.nonzero.default or not hasattr(args[0], _VALID):
             return None
         tokens, length = getattr(args[0], _VALID)
-        return args[0].new_empty((args[0].numel() // length * tokens, args[0].dim()), dtype=torch.int64)
+        mask: torch.Tensor = args[0]
+        return mask.new_empty((mask.numel() // length * tokens, mask.dim()), dtype=torch.int64)
 
     def note(self, operator: Any, args: Any, out: Any) -> None:
         """Mark the operator's result with its known value."""

@@ -76,7 +76,8 @@ def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
         return "matmul", 2 * _attention_flops(*args[1:4]), 0
     if name.startswith(_FLASH):
         is_forward = name.endswith("forward")
-        return "matmul", (1 if is_forward else 2) * _flash_flops(*args[0 if is_forward else 1 :][:3], args), 0
+        first = 0 if is_forward else 1  # before backward's are the gradients of the output
+        return "matmul", (first + 1) * _flash_flops(args, first), 0
     if packet in flop_registry:
         return "matmul", int(flop_registry[packet](*args, **kwargs, out_val=out)), 0
     if is_view(operator) or name in _MOVEMENT:
@@ -96,10 +97,11 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     return 2 * prod(outer) * queries * keys * (width + value_width)
 
 
-def _flash_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, args: Any) -> int:
+def _flash_flops(args: Any, first: int) -> int:
     """Return the FLOPs of flash-attn's scores and context; of packed sequences all have the longest one's length."""
+    query, key, value = args[first : first + 3]
     keys = key.shape[1] if key.dim() == 4 else longest(args)
-    return 2 * query.numel() // query.shape[-1] * keys * (query.shape[-1] + value.shape[-1])
+    return int(2 * query.numel() // query.shape[-1] * keys * (query.shape[-1] + value.shape[-1]))
 
 
 def longest(args: Any) -> int:

@@ -225,9 +225,7 @@ class _OperatorRecorder(DispatchMode):
         if self.running:
             self.running[-1].matmul_flops += matmul
         moved = bytes_moved(operator, args, kwargs, out)
-        calls.work += Work(
-            matmul_flops=matmul, elementwise_flops=elementwise, bytes_moved=moved, needed_flops=needed
-        )
+        calls.work += Work(matmul_flops=matmul, elementwise_flops=elementwise, bytes_moved=moved, needed_flops=needed)
         return out
 
 

@@ -66,7 +66,7 @@ def test_the_windows_are_those_of_the_attention_weights(family):
 
 @known
 def test_flops_within_windows_equal_the_closed_form(tmp_path, family):
-    """Scores and context are 4 FLOPs for each pair and element of the width, of which a window leaves out the hidden."""
+    """Scores and context are 4 FLOPs for each pair and element of the width; those of hidden pairs are not needed."""
     architecture, config, pairs = FAMILIES[family]
     own = source(tmp_path, family, config, architecture)
     found = work(own)

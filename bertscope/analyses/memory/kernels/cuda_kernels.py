@@ -247,7 +247,7 @@ def _flash_attn_scratch(name: str, args: Any) -> int | Scratch:
         return int(batch * (-(-query.shape[1] // block) * block * row + -(-key.shape[1] // 128) * 128 * key_row))
     rows = tokens + 128 * (args[10].numel() - 1) if is_packed else batch * -(-query.shape[1] // block) * block
     expanded = 2 * prod(key.shape[:-2]) * heads * width * key.itemsize if is_grouped else 0
-    return 4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded
+    return int(4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded)
 
 
 def cuda_scratch(operator: Any, args: Any) -> int | Scratch:
