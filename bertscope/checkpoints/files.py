@@ -139,7 +139,7 @@ class OpenFile:
     def tensor(
         self, name: str, dtype: str, shape: Iterable[Any], stored: int | None = None, **fields: Any
     ) -> StoredTensor:
-        """Return a tensor, by default with the bytes of its dtype; raise SourceError for a name or shape that is none."""
+        """Return a tensor, by default with the bytes of its dtype; raise SourceError for a wrong name or shape."""
         self.budget.spend("tensors", 1)
         shape = tuple(shape)
         if not name or len(name) > MAX_NAME or len(shape) > 64 or not all(map(is_size, shape)):

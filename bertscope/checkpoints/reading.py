@@ -1,5 +1,6 @@
 """The entry point for checkpoints of every format: a file, shards with an index, or a folder."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ class Checkpoint(StoredFile):
     name: str
     path: Path
     files: tuple[str, ...]
+    modules: tuple[str, ...] = ()  # prefixes of further modules of sentence-transformers
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
@@ -81,13 +83,14 @@ def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) 
 
 def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
     """Read the modules of a folder of sentence-transformers; names of all but the first begin with their folder."""
-    found, kinds = list[StoredFile](), list[str]()
+    found, kinds, fronts = list[StoredFile](), list[str](), list[str]()
     for path, place, kind in modules_of(folder, budget):
         kinds.append(kind)
         if weights_in(place) is None:
             continue
         one = _read(place, budget)
         front = f"{path}." if found else ""
+        fronts += [front] if front else []
         inside = f"{path}/" if path else ""
         tensors = (replace(tensor, name=front + tensor.name, file=inside + tensor.file,
                            shares=tensor.shares and front + tensor.shares) for tensor in one.tensors)  # fmt: skip
@@ -97,7 +100,7 @@ def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
     if not found:
         raise SourceError("modules.json names no module with weights", where=str(folder))
     metadata = {"modules": ", ".join(kinds)}
-    return _joined(folder.name, folder, found, metadata=metadata)
+    return _joined(folder.name, folder, found, metadata=metadata, modules=tuple(fronts))
 
 
 _BY_SUFFIX = {".onnx": read_onnx, ".index": read_index, ".msgpack": read_flax}
@@ -177,25 +180,44 @@ def _is_shard_name(value: Any) -> bool:
 # ---- contents of a checkpoint: its tensors in rows, and the sums, from its header and without torch ----
 
 
-_BY = ("layer", "module", "parameter")
+_BY = ("layer", "module", "parameter", "tree")
+_MAX_DEPTH = 16  # of a tree; what lies deeper is in the sums
 
 
-def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointReport:
-    """Return the checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
+def stored_report(checkpoint: Checkpoint, *, by: str = "layer", depth: int | None = None) -> CheckpointReport:
+    """Return the checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module.
+
+    In a tree, each module down to `depth` has a row with the sums of all tensors at and below it.
+    """
     if by not in _BY:
         raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(_BY)}")
     ordered = sorted(checkpoint.tensors, key=lambda tensor: in_order(tensor.name))
     if by == "parameter":
         rows = [_row(tensor.name, [tensor]) for tensor in checkpoint.tensors]
     elif by == "layer":
-        keyed = ((tensor.name, (tensor.shape, tensor.dtype, tensor.shares, tensor.bytes), tensor) for tensor in ordered)
+        keyed = ((tensor.name, (tensor.shape, tensor.dtype, tensor.shares), tensor) for tensor in ordered)
         rows = [_row(name, items) for name, _, items in collapse(keyed)]
+    elif by == "tree":
+        rows = [*_tree(ordered, _MAX_DEPTH if depth is None else min(depth, _MAX_DEPTH))]
     else:
         modules: dict[str, list[StoredTensor]] = defaultdict(list)
         for tensor in ordered:
             modules[tensor.name.rpartition(".")[0] or "(own)"].append(tensor)
         rows = [_row(name, items) for name, items in modules.items()]
     return CheckpointReport(stored=sums(checkpoint), by=by, rows=tuple(rows), bertscope_version=__version__)
+
+
+def _tree(tensors: list[StoredTensor], depth: int) -> Iterator[StoredRow]:
+    """Yield the modules with their sums, equal ones of neighbouring layers as one row; the first row is everything."""
+    modules: dict[str, list[StoredTensor]] = defaultdict(list)
+    for tensor in tensors:
+        parts = re.split(r"[./]", tensor.name)[:-1]
+        for level in range(min(len(parts), depth) + 1):
+            modules[".".join(parts[:level])].append(tensor)
+    rows = [replace(_row(name, items), shape=None, copies=1) for name, items in modules.items()]
+    for name, _, items in collapse((row.name, (row.params, row.dtype, row.packing), row) for row in rows):
+        params, size = (sum(getattr(item, field) for item in items) for field in ("params", "bytes"))
+        yield replace(items[0], name=name or "(all)", copies=len(items), params=params, bytes=size)
 
 
 def sums(checkpoint: Checkpoint) -> Stored:

@@ -25,8 +25,8 @@ _TYPES = {
     24: "float8_e5m2", 25: "float8_e4m3fn",
 }  # fmt: skip
 OPTIMIZER = re.compile(
-    r"^(?:optim|optimizer|opt_state)[./]|[./]optim(?:izer)?[./](?:state|param_groups)[./]|/\.OPTIMIZER_SLOT/"
-    r"|/(?:adam|lamb)_[mv]$|/(?:Adam|LAMB|RMSProp)(?:_1)?$|/(?:Momentum|Adagrad)$"
+    r"^(?:optim|optimizer|opt_state)[./](?!_trainable_variables/)|[./]optim(?:izer)?[./](?:state|param_groups)[./]|/\.OPTIMIZER_SLOT/"
+    r"|^global_step$|^save_counter/|^_CHECKPOINTABLE_OBJECT_GRAPH$|/(?:adam|lamb)_[mv]$|/(?:Adam|LAMB|RMSProp)(?:_1)?$|/(?:Momentum|Adagrad)$"
 )
 
 

@@ -108,7 +108,8 @@ def _answer(report: VerifyReport) -> str:
     for row in report.rows:
         if row.is_wrong:
             wrong[row.status] += row.copies
-    found = [say(f"verify_{status}", count=count) for status, count in wrong.items()]
+    prefix = next((one_line(row.name) for row in report.rows if row.status == "prefix"), "")
+    found = [say(f"verify_{status}", count=count, prefix=prefix) for status, count in wrong.items()]
     found += [say("verify_problems", count=len(report.stored.problems))] if report.stored.problems else []
     return say("verify_no", stored=stored, model=model, found=say("comma").join(found))
 
@@ -119,6 +120,8 @@ def _verify_footer(report: VerifyReport) -> list[tuple[str, str]]:
     }  # fmt: skip
     lines = [(say("model"), say("verify_counts", **{name: count_text(count) for name, count in counts.items()}))]
     lines += _stored_lines(report.stored)
+    if report.new_modules:
+        lines.append((say("new_modules"), say("new_modules_how", names=say("comma").join(report.new_modules))))
     if report.fitting:
         lines.append((say("what_fits"), f"--architecture {', '.join(report.fitting)}"))
     return [*lines, (say("verified"), phrase(report.obtained))]

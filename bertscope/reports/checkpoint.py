@@ -101,6 +101,7 @@ class CheckpointReport(TableReport[StoredRow]):
 class VerifyRow:
     """One difference, or one remark, for equal tensors of neighbouring layers.
 
+    prefix: the names of the file begin with it, and the others are compared without it.
     missing: the model has it, the file does not. unexpected: the file has it, the model does not. shape and
     dtype: both have the tensor, and it differs. renamed, tied, duplicate, buffer, shared: the tensor fits in this way.
     """
@@ -131,4 +132,5 @@ class VerifyReport(TableReport[VerifyRow]):
     model_distinct_params: int
     rows: tuple[VerifyRow, ...]
     fitting: tuple[str, ...] = ()  # other classes that the checkpoint fits, if names differ
+    new_modules: tuple[str, ...] = ()  # of a head or pooler that the file does not have
     obtained: str = "the file's header against the model on meta; no value was read"
