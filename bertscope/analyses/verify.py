@@ -53,7 +53,11 @@ def verify(
         raise SelectionError(
             f"no name in the checkpoint begins with {prefix[:60]!r}; the first is {named[0][0][:60]!r}"
         )
-    named = [(name.removeprefix(prefix), tensor) for name, tensor in named]
+    named = [
+        (name.removeprefix(prefix), replace(tensor, name=tensor.name.removeprefix(prefix),
+                                            shares=tensor.shares and tensor.shares.removeprefix(prefix)))
+        for name, tensor in named
+    ]  # fmt: skip
     findings = [*_folded(expected.rows(named))]
     if prefix and strip_prefix is None:
         findings.append(_prefix_row(prefix, count))
@@ -223,8 +227,6 @@ def _ties(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
 def _how(stored: str, name: str, prefix: str) -> str:
     ends = stored.removeprefix(f"{prefix}."), name.removeprefix(f"{prefix}.")
     if modern_name(ends[0]) != modern_name(ends[1]):
-        if end := next((end for end in (name, ends[1]) if stored.endswith(end)), ""):
-            return Text("prefix {prefix} only in the file", prefix=stored.removesuffix(end))
         return "names of another program"
     parts = []
     if modern_name(stored) != stored:

@@ -166,8 +166,11 @@ def _pooling(path: Path, budget: Budget) -> str:
     with opened(path, budget) as file:
         config = _json(file)
     found = config if isinstance(config, dict) else {}
-    prefix = "pooling_mode_"
-    modes = [key.removeprefix(prefix) for key, value in found.items() if key.startswith(prefix) and value is True]
+    modes = [
+        key.removeprefix("pooling_mode_").partition("_token")[0]
+        for key, value in found.items()
+        if key.startswith("pooling_mode_") and value is True
+    ]
     modes += [mode] if isinstance(mode := found.get("pooling_mode"), str) else []  # since version 6
     return f" ({', '.join(modes)})" if modes else ""
 
