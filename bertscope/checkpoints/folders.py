@@ -71,7 +71,8 @@ def _distcp_files(file: OpenFile, places: PickledDict) -> tuple[dict[str, dict[s
         name, offset, length = map(record.get, ("relative_path", "offset", "length"))
         if not isinstance(name, str) or not is_plain(name) or not is_size(offset) or not is_size(length):
             raise file.broken("a record that is not in a file of the folder")
-        what = "optimizer state" if OPTIMIZER.search(str(key.get("fqn"))) else "tensors"
+        fqn = found if isinstance(found := key.get("fqn"), str) else ""
+        what = "optimizer state" if OPTIMIZER.search(fqn) else "tensors"
         sizes = used.setdefault(name, {})
         sizes[what] = sizes.get(what, 0) + length
         ends[name] = max(ends.get(name, 0), offset + length)

@@ -11,6 +11,7 @@ from typing import Any
 from bertscope.checkpoints.files import OpenFile, StoredFile
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
+MAX_FILES = 10_000  # with external data
 _MAX_DEPTH = 32  # of messages in messages: 5 for a graph in a branch of a graph
 
 # Message -> number of a field -> the message in it. A branch of If and the body of Loop are graphs of an attribute.
@@ -137,6 +138,8 @@ class _Reader:
             raise self.file.broken(f"the external data of tensor {tensor.name[:60]!r} has no offset or length")
         begin, length = map(int, numbers)
         if name not in self.sizes:
+            if len(self.sizes) == MAX_FILES:
+                raise self.file.broken(f"external data in more than {MAX_FILES:,} files")
             self.sizes[name] = _external_size(self.file, name)
         if length != needed or begin + length > self.sizes[name]:
             raise self.file.broken(

@@ -7,7 +7,9 @@ of the extension type 1 with shape, dtype and bytes.
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -40,7 +42,7 @@ def read_index(file: OpenFile) -> StoredFile:
         footer.varint()
     blocks = _block(file, footer.varint(), footer.varint())
     shards, last = 1, b""
-    found, optimizer = list[tuple[int, StoredTensor]](), dict[int, int]()
+    found, optimizer = list[tuple[int, StoredTensor]](), Counter[int]()
     for _, handle in blocks:
         place = _part(file, handle)
         for key, value in _block(file, place.varint(), place.varint()):
@@ -53,33 +55,36 @@ def read_index(file: OpenFile) -> StoredFile:
             elif not key.startswith(b"\0"):  # else a slice of another entry
                 tensor, shard = _entry(entry, key)
                 if OPTIMIZER.search(tensor.name):
-                    optimizer[shard] = optimizer.get(shard, 0) + tensor.bytes
+                    optimizer[shard] += tensor.bytes
                 else:
                     found.append((shard, tensor))
-    if not 0 < shards <= _MAX_SHARDS:
-        raise file.broken(f"an index of {shards:,} shards")
+    if not 0 < shards <= _MAX_SHARDS or not found:
+        raise file.broken(f"an index of {shards:,} shards and {len(found):,} tensors")
     return _with_shards(file, shards, found, optimizer)
 
 
 def _with_shards(
-    file: OpenFile, shards: int, found: list[tuple[int, StoredTensor]], optimizer: dict[int, int]
+    file: OpenFile, shards: int, found: list[tuple[int, StoredTensor]], optimizer: Counter[int]
 ) -> StoredFile:
-    stem = file.path.name.removesuffix(".index")
-    parts, problems, tensors = [FilePart(file=file.path.name, what="header", bytes=file.size)], [], []
-    for shard in range(shards):
-        path = file.path.with_name(f"{stem}.data-{shard:05}-of-{shards:05}")
-        own = [tensor for number, tensor in found if number == shard]
-        tensors += [StoredTensor(**vars(tensor) | {"file": path.name}) for tensor in own]
-        sizes = {"tensors": sum(tensor.bytes for tensor in own), "optimizer state": optimizer.get(shard, 0)}
-        size = path.stat().st_size if path.is_file() else None
-        if size is None:
-            problems.append(f"{path.name} is absent")
-        elif size < sum(sizes.values()):
-            raise file.broken(f"{path.name} has {size:,} bytes, and its tensors {sum(sizes.values()):,}: truncated")
-        sizes["structure and alignment"] = (size or sum(sizes.values())) - sum(sizes.values())
-        parts += [FilePart(file=path.name, what=what, bytes=size) for what, size in sizes.items() if size]
-    if len(tensors) < len(found):
-        raise file.broken("a tensor in a shard that the index does not have")
+    """Return the tensors of the index, and the parts of its shards by their sizes."""
+    stem, problems, tensors = file.path.name.removesuffix(".index"), list[str](), list[StoredTensor]()
+    parts, used = [FilePart(file=file.path.name, what="header", bytes=file.size)], Counter[int]()
+    names = [f"{stem}.data-{shard:05}-of-{shards:05}" for shard in range(shards)]
+    for shard, tensor in found:
+        if shard >= shards:
+            raise file.broken("a tensor in a shard that the index does not have")
+        used[shard] += tensor.bytes
+        tensors.append(replace(tensor, file=names[shard]))
+    for shard, name in enumerate(names):
+        sizes = {"tensors": used[shard], "optimizer state": optimizer[shard]}
+        path, needed = file.path.with_name(name), sum(sizes.values())
+        if not path.is_file():
+            problems.append(f"{name} is absent")
+        elif path.stat().st_size < needed:
+            raise file.broken(f"{name} has {path.stat().st_size:,} bytes, and its tensors {needed:,}: truncated")
+        else:
+            sizes["structure and alignment"] = path.stat().st_size - needed
+        parts += [FilePart(file=name, what=what, bytes=size) for what, size in sizes.items() if size]
     return StoredFile(format="tensorflow", tensors=tuple(tensors), parts=tuple(parts), problems=tuple(problems))
 
 
@@ -100,6 +105,7 @@ def _block(file: OpenFile, place: int, size: int) -> Iterator[tuple[bytes, bytes
         shared, own, length = block.varint(), block.varint(), block.varint()
         if shared > len(key):
             raise file.broken("a name of the index that has no beginning")
+        file.budget.spend("bytes of headers", shared)  # a byte in the file may repeat a name of any length
         key = key[:shared] + block.take(own)
         if len(key) > 4000:
             raise file.broken(f"a name of {len(key):,} bytes")
@@ -153,7 +159,7 @@ def read_flax(file: OpenFile) -> StoredFile:
         raise file.broken("no Flax model: a msgpack file that is no map, or has bytes behind it")
     sizes = {"tensors": 0, "optimizer state": 0}
     tensors = []
-    for name, array in _leaves(tree):
+    for name, array in _leaves(file, tree):
         is_state = OPTIMIZER.search(name) is not None
         sizes["optimizer state" if is_state else "tensors"] += array.bytes
         tensor = file.tensor(name, array.dtype, array.shape)
@@ -165,15 +171,16 @@ def read_flax(file: OpenFile) -> StoredFile:
     return file.stored("flax", tensors, sizes)
 
 
-def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, _Array]]:
+def _leaves(file: OpenFile, tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, _Array]]:
     for key, value in tree.items():
         name = f"{path}{key}"
+        file.budget.spend("bytes of headers", len(name))
         if isinstance(value, dict) and _CHUNKED in value:
             shape, chunks = (list(value.get(part, {}).values()) for part in ("shape", "chunks"))
             if chunks and all(isinstance(chunk, _Array) for chunk in chunks):
                 yield name, _Array(tuple(shape), chunks[0].dtype, sum(chunk.bytes for chunk in chunks))
         elif isinstance(value, dict):
-            yield from _leaves(value, f"{name}.")
+            yield from _leaves(file, value, f"{name}.")
         elif isinstance(value, _Array):
             yield name, value
 

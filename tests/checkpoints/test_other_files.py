@@ -402,6 +402,12 @@ def test_a_modules_json_that_leads_outside_is_refused(cli, tmp_path, listed):
     assert (result.code, result.err.count("\n")) == (2, 1)
 
 
+def test_a_split_that_is_absent_is_named(cli, tmp_path):
+    result = cli("count", write(tmp_path / "m-00001-of-00900.gguf", gguf({})))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "m-00002-of-00900.gguf cannot be read: No such file" in result.err
+
+
 def test_a_latest_that_names_another_folder_is_not_followed(cli, tmp_path):
     write(tmp_path / "run/latest", b"../other")
     write(tmp_path / "other/mp_rank_00_model_states.pt", b"PK\x03\x04")
