@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,6 +161,20 @@ class OpenFile:
             parts=tuple(FilePart(file=self.path.name, what=what, bytes=size) for what, size in sizes.items() if size),
             **fields,
         )
+
+    def beside(self, used: Mapping[str, Counter[str]]) -> tuple[list[FilePart], list[str]]:
+        """Return the parts of other files of the folder by their use, and which are absent; only sizes are read."""
+        parts, problems = list[FilePart](), list[str]()
+        for name, sizes in used.items():
+            path, needed = self.path.parent / name, sizes.total()
+            if not path.is_file():
+                problems.append(f"{name} is absent")
+            elif (size := path.stat().st_size) < needed:
+                raise self.broken(f"{name} has {size:,} bytes, and its tensors {needed:,}: truncated")
+            else:
+                sizes = Counter(sizes | {"structure and alignment": size - needed})
+            parts += [FilePart(file=name, what=what, bytes=count) for what, count in sizes.items() if count]
+        return parts, problems
 
 
 def is_size(value: Any) -> bool:
