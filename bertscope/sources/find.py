@@ -36,7 +36,7 @@ from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, GivenModule, is_factory
 from bertscope.sources.presets import MEMBER, member_of, preset_paths, read_preset
-from bertscope.sources.transformers_models import TransformersSource, from_config, stored_dtype
+from bertscope.sources.transformers_models import TransformersSource, flash_kernel, from_config, stored_dtype
 from bertscope.text_files import Mapping as Entries
 from bertscope.text_files import read_json, read_mapping, readable
 
@@ -367,8 +367,11 @@ def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
     lines, own, members = entries.lines(), member_of(entries), entries.plain()
     if own:
         del members[MEMBER]
+    if flash := flash_kernel(members):  # of transformers' BERT
+        members.pop("attn_implementation", None)
     try:
         config = BertConfig.from_dict(members)
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
-    return _bert(config, name or "bert", path=path, config_lines=lines, stored_dtype=stored_dtype(members), **own)
+    own |= {"path": path, "config_lines": lines, "stored_dtype": stored_dtype(members), "flash": flash}
+    return _bert(config, name or "bert", **own)

@@ -21,6 +21,8 @@ TEXTS: dict[str, str] = {
     "flops_more": "{count} more (GELU 8, LayerNorm 5, softmax 5 for each element)",
     "flops_polynomial": "batch * ({terms}), verified at batch {batch}, seq {seq}",
     "flops_convention": "convention",
+    "flops_needed": "{count} FLOPs without the pairs of tokens that windows and causal masks hide",
+    "flops_windows": "windows",
     "flops_rules": "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes",
     "flops_all_known": "nothing: all operators are known",
     "flops_dispatched": "from the operators that torch dispatches{layers}; torch {version}",
