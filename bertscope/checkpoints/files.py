@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from bertscope.errors import SourceError
 from bertscope.reports.checkpoint import FilePart, StoredTensor
@@ -60,6 +61,14 @@ class StoredFile:
     metadata: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     values: dict[str, bytes] = field(default_factory=dict)  # of the small tensors that describe how others are packed
+
+
+class Placed(NamedTuple):
+    """A tensor and its range of bytes."""
+
+    begin: int
+    end: int
+    tensor: StoredTensor
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,14 @@ class OpenFile:
         size = params * ITEM_BYTES.get(dtype, 0) if stored is None else stored
         return StoredTensor(name=name, dtype=dtype, shape=shape, params=params, bytes=size,
                             **{"file": self.path.name} | fields)  # fmt: skip
+
+    def in_order(self, placed: Iterable[Placed]) -> list[Placed]:
+        """Return the tensors in the order of their places; raise SourceError if two overlap."""
+        ordered = sorted(placed, key=lambda item: item[:2])
+        for one, other in pairwise(item for item in ordered if item.end > item.begin):
+            if other.begin < one.end:
+                raise self.broken(f"tensors {one.tensor.name[:60]!r} and {other.tensor.name[:60]!r} overlap")
+        return ordered
 
     def stored(self, form: str, tensors: Iterable[StoredTensor], parts: dict[str, int], **fields: Any) -> StoredFile:
         """Return the contents of this file; its bytes outside of `parts` are structure and alignment."""
