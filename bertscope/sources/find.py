@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bertscope.checkpoints import WEIGHTS, is_weights, weights_in
+from bertscope.checkpoints import WEIGHTS, has_modules, is_weights, weights_in
 from bertscope.config import ARCHITECTURES, BertConfig, Lora
 from bertscope.errors import (
     ConfigError,
@@ -235,15 +235,19 @@ def weights_path(model: str, *, download: bool = False) -> Path:
         return place.path
     folder = _hub_folder(model, download, weights=True)
     if folder is None:
-        raise SourceError("no checkpoint {name!r}; name a .safetensors or .bin file, an index, a folder with one, "
+        raise SourceError("no checkpoint {name!r}; name a file with tensors, an index, a folder with one, "
                           "or a model in the Hugging Face cache", name=model[:100])  # fmt: skip
     return folder
 
 
 def stored_alone(model: str) -> Path | None:
-    """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them."""
+    """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them.
+
+    A folder of sentence-transformers with a Dense is one too, since its configuration is that of the first module only.
+    """
     place = _place(model)
-    is_alone = place.has_weights and not (place.is_folder and place.config) and model not in preset_paths()
+    is_model = place.is_folder and place.config and not has_modules(place.path)
+    is_alone = place.has_weights and not is_model and model not in preset_paths()
     return place.path if is_alone else None
 
 
@@ -329,13 +333,25 @@ def _read(place: _Place, is_base: bool) -> _Found:
                           example=f"{path}:{_first_class(path)}")  # fmt: skip
     if path.suffix != ".json":
         return read_preset(path)
-    name = Path(os.path.abspath(path)).parent.name if path.name == _CONFIG else path.stem
     entries = read_mapping(path)
+    name = path.stem
+    if path.name == _CONFIG:  # a file has the name that it gives itself, and a folder its own
+        own = "" if place.config else _own_name(entries)
+        name = own or Path(os.path.abspath(path)).parent.name
     if TYPE in entries and is_base:
         raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
     if TYPE in entries:
         return read_adapter(entries, path, partial(_base, path.parent))
     return _configured(entries, path, name)
+
+
+def _own_name(entries: Entries) -> str:
+    """Return the name that a config.json gives its model: its `_name_or_path`, else its class; empty without them."""
+    values = [entries[key].value for key in ("_name_or_path", "architectures") if key in entries]
+    texts = [value[0] if isinstance(value, list) and value else value for value in values]
+    names = [text.rstrip("/") for text in texts if isinstance(text, str)]
+    names = [name.rpartition("/")[2].strip(".") if name[:1] in ("/", ".", "~") else name for name in names]  # of a path
+    return next(filter(None, names), "")[:100]
 
 
 def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:
