@@ -247,7 +247,8 @@ class RunMode(DispatchMode):
         results = tensors(out)
         if (self.name == OPTIMIZER and self.operator == STACK) or (self.operator == CAT and not self._place().path):
             owners = [self.owners.get(storage_key(tensor), "") for tensor in args[0]]
-            self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
+            if any(owners):  # a loss may join tensors that are no parameter's
+                self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
         for number, tensor in enumerate(results):
             owner = self._owner(args, number, len(results)) if self.name == OPTIMIZER else None
             self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)
