@@ -30,6 +30,7 @@ from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, value_errors
+from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
 
 _KEPT_RUNS = 16
 
@@ -75,6 +76,8 @@ class MemoryTraces:
 
     def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:
         """Return the stacks of layers of which few run, if that takes less time; () if every layer has to run."""
+        if run_config.compile:  # a graph has no layers
+            return ()
         stacks = self.stacks(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
         some, more = (sum(len(stack.few(units)) for stack in stacks) for units in (RAN, RAN + 1))
         runs_twice = 2 * some + more < 2 * sum(len(stack.kinds) for stack in stacks)  # such as with another batch
@@ -177,7 +180,12 @@ def module_trace(
         stack.enter_context(fake_tensors())
         if run_config.device == "cuda":
             stack.enter_context(cuda_semantics(run_config))
+        run_config, module, parts = compiled_run(run_config, module)
+        if run_config.compile or parts:
+            stack.enter_context(inductor_without_kernels())
         copied = fake_copy(module).train(run_config.mode != "inference")
+        for path in parts:  # a copy is not compiled
+            copied.get_submodule(path).compile(dynamic=False)
         buckets = {}
         if meshes is not None:
             buckets = parallelize_fakes(copied, layers_of(copied, layer_path), parallelism, meshes)
@@ -199,6 +207,14 @@ def module_trace(
                 f"torch does not run this step with {parallelism.strategy} ({one_line(str(error), limit=160)}); choose "
                 "another optimizer, option or strategy"
             ) from None
+
+
+def compiled_run(run_config: RunConfig, module: nn.Module) -> tuple[RunConfig, nn.Module, list[str]]:
+    """Return the run and the module that is called, and the paths of the modules in it that are compiled."""
+    paths = compiled_paths(module)
+    if run_config.compile or paths == [""]:
+        return run_config.changed(compile=True), without_compiler(module), []
+    return run_config, module, paths
 
 
 def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:

@@ -33,6 +33,7 @@ from bertscope.analyses.tracing.trace import ModuleTracker
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.torch_access import (
+    COMPILED_BEFORE,
     DispatchMode,
     autograd_node,
     fake_device,
@@ -42,6 +43,7 @@ from bertscope.torch_access import (
     tree_leaves,
     use_counts,
 )
+from bertscope.torch_access.compiled import compiled_paths
 from bertscope.torch_access.distributed import (
     group_size,
     held_tensors,
@@ -69,7 +71,13 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     """
     mode = RunMode(step)
     is_parallel = step.run_config.parallelism.world_size > 1
+    is_compiled = compiled_paths(step.called) != []
+    if is_compiled:  # no mode may be active
+        step.run_micro_batch()
+        step.model.zero_grad()
     step.assign = mode.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
+    if is_compiled:
+        mode.stance = COMPILED_BEFORE
     with mode.watching():
         if is_parallel:  # FSDP allocates in its first step what it keeps
             step.run(mode.unrecorded_phase)
@@ -128,7 +136,7 @@ class RunMode(DispatchMode):
         """Watch the step: its modules and operators, and what no mode sees."""
         is_sharded = self.step.run_config.parallelism.row.is_sharded
         with ExitStack() as stack:
-            stack.enter_context(self.tracker.track(self.step.model))
+            stack.enter_context(self.tracker.track(self.step.called))
             stack.enter_context(self)
             stack.enter_context(self.random_states())
             stack.enter_context(watched_resizes(self.resized))
