@@ -35,22 +35,21 @@ def threads_of_import() -> int:
     return _DEFAULT_THREADS
 
 
-# A mode changes what a guard asks of a tensor; without guards, what was compiled before runs.
-COMPILED_BEFORE = {"stance": "eager_on_recompile", "skip_guard_eval_unsafe": True}
-
-
 class DispatchMode(TorchDispatchMode):
     """torch's TorchDispatchMode, in which compiled functions run as they were written.
 
     torch protects each call of a mode from torch.compile, which imports torch._dynamo (0.7 s) and takes longer than
-    most of what our modes do in a call. Here nothing is compiled as long as the mode is active, and what was
-    compiled before runs so only with the `stance` COMPILED_BEFORE.
+    most of what our modes do in a call. Here nothing is compiled as long as the mode is active.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stances = ExitStack()
         self.stance: dict[str, Any] = {"stance": "force_eager"}
+
+    def run_compiled(self) -> None:
+        """Run what was compiled before, without its guards, which would refuse a tensor because of the mode."""
+        self.stance = {"stance": "eager_on_recompile", "skip_guard_eval_unsafe": True}
 
     def __enter__(self) -> Any:
         if "torch._dynamo.eval_frame" in sys.modules:

@@ -19,7 +19,7 @@ def compiled(module: nn.Module) -> nn.Module:
     return torch.compile(module, dynamic=False)  # type: ignore[return-value]
 
 
-def is_compiled(module: nn.Module) -> bool:
+def _is_compiled(module: nn.Module) -> bool:
     """Return True for a module that torch.compile returned, or on which compile() was called.
 
     Fallback: without torch's private names, False.
@@ -31,7 +31,7 @@ def compiled_paths(module: nn.Module) -> list[str]:
     """Return the paths of the compiled modules that are in no other one; "" is the module itself."""
     found: list[str] = []
     for path, part in module.named_modules():
-        if is_compiled(part) and not is_within(path, found):
+        if _is_compiled(part) and not _is_within(path, found):
             found.append(path)
     return found
 
@@ -40,11 +40,11 @@ def uncompiled_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules with their paths, without those that are compiled or inside one: a hook would be compiled."""
     compiled = compiled_paths(module)
     for path, part in module.named_modules():
-        if not is_within(path, compiled):
+        if not _is_within(path, compiled):
             yield path, part
 
 
-def is_within(path: str, paths: Collection[str]) -> bool:
+def _is_within(path: str, paths: Collection[str]) -> bool:
     """Return True if a module is one of those of the paths, or inside one."""
     return any(not outer or path == outer or path.startswith(f"{outer}.") for outer in paths)
 

@@ -4,6 +4,7 @@ Forward, backward, recomputation and the optimizer step are dispatched as in a r
 two shallow models run instead of the deep one; the repetition of a layer must turn the first trace into the second.
 """
 
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,14 +26,16 @@ from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.analyses.parallel.strategies import layers_of, zero_ranks
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
-from bertscope.errors import SelectionError, UnknownValueError, one_line
+from bertscope.errors import BertscopeWarning, SelectionError, Text, UnknownValueError, one_line
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, value_errors
+from bertscope.torch_access import nn, torch, value_errors
 from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
 
 _KEPT_RUNS = 16
+# The lowest and the highest peak of a compiled step in eager ones, of the encoders in docs/memory.md.
+_COMPILED_TO_EAGER = 0.5, 1.1
 
 
 class MemoryTraces:
@@ -180,9 +183,10 @@ def module_trace(
         stack.enter_context(fake_tensors())
         if run_config.device == "cuda":
             stack.enter_context(cuda_semantics(run_config))
-        run_config, module, parts = compiled_run(run_config, module)
+        parts = compiled_paths(module)
         if run_config.compile or parts:
-            stack.enter_context(inductor_without_kernels())
+            run_config, parts = compiled_run(run_config, parts, stack)
+            module = without_compiler(module)
         copied = fake_copy(module).train(run_config.mode != "inference")
         for path in parts:  # a copy is not compiled
             copied.get_submodule(path).compile(dynamic=False)
@@ -209,12 +213,24 @@ def module_trace(
             ) from None
 
 
-def compiled_run(run_config: RunConfig, module: nn.Module) -> tuple[RunConfig, nn.Module, list[str]]:
-    """Return the run and the module that is called, and the paths of the modules in it that are compiled."""
-    paths = compiled_paths(module)
-    if run_config.compile or paths == [""]:
-        return run_config.changed(compile=True), without_compiler(module), []
-    return run_config, module, paths
+def compiled_run(run_config: RunConfig, paths: list[str], stack: ExitStack) -> tuple[RunConfig, list[str]]:
+    """Return the run, and the paths of modules to compile in it if not the whole module is compiled.
+
+    Raises SelectionError for several ranks. Where inductor has not the names that it needs, the step is eager.
+    """
+    if run_config.parallelism.world_size > 1:
+        raise SelectionError("a compiled model is estimated on one rank only; leave the compilation or the ranks out")
+    try:
+        stack.enter_context(inductor_without_kernels())
+    except (AttributeError, ImportError) as error:
+        warnings.warn(BertscopeWarning(Text(
+            "estimated as eager: torch {version} compiles nothing on fake tensors ({reason}); the peaks of compiled "
+            "steps of 10 encoders were {low} to {high} times those of eager ones",
+            version=torch.__version__, reason=one_line(str(error)), low=_COMPILED_TO_EAGER[0],
+            high=_COMPILED_TO_EAGER[1],
+        )), stacklevel=2)  # fmt: skip
+        return run_config.changed(compile=False), []
+    return run_config.changed(compile=run_config.compile or paths == [""]), [path for path in paths if path]
 
 
 def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:

@@ -33,7 +33,6 @@ from bertscope.analyses.tracing.trace import ModuleTracker
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.torch_access import (
-    COMPILED_BEFORE,
     DispatchMode,
     autograd_node,
     fake_device,
@@ -71,13 +70,11 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     """
     mode = RunMode(step)
     is_parallel = step.run_config.parallelism.world_size > 1
-    is_compiled = compiled_paths(step.called) != []
-    if is_compiled:  # no mode may be active
+    step.assign = mode.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
+    if compiled_paths(step.called):  # by a step outside of the mode, in which torch compiles nothing
         step.run_micro_batch()
         step.model.zero_grad()
-    step.assign = mode.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
-    if is_compiled:
-        mode.stance = COMPILED_BEFORE
+        mode.run_compiled()
     with mode.watching():
         if is_parallel:  # FSDP allocates in its first step what it keeps
             step.run(mode.unrecorded_phase)

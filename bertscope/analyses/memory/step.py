@@ -205,7 +205,7 @@ def run_model(
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
     if isinstance(base := base_model_of(model), BertPreTrainedModel):
-        base.base_model.hides_positions = run_config.padding > 0
+        base.base_model.hides_positions = run_config.padding > 0 or run_config.compile  # a graph reads no values
     if run_config.dtype != STORED:
         keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
     return model.train(run_config.mode != "inference")
