@@ -47,6 +47,7 @@ class FitSettings(TypedDict, total=False):
     loop: Loop
     checkpointing: str | Sequence[str]
     reentrant: bool
+    compile: bool
     padding: float
     dropout: bool
     freeze: str | Sequence[str]

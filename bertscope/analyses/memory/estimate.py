@@ -35,7 +35,7 @@ from bertscope.torch_access.compiled import compiled_paths, inductor_without_ker
 
 _KEPT_RUNS = 16
 # The lowest and the highest peak of a compiled step in eager ones, of the encoders in docs/memory.md.
-_COMPILED_TO_EAGER = 0.5, 1.1
+_COMPILED_TO_EAGER = {"count": 10, "low": 0.5, "high": 1.1}
 
 
 class MemoryTraces:
@@ -216,7 +216,8 @@ def module_trace(
 def compiled_run(run_config: RunConfig, paths: list[str], stack: ExitStack) -> tuple[RunConfig, list[str]]:
     """Return the run, and the paths of modules to compile in it if not the whole module is compiled.
 
-    Raises SelectionError for several ranks. Where inductor has not the names that it needs, the step is eager.
+    Say which modules are compiled unless the run says it. Raises SelectionError for several ranks. Where inductor has
+    not the names that it needs, the step is eager.
     """
     if run_config.parallelism.world_size > 1:
         raise SelectionError("a compiled model is estimated on one rank only; leave the compilation or the ranks out")
@@ -225,11 +226,14 @@ def compiled_run(run_config: RunConfig, paths: list[str], stack: ExitStack) -> t
     except (AttributeError, ImportError) as error:
         warnings.warn(BertscopeWarning(Text(
             "estimated as eager: torch {version} compiles nothing on fake tensors ({reason}); the peaks of compiled "
-            "steps of 10 encoders were {low} to {high} times those of eager ones",
-            version=torch.__version__, reason=one_line(str(error)), low=_COMPILED_TO_EAGER[0],
-            high=_COMPILED_TO_EAGER[1],
+            "steps of {count} encoders were {low} to {high} times those of eager ones",
+            version=torch.__version__, reason=one_line(str(error)), **_COMPILED_TO_EAGER,
         )), stacklevel=2)  # fmt: skip
         return run_config.changed(compile=False), []
+    if not run_config.compile:
+        names = ", ".join(path or "the whole model" for path in paths[:3]) + (" ..." if paths[3:] else "")
+        text = Text("compiled: {modules}; estimated as torch.compile runs it with inductor", modules=names)
+        warnings.warn(BertscopeWarning(text), stacklevel=2)
     return run_config.changed(compile=run_config.compile or paths == [""]), [path for path in paths if path]
 
 
