@@ -1,7 +1,7 @@
 """Compiled modules, and inductor's programs without their kernels, which need no C++ compiler.
 
-A program that inductor writes for a graph allocates its buffers by `empty_strided_cpu`, calls a kernel for each group of
-fused operators, and frees each buffer after its last use. On fake tensors it runs as it is, with kernels that do nothing.
+A program that inductor writes for a graph allocates its buffers by `empty_strided_cpu`, calls a kernel for each group
+of fused operators, and frees each buffer after its last use. On fake tensors it runs with kernels that do nothing.
 """
 
 from collections.abc import Collection, Iterator
