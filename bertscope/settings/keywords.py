@@ -51,6 +51,7 @@ class FitSettings(TypedDict, total=False):
     hard_negatives: int
     checkpointing: str | Sequence[str]
     reentrant: bool
+    compile: bool
     padding: float
     dropout: bool
     freeze: str | Sequence[str]

@@ -197,6 +197,10 @@ class RunConfig(Settings):
         },
         of_modules=False,
     )  # fmt: skip
+    compile: bool = row(
+        False, "Compile the model with torch.compile and inductor, for fixed sizes.", text="compiled",
+        trainer={"torch_compile": flag(True)},
+    )  # fmt: skip
     padding: float = row(
         0.0,
         "The share of each sequence that is padding, masked by an attention mask.",

@@ -29,6 +29,7 @@ from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch, tree_map
+from bertscope.torch_access.compiled import compiled
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.units import PRECISIONS
 
@@ -54,8 +55,10 @@ class ModelStep:
     buckets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of DDP, by parameter
     variables: dict[str, Any] = field(default_factory=dict)  # of the loop: the last outputs and loss
     wrapper: nn.Module | None = None  # DDP around the model
+    called: nn.Module = field(init=False)  # the model, compiled if the run is
 
     def __post_init__(self) -> None:
+        self.called = compiled(self.model) if self.run_config.compile else self.model
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.run_config.grad_scaler)  # disabled: no effect
         dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
@@ -81,7 +84,7 @@ class ModelStep:
             set_gradient_sync(self.wrapper or self.model, is_last)
         with phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._watched_outputs():
             with self._autocast():
-                loss = self.loss(self.model, self.inputs)
+                loss = self.loss(self.called, self.inputs)
                 if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
                     loss = loss / self.run_config.accumulate
             self.assign("loss", loss)
@@ -97,7 +100,7 @@ class ModelStep:
         if isinstance(self.model, torch.jit.ScriptModule):  # takes no hooks
             return nullcontext()
         numbers = count()
-        return self.model.register_forward_hook(
+        return self.called.register_forward_hook(
             lambda module, args, output: self.assign("output", output, next(numbers))
         )
 
@@ -207,7 +210,7 @@ def run_model(
     freeze(model, run_config.freeze)
     add_teacher(model, run_config, build)
     if isinstance(base := base_model_of(model), BertPreTrainedModel):
-        base.base_model.hides_positions = run_config.padding > 0
+        base.base_model.hides_positions = run_config.padding > 0 or run_config.compile  # a graph reads no values
     if run_config.dtype != STORED:
         keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
     return model.train(run_config.mode != "inference")
