@@ -19,7 +19,7 @@ _TICKS = 4
 _GREY = "#9aa0a6"  # of parts that an estimate does not have
 
 
-def sentence(finding: WhyFinding) -> str:
+def finding_text(finding: WhyFinding) -> str:
     """Return a finding with its remedy."""
     shown = {
         name: bytes_text(value) if name.startswith("size") or name == "each" else value
@@ -44,7 +44,7 @@ def answer(report: WhyReport) -> str:
     at = say("why_at", line=report.line) if report.line else ""
     tried = bytes_text(report.tried_bytes or 0)
     moment = say(f"why_{report.moment}", held=held, tried=tried, phase=phase, at=at) + mostly
-    return say("why_answer", moment=moment, finding=sentence(report.findings[0])) if report.findings else moment
+    return say("why_answer", moment=moment, finding=finding_text(report.findings[0])) if report.findings else moment
 
 
 def _tables(report: WhyReport, target: Target | None) -> Sequence[Table]:
@@ -94,7 +94,7 @@ def _lines(report: WhyReport, target: Target | None) -> Iterator[tuple[str, str]
 
 
 def _notes(report: WhyReport, target: Target | None) -> Iterator[str]:
-    yield from map(sentence, report.findings[1:])
+    yield from map(finding_text, report.findings[1:])
     yield from (say(note.key, **note.values) for note in report.notes)
     if target is not None and not target.verbose and len(report.rows) > _ROWS:
         yield say("why_more_rows", count=len(report.rows) - _ROWS)

@@ -26,7 +26,7 @@ from bertscope.reports.why import WhyReport
 
 MAX_SNAPSHOT_BYTES = 250_000_000  # of a pickle, or of JSON
 MAX_LOG_BYTES = 32 << 20  # of a text: the end of a longer one is read
-MEMORY_BYTES = 5 << 29  # of this process
+MEMORY_BYTES, MAX_SECONDS = 5 << 29, 15  # of this process, and of CPU time
 _NO_SNAPSHOT = "a pickle that is no memory snapshot; give what torch.cuda.memory._dump_snapshot wrote"
 _LARGE = (
     "larger than {limit:,} bytes; record fewer events: torch.cuda.memory._record_memory_history(max_entries=100000), "
@@ -46,12 +46,12 @@ class PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("has a persistent id")
 
 
-def main() -> None:
+def explain_file() -> None:
     """Read the file that the parent names on standard input, and send its report, or the reason why there is none."""
     die_with_parent(os.getppid())
     path, name = json.loads(sys.stdin.readline())
     say = sender()
-    _limit_memory()
+    _limit()
     gc.disable()  # of millions of dicts none is part of a cycle
     try:
         say("report", to_json(_report(path, name)))
@@ -63,10 +63,13 @@ def main() -> None:
     os._exit(0)  # freeing millions of objects takes a second
 
 
-def _limit_memory() -> None:
+def _limit() -> None:
+    """Limit the memory and the time of this process, and the file that the system writes when it is killed."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS + 1))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 

@@ -10,7 +10,7 @@ from bertscope.analyses.memory.why.history import History
 from bertscope.analyses.memory.why.stacks import (
     ATTENTION_SCORES,
     BUCKETS,
-    COPY,
+    COPIED,
     EVALUATION,
     FOREACH,
     KEY_VALUES,
@@ -31,7 +31,7 @@ _FRAGMENTED, _SEGMENTS = 0.2, 10 * 20 * 2**20  # unusable: a share of what is re
 
 
 class Evidence:
-    """What the findings ask of a history: its blocks at the moment, by part and by forward pass."""
+    """The blocks of a history at the moment, by part and by forward pass."""
 
     def __init__(self, history: History) -> None:
         self.history, self.live = history, history.live
@@ -135,7 +135,7 @@ def _open_graph(of: Evidence) -> Iterator[WhyFinding]:
 def _models(of: Evidence) -> Iterator[WhyFinding]:
     """Yield parameters that are on the card twice."""
     history = of.history
-    if copied := of.of("parameters", COPY):
+    if copied := of.of("parameters", COPIED):
         yield finding("copy", of.size(copied), line=of.caller(copied))
     blocks = [number for number in of.of("parameters") if number not in set(copied)]
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 from bertscope.analyses.memory.why.stacks import LOAD, NO_STACK, NONE, USER, StackKind, stack_kind
@@ -21,6 +19,7 @@ from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.reports.why import BEFORE, END, OOM, PEAK, TENSORS
 
 NEVER = 2**62  # the event that frees a block which lives at the end
+MAX_ITEMS = 1 << 23  # a list may occur many times in a pickle; 250 MB have 4,000,000 events of 60 bytes
 _LARGEST = 2**50  # bytes of a card: more than any has
 _PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 _FREED = ("free", "free_completed")
@@ -48,6 +47,7 @@ class History:
     born: list[int] = field(default_factory=list)  # the event that allocates a block; -1 before the recording
     died: list[int] = field(default_factory=list)
     events: int = 0
+    peak: int = -1  # the event after which most bytes are allocated
     reserved: list[tuple[int, int]] = field(default_factory=list)  # after each event that changes them
     oom: tuple[int, int, int | None] | None = None  # the event, the bytes tried, those free on the card
     oom_kind: StackKind = NO_STACK
@@ -67,15 +67,7 @@ class History:
         """Return which moment matters, and the last event before it."""
         if self.oom is not None:
             return OOM, self.oom[0]
-        if not self.events:
-            return END, 0
-        changes: Counter[int] = Counter()
-        for size, born, died in zip(self.sizes, self.born, self.died, strict=True):
-            changes[born] += size
-            changes[died] -= size
-        order = sorted(changes)
-        sums = list(accumulate(changes[event] for event in order))
-        return PEAK, order[max(range(len(order)), key=sums.__getitem__)]
+        return (PEAK, self.peak) if self.events else (END, 0)
 
     @cached_property
     def live(self) -> list[int]:
@@ -182,13 +174,13 @@ def read_history(data: Any, name: str) -> History:
     segments, traces = (found.get(key, []) for key in ("segments", "device_traces"))
     if not isinstance(segments, list) or not isinstance(traces, list) or not (segments or any(traces)):
         raise SourceError("no memory snapshot: it has neither segments nor events", where=name)
-    devices: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for segment in _dicts(segments, name):
+    reader, devices = _Reader(name), defaultdict(list)
+    events = {device: found for device, trace in enumerate(traces[:MAX_ITEMS]) if (found := reader.dicts(trace))}
+    for segment in reader.dicts(segments):
         devices[_whole(segment.get("device", 0), name)].append(segment)
-    reader = _Reader(name)
     histories = [
-        reader.history(devices[device], list(_dicts(traces[device] if device < len(traces) else [], name)))
-        for device in sorted({*devices, *range(len(traces))})
+        reader.history(devices[device], events.get(device, []))
+        for device in sorted({*devices, *events})
     ]
     return max(histories, key=lambda history: (history.oom is not None, sum(history.sizes)))
 
@@ -199,6 +191,16 @@ class _Reader:
     def __init__(self, name: str) -> None:
         self.name = name
         self.known: dict[tuple[int, ...], tuple[StackKind, int]] = {}
+        self.left = MAX_ITEMS
+
+    def dicts(self, items: Any) -> list[dict[str, Any]]:
+        """Return a list of dicts; raises SourceError for another value, and if the file has too many of them."""
+        self.left -= len(items) if isinstance(items, list) else 0
+        if self.left < 0:
+            raise SourceError("more than {limit:,} segments, blocks and events", where=self.name, limit=MAX_ITEMS)
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise SourceError("no memory snapshot: a segment, a block or an event is no dict", where=self.name)
+        return items
 
     def stack(self, frames: Any) -> tuple[StackKind, int]:
         """Return what a stack tells, and its number."""
@@ -228,12 +230,19 @@ class _Reader:
     def replay(self, found: History, trace: list[dict[str, Any]], live: dict[Any, int]) -> None:
         """Add the blocks of the events to a history."""
         reserved = 0
+        total = most = sum(found.sizes)
         for event, entry in enumerate(trace):
             action, address = entry.get("action"), entry.get("addr")
             if action == "alloc":
-                live[address] = found.add(_whole(entry.get("size"), self.name), *self.stack(entry.get("frames")), event)
+                size = _whole(entry.get("size"), self.name)
+                live[address] = found.add(size, *self.stack(entry.get("frames")), event)
+                total += size
+                if total > most:
+                    most, found.peak = total, event
             elif action in _FREED and address in live:
-                found.died[live.pop(address)] = event
+                number = live.pop(address)
+                found.died[number] = event
+                total -= found.sizes[number]
             elif action in _RESERVED:
                 reserved += _RESERVED[action] * _whole(entry.get("size"), self.name)
                 found.reserved.append((event, reserved))
@@ -254,7 +263,7 @@ class _Reader:
             found.reserved_bytes += total
             if segment.get("segment_pool_id", (0, 0)) not in ((0, 0), [0, 0]):
                 found.private_bytes += total
-            for block in _dicts(segment.get("blocks"), self.name):
+            for block in self.dicts(segment.get("blocks")):
                 size = _whole(block.get("size"), self.name)
                 state = block.get("state")
                 if state == "active_allocated":
@@ -274,15 +283,6 @@ def _older(block: dict[str, Any]) -> tuple[Any, Any]:
     history = block.get("history")
     last = history[0] if isinstance(history, list) and history and isinstance(history[0], dict) else {}
     return block.get("requested_size", last.get("real_size")), block.get("frames", last.get("frames"))
-
-
-def _dicts(items: Any, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the dicts of a list; raises SourceError for another value."""
-    values: Iterable[Any] = items if isinstance(items, list) else [None]
-    for item in values:
-        if not isinstance(item, dict):
-            raise SourceError("no memory snapshot: a segment, a block or an event is no dict", where=name)
-        yield item
 
 
 def _whole(value: Any, name: str) -> int:

@@ -34,7 +34,7 @@ _PROCESS = re.compile(rf"Process \d{{1,10}} has {_SIZE} memory in use")
 _FRAME = re.compile(r'File "([^"\n]{1,500})", line (\d{1,9}), in (\S{1,200})')
 # Memory of a process outside torch's allocator: the context is at most 1,486 MiB (gpus.py), NCCL and others add some.
 _OUTSIDE = 2 * 2**30
-_LARGE_SHARE = 0.5
+_LARGE_SHARE, _SMALL_SHARE = 0.5, 0.1  # of the card
 
 
 def message_report(text: str, name: str) -> WhyReport:
@@ -113,19 +113,19 @@ def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
     if unusable >= tried and unusable:
         yield finding("fragmentation", unusable)
     if other:
-        yield finding("other", other, size_total=total)
+        yield finding("other", other, other if free < tried else 0, size_total=total)
     if of.get("limit"):
-        yield finding("limit", of["limit"], 0)
-    elif "driver" in of:
-        yield finding("driver", of["driver"], of["driver"] if of["driver"] > allocated else 0)
+        yield finding("limit", of["limit"], free)
+    elif of.get("driver", 0) > allocated:
+        yield finding("driver", of["driver"])
     elif allocated > total > 0:
         yield finding("shared", allocated, 0, size_total=total)
     elif free >= tried:
         yield finding("free", free, 0, size_tried=tried)
     if of.get("private"):
         yield finding("private", of["private"], 0)
-    if tried > _LARGE_SHARE * (total or 2**62) or tried > allocated > 0:
+    if tried > _LARGE_SHARE * (total or tried) or tried > max(allocated, free, _SMALL_SHARE * total):
         named = [key for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)) if mark in kind.marks]
         yield finding(named[0] if named else "request", tried, line=kind.line or kind.module)
-    if allocated > _LARGE_SHARE * (total or allocated):
-        yield finding("full", allocated, 0, size_total=total, percent=round(100 * allocated / total) if total else 100)
+    if total >= allocated > _LARGE_SHARE * total:
+        yield finding("full", allocated, 0, size_total=total, percent=round(100 * allocated / total))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from bertscope.analyses.memory.why.child import MAX_SECONDS
 from bertscope.analyses.memory.why.messages import message_report
 from bertscope.errors import SourceError, Text
 from bertscope.processes.child import Child
@@ -18,7 +20,7 @@ from bertscope.progress import progress
 from bertscope.reports.json import from_json
 from bertscope.reports.why import WhyReport
 
-MAX_SECONDS = 15.0
+_WAIT_SECONDS = 60.0  # for a child that waits for a disk, or for a CPU
 MAX_INPUT_BYTES = 32 << 20  # of standard input
 _POLL_SECONDS = 0.5
 _LESS = "record fewer events: torch.cuda.memory._record_memory_history(max_entries=100000)"
@@ -38,7 +40,7 @@ def read_why(file: str) -> WhyReport:
                           file=file, words=reason) from None  # fmt: skip
     if not stat.S_ISREG(mode):
         raise SourceError("{file} is a folder, a pipe or a device; give a file, or - for standard input", file=file)
-    worker = Worker(Child("bertscope.analyses.memory.why.child:main"), _message)
+    worker = Worker(Child("bertscope.analyses.memory.why.child:explain_file"), _message)
     try:
         worker.send([os.path.abspath(path), path.name])
         return _answer(worker, path.name)
@@ -53,7 +55,7 @@ def _message(line: bytes) -> tuple[str, Any]:
 
 def _answer(worker: Worker, name: str) -> WhyReport:
     """Return the report that the child sends in time; raises SourceError for any other end."""
-    deadline = time.monotonic() + MAX_SECONDS
+    deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:
         message = worker.receive(_POLL_SECONDS)
         progress(Text("reading {name}", name=name))
@@ -68,7 +70,9 @@ def _answer(worker: Worker, name: str) -> WhyReport:
             raise SourceError(str(content))
         if kind == "memory":
             raise SourceError("it needs more than 2.5 GiB of memory to read; {less}", where=name, less=_LESS)
+        if kind == ENDED and worker.death() and worker.process.returncode == -signal.SIGXCPU:
+            break
         if kind in (ENDED, GARBLED):
             raise SourceError("it cannot be read (the process that reads it {words}); {less}", where=name,
                               words=worker.death() if kind == ENDED else content, less=_LESS)  # fmt: skip
-    raise SourceError("it takes more than {seconds:g} s to read; {less}", where=name, seconds=MAX_SECONDS, less=_LESS)
+    raise SourceError("it takes more than {seconds} s to read; {less}", where=name, seconds=MAX_SECONDS, less=_LESS)

@@ -17,7 +17,7 @@ from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.reports.why import TENSORS
 
 LOAD, USER, NONE = "load", "user", ""  # phases of a stack outside the step: building a model, other code, no frame
-EVALUATION, ATTENTION_SCORES, LOGITS, COPY, KEY_VALUES, FOREACH, BUCKETS, RECOMPUTED = (
+EVALUATION, ATTENTION_SCORES, LOGITS, COPIED, KEY_VALUES, FOREACH, BUCKETS, RECOMPUTED = (
     "evaluation", "attention", "logits", "copy", "cache", "foreach", "buckets", "recomputed"
 )  # fmt: skip
 _MOST_FRAMES = 200  # that are read of a stack; a step of the Trainer has about 60
@@ -46,7 +46,7 @@ _MARKS = tuple((mark, re.compile(pattern)) for mark, pattern in (
     (ATTENTION_SCORES, r"[/\\]\w*:(\w+\.)?\w*attention\w*forward$|:(\w*[Aa]ttention\w*\.)(forward|_attn)$|"
                        r":(\w+\.)?(_attn|eager_attention\w*|scaled_dot_product_attention_math)$"),
     (LOGITS, r":(\w+\.)?(cross_entropy|\w*loss\w*|log_softmax|\w*lm_head\w*)$"),
-    (COPY, r":(\w+\.)?(__)?deepcopy(__)?$"),
+    (COPIED, r":(\w+\.)?(__)?deepcopy(__)?$"),
     (KEY_VALUES, r"cache_utils\.py:"),
     (FOREACH, r":_multi_tensor_\w+$|:_?foreach\w*$"),
     (BUCKETS, r"nn[/\\]parallel[/\\]distributed\.py:"),
@@ -60,7 +60,7 @@ _OWN = re.compile(r"(\w+), (\w[\w ]*)$")  # the third frame of a snapshot of `es
 
 @dataclass(frozen=True)
 class StackKind:
-    """What the frames of an allocation tell."""
+    """The phase, the part, the lines and the module of an allocation, from its frames."""
 
     phase: str
     part: str = ""  # if the frames decide it
