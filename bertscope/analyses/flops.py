@@ -281,11 +281,21 @@ class FlopsRun:
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
     ) -> FlopsReport:
-        made = flops_report(model, recorded, self.source.name, tree, mode=self.run.mode,
-        checkpointing=self.run.checkpointing,
-                            batch=batch, seq=seq, loss=loss)  # fmt: skip
+        made = flops_report(
+            model, recorded, self.source.name, tree, mode=self.run.mode, checkpointing=self.run.checkpointing,
+            batch=batch, seq=seq, loss=loss,
+            encoder_seq=_encoder_length(inputs_for(model, batch, seq, given=self.run.input)),
+        )  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
+
+
+def _encoder_length(inputs: Any) -> int | None:
+    """Return the number of the encoder's tokens, if the inputs are those of a model with cross-attention."""
+    if not isinstance(inputs, dict):
+        return None
+    encoder = inputs.get("encoder_hidden_states", inputs.get("input_ids") if "decoder_input_ids" in inputs else None)
+    return None if encoder is None else encoder.shape[1]
 
 
 def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,)) -> FlopsReport:

@@ -1,9 +1,10 @@
 """`report`: every report about one model, or about two side by side."""
 
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import fields, replace
 from itertools import accumulate
 from typing import Any
@@ -23,7 +24,6 @@ from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.config import RULES
 from bertscope.errors import BertscopeError, Text
 from bertscope.gpus import Gpu
-from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of, name_without_adapter
 from bertscope.progress import stage
 from bertscope.reports.base import Shape
@@ -270,7 +270,10 @@ def _model(
     training = FlopsRun(source=source, run=RunConfig(input=inputs, freeze=run_config.freeze))
     with stage(Text("{name}, FLOPs", name=source.name)):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
-    given, first = Given(batch=batch, seq=seq), f"{source.layer_path}.0"
+    given = Given(batch=batch, seq=seq, input=inputs)
+    forward = _dataflow(source, model, "", given)
+    repeated = (node.path for node in forward.nodes if node.copies > 1) if forward else iter(())
+    layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
     steps = Steps(source)
     card = limit if isinstance(limit, Gpu) else None
 
@@ -298,8 +301,8 @@ def _model(
         fit=fit,
         asked=asked,
         plan=plan,
-        forward=_dataflow(model, "", source.name, given),
-        layer=_dataflow(model, first, source.name, given) if source.layers else None,
+        forward=forward,
+        layer=_dataflow(source, model, layer, given) if layer else None,
     )
 
 
@@ -315,7 +318,7 @@ def _plan(
     return None
 
 
-def _dataflow(model: nn.Module, path: str, name: str, given: Given) -> GraphReport | None:
-    if not isinstance(model, (BertPreTrainedModel, PeftModel)):
-        return None
-    return forward_diagram(model, path, name=name, given=given)
+def _dataflow(source: ModelSource, model: nn.Module, path: str, given: Given) -> GraphReport | None:
+    with suppress(BertscopeError), source.confined(), redirect_stdout(sys.stderr):  # it does not run the layer
+        return forward_diagram(model, path, name=source.name, given=given)
+    return None

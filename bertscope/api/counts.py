@@ -122,13 +122,12 @@ def flops(
         module, shown = built(model, name)
         ((run_config, _),) = asked.resolved(**DEFAULTS["flops"]).points
         return flops_analysis.flops(module, given, mode=run_config.mode, name=shown)
-    runs = asked.resolved(**DEFAULTS["flops"]).runs
+    source = source_of(model, name=name)
+    runs = asked.resolved(**DEFAULTS["flops"], **asked.length(source)).runs
     if runs[0].mode not in (INFERENCE, TRAINING):
         raise SelectionError(f"FLOPs are those of mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
-    return flops_model(
-        FlopsRun(source=source_of(model, name=name), run=replace(runs[0], batch=1, seq=1)), batches, seqs
-    )
+    return flops_model(FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)
 
 
 # ---- `bertscope.verify` ----

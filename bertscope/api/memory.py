@@ -15,6 +15,7 @@ from bertscope.api.asked import (
     Plan,
     Size,
     TrainingArguments,
+    batched,
     built,
     calibration_for,
     card_for,
@@ -97,18 +98,23 @@ def estimate(
     given = inputs_of(inputs, input_size, dtypes)
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan)
     if given is not None:
-        from bertscope.analyses.memory.estimate import estimate as estimate_module
-
         module, shown = built(model, name)
-        return estimate_module(module, given, asked.of_module(module)[0], loss=loss, name=shown)
-    if loss is not None:
+        run_config, limit = asked.of_module(module, takes_limit=loss is None)
+        if limit == Limit():
+            from bertscope.analyses.memory.estimate import estimate as estimate_module
+
+            return estimate_module(module, given, run_config, loss=loss, name=shown)
+        source, wanted = source_of(module, name=shown, inputs=given), [run_config]
+    elif loss is not None:
         raise SelectionError("loss is computed from the inputs of a module; give them too, or leave loss out")
-    source = source_of(model, name=name)
-    resolved = asked.resolved(source, **DEFAULTS["estimate"])
-    (limit,) = resolved.limits
-    expect(len(resolved.runs))
+    else:
+        source = source_of(model, name=name)
+        resolved = asked.resolved(source, **DEFAULTS["estimate"])
+        (limit,), wanted = resolved.limits, list(resolved.runs)
+    expect(len(wanted))
     steps = Steps(source)
-    runs, report = estimate_on(source, resolved.runs, card_for(limit, resolved.runs[0]), steps)
+    runs, report = estimate_on(source, wanted, card_for(limit, wanted[0]), steps)
+    report = replace(report, inputs_given=given is not None)
     if asked.training_file is not None:
         report = replace(report, training_file=asked.noted(runs))
     return _timed(report, steps, limit, runs) if limit.time else report
@@ -166,7 +172,9 @@ def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | No
     from bertscope.analyses.memory.step import real_inputs
 
     if given is None:
-        run_config, _, measurement, launch = asked.resolved(precision=STORED, **loop_of(module)).points[0]
+        run_config, _, measurement, launch = asked.resolved(
+            precision=STORED, **loop_of(module), **DEFAULTS["profile"]
+        ).points[0]
         given = real_inputs(module, run_config, run_config.device)
     else:
         run_config, _, measurement, launch = asked.of_module(module)
@@ -223,6 +231,9 @@ def fit(
     *,
     batch: int | None = None,
     batch_total: int | None = None,
+    inputs: Any = None,
+    input_size: Size | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
@@ -233,7 +244,8 @@ def fit(
 
     The settings are lengths (by default 512), precisions and strategies of checkpointing: lists, or text such as
     `fp32,autocast-bf16`. With `batch`, find the settings with which it fits; with `batch_total`, the fewest GPUs whose
-    batches add up to it, by one `strategy` or several. With `world_size` the batch is that of one rank. Raises
+    batches add up to it, by one `strategy` or several. With `world_size` the batch is that of one rank. A module runs
+    with `inputs`, or tensors of `input_size` and `dtypes`, whose first size is the batch that is searched. Raises
     SelectionError for a length or a setting that the model does not have; `fits` takes several GPUs.
 
     >>> report = bertscope.fit("bert-tiny", "1GiB", seq=64, batch=4, checkpointing="none", precision="fp32")
@@ -241,20 +253,24 @@ def fit(
     >>> row.answer, row.peak_bytes < 2**30
     ('yes', True)
     """
-    reports = fits(model, budget, batch=batch, batch_total=batch_total, name=name, training_file=training_file,
-                   plan=plan, layers=layers, **settings)  # fmt: skip
+    reports = fits(model, budget, batch=batch, batch_total=batch_total, inputs=inputs, input_size=input_size,
+                   dtypes=dtypes, name=name, training_file=training_file, plan=plan, layers=layers,
+                   **settings)  # fmt: skip
     if len(reports) > 1:
         raise SelectionError(f"fit takes one gpu; got {len(reports)}; bertscope.fits returns a report for each")
     return reports[0]
 
 
-@with_settings(*ESTIMATED)
+@with_settings(*ESTIMATED, command="fit")
 def fits(
     model: Model,
     budget: int | str | None = None,
     *,
     batch: int | None = None,
     batch_total: int | None = None,
+    inputs: Any = None,
+    input_size: Size | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
@@ -269,7 +285,7 @@ def fits(
     given = {**settings} if budget is None else {**settings, "budget": budget}
     compared = _SEARCHED if batch_total is None else (*_SEARCHED, "strategy")
     asked = Asked.of(given, layers, compared=compared, training_file=training_file, plan=plan).without("batch")
-    source = source_of(model, name=name)
+    source = source_of(model, name=name, inputs=batched(inputs_of(inputs, input_size, dtypes)))
     search = _FitSearch(source, asked, batch, batch_total)
     if batch_total is not None:
         search.check_total()

@@ -28,7 +28,8 @@ def fit(
     *,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", "-b", metavar="N", min=1, help="Find the settings with which this batch fits."),
+        typer.Option("--batch", "-b", metavar="N", min=1, help="Find the settings with which this batch fits.",
+                     rich_help_panel="common"),
     ] = None,
     batch_total: Annotated[
         int | None,
@@ -39,7 +40,7 @@ def fit(
         CommandSettings,
         Takes(command="fit", compared=("seq", "precision", "checkpointing", "gpu"), without=("batch",),
               usual={"precision": "fp32 and autocast-bf16, on GPUs before Ampere autocast-fp16",
-                     "checkpointing": f"{CHEAPEST_FIRST}; of another model than a BERT those that it takes"}),
+                     "checkpointing": f"{CHEAPEST_FIRST}, or those that the model takes"}),
     ],
     model: ModelOptions,
     out: DetailedOutputOptions,

@@ -16,9 +16,9 @@ from bertscope.render.plan_code import FORMS, emitted
 EXAMPLES = """
   bertscope plan bert-large-uncased --gpu t4 --batch 32 --seq 512 --precision autocast-fp16
   bertscope plan bert-large-uncased --budget 11GiB --batch-total 64 --seq 512 --precision autocast-bf16
-  bertscope plan bert-base-uncased --budget 2GiB --batch 16 --may-change precision,8bit
-  bertscope plan bert-base-uncased --budget 2GiB --batch 16 --emit torch
-  bertscope plan bert-base-uncased --budget 2GiB --batch 16 --emit json --output plan.json
+  bertscope plan bert-mini --budget 450MiB --batch 64 --may-change 8bit
+  bertscope plan bert-mini --budget 450MiB --batch 64 --emit torch
+  bertscope plan bert-mini --budget 450MiB --batch 64 --emit json --output plan.json
 exit codes: 0 a plan fits, 1 none does, 2 the question is wrong
 """
 
@@ -27,7 +27,10 @@ exit codes: 0 a plan fits, 1 none does, 2 the question is wrong
 def plan(
     *,
     batch: Annotated[
-        int | None, typer.Option("--batch", "-b", metavar="N", min=1, help="The micro-batch. [default: 8]")
+        int | None,
+        typer.Option(
+            "--batch", "-b", metavar="N", min=1, help="The micro-batch. [default: 8]", rich_help_panel="common"
+        ),
     ] = None,
     batch_total: Annotated[
         int | None,

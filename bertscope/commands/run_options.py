@@ -74,9 +74,15 @@ class Takes:
         """Return a parameter for each option; None is an option that is not given."""
         found = [_parameter(name, *self._option(own)) for name, own in self.table.items()]
         if self.has_file:
-            found.append(_parameter("training_file", Path, typer.Option("--from", metavar="FILE", help=_FROM)))
+            found.append(
+                _parameter(
+                    "training_file", Path, typer.Option("--from", metavar="FILE", help=_FROM, rich_help_panel="loop")
+                )
+            )
         if self.has_file and "checkpointing" in self.table:
-            found.append(_parameter("plan", Path, typer.Option("--plan", metavar="FILE", help=PLAN)))
+            found.append(
+                _parameter("plan", Path, typer.Option("--plan", metavar="FILE", help=PLAN, rich_help_panel="loop"))
+            )
         return found
 
     def _option(self, own: Row) -> tuple[Any, Any]:
@@ -139,14 +145,27 @@ class ViewOptions:
     """Options for the output of a report of memory, except its format."""
 
     rows: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Show N saved tensors; 0: all; default: none, with -v 10.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Show N saved tensors; 0: all; default: none, with -v 10.",
+            rich_help_panel="output",
+        ),
     ] = None
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw allocated bytes over the step: .html, .svg, .png, .csv or .json."),
+        typer.Option(
+            metavar="FILE",
+            help="Draw allocated bytes over the step: .html, .svg, .png, .csv or .json.",
+            rich_help_panel="output",
+        ),
     ] = None
     snapshot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).", rich_help_panel="output"
+        ),
     ] = None
 
     def check_timeline(self) -> None:

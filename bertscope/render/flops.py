@@ -72,7 +72,9 @@ def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str
 
 
 def _sizes(report: FlopsReport) -> str:
-    return say("flops_sizes", batch=report.batch, seq=report.seq, mode=word("mode", report.mode))
+    sizes = say("flops_sizes", batch=report.batch, seq=report.seq, mode=word("mode", report.mode))
+    encoder = [] if report.encoder_seq is None else [say("flops_encoder", seq=report.encoder_seq)]
+    return say("comma").join([sizes, *encoder])
 
 
 _SWEEP = (

@@ -79,7 +79,9 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     if report.unknown:
         unknown = say("not_initialised", count=len(report.unknown), paths=", ".join(report.unknown))
         lines.append((say("not_counted"), unknown))
-    return [*lines, (word("obtained", subject.obtained), say("from_tensors", version=subject.torch_version))]
+    classes = subject.implementation or ""  # their version may decide how many parameters there are
+    version = f"{subject.torch_version}, {classes}" if classes.startswith("transformers ") else subject.torch_version
+    return [*lines, (word("obtained", subject.obtained), say("from_tensors", version=version))]
 
 
 def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:

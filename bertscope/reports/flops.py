@@ -117,6 +117,7 @@ class FlopsReport(TableReport[FlopsRow]):
     polynomial: Polynomial | None = None
     conventions: tuple[Convention, ...] = ()
     loss: str = ""
+    encoder_seq: int | None = None  # the length of the encoder's input or states, if cross-attention reads them
     traced_layers: int | None = None  # number of layers that ran; the others are equal and multiplied
 
     @property

@@ -136,19 +136,25 @@ class KeptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The parts at one moment of the step."""
+    """The parts at one moment of the step, and the module and operator that run then."""
 
     phase: str
     parts: Parts
+    path: str = ""
+    operator: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTerms:
-    """The memory of a CUDA device in addition to the tensors; each term is estimated or measured separately."""
+    """The memory of a CUDA device in addition to the tensors; each term is estimated or measured separately.
+
+    `reserved_bytes` are the allocator's segments, `card_bytes` these and the context, at its upper end: as nvidia-smi.
+    """
 
     allocated_bytes: int  # the blocks of tensors and workspaces, as torch.cuda.max_memory_allocated adds them
     workspace_bytes: int
     reserved_bytes: int
+    card_bytes: int
     context_low_bytes: int
     context_high_bytes: int
     allocated_low_bytes: int = 0  # this and the next: over what a process may do before the run; 0 if not estimated
@@ -211,7 +217,7 @@ class ProcessMemory:
 
     resident_before_bytes: int  # before the step, with model and optimizer
     high_water_bytes: int  # the highest during one step
-    peak_bytes: int  # the highest since the process started
+    run_high_water_bytes: int  # the highest since the process started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +246,7 @@ class RankRow:
     phases: tuple[PhasePeak, ...]
     traffic: tuple[TrafficRow, ...]
     step_seconds: tuple[float, ...] = ()  # of each timed step, the slowest of these ranks
-    process_peak_bytes: int = 0  # the highest of these ranks; 0 if the system does not report it
+    process_high_water_bytes: int = 0  # the highest of these ranks; 0 if the system does not report it
 
     @property
     def peak(self) -> PhasePeak:
@@ -318,6 +324,15 @@ class MemoryReport(TableReport[Variant]):
     card: Gpu | None = None  # whose context and workspaces are estimated
     inputs_given: bool = False  # by a Python program; `run` then has no sizes
 
+    def plot(self) -> Any:
+        """Return the memory over time as a figure of matplotlib, which a notebook shows.
+
+        Raises MissingExtraError without matplotlib.
+
+        >>> bertscope.estimate("bert-tiny").plot().savefig("memory.png")
+        """
+        return self.shown("plot")
+
 
 YES, UNCERTAIN, NO = "yes", "uncertain", "no"
 
@@ -331,9 +346,9 @@ class FitRow:
     fit with the
     context at the lower end; of batches between the two the answer is uncertain. On a CPU both are equal.
     With an asked batch each is this batch or 0. `peak_bytes` is the peak of `batch`, of batch 1 if that is 0, or of
-    the asked batch; `next_bytes` that of one more. Peaks include tensors and, on CUDA, workspaces and the upper
-    context; `reserved_bytes` also includes the fragmentation of the allocator and, for eager attention with a context
-    that is not given, what older versions of torch save more.
+    the asked batch; `next_peak_bytes` that of one more. Peaks are those of the tensors. `reserved_bytes` are the
+    allocator's segments, with workspaces and, for eager attention with a context that is not given, what older versions
+    of torch save more; `card_bytes` also includes the upper context. On a CPU all three are equal.
     """
 
     seq: int
@@ -344,7 +359,8 @@ class FitRow:
     answer: str  # yes, uncertain or no
     peak_bytes: int
     reserved_bytes: int
-    next_bytes: int
+    card_bytes: int
+    next_peak_bytes: int
     fits: bool  # the answer is yes
     step_flops: int
     extra_flops: float  # added to the step without checkpointing, as a fraction of it
@@ -370,7 +386,7 @@ class FitReport(TableReport[FitRow]):
     subject: Subject
     run: RunConfig  # that of all rows, without sizes, precision and checkpointing
     budget_bytes: int
-    overhead_bytes: int  # CUDA's workspaces and the upper context, included in every peak
+    overhead_bytes: int  # CUDA's workspaces and the upper context
     card: Gpu | None
     asked_batch: int | None
     rows: tuple[FitRow, ...]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertscope.settings.rows import Row, Settings, rows
-from bertscope.settings.run_config import ESTIMATED, MEASURED
+from bertscope.settings.run_config import DEFAULTS, ESTIMATED, MEASURED
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _LINE = 121  # characters of a line with its end
@@ -73,13 +73,18 @@ def row_words(name: str, value: Any) -> str:
     return f"{plain} {' '.join(value) if own.is_list else value}"
 
 
-def with_settings(*records: type[Settings]) -> Callable[[Function], Function]:
-    """Return a decorator that lists the settings in the signature and the docstring of a public function."""
+def with_settings(*records: type[Settings], command: str = "") -> Callable[[Function], Function]:
+    """Return a decorator that lists the settings in the signature and the docstring of a public function.
+
+    Their defaults are those of the command, by default of the same name.
+    """
 
     def decorate(function: Function) -> Function:
         own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
         table = {name: row for name, row in rows(*records).items() if name not in {item.name for item in own}}
-        listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=row.default) for name, row in table.items()]
+        own_defaults = DEFAULTS.get(command or function.__name__, {})
+        defaults = {name: own_defaults.get(name, row.default) for name, row in table.items()}
+        listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()]
         function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
         lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
         function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "

@@ -89,11 +89,12 @@ class RunConfig(Settings):
     """
 
     batch: int = row(
-        1, "The batch size, of one rank and one micro-batch.", low=1, metavar="N", flag="-b",
+        1, "The batch size, of one rank and one micro-batch.", section="common", low=1, metavar="N", flag="-b",
         trainer={"per_device_train_batch_size": whole_number, "per_gpu_train_batch_size": whole_number},
         of_modules=False,
     )  # fmt: skip
-    seq: int = row(128, "The sequence length.", low=1, metavar="N", flag="-s", text="seq {}", of_modules=False)
+    seq: int = row(128, "The sequence length.", section="common", low=1, metavar="N", flag="-s", text="seq {}",
+                   of_modules=False)  # fmt: skip
     mode: str = row(
         TRAINING, "What runs. inference: forward in eval mode; forward: forward in train mode; training: forward, "
         "backward and optimizer step.", words=MODES,
@@ -101,7 +102,7 @@ class RunConfig(Settings):
     precision: str = row(
         FP32.name, "The dtype of parameters and computation; autocast-...: the parameters keep theirs, and "
         "torch.autocast "
-        "computes; stored: that of the model's own parameters.", words=RUN_PRECISIONS, text="{}",
+        "computes; stored: that of the model's own parameters.", section="common", words=RUN_PRECISIONS, text="{}",
         trainer={
             BF16.name: flag(_AUTOCAST_BF16), FP16.name: flag(_AUTOCAST_FP16),
             "mixed_precision": words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
@@ -109,7 +110,7 @@ class RunConfig(Settings):
         },
     )  # fmt: skip
     optimizer: str = row(
-        ADAMW, "The optimizer, with its defaults.", words=(NO_OPTIMIZER, *OPTIMIZERS), text="{}",
+        ADAMW, "The optimizer, with its defaults.", section="common", words=(NO_OPTIMIZER, *OPTIMIZERS), text="{}",
         trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
                  **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
     )  # fmt: skip
@@ -150,7 +151,7 @@ class RunConfig(Settings):
         words=tuple(LOOPS), text="{} loop",
     )  # fmt: skip
     checkpointing: str = row(
-        NONE, "The layers that backward recomputes.", words=EXAMPLE_STRATEGIES, convert=_strategy,
+        NONE, "The layers that backward recomputes.", section="common", words=EXAMPLE_STRATEGIES, convert=_strategy,
         split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns={"mode": lambda mode: mode != INFERENCE},
         text="checkpointing {}",
         trainer={"activation_checkpointing": recomputes, "gradient_checkpointing": recomputes},
@@ -166,7 +167,11 @@ class RunConfig(Settings):
         of_modules=False,
     )  # fmt: skip
     padding: float = row(
-        0.0, "The share of each sequence that is padding, masked by an attention mask.", below=1, metavar="SHARE"
+        0.0,
+        "The share of each sequence that is padding, masked by an attention mask.",
+        section="sizes",
+        below=1,
+        metavar="SHARE",
     )
     dropout: bool = row(True, "Apply the model's dropout; without it every dropout is 0.", of_modules=False)
     freeze: tuple[str, ...] = row(
@@ -174,29 +179,29 @@ class RunConfig(Settings):
         metavar="PATTERN", of_modules=False,
     )  # fmt: skip
     input: tuple[str, ...] = row(
-        (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32; B is the batch "
-        "and S "
-        "the sequence length.", metavar="NAME=SHAPE:DTYPE", of_modules=False,
+        (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32, or "
+        "batch.image=... in a dictionary; B is the batch and S the sequence length.",
+        section="sizes", metavar="NAME=SHAPE:DTYPE", of_modules=False,
     )  # fmt: skip
     implementation: str = row(
         TRANSFORMERS,
         "Whose BERT. transformers: as in transformers 4.43.4, without needing it; transformers-installed: "
         "the class of the installed version; bertscope: the built-in model, which adds no mask.",
-        words=(TRANSFORMERS, INSTALLED, BERTSCOPE), of_modules=False,
+        section="model", words=(TRANSFORMERS, INSTALLED, BERTSCOPE), of_modules=False,
     )  # fmt: skip
     device: str = row(
-        CPU, "The device of the step, real or estimated.", section="device", words=DEVICES, text="{}",
+        CPU, "The device of the step, real or estimated.", section="card", words=DEVICES, text="{}",
         trainer={"use_cpu": flag(CPU), "no_cuda": flag(CPU)},
     )  # fmt: skip
     sdpa_kernel: str = row(
-        "auto", "CUDA's kernel for fused attention; auto: torch's choice by dtype and mask.", section="device",
+        "auto", "CUDA's kernel for fused attention; auto: torch's choice by dtype and mask.", section="card",
         words=KERNELS, concerns=_OF_CUDA,
     )  # fmt: skip
     expandable_segments: bool = row(
-        False, "Simulate CUDA's allocator with expandable_segments:True.", section="device", concerns=_OF_CUDA
+        False, "Simulate CUDA's allocator with expandable_segments:True.", section="card", concerns=_OF_CUDA
     )
     max_split_size_mb: int | None = row(
-        None, "Simulate CUDA's allocator with max_split_size_mb:N.", kind=int, section="device", low=20, metavar="N",
+        None, "Simulate CUDA's allocator with max_split_size_mb:N.", kind=int, section="card", low=20, metavar="N",
         concerns=_OF_CUDA,
     )  # fmt: skip  # torch refuses less: kLargeBuffer in c10/core/AllocatorConfig.h
     parallelism: Parallelism = ONE_PROCESS
@@ -240,29 +245,29 @@ class Limit(Settings):
     """The memory that a run may take: that of a GPU, or a budget."""
 
     gpu: str | None = row(
-        None, "The GPU.", section="device", words=tuple(GPUS), convert=lambda name: find_gpu(name).name,
+        None, "The GPU.", section="common", words=tuple(GPUS), convert=lambda name: find_gpu(name).name,
         concerns=_OF_CUDA, implies={"device": lambda gpu, given: CUDA}, yields_to=("budget",),
     )  # fmt: skip
     budget: int | None = row(
-        None, "The memory budget, such as 16GiB (on CUDA, including the context).", section="device", kind=int,
+        None, "The memory budget, such as 16GiB (on CUDA, including the context).", section="common", kind=int,
         is_size=True, low=1, below=2**60, metavar="SIZE", yields_to=("gpu",),
     )  # fmt: skip
     context: int | None = row(
-        None, "The memory of the CUDA context; default: as published.", section="device", kind=int, is_size=True,
+        None, "The memory of the CUDA context; default: as published.", section="card", kind=int, is_size=True,
         below=2**50, metavar="SIZE", concerns=_OF_CUDA,
     )  # fmt: skip
     time: bool = row(
         False,
         "Predict the time of a step on a calibrated card, tokens per second and MFU; without a calibration a "
         "range from data sheets.",
-        section="device",
+        section="card",
     )
     sequences: int | None = row(
-        None, "The sequences of an epoch, to show its time.", kind=int, section="device", low=1, below=2**40,
+        None, "The sequences of an epoch, to show its time.", kind=int, section="card", low=1, below=2**40,
         metavar="N", concerns={"time": bool},
     )  # fmt: skip
     calibration: bool = row(
-        True, "Use what calibrate measured on a card; without it, what is published.", section="device"
+        True, "Use what calibrate measured on a card; without it, what is published.", section="card"
     )
 
 

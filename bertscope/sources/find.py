@@ -329,13 +329,25 @@ def _read(place: _Place, is_base: bool) -> _Found:
                           example=f"{path}:{_first_class(path)}")  # fmt: skip
     if path.suffix != ".json":
         return read_preset(path)
-    name = Path(os.path.abspath(path)).parent.name if path.name == _CONFIG else path.stem
     entries = read_mapping(path)
+    name = path.stem
+    if path.name == _CONFIG:  # a file has the name that it gives itself, and a folder its own
+        own = "" if place.config else _own_name(entries)
+        name = own or Path(os.path.abspath(path)).parent.name
     if TYPE in entries and is_base:
         raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
     if TYPE in entries:
         return read_adapter(entries, path, partial(_base, path.parent))
     return _configured(entries, path, name)
+
+
+def _own_name(entries: Entries) -> str:
+    """Return the name that a config.json gives its model: its `_name_or_path`, else its class; empty without them."""
+    values = [entries[key].value for key in ("_name_or_path", "architectures") if key in entries]
+    texts = [value[0] if isinstance(value, list) and value else value for value in values]
+    names = [text.rstrip("/") for text in texts if isinstance(text, str)]
+    names = [name.rpartition("/")[2].strip(".") if name[:1] in ("/", ".", "~") else name for name in names]  # of a path
+    return next(filter(None, names), "")[:100]
 
 
 def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:

@@ -4,7 +4,7 @@ English sentences are in `english.py`, `explain.py` and `why.py`, the Chinese on
 Chinese. `zh_phrases.yaml` has the Chinese of the words and templates of errors, notes, progress and data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -37,6 +37,12 @@ def language() -> str:
 def say(key: str, /, **values: Any) -> str:
     """Return a text in the chosen language, with the values in its places; KeyError without such a text."""
     return texts(language())[key].format(**values)
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return the words as a list in a sentence: `q, k and v`."""
+    *first, last = words
+    return say("comma").join(first) + (say("both") if first else "") + last
 
 
 def has_text(key: str) -> bool:

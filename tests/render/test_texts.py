@@ -34,7 +34,6 @@ SAME = {
     "setting_grad_scaler",
     "setting_amsgrad",
     "flops_per_second",
-    "nvidia_smi",
     "gpu",
     "operator",
     "of",

@@ -94,7 +94,7 @@ def _has_room(children: Sequence[_Child]) -> bool:
 
     The children of a GPU share its memory, which this process does not see: they do not wait.
     """
-    largest = max((child.sent.process.peak_bytes for child in children if child.sent.process), default=None)
+    largest = max((child.sent.process.run_high_water_bytes for child in children if child.sent.process), default=None)
     available = available_bytes()
     return largest is not None and available is not None and 2 * largest <= available
 

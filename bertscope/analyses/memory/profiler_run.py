@@ -240,6 +240,7 @@ def measured_device_terms(step: ModelStep) -> DeviceTerms:
         allocated_bytes=torch.cuda.max_memory_allocated(),
         workspace_bytes=0,  # part of the allocated bytes
         reserved_bytes=torch.cuda.max_memory_reserved(),
+        card_bytes=torch.cuda.max_memory_reserved() + context,
         context_low_bytes=context,
         context_high_bytes=context,
     )

@@ -26,7 +26,7 @@ from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.run_config import INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, storage_key, torch
+from bertscope.torch_access import nn, storage_key, torch, tree_map
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.units import PRECISIONS
 
@@ -234,7 +234,7 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     floats = (param.dtype for param in model.parameters() if param.is_floating_point())
     dtype = TORCH_DTYPES.get(run_config.dtype) or next(floats, torch.float32)
     if isinstance(inputs, dict) and dtype != torch.float32:
-        inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+        inputs = tree_map(lambda value: value.to(dtype) if torch.is_floating_point(value) else value, inputs)
     return inputs
 
 

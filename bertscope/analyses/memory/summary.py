@@ -111,7 +111,8 @@ def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
             for part, size in zip(layout.parts[begun : index + 1], trace.sizes[begun : index + 1], strict=True):
                 sums[part] += size
             begun = index + 1
-            yield Sample(phase=layout.places[index][0], parts=Parts(**sums))
+            phase, path, operator = layout.places[index]
+            yield Sample(phase=phase, parts=Parts(**sums), path=path, operator=operator)
 
 
 def _highest(live: list[int], width: int) -> Iterator[int]:
@@ -156,12 +157,14 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = N
         return None
     workspaces = card_workspace_bytes(run_config, card)
     allocated, reserved = allocator_bytes(trace, run_config, workspaces)
+    low, high = (card.context_low_bytes, card.context_high_bytes) if card else CONTEXT_BYTES
     return DeviceTerms(
         allocated_bytes=allocated,
         workspace_bytes=workspaces,
         reserved_bytes=reserved,
-        context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
-        context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
+        card_bytes=reserved + high,
+        context_low_bytes=low,
+        context_high_bytes=high,
     )
 
 

@@ -598,6 +598,7 @@ def on_a_pty(*args: str, keys: bytes, after: str, **variables: str) -> tuple[int
 @pytest.mark.parametrize("key", [b"q", b"e\x03"])
 def test_in_a_real_terminal_it_draws_quits_and_restores_the_screen(key):
     code, got = on_a_pty("explore", "bert-tiny", keys=key, after="unique parameters", NO_COLOR="1")
+    assert "loading torch, and building bert-tiny ..." in got.partition("unique parameters")[0]
     assert code == 0, got[-2000:]
     assert "4,385,920" in got
     assert "\x1b[?1049h" in got
