@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bertscope.analyses.memory.fit import estimate_on
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.why.reading import read_why
-from bertscope.api.asked import Asked, Model, TrainingArguments, card_for
+from bertscope.api.asked import Asked, Model, Plan, TrainingArguments, card_for
 from bertscope.api.memory import fit
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
@@ -42,6 +42,7 @@ def why(
     model: Model | None = None,
     *,
     training_file: TrainingArguments = None,
+    plan: Plan = None,
     layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> WhyReport:
@@ -56,9 +57,9 @@ def why(
     ('why_fragmentation', True)
     """
     report = read_why(str(file))
-    asked = Asked.of(settings, layers, training_file=training_file)
+    asked = Asked.of(settings, layers, training_file=training_file, plan=plan)
     if model is None:
-        if asked.named or training_file is not None:
+        if asked.named or training_file is not None or plan is not None:
             raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")
         return report
     source = source_of(model)
@@ -83,7 +84,8 @@ def _compared(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu 
     (run, *_), estimate = estimate_on(source, runs, card, steps)
     memories = [variant.estimated for variant in estimate.variants if variant.estimated is not None]
     held = {part.part: part for part in report.parts}
-    sizes = {part: size for part, size in vars(memories[0].peak.parts).items() if size or part in held}
+    of_phase = {phase.phase: phase for phase in memories[0].phases}.get(report.phase, memories[0].peak)
+    sizes = {part: size for part, size in vars(of_phase.parts).items() if size or part in held}
     parts = tuple(
         replace(held.get(part, WhyPart(part=part, held_bytes=0, blocks=0)), estimated_bytes=sizes.get(part))
         for part in dict.fromkeys((*held, *sizes))

@@ -18,7 +18,7 @@ EXAMPLES = """
   bertscope why snapshot.pickle --plot history.svg --format json
   bertscope why snapshot.pickle bert-base-uncased --gpu t4 --batch 32 --seq 512
   python train.py 2>&1 | bertscope why - bert-base-uncased --batch 32 --seq 512
-exit codes: 0 the file is explained, 2 it is none of these or not there
+exit codes: 0 the file is explained, 2 it is none of these, or is not there
 """
 
 
@@ -57,7 +57,7 @@ def why(
     from bertscope.api.why import why as explain
 
     with progress_shown():
-        report = explain(file, source, layers=run.layers, training_file=run.training_file)
+        report = explain(file, source, **run.keywords)
     if plot is not None and not report.timeline:
         raise SelectionError("{file} has no history to draw: record it with torch.cuda.memory._record_memory_history()",
                              file=report.name)  # fmt: skip

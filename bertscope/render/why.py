@@ -52,8 +52,9 @@ def _tables(report: WhyReport, target: Target | None) -> Sequence[Table]:
     total = max(report.allocated_bytes, 1)
     parts = [
         Column(say("why_part"), lambda part: part_name(part.part), values("part")),
-        number(say("why_held"), "held_bytes", bytes_text),
-        Column(say("why_share"), lambda part: f"{100 * part.held_bytes / total:.0f} %", right=True),
+        number(say("why_held"), "held_bytes", bytes_text, shown=report.source != MESSAGE),
+        Column(say("why_share"), lambda part: f"{100 * part.held_bytes / total:.0f} %", right=True,
+               shown=report.source != MESSAGE),
         number(say("why_blocks"), "blocks", shown=any(part.blocks for part in report.parts)),
         Column(say("why_estimated"), _estimated, values("estimated_bytes"), right=True, shown=report.run is not None),
     ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 TEXTS: dict[str, str] = {
     "why_answer": "{moment}; {finding}",
-    "why_oom": "out of memory: {tried} more failed{phase}{at}, with {held} allocated",
+    "why_oom": "out of memory: a request of {tried} failed{phase}{at}, with {held} allocated",
     "why_peak": "the peak is {held}{phase}{at}",
     "why_end": "{held} is allocated at the end of the recording",
     "why_mostly": ", of which {percent} % is {part}",

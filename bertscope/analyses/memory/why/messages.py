@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from bertscope.analyses.memory.why.findings import finding
 from bertscope.analyses.memory.why.stacks import ATTENTION_SCORES, LOGITS, NO_STACK, StackKind, stack_kind
 from bertscope.errors import SourceError
-from bertscope.reports.why import BEFORE, MESSAGE, OOM, WhyFinding, WhyPart, WhyReport
+from bertscope.reports.why import MESSAGE, OOM, WhyFinding, WhyReport
 from bertscope.units import parse_bytes
 
 _SIZE = r"(\d[\d,]{0,15}(?:\.\d{1,4})?)\s{0,2}(bytes|[KMGT]i?B)"
@@ -34,7 +34,7 @@ _PROCESS = re.compile(rf"Process \d{{1,10}} has {_SIZE} memory in use")
 _FRAME = re.compile(r'File "([^"\n]{1,500})", line (\d{1,9}), in (\S{1,200})')
 # Memory of a process outside torch's allocator: the context is at most 1,486 MiB (gpus.py), NCCL and others add some.
 _OUTSIDE = 2 * 2**30
-_LARGE_SHARE, _SMALL_SHARE = 0.5, 0.1  # of the card
+_FULL_SHARE, _LARGE_SHARE, _SMALL_SHARE = 0.8, 0.5, 0.1  # of the card
 
 
 def message_report(text: str, name: str) -> WhyReport:
@@ -45,11 +45,13 @@ def message_report(text: str, name: str) -> WhyReport:
     other = _other(numbers, reserved)
     values = {**numbers, "reserved": reserved, "unallocated": max(reserved - allocated, 0), "other": other}
     found = sorted(_findings(values, kind), key=lambda reason: -reason.frees_bytes)
+    if len(found) > 1 and allocated < _FULL_SHARE * (total or allocated):
+        found = [reason for reason in found if reason.key != "why_full"]
     return WhyReport(
         name=name, source=MESSAGE, moment=OOM, allocated_bytes=allocated, reserved_bytes=reserved,
         tried_bytes=numbers.get("tried"), free_bytes=numbers.get("free"), total_bytes=total, other_bytes=other,
         phase=kind.phase, line=kind.line or kind.module,
-        parts=(WhyPart(part=BEFORE, held_bytes=allocated, blocks=0),) if allocated else (), findings=tuple(found),
+        findings=tuple(found),
     )  # fmt: skip
 
 
@@ -127,5 +129,5 @@ def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
     if tried > _LARGE_SHARE * (total or tried) or tried > max(allocated, free, _SMALL_SHARE * total):
         named = [key for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)) if mark in kind.marks]
         yield finding(named[0] if named else "request", tried, line=kind.line or kind.module)
-    if total >= allocated > _LARGE_SHARE * total:
+    if total >= allocated > 0:
         yield finding("full", allocated, 0, size_total=total, percent=round(100 * allocated / total))

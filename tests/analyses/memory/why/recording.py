@@ -205,3 +205,16 @@ class Loop:
             self.step()
             self.zero_grad()
             self.card.free(output, loss)
+
+
+def documented() -> bytes:
+    """The snapshot of the documentation: the graphs of five forward passes, which a sum of losses keeps."""
+    card = Recording()
+    loop = Loop(card)
+    loop.train(1)
+    for _ in range(5):
+        loop.forward()
+        loop.loss()
+        card.alloc(4, own(33))
+    card.oom(4 * MIB, forward(431, own(31), *_LINEAR))
+    return card.pickled()
