@@ -178,10 +178,7 @@ def read_history(data: Any, name: str) -> History:
     events = {device: found for device, trace in enumerate(traces[:MAX_ITEMS]) if (found := reader.dicts(trace))}
     for segment in reader.dicts(segments):
         devices[_whole(segment.get("device", 0), name)].append(segment)
-    histories = [
-        reader.history(devices[device], events.get(device, []))
-        for device in sorted({*devices, *events})
-    ]
+    histories = [reader.history(devices[device], events.get(device, [])) for device in sorted({*devices, *events})]
     return max(histories, key=lambda history: (history.oom is not None, sum(history.sizes)))
 
 

@@ -22,7 +22,9 @@ def old(tried, total, allocated, free, reserved, *, word="reserved in total by P
     )
 
 
-def new(tried, total, free, allocated, unallocated, *, own="", device="CUDA", word="capacity", limit="", pools="") -> str:
+def new(
+    tried, total, free, allocated, unallocated, *, own="", device="CUDA", word="capacity", limit="", pools=""
+) -> str:
     """A message of torch 2.1 and later; 2.1 and 2.2 write `capacty`."""
     return (
         f"torch.OutOfMemoryError: {device} out of memory. Tried to allocate {tried}. GPU 0 has a total {word} of {total} "
@@ -116,7 +118,9 @@ def test_the_last_message_of_a_log_is_read():
     assert message_report(log, "log").tried_bytes == 120 * 2**20
 
 
-@pytest.mark.parametrize("text", ["", "CUDA out of memory.", "Tried to allocate nothing", "RuntimeError: CUDA error: out of memory"])
+@pytest.mark.parametrize(
+    "text", ["", "CUDA out of memory.", "Tried to allocate nothing", "RuntimeError: CUDA error: out of memory"]
+)
 def test_a_text_without_the_numbers_is_refused(text):
     with pytest.raises(SourceError, match="no out-of-memory message"):
         message_report(text, "log")
