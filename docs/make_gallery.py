@@ -25,9 +25,9 @@ notes. [Cookbook](cookbook.md): more tasks. [Glossary](glossary.md): the terms.
 """
 GRID = "model: [bert-tiny, bert-mini]\nbatch: [8, 32]\nseq: 128\nbudget: 256MiB\n"  # as in tests/conftest.py
 OOM = (  # as in tests/conftest.py
-    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 23.65 GiB "
-    "of which 1.66 GiB is free. Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the allocated "
-    "memory 12.09 GiB is allocated by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.\n"
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 23.65 "
+    "GiB of which 1.66 GiB is free. Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the "
+    "allocated memory 12.09 GiB is allocated by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.\n"
 )
 SHOWN_LINES = 40
 COMMANDS = (

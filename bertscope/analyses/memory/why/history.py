@@ -170,11 +170,12 @@ def read_history(data: Any, name: str) -> History:
     `data` is what a snapshot holds: a dict, or a list of segments as of `torch.cuda.memory_snapshot()`. Raises
     SourceError for another structure.
     """
-    found = {"segments": data} if isinstance(data, list) else data if isinstance(data, dict) else {}
+    found: dict[str, Any] = {"segments": data} if isinstance(data, list) else data if isinstance(data, dict) else {}
     segments, traces = (found.get(key, []) for key in ("segments", "device_traces"))
     if not isinstance(segments, list) or not isinstance(traces, list) or not (segments or any(traces)):
         raise SourceError("no memory snapshot: it has neither segments nor events", where=name)
-    reader, devices = _Reader(name), defaultdict(list)
+    reader = _Reader(name)
+    devices: dict[int, list[dict[str, Any]]] = defaultdict(list)
     events = {device: found for device, trace in enumerate(traces[:MAX_ITEMS]) if (found := reader.dicts(trace))}
     for segment in reader.dicts(segments):
         devices[_whole(segment.get("device", 0), name)].append(segment)

@@ -108,7 +108,8 @@ def test_a_hostile_file_is_one_line_and_runs_no_code(name, tmp_path, monkeypatch
     path.write_bytes(FILES[name])
     with pytest.raises(SourceError) as error:
         read_why(str(path))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
     assert error.value.exit_code == 2
     assert os.listdir(tmp_path) == ["given"]
 
@@ -140,7 +141,7 @@ def test_a_file_is_read_in_a_child_with_the_report_of_this_process(tmp_path):
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(card.pickled())
     report = read_why(str(path))
-    assert report.source == "snapshot" and report.passes == 2
+    assert (report.source, report.passes) == ("snapshot", 2)
     # In backward: the parameters, Adam's two moments, and what is saved and computed for them.
     (state,) = (part for part in report.parts if part.part == "optimizer_state")
     (parameters,) = (part for part in report.parts if part.part == "parameters")

@@ -27,8 +27,8 @@ def new(
 ) -> str:
     """A message of torch 2.1 and later; 2.1 and 2.2 write `capacty`."""
     return (
-        f"torch.OutOfMemoryError: {device} out of memory. Tried to allocate {tried}. GPU 0 has a total {word} of {total} "
-        f"of which {free} is free. {own}{limit}Of the allocated memory {allocated} is allocated by PyTorch, {pools}and "
+        f"torch.OutOfMemoryError: {device} out of memory. Tried to allocate {tried}. GPU 0 has a total {word} of "
+        f"{total} of which {free} is free. {own}{limit}Of the allocated memory {allocated} is allocated by PyTorch, {pools}and "
         f"{unallocated} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
         f"setting PYTORCH_{device}_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
     )
@@ -78,8 +78,8 @@ PUBLISHED = {
         "MPS backend out of memory (MPS allocated: 9.57 GiB, other allocations: 17.35 GiB, max allowed: 27.20 GiB). "
         "Tried to allocate 292.50 MiB on private pool.", "driver"),
     "clip-interrogator-ext#74": (
-        "MPS backend out of memory (MPS allocated: 6.04 GB, other allocations: 1.04 GB, max allowed: 6.77 GB). Tried to "
-        "allocate 459.07 MB on private pool.", "full"),
+        "MPS backend out of memory (MPS allocated: 6.04 GB, other allocations: 1.04 GB, max allowed: 6.77 GB). Tried "
+        "to allocate 459.07 MB on private pool.", "full"),
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_a_published_message_is_explained(name):
     text, key = PUBLISHED[name]
     report = message_report(text, "log")
     assert report.findings[0].key == f"why_{key}", report.findings
-    assert report.tried_bytes and report.total_bytes and report.allocated_bytes
+    assert all((report.tried_bytes, report.total_bytes, report.allocated_bytes))
 
 
 def test_the_numbers_of_a_message_are_those_that_a_reader_sees():
