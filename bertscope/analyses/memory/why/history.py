@@ -176,7 +176,7 @@ def read_history(data: Any, name: str) -> History:
         raise SourceError("no memory snapshot: it has neither segments nor events", where=name)
     reader = _Reader(name)
     devices: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    events = {device: found for device, trace in enumerate(traces[:MAX_ITEMS]) if (found := reader.dicts(trace))}
+    events = {device: own for device, trace in enumerate(traces) if (own := reader.dicts(trace))}
     for segment in reader.dicts(segments):
         devices[_whole(segment.get("device", 0), name)].append(segment)
     histories = [reader.history(devices[device], events.get(device, [])) for device in sorted({*devices, *events})]

@@ -16,7 +16,7 @@ from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock
 _PACKAGES = "/home/me/.venv/lib/python3.11/site-packages"
 MODULE, BERT = f"{_PACKAGES}/torch/nn/modules/module.py", f"{_PACKAGES}/transformers/models/bert/modeling_bert.py"
 TRAIN = "/home/me/project/train.py"
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 
 Frames = list[dict[str, Any]]
 _SHARED: dict[tuple[str, int, str], dict[str, Any]] = {}

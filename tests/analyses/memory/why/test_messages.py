@@ -28,8 +28,8 @@ def new(
     """A message of torch 2.1 and later; 2.1 and 2.2 write `capacty`."""
     return (
         f"torch.OutOfMemoryError: {device} out of memory. Tried to allocate {tried}. GPU 0 has a total {word} of "
-        f"{total} of which {free} is free. {own}{limit}Of the allocated memory {allocated} is allocated by PyTorch, {pools}and "
-        f"{unallocated} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+        f"{total} of which {free} is free. {own}{limit}Of the allocated memory {allocated} is allocated by "
+        f"PyTorch, {pools}and {unallocated} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
         f"setting PYTORCH_{device}_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
     )
 
