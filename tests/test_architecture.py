@@ -413,7 +413,7 @@ def runs_code(tree: ast.Module) -> set[str]:
     return found
 
 
-UNPICKLING = "analyses/memory/why/child.py"  # plain values only, in a child with limits
+UNPICKLING = "analyses/memory/why/reading.py"  # plain values only, in a child with limits
 
 
 def test_no_module_runs_code_from_data():

@@ -130,4 +130,4 @@ def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
         named = [key for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)) if mark in kind.marks]
         yield finding(named[0] if named else "request", tried, line=kind.line or kind.module)
     if total >= allocated > 0:
-        yield finding("full", allocated, 0, size_total=total, percent=round(100 * allocated / total))
+        yield finding("full", allocated, 0, size_total=total)

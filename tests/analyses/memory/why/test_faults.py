@@ -8,7 +8,7 @@ from io import BytesIO
 
 import pytest
 
-from bertscope.analyses.memory.why.child import report_of
+from bertscope.analyses.memory.why.reading import report_of
 from bertscope.reports.why import WhyReport
 from tests.analyses.memory.why.recording import (
     BERT,

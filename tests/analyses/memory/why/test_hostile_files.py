@@ -12,8 +12,7 @@ from io import BytesIO
 import pytest
 
 import bertscope
-from bertscope.analyses.memory.why.child import MAX_SNAPSHOT_BYTES, PlainUnpickler
-from bertscope.analyses.memory.why.reading import read_why
+from bertscope.analyses.memory.why.reading import MAX_SNAPSHOT_BYTES, PlainUnpickler, read_why
 from bertscope.errors import SourceError
 from tests.analyses.memory.why.recording import Loop, Recording
 

@@ -29,8 +29,8 @@ def new(
     return (
         f"torch.OutOfMemoryError: {device} out of memory. Tried to allocate {tried}. GPU 0 has a total {word} of "
         f"{total} of which {free} is free. {own}{limit}Of the allocated memory {allocated} is allocated by "
-        f"PyTorch, {pools}and {unallocated} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
-        f"setting PYTORCH_{device}_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+        f"PyTorch, {pools}and {unallocated} is reserved by PyTorch but unallocated. If reserved but "
+        f"unallocated memory is large try setting PYTORCH_{device}_ALLOC_CONF=expandable_segments:True."
     )
 
 

@@ -65,9 +65,7 @@ def test_the_answer_names_the_fault_first_and_the_estimate_stands_next_to_it(cli
     result = cli("why", snapshot, "bert-tiny", "--plot", tmp_path / "history.svg")
     assert result.code == 0
     assert result.out.startswith("out of memory: a request of 4.00 MiB failed in a forward pass at train.py:31 (train)")
-    assert "the graphs of 4 earlier forward passes hold 252.00 MiB" in result.out.partition("\n\n")[0].replace(
-        "\n", " "
-    )
+    assert "graphs of 4 earlier forward passes hold 252.00 MiB" in result.out.partition("\n\n")[0].replace("\n", " ")
     assert "estimate" in result.out
     picture = (tmp_path / "history.svg").read_text()
     assert picture.startswith("<svg") and "activations" in picture  # noqa: PT018 one picture
