@@ -97,7 +97,7 @@ def _leaks(of: Evidence) -> Iterator[WhyFinding]:
         yield finding("cache", of.size(cache), line=of.caller(cache))
     old = [
         n for n in of.live
-        if 1 <= history.passes[n] < of.last_pass and n not in set(cache)
+        if 1 <= history.passes[n] < of.last_pass and KEY_VALUES not in history.kinds[n].marks
         and (history.phase(n) == USER or history.parts[n] in ("activations", "temporaries"))
     ]  # fmt: skip
     passes = {history.passes[n] for n in old}
@@ -126,7 +126,8 @@ def _open_graph(of: Evidence) -> Iterator[WhyFinding]:
     """Yield the graph of a forward pass of an evaluation that runs at the moment."""
     history = of.history
     own = [n for n, number in enumerate(history.passes) if number == of.last_pass and history.phase(n) == FORWARD]
-    blocks = [n for n in of.live if n in set(own)]
+    live = set(of.live)
+    blocks = [n for n in own if n in live]
     is_kept = of.size(blocks) > _KEPT * max(of.size(own), 1) and len({history.stacks[n] for n in blocks}) > 3
     if of.last_pass and is_kept and of.is_evaluation(blocks) and of.size(blocks) > _LARGE * of.total:
         yield finding("grad_eval", of.size(blocks), passes=1, line=of.caller(blocks))
@@ -137,7 +138,7 @@ def _models(of: Evidence) -> Iterator[WhyFinding]:
     history = of.history
     if copied := of.of("parameters", COPIED):
         yield finding("copy", of.size(copied), line=of.caller(copied))
-    blocks = [number for number in of.of("parameters") if number not in set(copied)]
+    blocks = [number for number in of.of("parameters") if COPIED not in history.kinds[number].marks]
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for number in blocks:
         lines = history.kinds[number].lines
