@@ -71,7 +71,8 @@ class Evidence:
     def is_evaluation(self, blocks: Sequence[int]) -> bool:
         """Return True if the blocks are of forward passes after which no backward pass comes."""
         marked = [number for number in blocks if EVALUATION in self.history.kinds[number].marks]
-        is_unused = not self.has_backward and self.last_pass > 1  # and not the first pass of a training
+        is_first = self.kind == OOM and self.last_pass == 1  # of a training, maybe
+        is_unused = not self.has_backward and not is_first
         return is_unused or self.size(marked) > self.size(blocks) / 2
 
 
@@ -104,6 +105,8 @@ def _leaks(of: Evidence) -> Iterator[WhyFinding]:
     if not old:
         yield from _open_graph(of)
         return
+    if len(passes) == 1 and max(passes) < of.last_pass - 1:
+        return  # made once for all passes, such as the copies of weights that autocast keeps
     lived: dict[int, set[int]] = defaultdict(set)  # the passes of each stack
     for number in old:
         lived[history.stacks[number]].add(history.passes[number])
@@ -127,7 +130,7 @@ def _open_graph(of: Evidence) -> Iterator[WhyFinding]:
     history = of.history
     own = [n for n, number in enumerate(history.passes) if number == of.last_pass and history.phase(n) == FORWARD]
     live = set(of.live)
-    blocks = [n for n in own if n in live]
+    blocks = [n for n in own if n in live and history.parts[n] == "activations"]
     is_kept = of.size(blocks) > _KEPT * max(of.size(own), 1) and len({history.stacks[n] for n in blocks}) > 3
     if of.last_pass and is_kept and of.is_evaluation(blocks) and of.size(blocks) > _LARGE * of.total:
         yield finding("grad_eval", of.size(blocks), passes=1, line=of.caller(blocks))
@@ -167,7 +170,8 @@ def _optimizer(of: Evidence) -> Iterator[WhyFinding]:
     history, state = of.history, of.of("optimizer_state")
     groups: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
     for number in state:
-        groups[history.passes[number], history.kinds[number].lines].append(number)
+        lines = history.kinds[number].lines  # the moments of Adam are made at two lines of one step
+        groups[history.passes[number], tuple(line for line in lines if not line.endswith("step)"))].append(number)
     ordered = sorted(groups.values(), key=lambda group: history.born[group[0]])
     for number, one in enumerate(ordered):
         if any(_alike(of, one, other) for other in ordered[number + 1 :]):
@@ -227,7 +231,7 @@ def _kinds(of: Evidence) -> Iterator[WhyFinding]:
     if of.size(buckets) > _LARGE * of.total:
         yield finding("buckets", of.size(buckets), line=of.caller(buckets))
     data = [number for number in of.of(TENSORS) if not history.passes[number]]
-    if of.size(data) > _LARGE * of.total:
+    if of.size(data) > _LARGE * of.total and (of.last_pass or of.kind == OOM):
         yield finding("data", of.size(data), line=of.line(data))
     if kind is not None and tried > of.total:
         yield finding("request", tried, line=kind.line or kind.module)

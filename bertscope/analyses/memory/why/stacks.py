@@ -52,8 +52,9 @@ _MARKS = tuple((mark, re.compile(pattern)) for mark, pattern in (
     (BUCKETS, r"nn[/\\]parallel[/\\]distributed\.py:"),
     (RECOMPUTED, r"checkpoint\.py:(\w+\.)?(unpack_hook|recompute_fn|backward)|autograd[/\\]graph\.py:_engine_run"),
 ))  # fmt: skip
-_LIBRARY = re.compile(r"(site|dist)-packages|lib[/\\]python\d|^<|\.(cpp|h|cc|cu|so|cuh)\b|^\?\?$|^$")
-_TORCH = re.compile(r"[/\\]torch[/\\]|^<|\.(cpp|h|cc|cu|so|cuh)\b|^\?\?$|^$|[/\\]lib[/\\]python\d[.\d]*[/\\]\w+\.py$")
+_NATIVE = r"^<|\.(c|cc|cpp|cu|cuh|h|hpp|o|so)\b|^\?\?$|^$"  # C++, and frames of code that a program has made
+_LIBRARY = re.compile(rf"(site|dist)-packages|lib[/\\]python\d|{_NATIVE}")
+_TORCH = re.compile(rf"[/\\]torch[/\\]|[/\\]lib[/\\]python\d[.\d]*[/\\]\w+\.py$|{_NATIVE}")
 _CALL = re.compile(r"module\.py:(\w+\.)?_(wrapped_)?call_impl$")
 _OWN = re.compile(r"(\w+), (\w[\w ]*)$")  # the third frame of a snapshot of `estimate` or `profile`: part, phase
 
@@ -65,7 +66,7 @@ class StackKind:
     phase: str
     part: str = ""  # if the frames decide it
     lines: tuple[str, ...] = ()  # of the user's code, the innermost first
-    module: str = ""  # the innermost function of a module that is none of torch's
+    module: str = ""  # the innermost function of a module that is none of torch's, outside of that line
     caller: str = ""  # the innermost line of the user's code outside the outermost module
     loop: str = ""  # the function outside the outermost module: that of one loop over batches
     marks: frozenset[str] = frozenset()
@@ -99,7 +100,7 @@ def _frame(file: str, line: int, name: str) -> _Frame:
     rule = next(((phase, part) for pattern, phase, part in _RULES if pattern.search(key)), None)
     return _Frame(
         f"{place}:{line} ({shown})" if line else f"{place} ({shown})", key, rule,
-        frozenset(mark for mark, pattern in _MARKS if pattern.search(key)),
+        frozenset() if re.search(_NATIVE, file) else frozenset(mark for mark, own in _MARKS if own.search(key)),
         is_own=not _LIBRARY.search(file), is_other=not _TORCH.search(file), is_call=bool(_CALL.search(key)),
         is_forward=name.rpartition(".")[2].endswith("forward"),
     )  # fmt: skip
@@ -127,7 +128,8 @@ def stack_kind(frames: Any) -> StackKind:
     return StackKind(
         phase, part,
         lines=tuple(frame.text for frame in own),
-        module=next((frame.text for frame in modules if frame.is_other), modules[0].text if modules else ""),
+        module=next((frame.text for frame in modules if frame.is_other and frame not in own[:1]),
+                    modules[0].text if modules else ""),
         caller=next((frame.text for frame in outside if frame.is_own), own[0].text if own else ""),
         loop=loop, marks=marks,
     )  # fmt: skip
