@@ -55,7 +55,7 @@ _MARKS = tuple((mark, re.compile(pattern)) for mark, pattern in (
 _NATIVE = r"^<|\.(c|cc|cpp|cu|cuh|h|hpp|o|so)\b|^\?\?$|^$"  # C++, and frames of code that a program has made
 _LIBRARY = re.compile(rf"(site|dist)-packages|lib[/\\]python\d|{_NATIVE}")
 _TORCH = re.compile(rf"[/\\]torch[/\\]|[/\\]lib[/\\]python\d[.\d]*[/\\]\w+\.py$|{_NATIVE}")
-_CALL = re.compile(r"module\.py:(\w+\.)?_(wrapped_)?call_impl$")
+_CALL = re.compile(r"module\.py:(\w+\.)?_(wrapped_)?call_impl$|:(\w+\.)*forward$")
 _OWN = re.compile(r"(\w+), (\w[\w ]*)$")  # the third frame of a snapshot of `estimate` or `profile`: part, phase
 
 
