@@ -15,7 +15,7 @@ from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
 from bertscope.analyses.modules.repeat import RAN, Repeated, layer_stacks, repeated, shortened
 from bertscope.analyses.modules.totals import freeze, subject, totals
 from bertscope.analyses.saved import saved
-from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run_without_values
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.config import BertConfig
@@ -61,13 +61,14 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
     return flops_report(module, recorded, name, mode=mode, checkpointing=NONE, batch=None, seq=None, loss=loss)
 
 
-def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
+def run_as_it_is(module: nn.Module, inputs: Any, training: bool, padding: float = 0.0) -> tuple[Trace, str]:
     """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
     args, kwargs = arguments(inputs)
-    return _step(module, lambda: module(*args, **kwargs), training)
+    mark_valid(inputs, padding)
+    return _step(module, lambda: module(*args, **kwargs), training, padding)
 
 
-def _step(module: nn.Module, forward: Callable[[], Any], training: bool) -> tuple[Trace, str]:
+def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding: float = 0.0) -> tuple[Trace, str]:
     def step() -> str:
         with torch.set_grad_enabled(training):
             output = forward()
@@ -79,7 +80,7 @@ def _step(module: nn.Module, forward: Callable[[], Any], training: bool) -> tupl
         loss.backward()
         return name
 
-    return trace(module, step)
+    return trace(module, step, padding)
 
 
 def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -275,7 +276,7 @@ class FlopsRun:
 
         model = made()
         inputs = inputs_for(model, batch, seq, labels=training, given=self.run.input)
-        run = partial(run_as_it_is, training=training)
+        run = partial(run_as_it_is, training=training, padding=self.run.padding)
         return model, *run_without_values(source, model, inputs, run, made, self.run.input)
 
     def _report(

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from bertscope.checkpoints.files import MAX_NAME, OpenFile, StoredFile, is_size
+from bertscope.checkpoints.packing import describes
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_HEADER_BYTES = 16 << 20
@@ -48,6 +49,11 @@ def read_safetensors(file: OpenFile) -> StoredFile:
     _refuse_overlaps(file, placed)
     tensor_bytes = sum(item.end - item.begin for item in placed)
     gap = data_bytes - tensor_bytes
+    values = {}
+    for item in placed:
+        if describes(item.tensor):
+            file.seek(8 + header_bytes + item.begin)
+            values[item.tensor.name] = file.take(item.tensor.bytes)
     parts = (("header length", 8), ("header", header_bytes), ("tensors", tensor_bytes), ("gaps", gap))
     return StoredFile(
         format="safetensors",
@@ -56,6 +62,7 @@ def read_safetensors(file: OpenFile) -> StoredFile:
             FilePart(file=file.path.name, what=what, bytes=count) for what, count in parts if count or what != "gaps"
         ),
         metadata=metadata,
+        values=values,
         problems=(f"{file.path.name}: {gap:,} bytes belong to no tensor; safetensors' own reader refuses such a file",)
         if gap
         else (),

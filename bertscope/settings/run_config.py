@@ -53,6 +53,7 @@ STORED = "stored"  # the dtypes of the model's own parameters
 RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast), STORED)
 _AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
 PLAIN, TRAINER, FREED = "plain", "trainer", "freed"
+FLASH_KERNELS = ("flash_attention_2", "flash_attention_3")  # of the package flash-attn, for models of transformers
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: ()}  # and what lives until the next forward has returned
 _OF_TRAINING = {"mode": lambda mode: mode == TRAINING}
@@ -277,7 +278,7 @@ class GridModel(Settings):
 
     model: str = row("", "The model: a name or a file.")
     architecture: str | None = row(None, "The class to build, such as BertForSequenceClassification.")
-    attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa"))
+    attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa", *FLASH_KERNELS))
     pooler: bool | None = row(None, "BertModel with or without its pooler.", kind=bool)
     lora: str | None = row(None, "LoRA adapters, such as r=8,target=query+value.")
     threads: int | None = row(None, "The threads of torch; default: its own choice.", kind=int, low=1, below=1025)

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bertscope.checkpoints import WEIGHTS, is_weights, weights_in
+from bertscope.checkpoints import WEIGHTS, has_modules, is_weights, weights_in
 from bertscope.config import ARCHITECTURES, BertConfig, Lora
 from bertscope.errors import (
     ConfigError,
@@ -36,7 +36,7 @@ from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, GivenModule, is_factory
 from bertscope.sources.presets import MEMBER, member_of, preset_paths, read_preset
-from bertscope.sources.transformers_models import TransformersSource, from_config, stored_dtype
+from bertscope.sources.transformers_models import TransformersSource, flash_kernel, from_config, stored_dtype
 from bertscope.text_files import Mapping as Entries
 from bertscope.text_files import read_json, read_mapping, readable
 
@@ -235,15 +235,19 @@ def weights_path(model: str, *, download: bool = False) -> Path:
         return place.path
     folder = _hub_folder(model, download, weights=True)
     if folder is None:
-        raise SourceError("no checkpoint {name!r}; name a .safetensors or .bin file, an index, a folder with one, "
+        raise SourceError("no checkpoint {name!r}; name a file with tensors, an index, a folder with one, "
                           "or a model in the Hugging Face cache", name=model[:100])  # fmt: skip
     return folder
 
 
 def stored_alone(model: str) -> Path | None:
-    """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them."""
+    """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them.
+
+    A folder of sentence-transformers with a Dense is one too, since its configuration is that of the first module only.
+    """
     place = _place(model)
-    is_alone = place.has_weights and not (place.is_folder and place.config) and model not in preset_paths()
+    is_model = place.is_folder and place.config and not has_modules(place.path)
+    is_alone = place.has_weights and not is_model and model not in preset_paths()
     return place.path if is_alone else None
 
 
@@ -363,8 +367,11 @@ def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
     lines, own, members = entries.lines(), member_of(entries), entries.plain()
     if own:
         del members[MEMBER]
+    if flash := flash_kernel(members):  # of transformers' BERT
+        members.pop("attn_implementation", None)
     try:
         config = BertConfig.from_dict(members)
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
-    return _bert(config, name or "bert", path=path, config_lines=lines, stored_dtype=stored_dtype(members), **own)
+    own |= {"path": path, "config_lines": lines, "stored_dtype": stored_dtype(members), "flash": flash}
+    return _bert(config, name or "bert", **own)

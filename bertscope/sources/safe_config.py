@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertscope.errors import ConfigError
+from bertscope.settings.run_config import FLASH_KERNELS
 
 _MAX_INTEGER = 2**31
 MAX_LAYERS = 150  # each layer is built from real modules, also on the meta device; an encoder-decoder has two stacks
@@ -19,7 +20,7 @@ _MODULES = re.compile(
 # The first of these that a field contains has its limit.
 _LIMITS = ((re.compile("^num_labels$"), MAX_LABELS), (re.compile("experts?$"), MAX_EXPERTS), (_MODULES, MAX_LAYERS))
 # Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
-_KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
+_KERNELS = {"attn": ("eager", "sdpa", *FLASH_KERNELS), "experts": ("eager", "batched_mm", "grouped_mm")}
 _IMPLEMENTATION = re.compile(r"(attn|experts)_implementation")
 
 

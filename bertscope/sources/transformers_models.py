@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, importing, suggestion
 from bertscope.frozen import dataclass
+from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.building import built_on, note_values
 from bertscope.sources.other_models import OtherSource, as_source_error
 from bertscope.sources.safe_config import check_experts, check_setting, without_code
@@ -119,7 +120,7 @@ class TransformersSource(OtherSource):
         Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
         """
         kernel = self.attention or attention
-        with quiet_transformers() as transformers:
+        with quiet_transformers(stands_in=kernel in FLASH_KERNELS) as transformers:
             config_class = _config_class(transformers, self)
             options = {"attn_implementation": kernel} if kernel else {}
             what = f"{self.path}: transformers {transformers.__version__} cannot build this {self.model_type}"
@@ -170,11 +171,11 @@ class TransformersSource(OtherSource):
             what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
             raise MissingExtraError(what, "transformers")
         self._refuse_options_of_berts(add_pooling_layer, lora)
-        return replace(self, architecture=architecture or self.architecture, attention=attention)
+        return replace(self, architecture=architecture or self.architecture, attention=attention or self.attention)
 
     def confined(self) -> AbstractContextManager[Any]:
         """Run the model without messages of transformers, and confined as during `build`."""
-        return quiet_transformers()
+        return quiet_transformers(stands_in=self.attention in FLASH_KERNELS)
 
 
 def _layer_counts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -206,8 +207,15 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
         path=place.path,
         where=place.where,
         settings=config,
+        attention=flash_kernel(config),
         stored_dtype=stored_dtype(config),
     )
+
+
+def flash_kernel(config: Mapping[str, Any]) -> str | None:
+    """Return the kernel of flash-attn that a `config.json` names; None without one."""
+    kernels = (config.get(key) for key in ("attn_implementation", "_attn_implementation"))
+    return next((kernel for kernel in kernels if kernel in FLASH_KERNELS), None)
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
@@ -263,8 +271,11 @@ def _mappings(transformers: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def quiet_transformers(purpose: str = "a model of another family") -> Iterator[Any]:
-    """Return the package, confined and without its warnings; raise MissingExtraError for `purpose`."""
+def quiet_transformers(purpose: str = "a model of another family", *, stands_in: bool = False) -> Iterator[Any]:
+    """Return the package, confined and without its warnings; raise MissingExtraError for `purpose`.
+
+    With `stands_in` it finds a flash-attn, whatever is installed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -276,10 +287,18 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
         before = logging.get_verbosity()
         logging.set_verbosity_error()
         try:
-            with confined():
+            with confined(), _flash_attn(stands_in):
                 yield transformers
         finally:
             logging.set_verbosity(before)
+
+
+def _flash_attn(stands_in: bool) -> AbstractContextManager[None]:
+    if not stands_in:
+        return nullcontext()
+    from bertscope.transformers_access import flash_attn_stand_in
+
+    return flash_attn_stand_in()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.totals import freeze
-from bertscope.analyses.tracing.fake_tensors import attribute_tensors
+from bertscope.analyses.tracing.fake_tensors import attribute_tensors, valid_tokens
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.config import HEADS, MAX_BUILT_LAYERS
@@ -22,8 +22,8 @@ from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.settings.run_config import INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch, tree_map
@@ -220,6 +220,11 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
 
     The built-in model takes a mask if there is padding, or if it has the memory of transformers.
     """
+    kernel = getattr(getattr(base_model_of(model), "config", None), "_attn_implementation", None)
+    if run_config.device == "cpu" and kernel in FLASH_KERNELS:
+        raise SelectionError(
+            f"{kernel} runs on a GPU only: estimate it for a card with --gpu, or take --attention sdpa on a CPU"
+        )
     labels = run_config.mode != "inference"
     inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.input)
     ids = inputs.get("input_ids") if isinstance(inputs, dict) else None
@@ -272,8 +277,7 @@ def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
     given = meta_inputs(model, run_config)
     inputs = with_values(model, given, device=device, below=partial(_below, base_model_of(model), run_config))
     if isinstance(given, Mapping) and "attention_mask" in given and given["attention_mask"].is_meta:
-        padded = min(round(run_config.padding * run_config.seq), run_config.seq - 1)
-        inputs["attention_mask"][..., run_config.seq - padded :] = 0
+        inputs["attention_mask"][..., valid_tokens(run_config.seq, run_config.padding) :] = 0
     return inputs
 
 

@@ -1,0 +1,124 @@
+"""The answers to what transformers asks of flash-attn, for a machine without that package.
+
+tests/test_transformers_access.py fails when transformers changes one of these names.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from bertscope.torch_access import torch
+from bertscope.transformers_access.flash_attn import modules
+
+_MISSING = object()
+_UTILITIES = "transformers.modeling_flash_attention_utils"
+# The functions that say if flash-attn is installed, which the modules of transformers import by their names.
+_ANSWERS = [f"is_flash_attn_{end}" for end in
+            ("2_available", "3_available", "greater_or_equal", "greater_or_equal_2_10")]  # fmt: skip
+# The methods that look for a card too: of transformers 5, 4.48 and 4.43.
+_CHECKS = ["_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch",
+           "_check_and_enable_flash_attn_2"]  # fmt: skip
+# What transformers 5 keeps of its first import of flash-attn.
+_KEPT = ["_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn",
+         "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"]  # fmt: skip
+
+
+def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute until the stack is closed."""
+    original = vars(owner).get(name, _MISSING)
+    setattr(owner, name, value)
+    stack.callback(*((delattr, owner, name) if original is _MISSING else (setattr, owner, name, original)))
+
+
+@contextmanager
+def flash_attn_stand_in() -> Iterator[None]:
+    """Show transformers a flash-attn, of operators that have shapes only; the end restores what was there.
+
+    Fallback of each name: where a version of transformers does not have it, it stays away.
+    """
+    with ExitStack() as stack:
+        _add_modules(stack)
+        original = vars(import_module("transformers.utils.import_utils"))
+        stack.callback(_answer, {name: original[name] for name in _ANSWERS if name in original})
+        _answer(dict.fromkeys(_ANSWERS, lambda *_, **__: True))
+        _import_late(stack, import_module(_UTILITIES))
+        _pass_checks(stack)
+        yield
+
+
+def _answer(answers: dict[str, Any]) -> None:
+    """Replace these functions in each module of transformers that has imported them."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "transformers":
+            for asked in answers.keys() & vars(module).keys():
+                setattr(module, asked, answers[asked])
+
+
+def _add_modules(stack: ExitStack) -> None:
+    """Add the modules of flash-attn to those that are imported."""
+    stood = {name: sys.modules.get(name) for name in modules()}
+    for name, content in modules().items():
+        module = ModuleType(name)
+        vars(module).update(content, __spec__=ModuleSpec(name, None, is_package=True), __path__=[])
+        sys.modules[name] = module
+
+    def restore() -> None:
+        """Restore the modules that were imported before."""
+        for name, module in stood.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+
+    stack.callback(restore)
+
+
+def _import_late(stack: ExitStack, utilities: ModuleType) -> None:
+    """Give modules of transformers before 4.48 the names that they import only if flash-attn is there."""
+    if hasattr(utilities, "_lazy_imports"):
+        return
+    found = modules()["flash_attn"] | modules()["flash_attn.bert_padding"] | {"_flash_supports_window_size": True}
+    for name, function in found.items():
+        replace_attribute(stack, utilities, name, function)
+    for name, module in list(sys.modules.items()):
+        is_model = name.startswith("transformers.models.") and "is_flash_attn_2_available" in vars(module)
+        if is_model and "_flash_attention_forward" not in vars(module):
+            forward = getattr(utilities, "_flash_attention_forward", None)
+            replace_attribute(stack, module, "_flash_attention_forward", forward)
+
+
+def _pass_checks(stack: ExitStack) -> None:
+    """Have a model take flash attention if its class supports it, whatever is installed, and forget former imports."""
+    base: Any = sys.modules["transformers"].PreTrainedModel
+    utilities = sys.modules.get(_UTILITIES)
+    for name in _KEPT:
+        if name in vars(utilities or object):
+            replace_attribute(stack, utilities, name, None)
+    if hasattr(utilities, "_is_packed_sequence"):  # which asks for the values of positions; here they begin once
+        replace_attribute(stack, utilities, "_is_packed_sequence", lambda *_, **__: False)
+    for row in getattr(utilities, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
+        before = row["general_availability_check"]
+        row["general_availability_check"] = lambda *_, **__: True
+        stack.callback(row.__setitem__, "general_availability_check", before)
+    for name in _CHECKS:
+        if name in vars(base):
+            is_class_method = isinstance(vars(base)[name], classmethod)
+            replace_attribute(stack, base, name, classmethod(_supports) if is_class_method else _supports)
+    # Attention asks for the dtype of autocast on a card, or on meta, which has none.
+    enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    for name, function in (
+        ("is_autocast_enabled", lambda device="cuda": enabled("cpu" if device in ("cuda", "meta") else device)),
+        ("get_autocast_gpu_dtype", lambda: dtype("cpu")),
+    ):
+        replace_attribute(stack, torch, name, function)
+
+
+def _supports(model: Any, checked: Any = True, *_: Any, **__: Any) -> Any:
+    """Return the version or the configuration to check if the class has flash attention; raise ValueError if not."""
+    if not any(getattr(model, name, False) for name in ("_supports_flash_attn", "_supports_flash_attn_2")):
+        kind = model if isinstance(model, type) else type(model)
+        raise ValueError(f"{kind.__name__} has no flash attention in this transformers; use --attention sdpa or eager")
+    return checked
