@@ -250,7 +250,7 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 NUMBERS_ELSEWHERE = {
     "analyses/check.py",  # file:line
     "analyses/memory/why/messages.py",  # sizes in an error message
-    "analyses/memory/why/stacks.py",  # folders of a Python version, and layers of a snapshot of `estimate`
+    "analyses/memory/why/stacks.py",  # folders of a Python version
     "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
     "analyses/tracing/inputs.py",  # sizes of inputs
     "render/console.py",  # the width of a terminal

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from bertscope.frozen import dataclass
+from bertscope.reports.layer_ranges import without_numbers
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.reports.why import TENSORS
 
@@ -150,6 +151,6 @@ def _own_kind(frames: Sequence[dict[str, Any]]) -> StackKind:
     if match is None:
         return NO_STACK
     phase = match[2] if match[2] in (FORWARD, BACKWARD, OPTIMIZER) else BACKWARD if match[2] == "recompute" else LOAD
-    path = re.sub(r"\.\d+(?=\.|$)", ".*", path)  # equal layers are one row
+    path = without_numbers(path)  # equal layers are one row
     marks = frozenset({FOREACH} if operator.startswith("_foreach") else ())
     return StackKind(phase, match[1], lines=(operator,), module=path, caller=operator, loop="a step", marks=marks)
