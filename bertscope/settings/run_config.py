@@ -374,6 +374,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "report": {"batch": 8, "budget": "16GiB"},
     "fit": {"seq": 512},
     "flops": {"mode": INFERENCE},
+    "why": {"batch": 8, "device": CUDA},
 }
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
 MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)
