@@ -33,7 +33,8 @@ FUNCTIONS = ("count", "tree", "flops", "estimate", "profile", "fit", "report", "
 @pytest.fixture
 def _in_the_users_folder(user_folder, tmp_path, monkeypatch):
     shutil.copytree(user_folder / "my-bert", tmp_path / "my-bert")
-    shutil.copy(user_folder / "args.json", tmp_path)
+    for name in ("args.json", "oom.log"):
+        shutil.copy(user_folder / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
 

@@ -15,7 +15,7 @@ from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
 from bertscope.analyses.modules.repeat import RAN, Repeated, layer_stacks, repeated, shortened
 from bertscope.analyses.modules.totals import freeze, subject, totals
 from bertscope.analyses.saved import saved
-from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run_without_values
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts, loss_function
 from bertscope.analyses.tracing.trace import Trace, trace
@@ -64,20 +64,25 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
 
 
 def run_as_it_is(
-    module: nn.Module, inputs: Any, training: bool, loss: Callable[..., Any] | None = None
+    module: nn.Module,
+    inputs: Any,
+    training: bool,
+    padding: float = 0.0,
+    loss: Callable[..., Any] | None = None,
 ) -> tuple[Trace, str]:
     """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
+    mark_valid(inputs, padding)
     if loss is not None:
-        return _step(module, lambda: loss(module, inputs), training)
+        return _step(module, lambda: loss(module, inputs), training, padding)
     args, kwargs = arguments(inputs)
-    return _step(module, lambda: module(*args, **kwargs), training)
+    return _step(module, lambda: module(*args, **kwargs), training, padding)
 
 
 def _built(source: ModelSource, device: str) -> nn.Module:
     return source.build(device=device, attention=META_ATTENTION)
 
 
-def _step(module: nn.Module, forward: Callable[[], Any], training: bool) -> tuple[Trace, str]:
+def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding: float = 0.0) -> tuple[Trace, str]:
     def step() -> str:
         with torch.set_grad_enabled(training):
             output = forward()
@@ -89,7 +94,7 @@ def _step(module: nn.Module, forward: Callable[[], Any], training: bool) -> tupl
         loss.backward()
         return name
 
-    return trace(module, step)
+    return trace(module, step, padding)
 
 
 def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -290,7 +295,7 @@ class FlopsRun:
         labels = training and self.run.loss == MODEL
         inputs = inputs_for(model, batch, seq, labels=labels, given=self.run.input)
         inputs = batch_of_texts(replace(self.run, batch=batch), inputs)
-        run = partial(run_as_it_is, training=training, loss=loss_function(self.run))
+        run = partial(run_as_it_is, training=training, padding=self.run.padding, loss=loss_function(self.run))
         return model, *run_without_values(source, model, inputs, run, made, self.run.input)
 
     def _report(

@@ -139,6 +139,7 @@ def verify(
     *,
     dtype: str | None = None,
     allow: Iterable[str] = (),
+    strip_prefix: str | None = None,
     name: str | None = None,
 ) -> VerifyReport:
     """Compare a model with a checkpoint's header: it fits if it has exactly the model's tensors, shapes and dtypes.
@@ -146,6 +147,7 @@ def verify(
     `checkpoint` is a file, an index, a folder with one, or a model in the Hugging Face cache; by default that of the
     model's path. `dtype` (fp32, bf16, fp16) is the expected one of floating-point tensors, by default that of the
     config.json, if any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype.
+    `strip_prefix` is left out of the file's names; "auto" finds one such as `module.`.
 
     >>> bertscope.verify("my-bert").fits  # a folder with config.json and model.safetensors
     True
@@ -158,4 +160,5 @@ def verify(
         checkpoint = model
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = read_checkpoint(weights_path(os.fspath(checkpoint)))
-    return comparison.verify(source_of(model, name=name), checkpoint, dtype=dtype, allow=allow)
+    source = source_of(model, name=name)
+    return comparison.verify(source, checkpoint, dtype=dtype, allow=allow, strip_prefix=strip_prefix)

@@ -60,7 +60,7 @@ Architecture = Annotated[
     ),
 ]
 Attention = Annotated[
-    Literal["eager", "sdpa"] | None,
+    Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None,
     typer.Option(help="The attention kernel instead of the model's own.", rich_help_panel="model"),
 ]
 Pooler = Annotated[

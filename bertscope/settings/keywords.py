@@ -39,6 +39,7 @@ class FitSettings(TypedDict, total=False):
     optimizer_implementation: OptimizerImplementation
     momentum: float
     amsgrad: bool
+    weight_decay: float
     accumulate: int
     keep_gradients: bool
     clip_grad_norm: bool
@@ -50,6 +51,7 @@ class FitSettings(TypedDict, total=False):
     hard_negatives: int
     checkpointing: str | Sequence[str]
     reentrant: bool
+    compile: bool
     padding: float
     dropout: bool
     freeze: str | Sequence[str]

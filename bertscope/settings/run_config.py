@@ -7,6 +7,7 @@ keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -54,6 +55,7 @@ STORED = "stored"  # the dtypes of the model's own parameters
 RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast), STORED)
 _AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
 PLAIN, TRAINER, FREED = "plain", "trainer", "freed"
+FLASH_KERNELS = ("flash_attention_2", "flash_attention_3")  # of the package flash-attn, for models of transformers
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: ()}  # and what lives until the next forward has returned
 _OF_TRAINING = {"mode": lambda mode: mode == TRAINING}
@@ -79,6 +81,14 @@ def _others(implementation: str, optimizer: str) -> str:
 
 def _takes(argument: str, optimizer: str) -> bool:
     return optimizer in takers(argument)
+
+
+def _decay(value: Any, given: Mapping[str, Any]) -> Any:
+    """Return the weight decay of an optimizer that takes it; that of AdamW changes the parameters in place."""
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise ValueError("a number")
+    name = TRAINER_OPTIMIZERS.get(str(given.get("optim")), ADAMW)
+    return value or None if _takes("weight_decay", name) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +137,11 @@ class RunConfig(Settings):
     amsgrad: bool = row(
         False, f"AMSGrad, for {' and '.join(takers('amsgrad'))}.", concerns={"optimizer": partial(_takes, "amsgrad")}
     )
+    weight_decay: float = row(
+        0.0, f"The weight decay of {', '.join(takers('weight_decay'))}, which they add to a copy of the gradients.",
+        below=1, metavar="RATE", concerns={"optimizer": partial(_takes, "weight_decay")},
+        trainer={"weight_decay": _decay},
+    )  # fmt: skip
     accumulate: int = row(
         1, "The micro-batches of each optimizer step.", low=1, metavar="N", concerns=_OF_TRAINING,
         text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
@@ -180,6 +195,10 @@ class RunConfig(Settings):
             "gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword,
         },
         of_modules=False,
+    )  # fmt: skip
+    compile: bool = row(
+        False, "Compile the model with torch.compile and inductor, for fixed sizes.", text="compiled",
+        trainer={"torch_compile": flag(True)},
     )  # fmt: skip
     padding: float = row(
         0.0,
@@ -297,7 +316,7 @@ class GridModel(Settings):
 
     model: str = row("", "The model: a name or a file.")
     architecture: str | None = row(None, "The class to build, such as BertForSequenceClassification.")
-    attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa"))
+    attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa", *FLASH_KERNELS))
     pooler: bool | None = row(None, "BertModel with or without its pooler.", kind=bool)
     lora: str | None = row(None, "LoRA adapters, such as r=8,target=query+value.")
     threads: int | None = row(None, "The threads of torch; default: its own choice.", kind=int, low=1, below=1025)
@@ -354,6 +373,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "report": {"batch": 8, "budget": "16GiB"},
     "fit": {"seq": 512},
     "flops": {"mode": INFERENCE},
+    "why": {"batch": 8, "device": CUDA},
 }
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
 MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)

@@ -27,7 +27,7 @@ from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
 from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.analyses.memory.step import ModelStep, dtype_name
 from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
-from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid
+from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import ModuleTracker
 from bertscope.reports.memory import FORWARD, OPTIMIZER
@@ -42,6 +42,7 @@ from bertscope.torch_access import (
     tree_leaves,
     use_counts,
 )
+from bertscope.torch_access.compiled import compiled_paths
 from bertscope.torch_access.distributed import (
     group_size,
     held_tensors,
@@ -70,6 +71,10 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     mode = RunMode(step)
     is_parallel = step.run_config.parallelism.world_size > 1
     step.assign = mode.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
+    if compiled_paths(step.called):  # by a step outside of the mode, in which torch compiles nothing
+        step.run_micro_batch()
+        step.model.zero_grad()
+        mode.run_compiled()
     with mode.watching():
         if is_parallel:  # FSDP allocates in its first step what it keeps
             step.run(mode.unrecorded_phase)
@@ -110,6 +115,7 @@ class RunMode(DispatchMode):
         super().__init__()
         self.step = step
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
+        mark_valid(step.inputs, step.run_config.padding)
         self.own_counts = _owned_by_autograd()  # of a gradient sum that only autograd references
         self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
         self.scratch = cuda_scratch if self.on_device else cpu_scratch
@@ -128,7 +134,7 @@ class RunMode(DispatchMode):
         """Watch the step: its modules and operators, and what no mode sees."""
         is_sharded = self.step.run_config.parallelism.row.is_sharded
         with ExitStack() as stack:
-            stack.enter_context(self.tracker.track(self.step.model))
+            stack.enter_context(self.tracker.track(self.step.called))
             stack.enter_context(self)
             stack.enter_context(self.random_states())
             stack.enter_context(watched_resizes(self.resized))
@@ -224,6 +230,8 @@ class RunMode(DispatchMode):
         """Return the result of an operator on fake tensors."""
         if self.name == OPTIMIZER and operator is torch.ops.aten.lift_fresh.default:
             return torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
+        if (places := self.answers.valid(operator, args)) is not None:
+            return places
         is_own_code = self.has_labels and not kwargs and not self.tracker.current()[0]
         if is_own_code and (bound := all_valid(operator, args)) is not None:
             return bound

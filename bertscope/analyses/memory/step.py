@@ -12,7 +12,7 @@ from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.totals import freeze
-from bertscope.analyses.tracing.fake_tensors import attribute_tensors
+from bertscope.analyses.tracing.fake_tensors import attribute_tensors, valid_tokens
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts
 from bertscope.analyses.tracing.operator_costs import tensors
@@ -24,11 +24,12 @@ from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.losses import MODEL
 from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.settings.run_config import INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, storage_key, torch, tree_map
+from bertscope.torch_access.compiled import compiled
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.units import PRECISIONS
 
@@ -54,8 +55,10 @@ class ModelStep:
     buckets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of DDP, by parameter
     variables: dict[str, Any] = field(default_factory=dict)  # of the loop: the last outputs and loss
     wrapper: nn.Module | None = None  # DDP around the model
+    called: nn.Module = field(init=False)  # the model, compiled if the run is
 
     def __post_init__(self) -> None:
+        self.called = compiled(self.model) if self.run_config.compile else self.model
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.run_config.grad_scaler)  # disabled: no effect
         dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
@@ -81,7 +84,7 @@ class ModelStep:
             set_gradient_sync(self.wrapper or self.model, is_last)
         with phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._watched_outputs():
             with self._autocast():
-                loss = self.loss(self.model, self.inputs)
+                loss = self.loss(self.called, self.inputs)
                 if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
                     loss = loss / self.run_config.accumulate
             self.assign("loss", loss)
@@ -97,7 +100,7 @@ class ModelStep:
         if isinstance(self.model, torch.jit.ScriptModule):  # takes no hooks
             return nullcontext()
         numbers = count()
-        return self.model.register_forward_hook(
+        return self.called.register_forward_hook(
             lambda module, args, output: self.assign("output", output, next(numbers))
         )
 
@@ -207,7 +210,7 @@ def run_model(
     freeze(model, run_config.freeze)
     add_teacher(model, run_config, build)
     if isinstance(base := base_model_of(model), BertPreTrainedModel):
-        base.base_model.hides_positions = run_config.padding > 0
+        base.base_model.hides_positions = run_config.padding > 0 or run_config.compile  # a graph reads no values
     if run_config.dtype != STORED:
         keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
     return model.train(run_config.mode != "inference")
@@ -229,6 +232,11 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
 
     The built-in model takes a mask if there is padding, or if it has the memory of transformers.
     """
+    kernel = getattr(getattr(base_model_of(model), "config", None), "_attn_implementation", None)
+    if run_config.device == "cpu" and kernel in FLASH_KERNELS:
+        raise SelectionError(
+            f"{kernel} runs on a GPU only: estimate it for a card with --gpu, or take --attention sdpa on a CPU"
+        )
     labels = run_config.mode != "inference" and run_config.loss == MODEL
     inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.input)
     ids = inputs.get("input_ids") if isinstance(inputs, dict) else None
@@ -292,8 +300,7 @@ def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
     pairs = (tensors(batch.get("attention_mask")) for batch in (given, inputs)) if isinstance(given, Mapping) else ()
     for mask, real in zip(*pairs, strict=True):
         if mask.is_meta:
-            padded = min(round(run_config.padding * run_config.seq), run_config.seq - 1)
-            real[..., run_config.seq - padded :] = 0
+            real[..., valid_tokens(run_config.seq, run_config.padding) :] = 0
     return inputs
 
 
