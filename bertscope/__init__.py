@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.memory import estimate as estimate
     from bertscope.api.memory import fit as fit
     from bertscope.api.memory import fits as fits
+    from bertscope.api.memory import lengths as lengths
     from bertscope.api.memory import profile as profile
     from bertscope.api.page import diff as diff
     from bertscope.api.page import report as report
@@ -62,6 +63,7 @@ _HOMES = {
     "diagram": "bertscope.api.explain",
     "diff": "bertscope.api.page",
     "report": "bertscope.api.page",
+    "lengths": "bertscope.api.memory",
     "plan": "bertscope.api.plan",
     "why": "bertscope.api.why",
     "verify": "bertscope.api.counts",

@@ -108,7 +108,7 @@ def cli(monkeypatch: pytest.MonkeyPatch):
 TRAINING_ARGUMENTS = {  # a part of what TrainingArguments.to_json_string() writes
     "output_dir": "out", "per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "learning_rate": 5e-05,
     "max_grad_norm": 1.0, "bf16": True, "optim": "adamw_torch", "gradient_checkpointing": True,
-    "gradient_checkpointing_kwargs": {"use_reentrant": False}, "label_smoothing_factor": 0.1, "my_key": 1,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False}, "full_determinism": True, "my_key": 1,
 }  # fmt: skip
 
 

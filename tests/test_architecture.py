@@ -72,6 +72,8 @@ LATE = {
     ("pytest_plugin", "testing"): "the plugin is loaded in every run of pytest",
     ("sources", "model"): "`build` of a source, the only place where sources meet torch",
     ("sources", "torch_access"): "`build` of a source",
+    ("sources", "<pyarrow>"): "an optional package reads the lengths of a Parquet file",
+    ("sources", "<tokenizers>"): "an optional package counts the tokens of texts",
     ("sources", "transformers_access"): "`build` of a source",
     ("sources", "<transformers>"): "the extra `transformers`",
     ("sources", "<huggingface_hub>"): "the extra `hub`",
@@ -446,6 +448,7 @@ def test_code_from_data_is_found_where_it_is(code):
 
 # Public functions of one question, in the layers of its command, and of each view.
 OF_QUESTIONS = {
+    "lengths",
     "check", "convert", "count", "diagram", "diff", "doctor", "estimate", "explain", "explore", "fit", "flops",
     "plan", "profile", "report", "schema", "snapshot", "tree", "verify", "why",
 }  # fmt: skip

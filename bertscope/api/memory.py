@@ -1,12 +1,15 @@
-"""`bertscope.estimate`, `bertscope.profile`, `bertscope.fit` and `bertscope.fits`."""
+"""`bertscope.estimate`, `bertscope.profile`, `bertscope.fit`, `bertscope.fits` and `bertscope.lengths`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report
+from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report, fitter_for
+from bertscope.analyses.memory.lengths import Data, LengthSteps
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.api.asked import (
@@ -19,6 +22,7 @@ from bertscope.api.asked import (
     built,
     calibration_for,
     card_for,
+    function_of,
     inputs_of,
     inputs_on_device,
     is_module,
@@ -28,8 +32,10 @@ from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
-from bertscope.reports.memory import FitReport, FitRow, MemoryReport, Variant
+from bertscope.reports.calibration import TimeRange
+from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow, MemoryReport, Variant
 from bertscope.reports.plan import PlanRow
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.generate import with_settings
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.resolve import Layer, Resolved
@@ -45,6 +51,7 @@ from bertscope.settings.run_config import (
     RunConfig,
 )
 from bertscope.sources.find import source_of
+from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
@@ -66,7 +73,6 @@ def estimate(
     model: Model,
     inputs: Any = None,
     *,
-    loss: Loss | None = None,
     name: str | None = None,
     input_size: Size | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
@@ -78,9 +84,9 @@ def estimate(
     """Estimate the memory of a step of any model, without allocating it.
 
     A module runs with its `inputs`, a tensor, a tuple, or a dictionary of keywords, real or on meta; `input_size` and
-    `dtypes` describe them. Backward starts from `loss(module, inputs)`; by default from the output's loss, or the sum
-    of its first tensor. Without inputs, and for any other model, they are derived from its forward at `batch` and
-    `seq`. With a `gpu` each variant has the answer whether it fits there. `training_file` has TrainingArguments whose
+    `dtypes` describe them. Without inputs, and for any other model, they are derived from its forward at `batch` and
+    `seq`. Backward starts from the output's loss, or the sum of its first tensor; a `loss` of another name embeds texts
+    or ranks pairs, and a function is called as `loss(module, inputs)`. With a `gpu` each variant has the answer whether it fits there. `training_file` has TrainingArguments whose
     values keywords replace; `layers` are further defaults. Raises SelectionError for a setting that no run has, for a
     module that cannot be copied, and for one whose operators depend on the values of tensors.
 
@@ -95,7 +101,7 @@ def estimate(
     >>> adam["none"].memory.peak.parts.optimizer_state == 2 * 4 * 1000 * 1000 + 4  # two moments and a counter
     True
     """
-    given = inputs_of(inputs, input_size, dtypes)
+    given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan)
     if given is not None:
         module, shown = built(model, name)
@@ -105,12 +111,12 @@ def estimate(
 
             return estimate_module(module, given, run_config, loss=loss, name=shown)
         source, wanted = source_of(module, name=shown, inputs=given), [run_config]
-    elif loss is not None:
-        raise SelectionError("loss is computed from the inputs of a module; give them too, or leave loss out")
     else:
         source = source_of(model, name=name)
         resolved = asked.resolved(source, **DEFAULTS["estimate"])
         (limit,), wanted = resolved.limits, list(resolved.runs)
+        if loss is not None:
+            return _with_function(source, wanted, limit, loss)
     expect(len(wanted))
     steps = Steps(source)
     runs, report = estimate_on(source, wanted, card_for(limit, wanted[0]), steps)
@@ -118,6 +124,24 @@ def estimate(
     if asked.training_file is not None:
         report = replace(report, training_file=asked.noted(runs))
     return _timed(report, steps, limit, runs) if limit.time else report
+
+
+def _with_function(
+    source: ModelSource, run_configs: Sequence[RunConfig], limit: Limit, loss: Loss
+) -> MemoryReport:
+    """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
+    from bertscope.analyses.memory.estimate import estimate as estimate_module
+    from bertscope.analyses.memory.step import meta_inputs, run_model
+
+    if limit != Limit():
+        raise SelectionError("gpu and budget are for an estimate without a function as loss")
+    reports = []
+    for run_config in run_configs:
+        model = run_model(source, run_config)
+        inputs = meta_inputs(model, run_config)
+        reports.append(estimate_module(model, inputs, run_config, loss=loss, name=source.name))
+    variants = [variant for report in reports for variant in report.variants]
+    return replace(reports[0], variants=tuple(variants), inputs_given=False)
 
 
 def snapshot(model: Model, *, layers: Sequence[Layer] = (), **settings: Unpack[RunSettings]) -> bytes:
@@ -135,7 +159,6 @@ def profile(
     model: Model,
     inputs: Any = None,
     *,
-    loss: Loss | None = None,
     name: str | None = None,
     input_size: Size | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
@@ -156,13 +179,13 @@ def profile(
     >>> abs(report["none"].error)
     0.0
     """
-    given = inputs_of(inputs, input_size, dtypes)
+    given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan,
                      records=MEASURED)  # fmt: skip
     if is_module(model):
         return _profile_module(model, given, asked, loss, name)
     if loss is not None:
-        raise SelectionError("loss is computed from the inputs of a module; leave it out")
+        raise SelectionError("a function cannot be sent to a new process; give a module, or the name of a loss")
     return profile_source(source_of(model, name=name, inputs=given), asked)[0]
 
 
@@ -372,6 +395,88 @@ class _FitSearch:
                              world_sizes=sizes, context_bytes=limit.context, known_steps=self.steps)  # fmt: skip
 
 
+_ANY = 2**62  # a budget for which every batch fits
+
+
+@with_settings(*ESTIMATED, command="estimate")
+def lengths(
+    model: Model,
+    lengths: str | os.PathLike[str] | Iterable[int],
+    *,
+    field: str = "",
+    tokenizer: str = "",
+    tokens_per_batch: int = 0,
+    search: bool = False,
+    name: str | None = None,
+    training_file: TrainingArguments = None,
+    plan: Plan = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[RunSettings],
+) -> LengthsReport:
+    """Estimate the steps of an epoch of sequences of real lengths, for each way to make batches.
+
+    `lengths` are numbers of tokens, a file of them, or `normal:256,64,16,512` (mean, deviation, least, most); the
+    `field` of a JSONL, CSV or Parquet file may have texts for a `tokenizer`. `seq` cuts longer sequences. With
+    `search` find the largest batches in a `budget` or on a `gpu`, and those for each length. Raises SourceError for a
+    file without lengths, and SelectionError for a setting that no run has.
+
+    >>> report = bertscope.lengths("bert-tiny", [64, 64, 128], batch=2)
+    >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128), report["unpadded"].padding
+    (True, 0.0)
+    """
+    asked = Asked.of(settings, layers, training_file=training_file, plan=plan)
+    source = source_of(model, name=name)
+    points = asked.resolved(source, **DEFAULTS["estimate"]).points
+    if len(points) > 1:
+        raise SelectionError("lengths are for one run; give one value of each setting")
+    run, limit = points[0]
+    card = card_for(limit, run)
+    memory = card or limit.budget
+    if search and memory is None:
+        raise asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
+    counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
+    most = asked.length(source, max(counts)).get("seq", max(counts))
+    most = run.seq if any("seq" in layer for layer in asked.layers) else most
+    cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
+    data, run = Data(cut), on_card(run, card)
+    fitter, _ = fitter_for(source, run, memory or _ANY, limit.context, {})
+    steps = LengthSteps(fitter, run, data, is_limited=memory is not None)
+    subject = fitter.steps.facts(run.changed(checkpointing=NONE)).subject
+    table = tuple(steps.table()) if search else ()
+    sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
+    if search:
+        tokens = steps.largest_unpadded()
+        sizes = (table[-1].batch, data.most_unpadded(tokens), tokens, min(row.batch * row.high for row in table))
+    rows = tuple(map(steps.row, data.batchings(*sizes)))
+    notes: tuple[Note, ...] = () if steps.is_fused else (Note(key="lengths_scores"),)
+    if limit.time:
+        timer = timer_for(card, fitter.steps, limit, run)
+        rows = tuple(_timed_epoch(row, steps, timer) for row in rows) if timer else rows
+        notes += no_time_notes(limit, run, rows)
+    return LengthsReport(
+        subject=replace(subject, obtained="estimated"), run=replace(run, batch=RunConfig.batch, seq=RunConfig.seq),
+        source=os.path.basename(lengths) if isinstance(lengths, str | os.PathLike) else "", sequences=data.total,
+        truncated=sum(count for length, count in counts.items() if length > most), shortest=min(cut),
+        longest=data.longest, mean=data.tokens / data.total, traced=tuple(steps.traced), rows=rows, table=table,
+        budget_bytes=card.memory_bytes if card else limit.budget, card=card, notes=notes,
+        training_file=asked.noted([run], searched="batch" if search else ""),
+    )  # fmt: skip
+
+
+def _timed_epoch(row: LengthsRow, steps: LengthSteps, timer: Timer) -> LengthsRow:
+    """Return the row with the time of an epoch: that of a step of mean length, by the FLOPs of both."""
+    mean = steps.data.tokens / steps.data.total / (1 - row.padding)
+    seq = min(steps.traced, key=lambda traced: abs(traced - mean))
+    run = replace(steps.padded, batch=max(round(steps.data.total / row.batches), 1), seq=seq)
+    found = timer.times(run)
+    step, span = found["predicted"], found["time_range"]
+    low, high = (step.seconds, step.seconds) if step else (span.low_seconds, span.high_seconds) if span else (0.0, 0.0)
+    times = row.epoch_flops * run.accumulate / steps.fitter.steps.flops(run)
+    return replace(
+        row, **found | {"epoch": TimeRange(low_seconds=times * low, high_seconds=times * high) if high else None}
+    )
+
+
 def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
     """Return the report with the time of each step, or with a note that says why there is none."""
     if (timer := timer_for(report.card, steps, limit, runs[0])) is not None:
@@ -392,7 +497,9 @@ def timer_for(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfi
     return Timer(steps=steps, card=card, calibration=calibration, sequences=limit.sequences)
 
 
-def no_time_notes(limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow | PlanRow]) -> tuple[Note, ...]:
+def no_time_notes(
+    limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow | PlanRow | LengthsRow]
+) -> tuple[Note, ...]:
     """Return the note that says why no row has a time."""
     if any(row.predicted or row.time_range for row in rows):
         return ()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertscope.commands.output import note, write_file
+from bertscope.commands.output import note, print_notes, progress_shown, write_file
 from bertscope.commands.project import WithProjectDefaults, project
 from bertscope.errors import SelectionError, Text
 from bertscope.frozen import dataclass
@@ -22,7 +22,8 @@ from bertscope.settings.rows import Row, Settings, rows
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED
 
 if TYPE_CHECKING:
-    from bertscope.reports.memory import MemoryReport
+    from bertscope.commands.model_options import ModelOptions
+    from bertscope.reports.memory import LengthsReport, MemoryReport
     from bertscope.reports.plan import PlanReport
 
 _FROM = (
@@ -182,6 +183,50 @@ class ViewOptions:
 
             write_file(self.timeline, timeline(report, self.timeline.suffix))
             note(Text("the timeline is in {path}", path=self.timeline))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """Options for the lengths of real data."""
+
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", rich_help_panel="sizes", help="Estimate an epoch of sequences of these lengths: one number "
+            "a line, .jsonl, .csv, .parquet, or normal:256,64,16,512 (mean, deviation, least, most). --seq cuts longer "
+            "ones.",
+        ),
+    ] = None  # fmt: skip
+    lengths_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The field with numbers, token ids or texts.", rich_help_panel="sizes")
+    ] = ""
+    tokenizer: Annotated[
+        str, typer.Option(metavar="PATH", help="The folder with tokenizer.json for texts.", rich_help_panel="sizes")
+    ] = ""
+    tokens_per_batch: Annotated[
+        int, typer.Option(metavar="N", min=0, help="The tokens of packed batches.", rich_help_panel="sizes")
+    ] = 0
+
+    def report(self, model: ModelOptions, others: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
+        """Return the report on the lengths, None without any; raises SelectionError for options without effect."""
+        own: dict[str, Any] = {
+            "field": self.lengths_field,
+            "tokenizer": self.tokenizer,
+            "tokens_per_batch": self.tokens_per_batch,
+        }
+        options = ("--lengths-field", "--tokenizer", "--tokens-per-batch")
+        given = dict(zip(options, own.values(), strict=True)) if self.lengths is None else others
+        if name := next((name for name, value in given.items() if value), ""):
+            words = "without" if self.lengths is None else "with"
+            raise SelectionError(f"{{option}} has no effect {words} --lengths", option=name)
+        if self.lengths is None:
+            return None
+        from bertscope.api.memory import lengths
+
+        with progress_shown():
+            found = lengths(model.found(), self.lengths, **own, **keywords)
+        print_notes(found)
+        return found
 
 
 class WithBareCheckpointing(WithProjectDefaults):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bertscope.errors import SelectionError
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, csv_only, number, values
 from bertscope.render.footer import title
@@ -10,11 +11,12 @@ from bertscope.render.memory import needed_text, range_columns, range_text, time
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word, strategy_name
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
-from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow
+from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, LengthsRow
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import INFERENCE
 from bertscope.texts import listed, phrase, say, word
-from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, share_text
+from bertscope.units import BF16, FP16, FP32, bytes_text, count_text, flops_text, share_text
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -39,8 +41,8 @@ def columns(report: FitReport) -> list[Column]:
         number(say("on_the_card"), "card_bytes", bytes_text, shown=on_gpu),
         Column(say("next_peak"), lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
                values("next_peak_bytes"), right=True, detail=True, shown=searched and not on_gpu),
-        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, detail=True,
-               shown=searched),
+        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
+               detail=report.run.mode != INFERENCE, shown=searched),
         number(say("step_flops"), "step_flops", flops_text, detail=True),
         Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True,
                detail=on_gpu),
@@ -51,14 +53,14 @@ def columns(report: FitReport) -> list[Column]:
     ]  # fmt: skip
 
 
-def time_columns(rows: Sequence[FitRow | PlanRow]) -> list[Column]:
+def time_columns(rows: Sequence[FitRow | PlanRow | LengthsRow]) -> list[Column]:
     """Return the columns of predicted times; none without a time."""
 
     def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
-        def value(row: FitRow | PlanRow) -> Any:
+        def value(row: FitRow | PlanRow | LengthsRow) -> Any:
             return getattr(row.predicted, name, None)
 
-        def shown(row: FitRow | PlanRow) -> str:
+        def shown(row: FitRow | PlanRow | LengthsRow) -> str:
             return "" if value(row) is None else text(value(row))
 
         return Column(title, shown, {name: value}, right=True)
@@ -140,6 +142,8 @@ def verdict(report: FitReport) -> str:
                      total=count_text(report.batch_total), seq=seq, strategy=word("strategy", row.strategy),
                      batch=count_text(share), way=_way(row), memory=memory)  # fmt: skip
         return say("assumed", answer=answer, settings=settings_text(report))
+    if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
+        batch = say("batch_of_tokens", batch=batch, tokens=count_text(row.batch * seq))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
     answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
     answer = with_time(answer, row) if row.fits else answer
@@ -246,8 +250,23 @@ def _way(row: FitRow) -> str:
     return say("way", precision=row.precision, strategy=row.checkpointing)
 
 
+_TEI_DTYPES = {FP16.name: "float16", FP32.name: "float32"}  # --dtype of text-embeddings-inference
+
+
+def tei(report: FitReport) -> str:
+    """Return the flags of text-embeddings-inference for the most tokens of a batch."""
+    if report.run.mode != INFERENCE or report.asked_batch is not None:
+        raise SelectionError("--format tei is for the largest batch of --mode inference; give that, and no --batch")
+    rows = [row for row in report.rows if row.precision in _TEI_DTYPES and row.fits]
+    if not rows:
+        raise SelectionError("nothing fits in fp32 or fp16, the dtypes of --format tei; give --precision fp16")
+    row = max(rows, key=lambda row: row.batch * row.seq)
+    return f"--max-batch-tokens {row.batch * row.seq} --dtype {_TEI_DTYPES[row.precision]}\n"
+
+
 VIEW = View(
     answer=verdict,
     tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row.fits)],
     notes=lambda report, target: notes(report),
+    forms={"tei": tei},
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN_TIES = 8
 SHOWN_PARTS = 4
-_OF_A_RUN = ("memory", "fit", "flops")  # kinds of reports whose numbers depend on the implementation of the model
+_OF_A_RUN = ("memory", "fit", "flops", "lengths")  # kinds whose numbers depend on the implementation of the model
 
 
 def title(report: Any) -> str:

@@ -30,6 +30,7 @@ from bertscope.reports.memory import (
     FitReport,
     FitRow,
     KeptRow,
+    LengthsRow,
     Memory,
     MemoryReport,
     Parts,
@@ -42,7 +43,7 @@ from bertscope.reports.memory import (
 )
 from bertscope.reports.plan import PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINER, TRAINING, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CPU, CUDA, INFERENCE, TRAINER, TRAINING, RunConfig
 from bertscope.texts import listed, phrase, say, word
 from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, shape_text, share_text, signed_text
 
@@ -256,7 +257,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield say("note_ranks_measured" if has_ranks else "note_measured", machine=report.machine)
     if "estimated" in obtained:
         device = report.run.device
-        accuracy = say("accuracy_cuda" if device == "cuda" else "accuracy_cpu")
+        accuracy = say("accuracy_compiled" if report.run.compile else f"accuracy_{device}")
         yield say("note_estimated", device=device, accuracy=accuracy)
     if report.subject.lora and any(variant.checkpointing != NONE for variant in report.variants):
         yield say("note_lora_checkpointing")
@@ -268,7 +269,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     yield say("note_units_kept" if report.run.has_gradients_before else "note_units")
 
 
-def time_notes(rows: Iterable[Variant | FitRow | PlanRow]) -> Iterator[str]:
+def time_notes(rows: Iterable[Variant | FitRow | PlanRow | LengthsRow]) -> Iterator[str]:
     """Yield the way in which times were predicted, and the peaks that MFU refers to."""
     rows = list(rows)
     if any(row.time_range for row in rows):
@@ -294,6 +295,8 @@ def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
     if not is_calibrated:
         yield say("note_not_counted")
     yield say("note_reserved")
+    if device.reserved_loaded_bytes:
+        yield say("note_loaded", size=bytes_text(device.reserved_loaded_bytes))
     yield say("note_context_calibrated" if is_calibrated else "note_context", range=range_text(low, high))
     yield say("note_card", range=range_text(device.reserved_bytes + low, device.reserved_bytes + high))
 
@@ -339,7 +342,7 @@ def range_text(low: int, high: int) -> str:
     return say("range", low=bytes_text(low), high=bytes_text(high))
 
 
-def training_file_notes(file: TrainingFile) -> Iterator[str]:
+def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:
     """Yield the effects of the keys of a training file, a line for each list and for each key that is not modelled."""
     yield say("file", path=file.path, format=file.format, keys=_keys(file.used) or say("file_nothing"))
     if file.replaced:
@@ -349,6 +352,8 @@ def training_file_notes(file: TrainingFile) -> Iterator[str]:
         yield say("file_not_modelled", keys=_keys([row]))
     if file.unknown:
         yield say("file_unknown", keys=say("comma").join(one_line(row.key, limit=40) for row in file.unknown))
+    if device == CPU and str(file.fields.get("precision", "")).startswith(AUTOCAST):
+        yield say("file_gpu", precision=file.fields["precision"])
     if file.no_effect:
         yield say("file_no_effect", count=count_text(len(file.no_effect)))
 

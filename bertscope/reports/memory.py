@@ -159,6 +159,7 @@ class DeviceTerms:
     context_high_bytes: int
     allocated_low_bytes: int = 0  # this and the next: over what a process may do before the run; 0 if not estimated
     allocated_high_bytes: int = 0
+    reserved_loaded_bytes: int = 0  # if a checkpoint lay on the card while the model was made there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,3 +411,68 @@ class FitReport(TableReport[FitRow]):
         """Return the best answer of all variants."""
         answers = {row.answer for row in self.rows}
         return next((answer for answer in (YES, UNCERTAIN) if answer in answers), NO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsRow:
+    """One way to make batches, and the steps of an epoch with it.
+
+    fixed: padded to the longest sequence of all. dynamic: to the longest of each batch. grouped: so, of similar
+    lengths. unpadded: without padding. packed: so, up to `tokens_per_batch`. tokens: sorted by length, padded up to
+    `tokens_per_batch`. The worst step has `worst_batch` sequences of `worst_seq` tokens; `card_bytes` is what it
+    takes of the card with the upper context, on a CPU its peak.
+    """
+
+    name: str
+    batch: int  # sequences; 0 where `tokens_per_batch` decides
+    tokens_per_batch: int = 0
+    batches: int  # of an epoch
+    padding: float  # the share of the tokens of an epoch
+    expected_bytes: int  # the mean peak of a step
+    worst_bytes: int
+    card_bytes: int
+    worst_batch: int
+    worst_seq: int
+    epoch_flops: int
+    answer: str = ""  # yes, uncertain or no: if the worst step fits
+    predicted: StepTime | None = None  # of a step of mean length, by a calibration
+    time_range: TimeRange | None = None
+    epoch: TimeRange | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBatch:
+    """The largest batch whose sequences have at most `high` tokens, and more than those of the entry before."""
+
+    low: int
+    high: int
+    sequences: int
+    batch: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LengthsReport(TableReport[LengthsRow]):
+    """The result of `estimate --lengths` and `fit --lengths`."""
+
+    kind: ClassVar[str] = "lengths"
+    subject: Subject
+    run: RunConfig  # without sizes
+    source: str  # of the lengths
+    sequences: int
+    truncated: int  # sequences that were longer than `longest`
+    shortest: int
+    longest: int
+    mean: float
+    traced: tuple[int, ...]  # the lengths whose steps ran; between them a peak is that of the straight line
+    rows: tuple[LengthsRow, ...]
+    table: tuple[LengthBatch, ...] = ()  # of a search for the largest batches
+    budget_bytes: int | None = None
+    card: Gpu | None = None
+    training_file: TrainingFile | None = None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Return True if no limit was given, or the worst step of a row fits."""
+        return self.budget_bytes is None or any(row.answer == "yes" for row in self.rows)

@@ -35,7 +35,7 @@ from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, GivenModule, is_factory
-from bertscope.sources.presets import MEMBER, member_of, preset_paths, read_preset
+from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_paths, read_preset
 from bertscope.sources.transformers_models import TransformersSource, flash_kernel, from_config, stored_dtype
 from bertscope.text_files import Mapping as Entries
 from bertscope.text_files import read_json, read_mapping, readable
@@ -212,6 +212,9 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])
+    configs = config_paths()
+    if name in configs:
+        return replace(_read(_place(configs[name]), is_base), name=name)
     place = _place(name)
     if not place.exists and is_factory(name):
         return FactorySource(name=name)
@@ -221,9 +224,12 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     for preset in presets.values():
         if name in preset.read_text(encoding="utf-8") and name in (source := read_preset(preset)).hub_names:
             return source
+    for known, path in configs.items():
+        if f'"{name}"' in path.read_text(encoding="utf-8"):
+            return _find(known, download, is_base=is_base)
     folder = _hub_folder(name, download)
     if folder is None:
-        raise _unknown(name, presets)
+        raise _unknown(name, presets | configs)
     found = _read(_place(folder), is_base)
     return found if isinstance(found, BertSource) and found.lora else replace(found, name=name)
 
@@ -363,7 +369,8 @@ def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:
 def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
     """Return the source of a configuration, in a file or given; by default it has the name of its model type."""
     if "model_type" in entries and entries["model_type"].value != "bert":
-        return from_config(entries, name or str(entries["model_type"].value))
+        plain = Entries((key, entry) for key, entry in entries.items() if key != MEMBER or not member_of(entries))
+        return from_config(plain, name or str(entries["model_type"].value))
     lines, own, members = entries.lines(), member_of(entries), entries.plain()
     if own:
         del members[MEMBER]

@@ -20,7 +20,7 @@ from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.building import built_on, note_values
 from bertscope.sources.other_models import OtherSource, as_source_error
-from bertscope.sources.safe_config import check_experts, check_setting, without_code
+from bertscope.sources.safe_config import check_experts, check_setting, with_resnet, without_code
 from bertscope.text_files import Mapping as Entries
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class TransformersSource(OtherSource):
     path: Path
     attention: str | None = None
     add_pooling_layer: bool = True  # of a BertModel
+    notice: str = ""  # for the user before the model is built
 
     @property
     def family(self) -> str:
@@ -195,9 +196,12 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
     place = entries["model_type"]
     if not isinstance(place.value, str) or not re.fullmatch(r"[\w.-]{1,60}", place.value):
         raise place.error("model_type must be the name of a model family, such as bert or roberta")
+    config, name_of_backbone = entries.plain(), ""
+    if resnet := with_resnet(config):
+        name_of_backbone, config = config["backbone"], config | resnet
     for key, entry in entries.items():
-        check_setting(key, entry.value, entry.where)
-    config = entries.plain()
+        if key not in resnet:
+            check_setting(key, entry.value, entry.where)
     check_experts(config, place.where)
     names = config.get("architectures")
     return TransformersSource(
@@ -209,6 +213,7 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
         settings=config,
         attention=flash_kernel(config),
         stored_dtype=stored_dtype(config),
+        notice=f"built with a {name_of_backbone} of transformers, without timm and pretrained weights" * bool(resnet),
     )
 
 

@@ -81,6 +81,35 @@ TEXTS: dict[str, str] = {
     "explain_unequal": "NOT equal to the built model",
     "explain_sum": "{group}: {params} parameters (counted {counted}){flops}: {verdict}",
     "explain_sum_flops": ", {flops} FLOPs (counted {counted})",
+    # of `estimate --lengths` and `fit --lengths`
+    "batching": "batches",
+    "batching_fixed": "fixed padding",
+    "batching_dynamic": "dynamic padding",
+    "batching_grouped": "dynamic padding, grouped by length",
+    "batching_unpadded": "unpadded",
+    "batching_packed": "packed",
+    "batching_tokens": "sorted by length, padded",
+    "batch_size": "batch",
+    "batches": "an epoch",
+    "padding": "padding",
+    "mean_peak": "mean peak",
+    "worst_peak": "worst peak",
+    "worst_step": "worst step",
+    "epoch_flops": "epoch FLOPs",
+    "sequences": "sequences",
+    "lengths": "lengths",
+    "lengths_tokens": "{count} tokens",
+    "lengths_with": "{name}, batch {size}{on}",
+    "lengths_known": "{what}: worst step {worst}, mean step {mean}; an epoch {flops}, {share} of {first}",
+    "lengths_data": "{count} sequences of {low} to {high} tokens, mean {mean}: {source}",
+    "lengths_cut": "{count} sequences were longer, and are cut to {most} tokens",
+    "lengths_traced": "steps of these lengths ran: {lengths}; between two of them a peak is on the straight line, not "
+    "below the step's own; on a card steps of changing sizes may fragment more",
+    "lengths_batchings": "dynamic: random batches, the mean of all orders; grouped: group_by_length of transformers; "
+    "the worst step has the longest sequences; unpadded and packed: the memory of as many tokens in equal sequences; "
+    "grouped and packed: one random order",
+    "lengths_scores": "no unpadded and packed batches: attention saves its scores in this step, as on a CPU with "
+    "dropout; give --no-dropout, or --device cuda and sdpa attention",
     # of `plan`
     "plan": "plan",
     "plan_sizes": "micro-batch",
@@ -127,6 +156,7 @@ TEXTS: dict[str, str] = {
     "reserved": "reserved",
     "next_peak": "peak of batch + 1",
     "tokens": "tokens",
+    "batch_of_tokens": "{batch} ({tokens} tokens)",
     "step_flops": "step FLOPs",
     "more_flops": "more FLOPs",
     "verdict_yes": "yes: batch {batch} fits{on} at seq {seq} with {way}: {memory}",
@@ -250,6 +280,7 @@ TEXTS: dict[str, str] = {
     ),
     "accuracy_cpu": "within 0.1 % of the measured peak of BERTs in training (docs/accuracy.md)",
     "accuracy_cuda": "allocated within 1.3 % of 16 published steps on an A100 (docs/accuracy.md)",
+    "accuracy_compiled": "inductor's programs for a CPU, within 0.1 % of 6 measured peaks there; no card was measured (docs/memory.md)",
     "sixteen_bits": "in 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX",
     "convolutions_not_counted": "without cuDNN's workspaces of convolutions, which may double the peak",
     "note_layers": "{count} layers ran; the other layers are extrapolated (verified)",
@@ -271,6 +302,8 @@ TEXTS: dict[str, str] = {
         "cuBLASLt's of 1 MiB for each thread"
     ),
     "note_reserved": "reserved: the simulated caching allocator over three steps; the real one may differ by a tenth",
+    "note_loaded": "reserved after a checkpoint was loaded on the card: {size}; its blocks stay until empty_cache(), "
+    "and one copy of a tensor leaves a segment of its size",
     "note_context": "the CUDA context adds {range} outside torch, by GPU and version of torch",
     "predicted_step": "step time (predicted)",
     "mfu": "MFU of {peak} TFLOP/s",
@@ -288,6 +321,7 @@ TEXTS: dict[str, str] = {
     "file_not_used": "not used of {path}: {keys}",
     "file_not_modelled": "not modelled: {keys}",
     "file_unknown": "unknown keys, not used: {keys}",
+    "file_gpu": "{precision} suggests a GPU, and this step is on a CPU; --gpu names its card",
     "file_no_effect": "{count} other keys have no effect on the memory of a training step (--format json lists them)",
     # of the page of `report`, and of the page of a timeline
     "section_overview": "Overview",

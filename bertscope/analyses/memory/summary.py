@@ -132,9 +132,10 @@ def estimated(
     """Return the memory of a step, with the peak of the same step in another loop."""
     terms = device_terms(trace, run_config, card)
     if terms is not None:
-        others = (allocator_bytes(trace, run_config, terms.workspace_bytes, name) for name in (LOADED, AFTER_ANOTHER))
+        others = [allocator_bytes(trace, run_config, terms.workspace_bytes, name) for name in (LOADED, AFTER_ANOTHER)]
         found = [terms.allocated_bytes, *(allocated for allocated, _ in others)]
-        terms = replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found))
+        terms = replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found),
+                        reserved_loaded_bytes=others[0][1])  # fmt: skip
     return replace(memory(trace, "estimated", rows, terms), other_loop_bytes=other_peak_bytes)
 
 
