@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.page import diff as diff
     from bertscope.api.page import report as report
     from bertscope.api.plan import plan as plan
+    from bertscope.api.why import why as why
     from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
     from bertscope.config import BertConfig as BertConfig
     from bertscope.config import Lora as Lora
@@ -64,6 +65,7 @@ _HOMES = {
     "report": "bertscope.api.page",
     "lengths": "bertscope.api.memory",
     "plan": "bertscope.api.plan",
+    "why": "bertscope.api.why",
     "verify": "bertscope.api.counts",
     "read_checkpoint": "bertscope.checkpoints.reading",
     "explain": "bertscope.api.explain",

@@ -25,7 +25,8 @@ import yaml
 
 from tests import hostile, stored_files
 from tests.analyses.calibrate.fakes import calibration
-from tests.conftest import ROOT, TRAINING_ARGUMENTS, run_cli
+from tests.analyses.memory.why.recording import documented
+from tests.conftest import OOM, ROOT, TRAINING_ARGUMENTS, run_cli
 
 SIZE = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
         "intermediate_size": 20, "max_position_embeddings": 16}  # fmt: skip
@@ -192,6 +193,8 @@ def kinds() -> dict[str, Kind]:
                             commands=(f"estimate {TINY} --gpu h200 --time", "fit small.json --seq 8 --gpu h200 --time "
                                       "--precision fp32 --checkpointing none", "read {}")),
         "report": Kind(name="report.json", good=bertscope.count("bert-tiny").to_json().encode(), commands=("read {}",)),
+        "snapshot": Kind(name="snapshot.pickle", good=documented(), form="pickle", rounds=8, commands=("why {}",)),
+        "log": Kind(name="oom.log", good=OOM.encode(), form="text", rounds=8, commands=("why {}",)),
         "name": Kind(words=NAMES,
                      commands=("count -- {}", "diff small.json --seq 8 -- {}", "schema -- {}", "tree -- {}")),
         "input": Kind(words=INPUTS, commands=(f"estimate {TINY} --input={{}}", f"flops {TINY} --input={{}}",

@@ -174,6 +174,7 @@ REFUSED: dict[str, Made] = {
     "2-63.gguf": lambda: gguf({"x": ((2**62, 2**62), 0, 0)}),
     "beyond.gguf": lambda: gguf({"x": ((2**20,), 0, 2**62)}),
     "overlap.gguf": lambda: gguf({"x": ((4,), 0, 0), "y": ((4,), 0, 8)}, data=32),
+    "one-place.gguf": lambda: gguf({"x": ((4,), 0, 0), "y": ((4,), 0, 0)}, data=16),
     "cut.gguf": lambda: gguf({"x": ((4,), 0, 0), "y": ((4,), 0, 16)}, data=31),
     "empty.onnx": lambda: b"",
     "text.onnx": lambda: b"hello " * 9,

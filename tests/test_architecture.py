@@ -251,6 +251,8 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 
 NUMBERS_ELSEWHERE = {
     "analyses/check.py",  # file:line
+    "analyses/memory/why/messages.py",  # sizes in an error message
+    "analyses/memory/why/stacks.py",  # folders of a Python version
     "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
     "analyses/tracing/inputs.py",  # sizes of inputs
     "render/console.py",  # the width of a terminal
@@ -415,8 +417,22 @@ def runs_code(tree: ast.Module) -> set[str]:
     return found
 
 
+UNPICKLING = "analyses/memory/why/reading.py"  # plain values only, in a child with limits
+
+
 def test_no_module_runs_code_from_data():
-    assert {module.place: found for module in MODULES.values() if (found := runs_code(module.tree))} == {}
+    found = {module.place: found for module in MODULES.values() if (found := runs_code(module.tree))}
+    assert found == {UNPICKLING: {"pickle"}}
+
+
+def test_the_only_unpickler_makes_plain_values():
+    (module,) = (module for module in MODULES.values() if module.place == UNPICKLING)
+    uses = [ast.unparse(node) for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
+    assert {use for use in uses if use.startswith("pickle.")} == {"pickle.Unpickler", "pickle.UnpicklingError"}
+    (unpickler,) = (node for node in module.tree.body if isinstance(node, ast.ClassDef))
+    methods = {node.name: node.body for node in unpickler.body if isinstance(node, ast.FunctionDef)}
+    assert methods.keys() == {"find_class", "persistent_load"}
+    assert all(isinstance(body[-1], ast.Raise) and len(body) == 2 for body in methods.values())
 
 
 @pytest.mark.parametrize(
@@ -434,7 +450,7 @@ def test_code_from_data_is_found_where_it_is(code):
 OF_QUESTIONS = {
     "lengths",
     "check", "convert", "count", "diagram", "diff", "doctor", "estimate", "explain", "explore", "fit", "flops",
-    "plan", "profile", "report", "schema", "snapshot", "tree", "verify",
+    "plan", "profile", "report", "schema", "snapshot", "tree", "verify", "why",
 }  # fmt: skip
 OF_VIEWS = {"columns", "csv", "html", "markdown", "notes", "table", "verdict"}
 

@@ -29,7 +29,8 @@ SEED, RUNS = 20261121, 8
 REFUSED = ("deflated", "bzip2", "lzma")  # whose good file is refused
 FILES = ("preset", "expectations", "config", "page", "adapter", "safetensors", "index", "zip", "legacy", "verified",
          "gguf", "onnx", "tensorflow", "flax", "modules",
-         "grid", "results", "project", "training", "accelerate", "calibration", "report", *FAMILIES)  # fmt: skip
+         "grid", "results", "project", "training", "accelerate", "calibration", "report",
+         "snapshot", "log", *FAMILIES)  # fmt: skip
 KINDS = (*FILES, *REFUSED, "name", "input", "option", "profiled", "ranks")
 
 

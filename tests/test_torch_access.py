@@ -14,7 +14,7 @@ from bertscope import torch_access
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.errors import BertscopeError
 from bertscope.settings.parallelism import Parallelism
-from bertscope.torch_access import DispatchMode, distributed, torch
+from bertscope.torch_access import DispatchMode, compiled, distributed, torch
 from tests.conftest import ROOT
 
 aten = torch.ops.aten
@@ -563,3 +563,24 @@ def test_a_torch_that_was_imported_before_has_no_known_default_of_threads(before
     code = f"{before}from bertscope import torch_access; print(torch_access.threads_of_import())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert (int(done.stdout) == 0) == bool(before)
+
+
+def test_compiled_modules_are_known_also_inside_others_and_without_the_private_names(monkeypatch):
+    linear = torch.nn.Linear(2, 2)
+    whole, part = compiled.compiled(linear), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
+    part[0].compile()
+    assert compiled.compiled_paths(linear) == []
+    assert compiled.compiled_paths(whole) == [""]
+    assert compiled.compiled_paths(part) == ["0"]
+    assert [path for path, _ in compiled.uncompiled_modules(part)] == ["", "1"]
+    assert compiled.without_compiler(whole) is linear is compiled.without_compiler(linear)
+    monkeypatch.setattr(compiled, "_INNER", "no such module")
+    assert compiled.compiled_paths(whole) == []
+
+
+def test_inductor_runs_its_programs_on_fake_tensors_without_kernels():
+    with torch_access.fake_tensor_mode(), compiled.inductor_without_kernels():
+        run = torch.compile(lambda given: given.sin().cos())
+        found = run(torch.ones(3, 5))
+    assert found.shape == (3, 5)
+    assert torch_access.is_plain_fake(found)

@@ -1,17 +1,21 @@
 """transformers takes our flash-attn for the package, and each name that we replace is there."""
 
+import json
 import sys
 import warnings
 from contextlib import ExitStack
 
 import pytest
 
+import bertscope
 from bertscope import transformers_access
 from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.profiler_run import measured
 from bertscope.analyses.memory.step import ModelStep
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
+from bertscope.errors import SelectionError
 from bertscope.settings.run_config import FREED, RunConfig
+from bertscope.sources.find import find
 from bertscope.torch_access import torch
 from bertscope.transformers_access import flash_attn
 
@@ -128,11 +132,47 @@ def test_a_class_without_flash_attention_says_so():
         kind(config)
 
 
-def test_an_attribute_comes_back_at_the_end():
-    owner = type("Owner", (), {"held": 1})
+def test_an_item_comes_back_at_the_end():
+    items = {"held": 1}
     with ExitStack() as stack:
-        transformers_access.replace_attribute(stack, owner, "held", 2)
-        transformers_access.replace_attribute(stack, owner, "new", 3)
-        assert (owner.held, owner.new) == (2, 3)
-    assert owner.held == 1
-    assert not hasattr(owner, "new")
+        transformers_access.replace_item(stack, items, "held", 2)
+        transformers_access.replace_item(stack, items, "new", 3)
+        assert items == {"held": 2, "new": 3}
+    assert items == {"held": 1}
+
+
+def source(folder, **keys):
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": FAMILY, "architectures": [MODEL], **CONFIG, **keys}))
+    return path
+
+
+def test_a_config_may_name_flash_attention_which_an_estimate_takes_for_a_card_only(tmp_path):
+    path = source(tmp_path, _attn_implementation="flash_attention_2")
+    half = {"batch": 4, "seq": 32, "precision": "bf16"}
+    report = bertscope.estimate(path, device="cuda", **half)
+    assert report.subject.attention == "flash_attention_2"
+    with pytest.raises(SelectionError, match="flash_attention_2 runs on a GPU only: estimate it for a card with --gpu"):
+        bertscope.estimate(path, **half)
+    with pytest.raises(SelectionError, match=r"takes fp16 and bf16 .* got float32 and 16; add --precision bf16"):
+        bertscope.estimate(path, device="cuda", **half | {"precision": "fp32"})
+
+
+def test_packed_attention_has_the_peak_of_the_valid_tokens(tmp_path):
+    """Without padding the batch takes the kernel of fixed lengths; 70 % of padding leave a third of the tokens."""
+    full, padded = (
+        bertscope.estimate(source(tmp_path, attn_implementation="flash_attention_2"), batch=64, seq=64, mode="forward",
+                           precision="bf16", device="cuda", padding=share)
+        for share in (0.0, 0.7)
+    )  # fmt: skip
+    assert padded.variants[0].estimated.kept_bytes < full.variants[0].estimated.kept_bytes
+
+
+def test_the_built_in_bert_names_the_implementation_that_may_have_flash_attention(tmp_path):
+    config = tmp_path / "bert.json"
+    config.write_text(json.dumps({"model_type": "bert", "attn_implementation": "flash_attention_2", "hidden_size": 24}))
+    for model in (find("bert-tiny", attention="flash_attention_2"), find(config)):
+        assert bertscope.count(model).rows
+        with pytest.raises(SelectionError, match=r"eager and sdpa; for flash_attention_2 .* transformers-installed"):
+            bertscope.estimate(model)
+    assert find(config, attention="eager").flash == ""

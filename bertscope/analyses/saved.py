@@ -63,7 +63,9 @@ def is_saved(kind: str, source: ModelSource, run_config: RunConfig, thread_count
 
 def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int | None = None) -> Path | None:
     """Return the file of a result; None without a cache for this model."""
-    folder = None if source.has_own_dtypes else cache_folder()[0]
+    # The digest knows no teacher.
+    is_unknown = source.has_own_dtypes or run_config.loss.startswith("distil:")
+    folder = None if is_unknown else cache_folder()[0]
     if folder is None:
         return None
     try:

@@ -25,7 +25,9 @@ from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
+    from bertscope.analyses.memory.step import Loss
     from bertscope.analyses.modules.module_tree import InOut
+    from bertscope.settings.keywords import RunSettings
     from bertscope.torch_access import nn, torch
 
 
@@ -81,6 +83,11 @@ def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequen
     if len(kinds) != len(sizes):
         raise SelectionError(f"dtypes has one dtype for each size; got {len(kinds)} for {len(sizes)} sizes")
     return tuple(torch.empty(tuple(size), dtype=kind, device="meta") for size, kind in zip(sizes, kinds, strict=True))
+
+
+def function_of(settings: RunSettings) -> Loss | None:
+    """Take the loss out of the settings if it is a function, and return it."""
+    return settings.pop("loss") if callable(settings.get("loss")) else None
 
 
 def inputs_on_device(inputs: Any, device: str) -> Any:

@@ -22,6 +22,7 @@ from bertscope.api.asked import (
     built,
     calibration_for,
     card_for,
+    function_of,
     inputs_of,
     inputs_on_device,
     is_module,
@@ -72,7 +73,6 @@ def estimate(
     model: Model,
     inputs: Any = None,
     *,
-    loss: Loss | None = None,
     name: str | None = None,
     input_size: Size | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
@@ -84,9 +84,9 @@ def estimate(
     """Estimate the memory of a step of any model, without allocating it.
 
     A module runs with its `inputs`, a tensor, a tuple, or a dictionary of keywords, real or on meta; `input_size` and
-    `dtypes` describe them. Backward starts from `loss(module, inputs)`; by default from the output's loss, or the sum
-    of its first tensor. Without inputs, and for any other model, they are derived from its forward at `batch` and
-    `seq`. With a `gpu` each variant has the answer whether it fits there. `training_file` has TrainingArguments whose
+    `dtypes` describe them. Without inputs, and for any other model, they are derived from its forward at `batch` and
+    `seq`. Backward starts from the output's loss, or the sum of its first tensor; a `loss` of another name embeds texts
+    or ranks pairs, and a function is called as `loss(module, inputs)`. With a `gpu` each variant has the answer whether it fits there. `training_file` has TrainingArguments whose
     values keywords replace; `layers` are further defaults. Raises SelectionError for a setting that no run has, for a
     module that cannot be copied, and for one whose operators depend on the values of tensors.
 
@@ -101,7 +101,7 @@ def estimate(
     >>> adam["none"].memory.peak.parts.optimizer_state == 2 * 4 * 1000 * 1000 + 4  # two moments and a counter
     True
     """
-    given = inputs_of(inputs, input_size, dtypes)
+    given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan)
     if given is not None:
         module, shown = built(model, name)
@@ -111,12 +111,12 @@ def estimate(
 
             return estimate_module(module, given, run_config, loss=loss, name=shown)
         source, wanted = source_of(module, name=shown, inputs=given), [run_config]
-    elif loss is not None:
-        raise SelectionError("loss is computed from the inputs of a module; give them too, or leave loss out")
     else:
         source = source_of(model, name=name)
         resolved = asked.resolved(source, **DEFAULTS["estimate"])
         (limit,), wanted = resolved.limits, list(resolved.runs)
+        if loss is not None:
+            return _with_function(source, wanted, limit, loss)
     expect(len(wanted))
     steps = Steps(source)
     runs, report = estimate_on(source, wanted, card_for(limit, wanted[0]), steps)
@@ -124,6 +124,24 @@ def estimate(
     if asked.training_file is not None:
         report = replace(report, training_file=asked.noted(runs))
     return _timed(report, steps, limit, runs) if limit.time else report
+
+
+def _with_function(
+    source: ModelSource, run_configs: Sequence[RunConfig], limit: Limit, loss: Loss
+) -> MemoryReport:
+    """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
+    from bertscope.analyses.memory.estimate import estimate as estimate_module
+    from bertscope.analyses.memory.step import meta_inputs, run_model
+
+    if limit != Limit():
+        raise SelectionError("gpu and budget are for an estimate without a function as loss")
+    reports = []
+    for run_config in run_configs:
+        model = run_model(source, run_config)
+        inputs = meta_inputs(model, run_config)
+        reports.append(estimate_module(model, inputs, run_config, loss=loss, name=source.name))
+    variants = [variant for report in reports for variant in report.variants]
+    return replace(reports[0], variants=tuple(variants), inputs_given=False)
 
 
 def snapshot(model: Model, *, layers: Sequence[Layer] = (), **settings: Unpack[RunSettings]) -> bytes:
@@ -141,7 +159,6 @@ def profile(
     model: Model,
     inputs: Any = None,
     *,
-    loss: Loss | None = None,
     name: str | None = None,
     input_size: Size | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
@@ -162,13 +179,13 @@ def profile(
     >>> abs(report["none"].error)
     0.0
     """
-    given = inputs_of(inputs, input_size, dtypes)
+    given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan,
                      records=MEASURED)  # fmt: skip
     if is_module(model):
         return _profile_module(model, given, asked, loss, name)
     if loss is not None:
-        raise SelectionError("loss is computed from the inputs of a module; leave it out")
+        raise SelectionError("a function cannot be sent to a new process; give a module, or the name of a loss")
     return profile_source(source_of(model, name=name, inputs=given), asked)[0]
 
 

@@ -31,7 +31,9 @@ def weights_in(folder: Path) -> Path | None:
     """Return the weights in a folder that transformers would load, else those of another program."""
     with readable(folder):
         found = next((folder / name for name in (*WEIGHTS, *_OTHERS) if (folder / name).exists()), None)
-        return found or (next(iter(sorted(folder.glob("*.gguf"))), None) if folder.is_dir() else None)
+        files = sorted(folder.glob("*.gguf")) if found is None and folder.is_dir() else []
+        is_one = len(files) == 1 or (bool(files) and "-of-" in files[0].name)  # else one must be named
+        return files[0] if is_one else found
 
 
 def has_modules(folder: Path) -> bool:

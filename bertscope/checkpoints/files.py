@@ -3,11 +3,13 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from bertscope.errors import SourceError
 from bertscope.reports.checkpoint import FilePart, StoredTensor
@@ -59,6 +61,14 @@ class StoredFile:
     metadata: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     values: dict[str, bytes] = field(default_factory=dict)  # of the small tensors that describe how others are packed
+
+
+class Placed(NamedTuple):
+    """A tensor and its range of bytes."""
+
+    begin: int
+    end: int
+    tensor: StoredTensor
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,14 @@ class OpenFile:
         return StoredTensor(name=name, dtype=dtype, shape=shape, params=params, bytes=size,
                             **{"file": self.path.name} | fields)  # fmt: skip
 
+    def in_order(self, placed: Iterable[Placed]) -> list[Placed]:
+        """Return the tensors in the order of their places; raise SourceError if two overlap."""
+        ordered = sorted(placed, key=lambda item: item[:2])
+        for one, other in pairwise(item for item in ordered if item.end > item.begin):
+            if other.begin < one.end:
+                raise self.broken(f"tensors {one.tensor.name[:60]!r} and {other.tensor.name[:60]!r} overlap")
+        return ordered
+
     def stored(self, form: str, tensors: Iterable[StoredTensor], parts: dict[str, int], **fields: Any) -> StoredFile:
         """Return the contents of this file; its bytes outside of `parts` are structure and alignment."""
         rest = self.size - sum(parts.values())
@@ -160,6 +178,20 @@ class OpenFile:
             parts=tuple(FilePart(file=self.path.name, what=what, bytes=size) for what, size in sizes.items() if size),
             **fields,
         )
+
+    def beside(self, used: Mapping[str, Counter[str]]) -> tuple[list[FilePart], list[str]]:
+        """Return the parts of other files of the folder by their use, and which are absent; only sizes are read."""
+        parts, problems = list[FilePart](), list[str]()
+        for name, sizes in used.items():
+            path, needed = self.path.parent / name, sizes.total()
+            if not path.is_file():
+                problems.append(f"{name} is absent")
+            elif (size := path.stat().st_size) < needed:
+                raise self.broken(f"{name} has {size:,} bytes, and its tensors {needed:,}: truncated")
+            else:
+                sizes = Counter(sizes | {"structure and alignment": size - needed})
+            parts += [FilePart(file=name, what=what, bytes=count) for what, count in sizes.items() if count]
+        return parts, problems
 
 
 def is_size(value: Any) -> bool:

@@ -4,6 +4,7 @@ Sources: `deepspeed/runtime/engine.py` and `utils/zero_to_fp32.py` of DeepSpeed 
 `torch.distributed.checkpoint` of torch 2.13; `SentenceTransformer.save` of sentence-transformers 6.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -39,17 +40,16 @@ def read_distcp(file: OpenFile) -> StoredFile:
     entries, places = metadata.get("state_dict_metadata"), metadata.get("storage_data")
     if not isinstance(entries, PickledDict) or not isinstance(places, PickledDict):
         raise file.broken("metadata without tensors, or without their files")
-    files, problems = _distcp_files(file, places)
-    first = next(iter(files), file.path.name)
+    used = _distcp_files(file, places)
+    first = next(iter(used), file.path.name)
     tensors = [_distcp_tensor(file, name, entry, first) for name, entry in entries.items()
                if isinstance(entry, Opaque) and entry.function.name == "TensorStorageMetadata"]  # fmt: skip
     kept = [tensor for tensor in tensors if not OPTIMIZER.search(tensor.name)]
     if not kept:
         raise file.broken("metadata without a tensor of a model")
-    parts = [FilePart(file=file.path.name, what="header", bytes=file.size)]
-    parts += [FilePart(file=name, what=what, bytes=size)
-              for name, sizes in files.items() for what, size in sizes.items() if size]  # fmt: skip
-    return StoredFile(format="distcp", tensors=tuple(kept), parts=tuple(parts), problems=tuple(problems))
+    others, problems = file.beside(used)
+    parts = (FilePart(file=file.path.name, what="header", bytes=file.size), *others)
+    return StoredFile(format="distcp", tensors=tuple(kept), parts=parts, problems=tuple(problems))
 
 
 def _distcp_tensor(file: OpenFile, name: str, entry: Opaque, stored_in: str) -> StoredTensor:
@@ -62,30 +62,18 @@ def _distcp_tensor(file: OpenFile, name: str, entry: Opaque, stored_in: str) -> 
     return file.tensor(str(name), dtype.name, shape, file=stored_in)
 
 
-def _distcp_files(file: OpenFile, places: PickledDict) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Return the bytes of each file by their use, and what is wrong; a place is a file, an offset and a length."""
-    used: dict[str, dict[str, int]] = {}
-    ends: dict[str, int] = {}
+def _distcp_files(file: OpenFile, places: PickledDict) -> dict[str, Counter[str]]:
+    """Return the bytes of each file by their use; a place is a file, an offset and a length."""
+    used: dict[str, Counter[str]] = {}
     for key, place in places.others:
         record = place if isinstance(place, Opaque) else Opaque(Global("", ""), ())
-        name, offset, length = map(record.get, ("relative_path", "offset", "length"))
-        if not isinstance(name, str) or not is_plain(name) or not is_size(offset) or not is_size(length):
+        name, length = record.get("relative_path"), record.get("length")
+        if not isinstance(name, str) or not is_plain(name) or not is_size(length):
             raise file.broken("a record that is not in a file of the folder")
         fqn = found if isinstance(found := key.get("fqn"), str) else ""
         what = "optimizer state" if OPTIMIZER.search(fqn) else "tensors"
-        sizes = used.setdefault(name, {})
-        sizes[what] = sizes.get(what, 0) + length
-        ends[name] = max(ends.get(name, 0), offset + length)
-    problems = []
-    for name, sizes in used.items():
-        path = file.path.with_name(name)
-        if not path.is_file():
-            problems.append(f"{name} is absent")
-        elif path.stat().st_size < max(ends[name], sum(sizes.values())):
-            raise file.broken(f"{name} ends before its records: truncated")
-        else:
-            sizes["structure and alignment"] = path.stat().st_size - sum(sizes.values())
-    return used, problems
+        used.setdefault(name, Counter())[what] += length
+    return used
 
 
 def is_plain(name: str) -> bool:

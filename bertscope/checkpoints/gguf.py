@@ -6,11 +6,9 @@ Source: the specification in ggml's `docs/gguf.md`, versions 2 and 3; integers a
 import math
 import re
 import struct
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
-from bertscope.checkpoints.files import OpenFile, StoredFile
+from bertscope.checkpoints.files import OpenFile, Placed, StoredFile
 from bertscope.reports.checkpoint import StoredTensor
 
 MAX_SPLITS = 1000
@@ -36,12 +34,6 @@ TYPES = {
     34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
     41: ("Q1_0", 128, 18),
 }  # fmt: skip
-
-
-class _Placed(NamedTuple):
-    begin: int
-    end: int
-    tensor: StoredTensor
 
 
 def splits(path: Path) -> list[Path]:
@@ -76,13 +68,11 @@ def read_gguf(file: OpenFile) -> StoredFile:
     entries = [_entry(file) for _ in range(tensors)]
     header = file.stream.tell()
     start = math.ceil(header / alignment) * alignment
-    placed = [_Placed(start + offset, start + offset + tensor.bytes, tensor) for offset, tensor in entries]
+    placed = [Placed(start + offset, start + offset + tensor.bytes, tensor) for offset, tensor in entries]
     for item in placed:
         if item.end > file.size:
             raise file.broken(f"tensor {item.tensor.name[:60]!r} ends at byte {item.end:,} of {file.size:,}: truncated")
-    for one, other in pairwise(sorted(item for item in placed if item.tensor.bytes)):
-        if other.begin < one.end:
-            raise file.broken(f"tensors {one.tensor.name[:60]!r} and {other.tensor.name[:60]!r} overlap")
+    file.in_order(placed)
     if len({item.tensor.name for item in placed}) < len(placed):
         raise file.broken("two tensors have one name")
     found = [item.tensor for item in placed]

@@ -4,12 +4,14 @@ External data is a file in the folder of the model, of which only the size is re
 """
 
 import stat
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertscope.checkpoints.files import OpenFile, StoredFile
-from bertscope.reports.checkpoint import FilePart, StoredTensor
+from bertscope.reports.checkpoint import StoredTensor
 
 MAX_FILES = 10_000  # with external data
 _MAX_DEPTH = 32  # of messages in messages: 5 for a graph in a branch of a graph
@@ -28,8 +30,8 @@ _TYPES = {
     21: ("uint4", 4), 22: ("int4", 4), 23: ("float4_e2m1fn", 4), 24: ("float8_e8m0fnu", 8), 25: ("uint2", 2),
     26: ("int2", 2),
 }  # fmt: skip
-_DIMS, _TYPE, _STRINGS, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 6, 8, 9, 13, 14
-_TYPED = {4: 4, 5: 0, 7: 0, 10: 8, 11: 0}  # float_data, int32_data, ... -> bytes of a number; 0: of its own length
+_DIMS, _TYPE, _NAME, _EXTERNAL, _LOCATION = 1, 2, 8, 13, 14
+_DATA, _VARIED, _TEXT = (4, 5, 6, 7, 9, 10, 11), {5, 7, 11}, 8  # float_data ...; int32_data ...; a type
 
 
 def fields(file: OpenFile, end: int) -> Iterator[tuple[int, int, int]]:
@@ -57,8 +59,18 @@ def read_onnx(file: OpenFile) -> StoredFile:
     tensors = list(reader.tensors("model", file.size, 0))
     if not reader.has_graph:
         raise file.broken("no ONNX: it has no graph")
+    others, _ = file.beside({name: Counter(tensors=_union(ranges)) for name, ranges in reader.ranges.items()})
     found = file.stored("onnx", tensors, {"tensors": reader.inside})
-    return StoredFile(**vars(found) | {"parts": (*found.parts, *reader.parts())})
+    return replace(found, parts=(*found.parts, *others))
+
+
+def _union(ranges: set[tuple[int, int]]) -> int:
+    """Return the bytes in ranges; those of two tensors count once."""
+    used = last = 0
+    for begin, end in sorted(ranges):
+        used += max(0, end - max(begin, last))
+        last = max(last, end)
+    return used
 
 
 class _Reader:
@@ -86,7 +98,7 @@ class _Reader:
 
     def tensor(self, end: int) -> StoredTensor:
         """Return the tensor in a TensorProto; raise SourceError unless its bytes are those of its shape."""
-        file, dtype, name, strings, is_external = self.file, 0, "", 0, False
+        file, dtype, name, is_external = self.file, 0, "", False
         shape, sizes, external = list[int](), dict[int, int](), dict[str, str]()
         for number, kind, value in fields(file, end):
             if number == _DIMS:
@@ -101,9 +113,7 @@ class _Reader:
                 external.update([_entry(file, file.stream.tell() + value)])
             elif number == _LOCATION:
                 is_external = value == 1
-            elif number == _STRINGS:
-                strings += 1
-            elif number == _RAW or number in _TYPED:
+            elif number in _DATA:
                 sizes[number] = sizes.get(number, 0) + (value if kind == 2 else 8 if kind == 1 else 4)
         if dtype not in _TYPES:
             raise file.broken(f"tensor {name[:60]!r} has the unknown type {dtype:,}")
@@ -111,25 +121,13 @@ class _Reader:
         needed = -(-found.params * _TYPES[dtype][1] // 8)
         if is_external:
             return self.outside(found, external, needed)
-        self.check(found, sizes, needed, strings)
-        self.inside += sum(sizes.values())
-        return StoredTensor(**vars(found) | {"bytes": sum(sizes.values())})
-
-    def check(self, tensor: StoredTensor, sizes: dict[int, int], needed: int, strings: int) -> None:
-        """Raise SourceError unless the bytes are those of the shape; an integer of its own length has 1 to 10."""
         stored = sum(sizes.values())
-        is_varied = not all(sizes and _TYPED.get(number, 1) for number in sizes)
-        if tensor.dtype == "string":
-            fits = strings == tensor.params
-        elif is_varied:  # two integers of 4 bits are one number
-            fits = -(-tensor.params // 8) <= stored <= 10 * tensor.params
-        else:
-            fits = stored == needed
-        if not fits:
-            raise self.file.broken(
-                f"tensor {tensor.name[:60]!r} has {stored:,} bytes, and {list(tensor.shape)} of {tensor.dtype} "
-                f"has {needed:,}"
-            )
+        # An integer of its own length has 1 to 10 bytes, and may be two of 4 bits; of text only the length is known.
+        is_varied = bool(sizes.keys() & _VARIED)
+        if dtype != _TEXT and not (found.params // 8 <= stored <= 10 * found.params if is_varied else stored == needed):
+            raise file.broken(f"tensor {name[:60]!r} has {stored:,} bytes, and {shape} of {found.dtype} has {needed:,}")
+        self.inside += stored
+        return replace(found, bytes=stored)
 
     def outside(self, tensor: StoredTensor, entries: dict[str, str], needed: int) -> StoredTensor:
         """Return a tensor whose bytes are in another file; raise SourceError unless it lies in the model's folder."""
@@ -147,17 +145,7 @@ class _Reader:
                 f"{self.sizes[name]:,} of {name[:60]!r}: truncated or wrong"
             )
         self.ranges.setdefault(name, set()).add((begin, begin + length))
-        return StoredTensor(**vars(tensor) | {"bytes": length, "file": name})
-
-    def parts(self) -> Iterator[FilePart]:
-        """Yield the parts of the files with external data; bytes of two tensors count once."""
-        for name, ranges in self.ranges.items():
-            used = last = 0
-            for begin, end in sorted(ranges):
-                used += max(0, end - max(begin, last))
-                last = max(last, end)
-            sizes = {"tensors": used, "structure and alignment": self.sizes[name] - used}
-            yield from (FilePart(file=name, what=what, bytes=size) for what, size in sizes.items() if size)
+        return replace(tensor, bytes=length, file=name)
 
 
 def _packed(file: OpenFile, length: int) -> list[int]:

@@ -41,8 +41,8 @@ def read_index(file: OpenFile) -> StoredFile:
     for _ in range(2):  # place and size of the block of metadata
         footer.varint()
     blocks = _block(file, footer.varint(), footer.varint())
-    shards, last = 1, b""
-    found, optimizer = list[tuple[int, StoredTensor]](), Counter[int]()
+    shards, last, used = 1, b"", dict[int, Counter[str]]()
+    found = list[tuple[int, StoredTensor]]()
     for _, handle in blocks:
         place = _part(file, handle)
         for key, value in _block(file, place.varint(), place.varint()):
@@ -54,38 +54,17 @@ def read_index(file: OpenFile) -> StoredFile:
                 shards = next((value for number, _, value in fields(entry, entry.size) if number == 1), 1)
             elif not key.startswith(b"\0"):  # else a slice of another entry
                 tensor, shard = _entry(entry, key)
-                if OPTIMIZER.search(tensor.name):
-                    optimizer[shard] += tensor.bytes
-                else:
-                    found.append((shard, tensor))
-    if not 0 < shards <= _MAX_SHARDS or not found:
+                is_state = OPTIMIZER.search(tensor.name) is not None
+                used.setdefault(shard, Counter())["optimizer state" if is_state else "tensors"] += tensor.bytes
+                found += [] if is_state else [(shard, tensor)]
+    if not max(used, default=0) < shards <= _MAX_SHARDS or not found:
         raise file.broken(f"an index of {shards:,} shards and {len(found):,} tensors")
-    return _with_shards(file, shards, found, optimizer)
-
-
-def _with_shards(
-    file: OpenFile, shards: int, found: list[tuple[int, StoredTensor]], optimizer: Counter[int]
-) -> StoredFile:
-    """Return the tensors of the index, and the parts of its shards by their sizes."""
-    stem, problems, tensors = file.path.name.removesuffix(".index"), list[str](), list[StoredTensor]()
-    parts, used = [FilePart(file=file.path.name, what="header", bytes=file.size)], Counter[int]()
+    stem = file.path.name.removesuffix(".index")
     names = [f"{stem}.data-{shard:05}-of-{shards:05}" for shard in range(shards)]
-    for shard, tensor in found:
-        if shard >= shards:
-            raise file.broken("a tensor in a shard that the index does not have")
-        used[shard] += tensor.bytes
-        tensors.append(replace(tensor, file=names[shard]))
-    for shard, name in enumerate(names):
-        sizes = {"tensors": used[shard], "optimizer state": optimizer[shard]}
-        path, needed = file.path.with_name(name), sum(sizes.values())
-        if not path.is_file():
-            problems.append(f"{name} is absent")
-        elif path.stat().st_size < needed:
-            raise file.broken(f"{name} has {path.stat().st_size:,} bytes, and its tensors {needed:,}: truncated")
-        else:
-            sizes["structure and alignment"] = path.stat().st_size - needed
-        parts += [FilePart(file=name, what=what, bytes=size) for what, size in sizes.items() if size]
-    return StoredFile(format="tensorflow", tensors=tuple(tensors), parts=tuple(parts), problems=tuple(problems))
+    tensors = tuple(replace(tensor, file=names[shard]) for shard, tensor in found)
+    others, problems = file.beside({name: used.get(shard, Counter()) for shard, name in enumerate(names)})
+    parts = (FilePart(file=file.path.name, what="header", bytes=file.size), *others)
+    return StoredFile(format="tensorflow", tensors=tensors, parts=parts, problems=tuple(problems))
 
 
 def _part(file: OpenFile, raw: bytes) -> OpenFile:

@@ -77,6 +77,7 @@ COMMANDS = {
     "profile": "Run the real step; measure its memory and time.",
     "fit": "Find the largest batch that fits in a memory budget.",
     "plan": "Find what to recompute so that a step fits, and print the code.",
+    "why": "Explain what filled a card, from a snapshot or an error message.",
     "sweep": "Estimate every point of a grid, and go on after an interruption.",
     "calibrate": "Measure this CUDA card: memory next to the estimates, and time.",
     "report": "Write everything about a model on one page.",

@@ -257,7 +257,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield say("note_ranks_measured" if has_ranks else "note_measured", machine=report.machine)
     if "estimated" in obtained:
         device = report.run.device
-        accuracy = say("accuracy_cuda" if device == "cuda" else "accuracy_cpu")
+        accuracy = say("accuracy_compiled" if report.run.compile else f"accuracy_{device}")
         yield say("note_estimated", device=device, accuracy=accuracy)
     if report.subject.lora and any(variant.checkpointing != NONE for variant in report.variants):
         yield say("note_lora_checkpointing")

@@ -22,6 +22,8 @@ from bertscope.settings.checkpointing import (
     split_strategies,
     takes_reentrant,
 )
+from bertscope.settings.losses import FORMS, LOSSES, MODEL, loss_parts, loss_text, takes
+from bertscope.settings.losses import takers as losses_with
 from bertscope.settings.optimizers import (
     ADAMW,
     IMPLEMENTATIONS,
@@ -165,6 +167,20 @@ class RunConfig(Settings):
         "transformers' Trainer, the output is freed before backward; freed: nothing outlives its use.",
         words=tuple(LOOPS), text="{} loop",
     )  # fmt: skip
+    loss: str = row(
+        MODEL, "The loss that the step trains with, as sentence-transformers and FlagEmbedding run it. model: the loss "
+        "of the model's class, or the sum of its output.", words=FORMS, convert=loss_text, metavar="LOSS",
+        concerns=_OF_TRAINING, text="loss {}", implies={"loop": lambda loss, given: TRAINER}, of_modules=False,
+    )  # fmt: skip
+    pairs: int | None = row(
+        None, f"The texts of an example without hard negatives, for {losses_with('pairs')}; default: 2, a query and "
+        "its positive, and 1 for distil.", kind=int, low=1, below=1025, metavar="N", of_modules=False,
+        concerns={"loss": partial(takes, "pairs")},
+    )  # fmt: skip
+    hard_negatives: int = row(
+        0, f"The hard negatives of an example, for {losses_with('hard_negatives')}.", below=1025, metavar="N",
+        concerns={"loss": partial(takes, "hard_negatives")}, text="{} hard negatives", of_modules=False,
+    )  # fmt: skip
     checkpointing: str = row(
         NONE, "The layers that backward recomputes.", section="common", words=EXAMPLE_STRATEGIES, convert=_strategy,
         split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns={"mode": lambda mode: mode != INFERENCE},
@@ -180,6 +196,10 @@ class RunConfig(Settings):
             "gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword,
         },
         of_modules=False,
+    )  # fmt: skip
+    compile: bool = row(
+        False, "Compile the model with torch.compile and inductor, for fixed sizes.", text="compiled",
+        trainer={"torch_compile": flag(True)},
     )  # fmt: skip
     padding: float = row(
         0.0,
@@ -220,6 +240,11 @@ class RunConfig(Settings):
         concerns=_OF_CUDA,
     )  # fmt: skip  # torch refuses less: kLargeBuffer in c10/core/AllocatorConfig.h
     parallelism: Parallelism = ONE_PROCESS
+
+    @property
+    def texts(self) -> int:
+        """Return the sequences of an example; of a reranker, each is a query with a text."""
+        return (self.pairs or LOSSES[loss_parts(self.loss)[0]].texts) + self.hard_negatives
 
     @property
     def dtype(self) -> str:
@@ -349,6 +374,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "report": {"batch": 8, "budget": "16GiB"},
     "fit": {"seq": 512},
     "flops": {"mode": INFERENCE},
+    "why": {"batch": 8, "device": CUDA},
 }
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
 MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)
@@ -362,6 +388,10 @@ RULES += [
          lambda implementation, name: _others(implementation, name),
          "there is no {optimizer_implementation} {optimizer_implementation_value} of {optimizer} {optimizer_value}; "
          "choose one of {found}"),
+    Rule(("loss", "world_size"), lambda loss, ranks: ranks > 1 and LOSSES[loss_parts(loss)[0]].in_one_process,
+         "{loss} {loss_value} is modelled in one process only; leave out the strategy and the ranks"),
+    Rule(("loss", "pairs"), lambda loss, texts: texts == 1 and "mnrl" in loss,
+         "{loss} {loss_value} ranks a query and its positive; give {pairs} 2 or more"),
     Rule(("nproc", "nnodes"), lambda ranks, machines: (ranks, machines) == (1, 1),
          "{nproc} 1 is a job of one rank; give at least 2, or leave {nproc} out"),
     Rule(("nnodes", "rdzv_endpoint"), lambda machines, place: machines > 1 and not place,

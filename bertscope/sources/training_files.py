@@ -88,7 +88,6 @@ _TRAINING_ARGUMENTS = _Format(
         "sharded_ddp": _Absent(_SHARDS),
         "parallelism_config": _Absent(_SHARDS),
         "mp_parameters": _Absent(_SHARDS),
-        "torch_compile": _Absent(_COMPILER),
         "torchdynamo": _Absent(_COMPILER),
         "auto_find_batch_size": _Absent("the batch becomes smaller after an out-of-memory error"),
         "optim_target_modules": _Absent("the optimizer treats these modules differently"),

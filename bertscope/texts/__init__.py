@@ -1,7 +1,7 @@
 """The sentences of reports in English and in Chinese, by key.
 
-English sentences are in `english.py` and `explain.py`, the Chinese ones in `zh.yaml`, which is read only for Chinese.
-`zh_phrases.yaml` has the Chinese of the words and templates of errors, notes, progress and data.
+English sentences are in `english.py`, `explain.py` and `why.py`, the Chinese ones in `zh.yaml`, which is read only for
+Chinese. `zh_phrases.yaml` has the Chinese of the words and templates of errors, notes, progress and data.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import Text, formatted
-from bertscope.texts import english, explain
+from bertscope.texts import english, explain, why
 
 ENGLISH, CHINESE = LANGUAGES = ("en", "zh")
-TEXTS = english.TEXTS | explain.TEXTS
+TEXTS = english.TEXTS | explain.TEXTS | why.TEXTS
 _chosen: ContextVar[str] = ContextVar("language", default=ENGLISH)
 
 

@@ -45,10 +45,15 @@ class DispatchMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stances = ExitStack()
+        self.stance: dict[str, Any] = {"stance": "force_eager"}
+
+    def run_compiled(self) -> None:
+        """Run what was compiled before, without its guards, which would refuse a tensor because of the mode."""
+        self.stance = {"stance": "eager_on_recompile", "skip_guard_eval_unsafe": True}
 
     def __enter__(self) -> Any:
         if "torch._dynamo.eval_frame" in sys.modules:
-            self.stances.enter_context(torch.compiler.set_stance("force_eager"))
+            self.stances.enter_context(torch.compiler.set_stance(**self.stance))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:

@@ -27,11 +27,11 @@ _KEPT = ["_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with
          "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"]  # fmt: skip
 
 
-def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set an attribute until the stack is closed."""
-    original = vars(owner).get(name, _MISSING)
-    setattr(owner, name, value)
-    stack.callback(*((delattr, owner, name) if original is _MISSING else (setattr, owner, name, original)))
+def replace_item(stack: ExitStack, items: Any, name: str, value: Any) -> None:
+    """Set an item of a dictionary, such as that of a module, until the stack is closed."""
+    original = items.get(name, _MISSING)
+    items[name] = value
+    stack.callback(*((items.pop, name) if original is _MISSING else (items.__setitem__, name, original)))
 
 
 @contextmanager
@@ -60,20 +60,10 @@ def _answer(answers: dict[str, Any]) -> None:
 
 def _add_modules(stack: ExitStack) -> None:
     """Add the modules of flash-attn to those that are imported."""
-    stood = {name: sys.modules.get(name) for name in modules()}
     for name, content in modules().items():
         module = ModuleType(name)
         vars(module).update(content, __spec__=ModuleSpec(name, None, is_package=True), __path__=[])
-        sys.modules[name] = module
-
-    def restore() -> None:
-        """Restore the modules that were imported before."""
-        for name, module in stood.items():
-            sys.modules.pop(name)
-            if module is not None:
-                sys.modules[name] = module
-
-    stack.callback(restore)
+        replace_item(stack, sys.modules, name, module)
 
 
 def _import_late(stack: ExitStack, utilities: ModuleType) -> None:
@@ -82,38 +72,33 @@ def _import_late(stack: ExitStack, utilities: ModuleType) -> None:
         return
     found = modules()["flash_attn"] | modules()["flash_attn.bert_padding"] | {"_flash_supports_window_size": True}
     for name, function in found.items():
-        replace_attribute(stack, utilities, name, function)
+        replace_item(stack, vars(utilities), name, function)
     for name, module in list(sys.modules.items()):
         is_model = name.startswith("transformers.models.") and "is_flash_attn_2_available" in vars(module)
         if is_model and "_flash_attention_forward" not in vars(module):
-            forward = getattr(utilities, "_flash_attention_forward", None)
-            replace_attribute(stack, module, "_flash_attention_forward", forward)
+            forward = vars(utilities).get("_flash_attention_forward")
+            replace_item(stack, vars(module), "_flash_attention_forward", forward)
 
 
 def _pass_checks(stack: ExitStack) -> None:
     """Have a model take flash attention if its class supports it, whatever is installed, and forget former imports."""
     base: Any = sys.modules["transformers"].PreTrainedModel
-    utilities = sys.modules.get(_UTILITIES)
-    for name in _KEPT:
-        if name in vars(utilities or object):
-            replace_attribute(stack, utilities, name, None)
-    if hasattr(utilities, "_is_packed_sequence"):  # which asks for the values of positions; here they begin once
-        replace_attribute(stack, utilities, "_is_packed_sequence", lambda *_, **__: False)
-    for row in getattr(utilities, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
-        before = row["general_availability_check"]
-        row["general_availability_check"] = lambda *_, **__: True
-        stack.callback(row.__setitem__, "general_availability_check", before)
-    for name in _CHECKS:
-        if name in vars(base):
-            is_class_method = isinstance(vars(base)[name], classmethod)
-            replace_attribute(stack, base, name, classmethod(_supports) if is_class_method else _supports)
+    utilities = vars(sys.modules[_UTILITIES])
+    for name in utilities.keys() & set(_KEPT):
+        replace_item(stack, utilities, name, None)
+    if "_is_packed_sequence" in utilities:  # which asks for the values of positions; here they begin once
+        replace_item(stack, utilities, "_is_packed_sequence", lambda *_, **__: False)
+    for row in utilities.get("FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
+        replace_item(stack, row, "general_availability_check", lambda *_, **__: True)
+    for name in vars(base).keys() & set(_CHECKS):
+        original = vars(base)[name]
+        stack.callback(setattr, base, name, original)
+        setattr(base, name, classmethod(_supports) if isinstance(original, classmethod) else _supports)
     # Attention asks for the dtype of autocast on a card, or on meta, which has none.
     enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-    for name, function in (
-        ("is_autocast_enabled", lambda device="cuda": enabled("cpu" if device in ("cuda", "meta") else device)),
-        ("get_autocast_gpu_dtype", lambda: dtype("cpu")),
-    ):
-        replace_attribute(stack, torch, name, function)
+    on_card = ("cuda", "meta")
+    replace_item(stack, vars(torch), "is_autocast_enabled", lambda at="cuda": enabled("cpu" if at in on_card else at))
+    replace_item(stack, vars(torch), "get_autocast_gpu_dtype", lambda: dtype("cpu"))
 
 
 def _supports(model: Any, checked: Any = True, *_: Any, **__: Any) -> Any:

@@ -26,10 +26,11 @@ _SETTINGS = {
     3: "softmax_scale causal window_size softcap deterministic return_attn_probs",
 }
 _PACKAGES = {2: "flash_attn.flash_attn_interface", 3: "flash_attn_interface"}
-_PACKED = {"flash_attn_qkvpacked_func": "qkv", "flash_attn_varlen_qkvpacked_func": "qkv cu_seqlens max_seqlen"}
 _FUNCTIONS = {
     "flash_attn_func": "q k v",
     "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k",
+    "flash_attn_qkvpacked_func": "qkv",
+    "flash_attn_varlen_qkvpacked_func": "qkv cu_seqlens max_seqlen",
     "flash_attn_with_kvcache": "q k_cache v_cache",  # of generation, which no analysis runs
 }
 
@@ -87,7 +88,7 @@ class _Attention(torch.autograd.Function):
 
 def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
     """Return a function of flash-attn, with its parameters."""
-    tensors = (_FUNCTIONS | _PACKED)[name].split()
+    tensors = _FUNCTIONS[name].split()
     kind, defaults = inspect.Parameter.POSITIONAL_OR_KEYWORD, {"causal": False, "window_size": (-1, -1)}
     signature = inspect.Signature([
         *(inspect.Parameter(item, kind) for item in tensors),
@@ -101,7 +102,7 @@ def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
         given, first = bound.arguments, bound.args[0]
         if first.is_cuda:
             return _installed(name, version)(*args, **kwargs)
-        packed = name in _PACKED
+        packed = tensors[0] == "qkv"
         lengths = tuple(given[item] for item in tensors[1 if packed else 3 :])
         lengths = (lengths[0], lengths[0], lengths[1], lengths[1]) if packed and lengths else lengths
         settings = (bool(given["causal"]), *given["window_size"], version)
@@ -179,12 +180,12 @@ def _apply_rotary(given: torch.Tensor, *_: Any, inplace: bool = False, **__: Any
 @cache
 def modules() -> dict[str, Any]:
     """Return what transformers imports of flash-attn 2 and 3, by the names of their modules."""
-    two = {name: _function(name, 2) for name in (*_FUNCTIONS, *_PACKED)}
+    two, three = ({name: _function(name, version) for name in _FUNCTIONS} for version in (2, 3))
     padding = (_IndexFirstAxis.apply, _pad_input, _unpad_input)
     return {
         "flash_attn": two,
         _PACKAGES[2]: two,
-        _PACKAGES[3]: {name: _function(name, 3) for name in _FUNCTIONS},
+        _PACKAGES[3]: three,
         "flash_attn.bert_padding": dict(zip(("index_first_axis", "pad_input", "unpad_input"), padding, strict=True)),
         "flash_attn.layers.rotary": {"RotaryEmbedding": _RotaryEmbedding},
         "flash_attn.ops.triton.rotary": {"apply_rotary": _apply_rotary},

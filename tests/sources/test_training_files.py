@@ -76,6 +76,7 @@ def test_each_key_is_in_one_of_four_lists(given):
         ({"adafactor": True}, {"optimizer": "adafactor-transformers"}),
         ({"no_cuda": True}, {"device": "cpu"}),
         ({"per_gpu_train_batch_size": 2}, {"batch": 2}),
+        ({"torch_compile": True}, {"compile": True}),
     ],
     ids=str,
 )
@@ -87,7 +88,7 @@ def test_a_setting_sets_fields_of_the_run(given, settings, fields):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"deepspeed": {"zero_optimization": {"stage": 2}}}, {"fsdp": ["full_shard"]}, {"torch_compile": True},
+        {"deepspeed": {"zero_optimization": {"stage": 2}}}, {"fsdp": ["full_shard"]}, {"torchdynamo": "inductor"},
         {"auto_find_batch_size": True}, {"optim": "galore_adamw"}, {"past_index": 0},
         {"use_liger_kernel": True}, {"half_precision_backend": "apex"}, {"tpu_num_cores": 8},
     ],

@@ -4,6 +4,7 @@ Forward, backward, recomputation and the optimizer step are dispatched as in a r
 two shallow models run instead of the deep one; the repetition of a layer must turn the first trace into the second.
 """
 
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,13 +26,18 @@ from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.analyses.parallel.strategies import layers_of, zero_ranks
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
-from bertscope.errors import SelectionError, UnknownValueError, one_line
+from bertscope.analyses.tracing.losses import loss_function
+from bertscope.errors import BertscopeWarning, SelectionError, Text, UnknownValueError, one_line
 from bertscope.reports.memory import Memory, MemoryReport, Variant
+from bertscope.settings.losses import loss_parts
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, value_errors
+from bertscope.torch_access import nn, torch, value_errors
+from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
 
 _KEPT_RUNS = 16
+# The peaks of compiled steps, in those of eager ones: measured, with one recomputation estimated (docs/memory.md).
+_ENCODERS, _LOWEST, _HIGHEST = 5, 0.6, 1.1
 
 
 class MemoryTraces:
@@ -62,6 +68,8 @@ class MemoryTraces:
         If layers may repeat, the run of the larger batch has one unit of them more than the other: the two verify both,
         that layers repeat and that bytes grow evenly.
         """
+        if loss_parts(run_config.loss)[0] == "cached-mnrl":  # the batch decides the number of mini-batches
+            return None
         one, far = (replace(run_config, batch=batch, loop=FREED) for batch in (SMALLEST, FAR))
         found: MemoryGrowth | None = None
         if self._repeats(run_config):
@@ -75,6 +83,8 @@ class MemoryTraces:
 
     def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:
         """Return the stacks of layers of which few run, if that takes less time; () if every layer has to run."""
+        if run_config.compile:  # a graph has no layers
+            return ()
         stacks = self.stacks(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
         some, more = (sum(len(stack.few(units)) for stack in stacks) for units in (RAN, RAN + 1))
         runs_twice = 2 * some + more < 2 * sum(len(stack.kinds) for stack in stacks)  # such as with another batch
@@ -131,7 +141,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
     with running(source.implemented_by(run_config.implementation), model, "fake tensors", run_config.input):
-        return module_trace(model, inputs, run_config, None, source.layer_path)
+        return module_trace(model, inputs, run_config, loss_function(run_config, is_short=True), source.layer_path)
 
 
 def estimate(
@@ -177,7 +187,13 @@ def module_trace(
         stack.enter_context(fake_tensors())
         if run_config.device == "cuda":
             stack.enter_context(cuda_semantics(run_config))
+        parts = compiled_paths(module)
+        if run_config.compile or parts:
+            run_config, parts = compiled_run(run_config, parts, stack)
+            module = without_compiler(module)
         copied = fake_copy(module).train(run_config.mode != "inference")
+        for path in parts:  # a copy is not compiled
+            copied.get_submodule(path).compile(dynamic=False)
         buckets = {}
         if meshes is not None:
             buckets = parallelize_fakes(copied, layers_of(copied, layer_path), parallelism, meshes)
@@ -199,6 +215,30 @@ def module_trace(
                 f"torch does not run this step with {parallelism.strategy} ({one_line(str(error), limit=160)}); choose "
                 "another optimizer, option or strategy"
             ) from None
+
+
+def compiled_run(run_config: RunConfig, paths: list[str], stack: ExitStack) -> tuple[RunConfig, list[str]]:
+    """Return the run, and the paths of modules to compile in it if not the whole module is compiled.
+
+    Say which modules are compiled unless the run says it. Raises SelectionError for several ranks. Where inductor has
+    not the names that it needs, the step is eager.
+    """
+    if run_config.parallelism.world_size > 1:
+        raise SelectionError("a compiled model is estimated on one rank only; leave the compilation or the ranks out")
+    try:
+        stack.enter_context(inductor_without_kernels())
+    except (AttributeError, ImportError) as error:
+        warnings.warn(BertscopeWarning(Text(
+            "estimated as eager: torch {version} compiles nothing on fake tensors ({reason}); the peaks of compiled "
+            "steps of {count} encoders were {low} to {high} times those of eager ones",
+            version=torch.__version__, reason=one_line(str(error)), count=_ENCODERS, low=_LOWEST, high=_HIGHEST,
+        )), stacklevel=2)  # fmt: skip
+        return run_config.changed(compile=False), []
+    if not run_config.compile:
+        names = ", ".join(path or "the whole model" for path in paths[:3]) + (" ..." if paths[3:] else "")
+        text = Text("compiled: {modules}; estimated as torch.compile runs it with inductor", modules=names)
+        warnings.warn(BertscopeWarning(text), stacklevel=2)
+    return run_config.changed(compile=run_config.compile or paths == [""]), [path for path in paths if path]
 
 
 def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:

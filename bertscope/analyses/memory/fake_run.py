@@ -42,6 +42,7 @@ from bertscope.torch_access import (
     tree_leaves,
     use_counts,
 )
+from bertscope.torch_access.compiled import compiled_paths
 from bertscope.torch_access.distributed import (
     group_size,
     held_tensors,
@@ -70,6 +71,10 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     mode = RunMode(step)
     is_parallel = step.run_config.parallelism.world_size > 1
     step.assign = mode.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
+    if compiled_paths(step.called):  # by a step outside of the mode, in which torch compiles nothing
+        step.run_micro_batch()
+        step.model.zero_grad()
+        mode.run_compiled()
     with mode.watching():
         if is_parallel:  # FSDP allocates in its first step what it keeps
             step.run(mode.unrecorded_phase)
@@ -129,7 +134,7 @@ class RunMode(DispatchMode):
         """Watch the step: its modules and operators, and what no mode sees."""
         is_sharded = self.step.run_config.parallelism.row.is_sharded
         with ExitStack() as stack:
-            stack.enter_context(self.tracker.track(self.step.model))
+            stack.enter_context(self.tracker.track(self.step.called))
             stack.enter_context(self)
             stack.enter_context(self.random_states())
             stack.enter_context(watched_resizes(self.resized))
@@ -247,7 +252,8 @@ class RunMode(DispatchMode):
         results = tensors(out)
         if (self.name == OPTIMIZER and self.operator == STACK) or (self.operator == CAT and not self._place().path):
             owners = [self.owners.get(storage_key(tensor), "") for tensor in args[0]]
-            self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
+            if any(owners):  # a loss may join tensors that are no parameter's
+                self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
         for number, tensor in enumerate(results):
             owner = self._owner(args, number, len(results)) if self.name == OPTIMIZER else None
             self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)

@@ -256,12 +256,12 @@ class _Child:
     def variant(self) -> Variant:
         """Return what the child sent as a row of the report."""
         run_config, sent = self.job.run_config, self.sent
-        tokens = run_config.accumulate * run_config.batch * run_config.seq * run_config.parallelism.batches
+        sequences = run_config.accumulate * run_config.batch * run_config.texts * run_config.parallelism.batches
         timing = None
         if self.problem is None and sent.timing is not None:
             of_ranks = (row.step_seconds for row in sent.ranks)
             seconds = sent.seconds or [max(each) for each in zip(*of_ranks, strict=False)]
-            timing = sent.timing.of_steps(seconds, tokens, is_in_turn=self.is_in_turn)
+            timing = sent.timing.of_steps(seconds, sequences * run_config.seq, is_in_turn=self.is_in_turn)
         return Variant(
             checkpointing=run_config.checkpointing,
             reentrant=run_config.reentrant,

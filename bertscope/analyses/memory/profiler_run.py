@@ -17,11 +17,13 @@ from bertscope.analyses.memory.summary import memory, memory_report
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.inputs import running_module
+from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import BACKWARD, FORWARD, DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, torch
+from bertscope.torch_access.compiled import uncompiled_modules
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _RESTART = "bertscope restart"
@@ -33,7 +35,7 @@ def real_step(
 ) -> ModelStep:
     """Return a step with real tensors on the device; `prepare` gets the model when its inputs are made."""
     model = run_model(source, run_config, device)
-    inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
+    inputs, loss = named_inputs(real_inputs(model, run_config, device), loss_function(run_config))
     prepare(model)
     return ModelStep(model, inputs, run_config, device, loss)
 
@@ -63,7 +65,7 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
     # torch.profiler.profile starts the same profiler and loads torch._inductor (1 s of CPU time) for a setting.
     device = step.device if step.device == "cuda" else None
     profiler = torch.autograd.profiler.profile(use_device=device, profile_memory=True, use_kineto=True)
-    with _marked_modules(step.model), profiler:
+    with _marked_modules(step.called), profiler:
         step.run(marked)  # what it leaves, the measured step finds
         with mark(_RESTART):
             pass
@@ -91,7 +93,7 @@ def _marked_modules(model: nn.Module) -> Iterator[None]:
                 return
 
     with ExitStack() as stack:
-        for path, module in model.named_modules():
+        for path, module in uncompiled_modules(model):
             before = module.register_forward_pre_hook(partial(enter, path), prepend=True)
             after = module.register_forward_hook(partial(leave, path), always_call=True)
             stack.callback(before.remove)

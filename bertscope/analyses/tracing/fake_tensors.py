@@ -206,7 +206,7 @@ class OperatorResults:
 
 def _key(operator: Any, args: Any, kwargs: Any) -> Hashable:
     """Return all that decides the layouts of the results; None if values may decide them too."""
-    if not args or not is_plain_fake(args[0]):
+    if not args or not is_plain_fake(args[0]) or "out" in kwargs:
         return None
     parts: list[Any] = [operator, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
     for value in (*args, *kwargs, *kwargs.values()):

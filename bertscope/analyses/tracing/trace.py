@@ -27,6 +27,7 @@ from bertscope.torch_access import (
     operator_packet,
     torch,
 )
+from bertscope.torch_access.compiled import uncompiled_modules
 
 _LABEL = "bertscope_module"
 Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outputs
@@ -36,12 +37,13 @@ Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outp
 def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
     """Install hooks on `scope`, whose path is `path`, and on every module below it; remove them at the end.
 
-    Modules of TorchScript take no hooks; their operators belong to the module around them.
+    Modules of TorchScript take no hooks, nor do compiled ones, which would compile them; their operators belong to the
+    module around them.
 
     `enter(path, module, args, kwargs)` runs before each forward, `leave(path, module, args, kwargs, out)` after it.
     """
     with ExitStack() as stack:
-        for name, module in scope.named_modules():
+        for name, module in uncompiled_modules(scope):
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             at = f"{path}.{name}".strip(".")

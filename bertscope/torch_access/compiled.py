@@ -1,0 +1,89 @@
+"""Compiled modules, and inductor's programs without their kernels, which need no C++ compiler.
+
+A program that inductor writes for a graph allocates its buffers by `empty_strided_cpu`, calls a kernel for each group
+of fused operators, and frees each buffer after its last use. On fake tensors it runs with kernels that do nothing.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from bertscope.torch_access import nn, torch
+
+_INNER = "_orig_mod"  # the module inside torch.compile(module)
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """Return the module compiled for the sizes that it gets, each of them."""
+    return torch.compile(module, dynamic=False)  # type: ignore[return-value]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return True for a module that torch.compile returned, or on which compile() was called.
+
+    Fallback: without torch's private names, False.
+    """
+    return _INNER in vars(module).get("_modules", ()) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def compiled_paths(module: nn.Module) -> list[str]:
+    """Return the paths of the compiled modules that are in no other one; "" is the module itself."""
+    found: list[str] = []
+    for path, part in module.named_modules():
+        if _is_compiled(part) and not _is_within(path, found):
+            found.append(path)
+    return found
+
+
+def uncompiled_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules with their paths, without those that are compiled or inside one: a hook would be compiled."""
+    compiled = compiled_paths(module)
+    for path, part in module.named_modules():
+        if not _is_within(path, compiled):
+            yield path, part
+
+
+def _is_within(path: str, paths: Collection[str]) -> bool:
+    """Return True if a module is one of those of the paths, or inside one."""
+    return any(not outer or path == outer or path.startswith(f"{outer}.") for outer in paths)
+
+
+def without_compiler(module: nn.Module) -> nn.Module:
+    """Return the module inside torch.compile(module); any other module is returned as it is."""
+    inner = vars(module).get("_modules", {}).get(_INNER)
+    return module if inner is None else inner
+
+
+@contextmanager
+def inductor_without_kernels() -> Iterator[None]:
+    """Have inductor write its programs with kernels that do nothing, for fake tensors; nothing of them is kept.
+
+    Raises AttributeError or ImportError in a version of torch that has other names.
+    """
+    from torch._C._dynamo import guards
+    from torch._inductor import async_compile, codecache, config
+
+    def no_kernel(*_: Any, **__: Any) -> Any:
+        return lambda *args: None
+
+    def empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype)
+
+    def view(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+        return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+    # Nothing is read from a cache or written to it; simdlen 1 tries no instruction set of this processor.
+    settings = {"force_disable_caches": True, "compile_threads": 1, "cpp.simdlen": 1}
+    with ExitStack() as stack:
+        stack.callback(codecache.PyCodeCache.cache_clear)
+        stack.callback(torch._dynamo.reset)
+        torch._dynamo.reset()
+        for owner, name, value in (
+            (async_compile.AsyncCompile, "cpp_pybinding", no_kernel),
+            (guards, "_empty_strided_cpu", empty),
+            (guards, "_reinterpret_tensor", view),
+        ):
+            stack.enter_context(patch.object(owner, name, value))
+        stack.enter_context(config.patch(settings))
+        yield

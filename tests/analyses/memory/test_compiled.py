@@ -1,0 +1,85 @@
+"""A compiled step: inductor's programs on fake tensors, next to the allocator of a compiled step on this machine."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from bertscope import estimate
+from bertscope.analyses.memory.estimate import module_trace
+from bertscope.analyses.memory.profiler_run import measured
+from bertscope.analyses.memory.step import ModelStep
+from bertscope.errors import SelectionError
+from bertscope.settings.run_config import RunConfig
+
+COMPILED = RunConfig(optimizer="none", loop="freed", compile=True)
+
+
+class Block(nn.Module):
+    """Three elementwise operators behind a linear layer; inductor makes one kernel of them."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.linear = nn.Linear(width, width, bias=False)
+
+    def forward(self, inputs):
+        return self.linear(inputs).sin().cos().exp()
+
+
+def peaks(module, inputs, run_config=COMPILED):
+    """The estimated peak of a step, and that of the same step without compilation."""
+    found = (module_trace(module, inputs, one, None) for one in (run_config, run_config.changed(compile=False)))
+    return [trace.peak_bytes for trace in found]
+
+
+def test_fused_operators_allocate_nothing_between_them():
+    module, inputs = Block(), torch.ones(256, 64)
+    trace = module_trace(module, inputs, COMPILED.changed(mode="inference"), None)
+    sizes = [event.size_bytes for event in trace.events if event.size_bytes == inputs.nbytes]
+    assert len(sizes) == 1  # the product, into which the kernel writes its result
+    eager = module_trace(module, inputs, RunConfig(mode="inference", loop="freed"), None)
+    assert len([event for event in eager.events if event.size_bytes == inputs.nbytes]) == 4  # linear, sin, cos, exp
+
+
+def test_a_module_that_is_compiled_is_never_estimated_as_eager():
+    inputs = torch.ones(256, 64)
+    compiled, eager = peaks(Block(), inputs)
+    assert compiled < eager
+    own = Block()
+    own.compile()
+    inside = nn.Sequential(Block(), nn.Tanh())
+    inside[0].compile()
+    without = RunConfig(optimizer="none", loop="freed")
+    for module in (own, torch.compile(Block())):
+        with pytest.warns(UserWarning, match="compiled: the whole model"):
+            assert module_trace(module, inputs, without, None).peak_bytes == compiled
+    with pytest.warns(UserWarning, match="compiled: 0;"):
+        found = module_trace(inside, inputs, without, None).peak_bytes
+    assert found < module_trace(nn.Sequential(Block(), nn.Tanh()), inputs, without, None).peak_bytes
+
+
+def test_without_the_names_of_inductor_a_range_and_its_reason_are_said(monkeypatch):
+    from torch._inductor import async_compile
+
+    monkeypatch.delattr(async_compile.AsyncCompile, "cpp_pybinding")
+    inputs = torch.ones(256, 64)
+    with pytest.warns(UserWarning, match="estimated as eager: torch .*cpp_pybinding.* times those of eager ones"):
+        found = module_trace(Block(), inputs, COMPILED, None)
+    assert found.peak_bytes == module_trace(Block(), inputs, COMPILED.changed(compile=False), None).peak_bytes
+
+
+def test_a_compiled_model_on_several_ranks_is_refused():
+    with pytest.raises(SelectionError, match="one rank only"):
+        estimate(torch.compile(Block()), torch.ones(2, 64), strategy="ddp", world_size=2)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor compiles C++")
+def test_the_peak_is_that_of_the_allocator_in_a_compiled_step():
+    module, inputs = nn.Sequential(Block(), nn.LayerNorm(64), nn.Dropout(0.1)), torch.ones(256, 64)
+    found = module_trace(module, inputs, COMPILED, None)
+    step = ModelStep(module, {"input": inputs}, COMPILED, loss=lambda model, given: model(given["input"]).sum())
+    step.run()
+    assert found.peak_bytes == pytest.approx(measured(step).peak_bytes, abs=64)
