@@ -419,7 +419,7 @@ def lengths(
     `search` find the largest batches in a `budget` or on a `gpu`, and those for each length. Raises SourceError for a
     file without lengths, and SelectionError for a setting that no run has.
 
-    >>> report = bertscope.lengths("bert-tiny", [64, 64, 128], batch=2)
+    >>> report = bertscope.lengths("bert-tiny", [64, 64, 128], batch=2, device="cuda")
     >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128), report["unpadded"].padding
     (True, 0.0)
     """
