@@ -410,7 +410,7 @@ def runs_code(tree: ast.Module) -> set[str]:
             names |= {start + alias.name for alias in node.names}
     found = FORBIDDEN_CALLS & names | FORBIDDEN_MODULES & {name.partition(".")[0] for name in names}
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Name, ast.Attribute)):
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
             found |= FORBIDDEN_CALLS & {ast.unparse(node)}
         elif isinstance(node, ast.Call) and ast.unparse(node.func) != "get_completion_script":  # whose text is printed
             found |= {"shell=" for word in node.keywords if word.arg == "shell"}
