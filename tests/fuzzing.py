@@ -118,7 +118,7 @@ def _faults_of_text(code: int, out: str, err: str, reports_errors: bool, is_meas
         yield f"exit code {code}"
     if "Traceback" in out + err or "unexpected error" in out + err:
         yield "a traceback, or an error that check reports for one file"
-    if code == 2 and not (errors and all(line.startswith("error: ") for line in errors)):
+    if code == 2 and not (errors and all(line.startswith(("error: ", '{"error": ')) for line in errors)):
         yield "an error without its line"
     if code == 2 and len(errors) > 1 and not reports_errors:
         yield f"{len(errors)} lines on stderr"
