@@ -120,8 +120,8 @@ _CUT = "the convention of ELECTRA is gone, and PaLM's is in its place"
 _TIMES = "measured"
 _REFUSED = "a contradiction is refused: exit code 2"
 EXPECTED: list[Expected] = [
-    Expected("", r"(out|files\.step\.json)\.data\.schema", "schema 2"),
-    Expected("schema", r".*", "schema 2"),
+    Expected("", r"(out|files\.step\.json)\.data\.schema", "schema 3"),
+    Expected("schema", r".*", "schema 3"),
     Expected("", r".*\brun\.(autocast|alloc_conf)", _RUN),
     Expected("", r".*\brun\.(checkpointing|reentrant|expandable_segments|max_split_size_mb)", _RUN),
     Expected("", r".*\brun\.parallelism\.world_size", _RUN),
@@ -134,7 +134,7 @@ EXPECTED: list[Expected] = [
     Expected("sweep", r".*\.(point|varied)\.[a-z_]+(\.\d+)?", _POINTS),
     Expected("sweep ranks", r"files\..*", "points that differ by a setting without effect are one; compared by hand"),
     Expected("", r".*\.(step_seconds\.\d+|median_seconds|warmup_seconds|(tokens|flops)_per_second)", _TIMES),
-    Expected("", r".*\.(resident_before|high_water|process_peak)_bytes|.*\.process\.peak_bytes", _TIMES),
+    Expected("", r".*\.(resident_before|high_water|process_high_water|run_high_water)_bytes", _TIMES),
     Expected("--gpu t4 --device cpu", r".*", _REFUSED),
     Expected("check", r"code|out\..*findings.*|(out|err)\.numbers", "ranks in an expectation file are checked"),
     Expected("", r".*training_file\.(fields\.(autocast|precision)|(used|replaced)\.\d+\.\w+)", "precision is one word"),
@@ -164,7 +164,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }  # fmt: skip
 _UNSTABLE = re.compile(r".*(\d s\)|\d 秒）)|USDT:.*")  # noqa: RUF001 progress; lines of torch's profiler
-_LIBRARY = re.compile(r"(<(script|style)\b[^>]*>)(?!\s*[\[{]).{20000,}?</\2>", re.DOTALL)  # plotly's, of a page
+_LIBRARY = re.compile(r"(<(script|style)\b[^>]*>)(?!\s*[\[{]).{20000,}?</\2>", re.DOTALL)  # those of a page
 
 
 # ---- record ----

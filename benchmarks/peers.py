@@ -55,7 +55,7 @@ PACKAGES = {
 # The versions in the environment of the comparison; what `report` needs is among them.
 PINNED = (
     "torch==2.13.0", "transformers==4.43.4", "tokenizers==0.19.1", "numpy==2.2.6", "typer==0.28.0", "rich==15.0.0",
-    "pyyaml==6.0.3", "plotly==7.1.0", "torchinfo==1.8.0", "fvcore==0.1.5.post20221221", "calflops==0.3.2",
+    "pyyaml==6.0.3", "torchinfo==1.8.0", "fvcore==0.1.5.post20221221", "calflops==0.3.2",
     "accelerate==1.15.0", "flops-profiler==0.1.2", "ptflops==0.7.5", "thop==0.1.1.post2209072238",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent

@@ -137,7 +137,7 @@ class Published:
     def shown_bytes(self) -> tuple[int, int]:
         """Return the bytes of the tensors with the lower context, and those that `fit` reserves with the upper one."""
         row, room = self._fitter().row(self.run_config, self.batch), self._overhead
-        return row.peak_bytes - room.context_high_bytes + room.context_low_bytes, row.reserved_bytes
+        return row.peak_bytes + room.lowest_bytes, row.card_bytes
 
 
 @cache

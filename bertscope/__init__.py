@@ -20,10 +20,12 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.memory import estimate as estimate
     from bertscope.api.memory import fit as fit
     from bertscope.api.memory import fits as fits
+    from bertscope.api.memory import lengths as lengths
     from bertscope.api.memory import profile as profile
     from bertscope.api.page import diff as diff
     from bertscope.api.page import report as report
     from bertscope.api.plan import plan as plan
+    from bertscope.api.why import why as why
     from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
     from bertscope.config import BertConfig as BertConfig
     from bertscope.config import Lora as Lora
@@ -61,7 +63,9 @@ _HOMES = {
     "diagram": "bertscope.api.explain",
     "diff": "bertscope.api.page",
     "report": "bertscope.api.page",
+    "lengths": "bertscope.api.memory",
     "plan": "bertscope.api.plan",
+    "why": "bertscope.api.why",
     "verify": "bertscope.api.counts",
     "read_checkpoint": "bertscope.checkpoints.reading",
     "explain": "bertscope.api.explain",

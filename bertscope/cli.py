@@ -16,7 +16,7 @@ from typer.completion import completion_init, get_completion_script  # type: ign
 from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure
 from bertscope.commands.project import chosen_language
-from bertscope.commands.registry import Color, CommandGroup, Debug, Lang, NoCache
+from bertscope.commands.registry import Color, CommandGroup, Debug, Lang, NoCache, commands_with
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, Text, one_line
 from bertscope.render.console import choose_color
 from bertscope.settings.run_config import CACHE_VARIABLE
@@ -189,7 +189,5 @@ def _other_option(error: Any) -> str:
     if new := new_name(option.strip("-").replace("-", "_"), {row.name for row in ctx.command.params}, OPTIONS):
         error.possibilities = None
         return say("option_is_now", option=option, new=new)
-    group = ctx.parent.command
-    commands = [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)]
-    having = [command.name for command in commands if any(option in row.opts for row in command.params)]
+    having = commands_with(option, ctx)
     return say("option_of", option=option, commands=", ".join(having)) if having else ""

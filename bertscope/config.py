@@ -99,6 +99,8 @@ HEADS = {
         task_type="QUESTION_ANS",
     ),
 }  # fmt: skip
+# The settings in which families say how many positions a sequence has.
+POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
 ARCHITECTURES = tuple(HEADS)
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 

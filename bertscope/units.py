@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from bertscope.frozen import dataclass
@@ -98,8 +99,13 @@ def share_text(share: float) -> str:
 
 
 def tensors_text(tensors: Iterable[Any]) -> str:
-    """Return the shapes of several tensors, with the dtype unless it is float32: `[1, 128] int64`."""
-    return ", ".join(shape_text(item.shape) + (f" {item.dtype}" if item.dtype != "float32" else "") for item in tensors)
+    """Return the shapes of several tensors, with the dtype unless it is float32: `[1, 128] int64, [1, 128, 768]`.
+
+    Three or more equal neighbours are written once: `48 x [1, 12, 16, 64]`.
+    """
+    texts = (shape_text(item.shape) + (f" {item.dtype}" if item.dtype != "float32" else "") for item in tensors)
+    runs = ((text, len(list(equal))) for text, equal in groupby(texts))
+    return ", ".join(f"{times} x {text}" if times > 2 else ", ".join([text] * times) for text, times in runs)
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:

@@ -29,7 +29,9 @@ Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are hon
 | code | meaning |
 |---:|---|
 {codes}
-An error is one line on stderr, never a traceback. `--debug`, before or after the command, or `BERTSCOPE_DEBUG=1` also
+An error is one line on stderr, never a traceback. With `--format json` the line is JSON:
+`{{"error": {{"code": 2, "message": ..., "file": ..., "line": ..., "remedy": ...}}}}`, with null for what there is not;
+notes may precede it, and it is the last line. `--debug`, before or after the command, or `BERTSCOPE_DEBUG=1` also
 shows the traceback, and all progress; add it when you report an error with code 70. After a signal, bertscope ends
 child processes, restores the terminal and leaves no partial file. SIGKILL, and a signal while Python starts, have the
 effect that the operating system defines.
@@ -79,6 +81,9 @@ is an error, except among defaults.
 
 ## Commands
 
+`--help` explains the common options and, where it would have more than 100 lines, only names the others under their
+headings. `--help-all` explains every option; its texts follow.
+
 """
 
 
@@ -103,7 +108,7 @@ def _summary(group, top, name: str) -> str:
 
 
 def _fenced(command, context) -> str:
-    lines = [line.rstrip() for line in command.get_help(context).strip().splitlines()]
+    lines = [line.rstrip() for line in getattr(command, "whole_help", command.get_help)(context).strip().splitlines()]
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 

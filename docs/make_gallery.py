@@ -24,6 +24,11 @@ notes. [Cookbook](cookbook.md): more tasks. [Glossary](glossary.md): the terms.
 
 """
 GRID = "model: [bert-tiny, bert-mini]\nbatch: [8, 32]\nseq: 128\nbudget: 256MiB\n"  # as in tests/conftest.py
+OOM = (  # as in tests/conftest.py
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 23.65 "
+    "GiB of which 1.66 GiB is free. Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the "
+    "allocated memory 12.09 GiB is allocated by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.\n"
+)
 SHOWN_LINES = 40
 COMMANDS = (
     "count bert-base-cased",
@@ -33,6 +38,7 @@ COMMANDS = (
     "profile bert-mini --batch 8 --checkpointing",
     "fit bert-base-uncased -a BertForSequenceClassification --gpu t4 --seq 128 --precision autocast-fp16",
     "plan bert-base-uncased --budget 6GiB --batch 32 --seq 512",
+    "why oom.log",
     "sweep grid.yaml -o results.jsonl",
     "calibrate --dry-run",
     "report bert-tiny --no-fit -o report.html",
@@ -117,6 +123,7 @@ def main() -> None:
         config = bertscope.load("bert-tiny").config
         (checkpoint / "config.json").write_text(json.dumps(config.to_dict()))
         (Path(name) / "grid.yaml").write_text(GRID)
+        (Path(name) / "oom.log").write_text(OOM)
         save_model(bertscope.BertModel(config), checkpoint / "model.safetensors")
         outputs = read(PAGE.read_text(encoding="utf-8")) if sys.argv[1:] else {}
         for command in COMMANDS:

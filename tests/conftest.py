@@ -108,20 +108,27 @@ def cli(monkeypatch: pytest.MonkeyPatch):
 TRAINING_ARGUMENTS = {  # a part of what TrainingArguments.to_json_string() writes
     "output_dir": "out", "per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "learning_rate": 5e-05,
     "max_grad_norm": 1.0, "bf16": True, "optim": "adamw_torch", "gradient_checkpointing": True,
-    "gradient_checkpointing_kwargs": {"use_reentrant": False}, "label_smoothing_factor": 0.1, "my_key": 1,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False}, "full_determinism": True, "my_key": 1,
 }  # fmt: skip
 
 
 GRID = "model: [bert-tiny, bert-mini]\nbatch: [8, 32]\nseq: 128\nbudget: 256MiB\n"
+# lerf issue 73: 4.84 GiB are reserved and in no tensor.
+OOM = (
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 23.65 "
+    "GiB of which 1.66 GiB is free. Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the "
+    "allocated memory 12.09 GiB is allocated by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.\n"
+)
 
 
 @pytest.fixture(scope="session")
 def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the files that documented commands name: presets, a config.json, a checkpoint,
-    args.json, a grid."""
+    args.json, a grid, a log and a memory snapshot."""
     from safetensors.torch import save_model
 
     import bertscope
+    from tests.analyses.memory.why.recording import documented
 
     folder = tmp_path_factory.mktemp("user")
     source = bertscope.load("bert-tiny")
@@ -131,6 +138,8 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "args.json").write_text(json.dumps(TRAINING_ARGUMENTS))
     (folder / "models.bertscope.yaml").write_text("model: my-bert.yaml\nexpected: {distinct_params: 4385920}\n")
     (folder / "grid.yaml").write_text(GRID)
+    (folder / "oom.log").write_text(OOM)
+    (folder / "snapshot.pickle").write_bytes(documented())
     (folder / "my-bert").mkdir()
     (folder / "my-bert" / "config.json").write_text(json.dumps(source.config.to_dict()))
     save_model(bertscope.BertModel(source.config), folder / "my-bert" / "model.safetensors")

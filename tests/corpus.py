@@ -23,9 +23,10 @@ from typing import Any
 
 import yaml
 
-from tests import hostile
+from tests import hostile, stored_files
 from tests.analyses.calibrate.fakes import calibration
-from tests.conftest import ROOT, TRAINING_ARGUMENTS, run_cli
+from tests.analyses.memory.why.recording import documented
+from tests.conftest import OOM, ROOT, TRAINING_ARGUMENTS, run_cli
 
 SIZE = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
         "intermediate_size": 20, "max_position_embeddings": 16}  # fmt: skip
@@ -165,6 +166,16 @@ def kinds() -> dict[str, Kind]:
                         commands=("count {}", "count lora", "estimate lora --batch 1 --seq 8")),
         "safetensors": Kind(name="model.safetensors", good=stored, form="safetensors"),
         "index": Kind(name="model.safetensors.index.json", good=_json(index), beside={"shard.safetensors": stored}),
+        "gguf": Kind(name="m.gguf", good=stored_files.gguf({"blk.0.a": ((32,), 2, 0), "b": ((2,), 0, 32)}, data=40),
+                     form="binary", commands=("count {}", "tree {}", "verify good.yaml {}")),
+        "onnx": Kind(name="m.onnx", good=_onnx(), form="binary", beside={"m.data": bytes(24)},
+                     commands=("count {}", "diff {} m.onnx")),
+        "tensorflow": Kind(name="m.index", good=stored_files.tf_index({"a/layer_0/kernel": ((2, 3), 0)}), form="binary",
+                           commands=("count {}", "verify good.yaml {}"), beside={"m.data-00000-of-00001": bytes(24)}),
+        "flax": Kind(name="m.msgpack", good=_flax(), form="binary", commands=("count {}", "verify good.yaml {}")),
+        "modules": Kind(name="st/modules.json", good=_json([{"path": "", "type": "x.Transformer"}, {"path": "D"}]),
+                        commands=("count st",),
+                        beside={"st/model.safetensors": stored, "st/D/model.safetensors": stored}),
         "zip": Kind(name="pytorch_model.bin", good=zipped, form="zip"),
         "legacy": Kind(name="old.bin", good=_saved(model, False), form="pickle"),
         "verified": Kind(name="model.safetensors", good=stored, form="safetensors", commands=("verify good.yaml {}",)),
@@ -182,6 +193,8 @@ def kinds() -> dict[str, Kind]:
                             commands=(f"estimate {TINY} --gpu h200 --time", "fit small.json --seq 8 --gpu h200 --time "
                                       "--precision fp32 --checkpointing none", "read {}")),
         "report": Kind(name="report.json", good=bertscope.count("bert-tiny").to_json().encode(), commands=("read {}",)),
+        "snapshot": Kind(name="snapshot.pickle", good=documented(), form="pickle", rounds=8, commands=("why {}",)),
+        "log": Kind(name="oom.log", good=OOM.encode(), form="text", rounds=8, commands=("why {}",)),
         "name": Kind(words=NAMES,
                      commands=("count -- {}", "diff small.json --seq 8 -- {}", "schema -- {}", "tree -- {}")),
         "input": Kind(words=INPUTS, commands=(f"estimate {TINY} --input={{}}", f"flops {TINY} --input={{}}",
@@ -212,6 +225,7 @@ def prepared(made: Kind, home: Path) -> Path:
     (home / (made.name or "x")).parent.mkdir(parents=True, exist_ok=True)
     code = f"open({str(home / RAN)!r}, 'w').close()\n"
     for name, content in (_beside() | {"evil.py": code.encode(), **made.beside}).items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_bytes(content)
     return home
 
@@ -237,6 +251,18 @@ def _safetensors(model: Any) -> bytes:
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [place, end]}
         place = end
     return hostile.safetensors(header) + bytes(place)
+
+
+def _onnx() -> bytes:
+    tensors = (stored_files.onnx_tensor("a_quantized", (4,), bytes(4), 3),
+               stored_files.onnx_tensor("a_scale", (), bytes(4)),
+               stored_files.onnx_external("b", (2, 3), location="m.data", offset=0, length=24))  # fmt: skip
+    return stored_files.onnx(*tensors)
+
+
+def _flax() -> bytes:
+    array = stored_files.flax_array((2, 3), bytes(24))
+    return stored_files.msgpack({"params": {"a": {"kernel": array}}, "opt_state": {"0": array}})
 
 
 def _saved(model: Any, as_zip: bool) -> bytes:

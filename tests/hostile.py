@@ -13,6 +13,21 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.stored_files import (
+    INDEX_MAGIC,
+    block,
+    field,
+    flax_array,
+    gguf,
+    gguf_text,
+    msgpack,
+    onnx,
+    onnx_external,
+    onnx_tensor,
+    tf_index,
+    varint,
+)
+
 BIDI = "\u202e"
 Made = Callable[[], bytes]
 
@@ -91,6 +106,43 @@ def _wrong_crc() -> bytes:
     return torch_zip(tensors([b"x"])).replace(b"}q\x05(", b"}q\x06(")
 
 
+def _value_of_gguf(kind: int, raw: bytes) -> bytes:
+    """Return a GGUF file with an array of a type."""
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_text("k") + struct.pack("<II", 9, kind) + raw
+
+
+def _nested_graphs(depth: int) -> bytes:
+    graph = b""
+    for _ in range(depth):
+        graph = field(1, field(5, field(6, graph)))
+    return field(7, graph)
+
+
+def _index_of_itself() -> bytes:
+    """Return an index whose index block lists itself as a block of tensors."""
+    index = block([(b"", varint(0) + varint(12))])
+    handles = varint(0) + varint(0) + varint(0) + varint(len(index) - 5)
+    return index + handles.ljust(40, b"\0") + INDEX_MAGIC
+
+
+def _index_of_one_block(times: int) -> bytes:
+    """Return an index that lists one block of many tensors again and again."""
+    data = block([(b"%09d" % number, b"\x08\x01") for number in range(20_000)])
+    index = block([(b"x", varint(0) + varint(len(data) - 5))] * times)
+    handles = varint(0) + varint(0) + varint(len(data)) + varint(len(index) - 5)
+    return data + index + handles.ljust(40, b"\0") + INDEX_MAGIC
+
+
+def _long_names() -> bytes:
+    """Return an index of names of 900 characters, each 4 bytes in the file."""
+    first = b"\0" + varint(900) + varint(4) + b"a" * 900 + b"\x08\x01\x28\x04"
+    rows = first + b"".join(varint(900 + n) + b"\x01\x04b\x08\x01\x28\x04" for n in range(99)) * 900
+    data = rows + struct.pack("<II", 0, 1) + bytes(5)
+    index = block([(b"x", varint(0) + varint(len(data) - 5))])
+    handles = varint(0) + varint(0) + varint(len(data)) + varint(len(index) - 5)
+    return data + index + handles.ljust(40, b"\0") + INDEX_MAGIC
+
+
 # Name -> file; `count` refuses each in one line.
 REFUSED: dict[str, Made] = {
     "copies-of-a-list.bin": lambda: torch_zip(_calls(b"ctorch\nSize\n", b"K\x01" * 200_000)),
@@ -111,6 +163,45 @@ REFUSED: dict[str, Made] = {
     "wrong-sizes.bin": lambda: _zip_field(20, b"\x01\x00\x00\x00\xff\xff\x00\x00"),
     "record-elsewhere.bin": lambda: _zip_field(42, b"\xff\xff\xff\x7f"),
     "cut.bin": lambda: torch_zip(tensors([b"x"]))[:-30],
+    "tensors.gguf": lambda: b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0),
+    "keys.gguf": lambda: b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60),
+    "negative.gguf": lambda: b"GGUF" + struct.pack("<Iqq", 3, -1, -1),
+    "version.gguf": lambda: b"GGUF" + struct.pack(">IQQ", 3, 1, 1),
+    "a-long-name.gguf": lambda: b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**40) + bytes(900_000),
+    "words.gguf": lambda: _value_of_gguf(8, struct.pack("<Q", 2**40) + bytes(900_000)),
+    "nested-arrays.gguf": lambda: _value_of_gguf(9, struct.pack("<QIQ", 1, 9, 1) * 45_000),
+    "copies-of-arrays.gguf": lambda: _value_of_gguf(9, struct.pack("<Q", 2**22) + bytes(900_000)),
+    "2-63.gguf": lambda: gguf({"x": ((2**62, 2**62), 0, 0)}),
+    "beyond.gguf": lambda: gguf({"x": ((2**20,), 0, 2**62)}),
+    "overlap.gguf": lambda: gguf({"x": ((4,), 0, 0), "y": ((4,), 0, 8)}, data=32),
+    "one-place.gguf": lambda: gguf({"x": ((4,), 0, 0), "y": ((4,), 0, 0)}, data=16),
+    "cut.gguf": lambda: gguf({"x": ((4,), 0, 0), "y": ((4,), 0, 16)}, data=31),
+    "empty.onnx": lambda: b"",
+    "text.onnx": lambda: b"hello " * 9,
+    "cut.onnx": lambda: onnx(onnx_tensor("x", (100,), bytes(400)))[:-9],
+    "without-bytes.onnx": lambda: onnx(onnx_tensor("x", (2**40,))),
+    "negative.onnx": lambda: onnx(onnx_tensor("x", (2**64 - 1,))),
+    "dimensions.onnx": lambda: onnx(onnx_tensor("x", (1,) * 100_000, bytes(4))),
+    "nested-graphs.onnx": lambda: _nested_graphs(5000),
+    "external.onnx": lambda: onnx(*(onnx_external(f"x{n}", (1,), location=f"{n}") for n in range(9000))),
+    "integers.onnx": lambda: b"\xff" * 900_000,
+    "fields.onnx": lambda: onnx() + b"\x0a\x00" * 400_000 + b"\xff",
+    "empty.index": lambda: b"",
+    "text.index": lambda: b"x" * 99,
+    "cut.index": lambda: tf_index({"x": ((4,), 0)})[1:],
+    "itself.index": _index_of_itself,
+    "one-block.index": lambda: _index_of_one_block(9000),
+    "long-names.index": _long_names,
+    "shards.index": lambda: tf_index({"x": ((4,), 0)}, shards=2**40),
+    "2-63.index": lambda: tf_index({"x": ((2**40, 2**40), 0)}),
+    "nested.msgpack": lambda: b"\x81\xa1x" * 300_000,
+    "counts.msgpack": lambda: b"\xdf\xff\xff\xff\xff\xa1x" + b"\x01\xa1y" * 9,
+    "arrays.msgpack": lambda: b"\x81\xa1x" + b"\xdd\xff\xff\xff\xff" * 60,
+    "long-paths.msgpack": lambda: msgpack({"x" * 900: {"y" * 900: {f"{n}": flax_array((), b"") for n in range(9000)}}}),
+    "a-key-twice.msgpack": lambda: b"\x82\xa1x\x01\xa1x\x02",
+    "extension.msgpack": lambda: b"\x81\xa1x\xc9\xff\xff\xff\xff\x01",
+    "other-bytes.msgpack": lambda: msgpack({"x": flax_array((2**20, 2**20), bytes(4))}),
+    "text.msgpack": lambda: msgpack({"x": "a" * 900_000}),
     "nested-json.safetensors": lambda: struct.pack("<Q", 900_000) + b'{"a":' * 180_000,
     "nested-flow.yaml": lambda: b"a: " + b"[" * 130_000,
     "nested-keys.yaml": lambda: b"? " * 65_000,
@@ -135,6 +226,10 @@ ACCEPTED: dict[str, Made] = {
     "metadata.safetensors": lambda: safetensors(
         {"__metadata__": {f"k{number}": BIDI for number in range(40_000)}, "a": empty_tensor()}
     ),
+    "unfoldable-names.gguf": lambda: gguf({f"{number}x": ((0,), 0, 0) for number in range(17_000)}),
+    "unfoldable-names.onnx": lambda: onnx(*(onnx_tensor(f"{number}x", (0,)) for number in range(40_000))),
+    "unfoldable-names.msgpack": lambda: msgpack({f"{n}x": flax_array((0,), b"") for n in range(9_000)}),
+    "names.gguf": lambda: gguf({name.replace("\ud800", "x") or "x": ((0,), 0, 0) for name in NAMES}),
     "names.safetensors": lambda: safetensors({name: empty_tensor() for name in NAMES}),
 }
 

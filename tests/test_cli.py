@@ -199,7 +199,7 @@ def test_ignored_fields_of_a_config_json_are_listed_on_stderr(cli, tmp_path):
 
 def test_json_has_its_schema_and_everything_in_it(cli):
     data = cli("count", "bert-tiny", "-a", "BertForMaskedLM", "--format", "json").json
-    assert (data["schema"], data["kind"]) == (2, "count")
+    assert (data["schema"], data["kind"]) == (3, "count")
     assert {"subject", "totals", "rows", "ties", "unknown", "by"} <= set(data)
     assert {"distinct_params", "layer_params", "trainable_params", "buffer_params"} <= set(data["totals"])
     assert {"path", "type", "shapes", "params", "tied_to"} <= set(data["rows"][0])
@@ -329,6 +329,30 @@ def test_no_line_of_the_help_is_longer_than_80_columns_and_its_examples_stay_who
     assert [line for line in own if f"    {line}\n" not in shown] == []
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_has_two_screens_and_names_every_option_that_the_whole_help_explains(cli, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = cli(command, "--help").out, cli(command, "--help-all").out
+    assert len(short.splitlines()) <= 100
+    explained = set(re.findall(r"--[a-z][a-z-]+", whole.replace("--no-", "--")))
+    named = set(re.findall(r"--[a-z][a-z-]+", short.replace("--[no-]", "--").replace("--no-", "--")))
+    assert explained - named <= {"--emit"}  # of another command, in a sentence
+
+
+def test_the_common_options_come_first_and_the_others_under_their_headings(cli):
+    text = cli("profile", "--help").out
+    headings = re.findall(r"^([A-Z][a-z ]+):$", text, re.MULTILINE)
+    assert headings == ["Arguments", "Common options", "Model", "Sizes", "Loop", "Card", "Ranks", "Measurement",
+                        "Output"]  # fmt: skip
+    common = cli("fit", "--help").out.partition("Common options:")[2].partition("\n\n")[0]
+    assert re.findall(r"^  (?:-\w, )?(--[a-z-]+)", common, re.MULTILINE) == [
+        "--batch", "--seq", "--precision", "--optimizer", "--checkpointing", "--gpu", "--budget", "--lora", "--format",
+        "--output",
+    ]  # fmt: skip
+    assert "Loop:\n  --mode, " in text
+    assert "Loop:\n  --mode MODE " in cli("profile", "--help-all").out
+
+
 @pytest.mark.parametrize("command", [
     "flops bert-tiny --convention torch", "count my-bert/model.safetensors", "verify my-bert", "presets -v",
     "schema", "doctor",
@@ -382,7 +406,7 @@ def test_every_command_that_gives_data_speaks_four_formats(cli, command, tmp_pat
         result = cli(command, *TABLES[command], "--format", fmt, "--output", path)
         assert (result.code, result.out) == (0, ""), result.err
         shown[fmt] = path.read_text()
-    assert json.loads(shown["json"])["schema"] == 2
+    assert json.loads(shown["json"])["schema"] == 3
     widths = {len(record) for record in csv.reader(io.StringIO(shown["csv"]))}
     assert len(widths) == 1
     assert "| --- |" in shown["markdown"] or "---: |" in shown["markdown"]

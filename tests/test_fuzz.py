@@ -28,7 +28,9 @@ from tests.hostile_review import REVIEW
 SEED, RUNS = 20261121, 8
 REFUSED = ("deflated", "bzip2", "lzma")  # whose good file is refused
 FILES = ("preset", "expectations", "config", "page", "adapter", "safetensors", "index", "zip", "legacy", "verified",
-         "grid", "results", "project", "training", "accelerate", "calibration", "report", *FAMILIES)  # fmt: skip
+         "gguf", "onnx", "tensorflow", "flax", "modules",
+         "grid", "results", "project", "training", "accelerate", "calibration", "report",
+         "snapshot", "log", *FAMILIES)  # fmt: skip
 KINDS = (*FILES, *REFUSED, "name", "input", "option", "profiled", "ranks")
 
 

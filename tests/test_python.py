@@ -33,7 +33,8 @@ FUNCTIONS = ("count", "tree", "flops", "estimate", "profile", "fit", "report", "
 @pytest.fixture
 def _in_the_users_folder(user_folder, tmp_path, monkeypatch):
     shutil.copytree(user_folder / "my-bert", tmp_path / "my-bert")
-    shutil.copy(user_folder / "args.json", tmp_path)
+    for name in ("args.json", "oom.log"):
+        shutil.copy(user_folder / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
 
@@ -241,7 +242,8 @@ def test_a_wrong_size_is_one_line_with_a_remedy(given, message):
     [
         (lambda: bertscope.estimate("bert-tiny", bacth=8), "there is no setting 'bacth'; did you mean 'batch'"),
         (lambda: bertscope.estimate("bert-tiny", mode="inference", checkpointing="full"), "mode forward or training"),
-        (lambda: bertscope.estimate("bert-tiny", loss=print), "leave loss out"),
+        (lambda: bertscope.profile("bert-tiny", loss=print), "give a module, or the name of a loss"),
+        (lambda: bertscope.estimate("bert-tiny", loss="mnlr"), "there is no loss 'mnlr'; did you mean 'mnrl'"),
         (lambda: bertscope.fit("bert-tiny"), "give either budget, such as 16GiB, or gpu, such as t4"),
         (lambda: bertscope.fit("bert-tiny", "16 cats"), "budget takes a size such as 16GiB; got '16 cats'"),
         (lambda: bertscope.verify(bertscope.load("bert-tiny")), "name the checkpoint"),

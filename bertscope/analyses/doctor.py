@@ -34,8 +34,8 @@ EXTRAS = {
     "hub": (("huggingface-hub",), "models in the Hugging Face cache by name, --download"),
     "convert": (("ruamel.yaml",), "convert into a YAML file that exists, with its comments"),
     "plot": (
-        ("matplotlib", "plotly"),
-        "report (plotly), pictures of memory over time (plotly; matplotlib for SVG and PNG)",
+        ("matplotlib",),
+        "pictures of memory over time as SVG and PNG, report.plot()",
     ),
     "explore": (("textual",), "explore, in the terminal"),
     "pandas": (("pandas",), "to_pandas of a report in Python"),

@@ -15,8 +15,9 @@ from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
 from bertscope.analyses.modules.repeat import RAN, Repeated, layer_stacks, repeated, shortened
 from bertscope.analyses.modules.totals import freeze, subject, totals
 from bertscope.analyses.saved import saved
-from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, on_meta, run_without_values
+from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
+from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts, loss_function
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, Text
@@ -25,6 +26,7 @@ from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorR
 from bertscope.reports.json import from_json
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.settings.checkpointing import NONE, with_eager_attention
+from bertscope.settings.losses import MODEL
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
@@ -61,13 +63,26 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
     return flops_report(module, recorded, name, mode=mode, checkpointing=NONE, batch=None, seq=None, loss=loss)
 
 
-def run_as_it_is(module: nn.Module, inputs: Any, training: bool) -> tuple[Trace, str]:
+def run_as_it_is(
+    module: nn.Module,
+    inputs: Any,
+    training: bool,
+    padding: float = 0.0,
+    loss: Callable[..., Any] | None = None,
+) -> tuple[Trace, str]:
     """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
+    mark_valid(inputs, padding)
+    if loss is not None:
+        return _step(module, lambda: loss(module, inputs), training, padding)
     args, kwargs = arguments(inputs)
-    return _step(module, lambda: module(*args, **kwargs), training)
+    return _step(module, lambda: module(*args, **kwargs), training, padding)
 
 
-def _step(module: nn.Module, forward: Callable[[], Any], training: bool) -> tuple[Trace, str]:
+def _built(source: ModelSource, device: str) -> nn.Module:
+    return source.build(device=device, attention=META_ATTENTION)
+
+
+def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding: float = 0.0) -> tuple[Trace, str]:
     def step() -> str:
         with torch.set_grad_enabled(training):
             output = forward()
@@ -79,7 +94,7 @@ def _step(module: nn.Module, forward: Callable[[], Any], training: bool) -> tupl
         loss.backward()
         return name
 
-    return trace(module, step)
+    return trace(module, step, padding)
 
 
 def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -268,24 +283,39 @@ class FlopsRun:
 
         def made(device: str = "meta") -> nn.Module:
             """Return the model on a device."""
-            model = source.build(device=device, attention=META_ATTENTION).train(training)
+            build = partial(_built, device=device)
+            model = build(source)
             freeze(model, self.run.freeze)
+            add_teacher(model, self.run, build)
+            model.train(training)
             source.checkpoint(model, with_eager_attention(self.run.checkpointing))
             return model
 
         model = made()
-        inputs = inputs_for(model, batch, seq, labels=training, given=self.run.input)
-        run = partial(run_as_it_is, training=training)
+        labels = training and self.run.loss == MODEL
+        inputs = inputs_for(model, batch, seq, labels=labels, given=self.run.input)
+        inputs = batch_of_texts(replace(self.run, batch=batch), inputs)
+        run = partial(run_as_it_is, training=training, padding=self.run.padding, loss=loss_function(self.run))
         return model, *run_without_values(source, model, inputs, run, made, self.run.input)
 
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
     ) -> FlopsReport:
-        made = flops_report(model, recorded, self.source.name, tree, mode=self.run.mode,
-        checkpointing=self.run.checkpointing,
-                            batch=batch, seq=seq, loss=loss)  # fmt: skip
+        made = flops_report(
+            model, recorded, self.source.name, tree, mode=self.run.mode, checkpointing=self.run.checkpointing,
+            batch=batch, seq=seq, loss=loss,
+            encoder_seq=_encoder_length(inputs_for(model, batch, seq, given=self.run.input)),
+        )  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
+
+
+def _encoder_length(inputs: Any) -> int | None:
+    """Return the number of the encoder's tokens, if the inputs are those of a model with cross-attention."""
+    if not isinstance(inputs, dict):
+        return None
+    encoder = inputs.get("encoder_hidden_states", inputs.get("input_ids") if "decoder_input_ids" in inputs else None)
+    return None if encoder is None else encoder.shape[1]
 
 
 def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,)) -> FlopsReport:

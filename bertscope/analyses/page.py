@@ -1,13 +1,15 @@
 """`report`: every report about one model, or about two side by side."""
 
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import fields, replace
 from itertools import accumulate
 from typing import Any
 
+from bertscope import __version__
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.analyses.memory.events import MemoryTrace
@@ -20,13 +22,15 @@ from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.params import count, tree
 from bertscope.analyses.tracing.inputs import inputs_for, positions
 from bertscope.analyses.tracing.trace import source_shapes
+from bertscope.checkpoints.names import in_torch
+from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.config import RULES
 from bertscope.errors import BertscopeError, Text
 from bertscope.gpus import Gpu
-from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of, name_without_adapter
+from bertscope.model.state_dict import modern_name
 from bertscope.progress import stage
-from bertscope.reports.base import Shape
+from bertscope.reports.base import Shape, Subject, Totals
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.flops import FlopsReport, Work
 from bertscope.reports.layer_ranges import collapse, expand, in_order
@@ -49,14 +53,14 @@ from bertscope.settings.rows import MAX_SIZE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn
+from bertscope.torch_access import nn, torch
 from bertscope.units import FP32
 
 # Fields of a config.json that have no effect on the model.
 _RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "auto_map")
 
 
-def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> DiffReport:
+def diff(a: ModelSource | Checkpoint, b: ModelSource | Checkpoint, *, batch: int = 1, seq: int = 128) -> DiffReport:
     """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
 
     The FLOPs of a model whose forward pass does not run with the inputs that bertscope derives are None.
@@ -64,28 +68,19 @@ def diff(a: ModelSource, b: ModelSource, *, batch: int = 1, seq: int = 128) -> D
     Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
     the same model without one, and without the wrappers of peft, so that only adapters differ.
     """
-    one, other = _Side(a), _Side(b)
+    one, other = (_StoredSide(side) if isinstance(side, Checkpoint) else _Side(side) for side in (a, b))
     return DiffReport(
-        a=one.report.subject,
-        b=other.report.subject,
+        a=one.subject,
+        b=other.subject,
         fields=tuple(_fields(one, other)),
         rows=tuple(_rows(one.tensors(), other.tensors())),
-        totals_a=one.report.totals,
-        totals_b=other.report.totals,
+        totals_a=one.totals,
+        totals_b=other.totals,
         batch=batch,
         seq=seq,
-        forward_flops_a=_forward_flops(a, batch, seq),
-        forward_flops_b=_forward_flops(b, batch, seq),
+        forward_flops_a=one.forward_flops(batch, seq),
+        forward_flops_b=other.forward_flops(batch, seq),
     )
-
-
-def _forward_flops(source: ModelSource, batch: int, seq: int) -> int | None:
-    try:
-        return FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops
-    except BertscopeError:
-        if source.bert_config is not None:  # then the sizes are wrong
-            raise
-        return None
 
 
 class _Side:
@@ -95,6 +90,7 @@ class _Side:
         model = built_for_counting(source)
         self.source = source
         self.report = count(model, by="parameter", name=source.name)
+        self.subject, self.totals = self.report.subject, self.report.totals
         self.prefix = f"{getattr(base_model_of(model), 'base_model_prefix', 'bert')}."
 
     def settings(self) -> dict[str, Any]:
@@ -112,10 +108,58 @@ class _Side:
             for path in (expand(folded) if row.copies > 1 else [folded])
         }
 
+    def forward_flops(self, batch: int, seq: int) -> int | None:
+        """Return the FLOPs of a forward pass; None if it does not run."""
+        try:
+            return FlopsRun(source=self.source).at(batch, seq).rows[0].forward.matmul_flops
+        except BertscopeError:
+            if self.source.bert_config is not None:  # then the sizes are wrong
+                raise
+            return None
 
-def _fields(a: _Side, b: _Side) -> Iterator[FieldChange]:
+
+class _StoredSide:
+    """A checkpoint as one of the two models, by its header."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.stored = sums(checkpoint)
+        self.subject = Subject(name=checkpoint.name, architecture=checkpoint.format, dtype="stored",
+                               torch_version=str(torch.__version__), bertscope_version=__version__,
+                               obtained="read from the file's header")  # fmt: skip
+        params, size = self.stored.distinct_params, self.stored.weight_bytes
+        self.totals = Totals(
+            distinct_params=params, layer_params=self.stored.stored_params, trainable_params=params, frozen_params=0,
+            trainable_layer_params=params, frozen_layer_params=0, buffer_params=0, buffer_bytes=0, param_bytes=size,
+            fp32_bytes=4 * params, bf16_bytes=2 * params, unknown_tensors=0,
+        )  # fmt: skip
+
+    def settings(self) -> dict[str, Any]:
+        """Return the format, and the dtypes with their packing."""
+        dtypes = (f"{row.dtype} ({row.packing})" if row.packing else row.dtype for row in self.stored.dtypes)
+        return {
+            "architecture": self.stored.format,
+            "dtypes": ", ".join(dtypes),
+            "weight_bytes": self.stored.weight_bytes,
+        }
+
+    def tensors(self) -> dict[str, tuple[Shape, int]]:
+        """Return shape and number of elements by name, in torch's names without `bert.`; each storage once."""
+        named = (in_torch(tensor, self.stored.format) for tensor in self.checkpoint.tensors if not tensor.shares)
+        return {modern_name(name).removeprefix("bert."): (tensor.shape, tensor.params) for name, tensor in named}
+
+    def forward_flops(self, batch: int, seq: int) -> int | None:
+        """Return None: a file does not say how its tensors are used."""
+        return None
+
+
+def _fields(a: _Side | _StoredSide, b: _Side | _StoredSide) -> Iterator[FieldChange]:
     settings = [a.settings(), b.settings()]
-    for field in dict.fromkeys(("architecture", "add_pooling_layer", *RULES, *a.source.settings, *b.source.settings)):
+    known = () if _StoredSide in (type(a), type(b)) else ("add_pooling_layer", *RULES)
+    own = [side.source.settings if isinstance(side, _Side) else side.settings() for side in (a, b)]
+    if type(a) is not type(b):
+        own = []
+    for field in dict.fromkeys(("architecture", *known, *(name for names in own for name in names))):
         one, other = (setting.get(field) for setting in settings)
         if one != other and field not in _RECORDED and not field.startswith("_"):
             yield FieldChange(field=field, a=one, b=other)
@@ -270,7 +314,10 @@ def _model(
     training = FlopsRun(source=source, run=RunConfig(input=inputs, freeze=run_config.freeze))
     with stage(Text("{name}, FLOPs", name=source.name)):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
-    given, first = Given(batch=batch, seq=seq), f"{source.layer_path}.0"
+    given = Given(batch=batch, seq=seq, input=inputs)
+    forward = _dataflow(source, model, "", given)
+    repeated = (node.path for node in forward.nodes if node.copies > 1) if forward else iter(())
+    layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
     steps = Steps(source)
     card = limit if isinstance(limit, Gpu) else None
 
@@ -298,8 +345,8 @@ def _model(
         fit=fit,
         asked=asked,
         plan=plan,
-        forward=_dataflow(model, "", source.name, given),
-        layer=_dataflow(model, first, source.name, given) if source.layers else None,
+        forward=forward,
+        layer=_dataflow(source, model, layer, given) if layer else None,
     )
 
 
@@ -315,7 +362,7 @@ def _plan(
     return None
 
 
-def _dataflow(model: nn.Module, path: str, name: str, given: Given) -> GraphReport | None:
-    if not isinstance(model, (BertPreTrainedModel, PeftModel)):
-        return None
-    return forward_diagram(model, path, name=name, given=given)
+def _dataflow(source: ModelSource, model: nn.Module, path: str, given: Given) -> GraphReport | None:
+    with suppress(BertscopeError), source.confined(), redirect_stdout(sys.stderr):  # it does not run the layer
+        return forward_diagram(model, path, name=source.name, given=given)
+    return None

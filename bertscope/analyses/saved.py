@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import bertscope
 from bertscope.errors import BertscopeError, SelectionError
+from bertscope.processes.signals import uninterrupted
 from bertscope.settings.run_config import CACHE_VARIABLE, CUDA, INSTALLED, RunConfig
 from bertscope.sources.model_source import ModelSource
 
@@ -62,7 +63,9 @@ def is_saved(kind: str, source: ModelSource, run_config: RunConfig, thread_count
 
 def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int | None = None) -> Path | None:
     """Return the file of a result; None without a cache for this model."""
-    folder = None if source.has_own_dtypes else cache_folder()[0]
+    # The digest knows no teacher.
+    is_unknown = source.has_own_dtypes or run_config.loss.startswith("distil:")
+    folder = None if is_unknown else cache_folder()[0]
     if folder is None:
         return None
     try:
@@ -118,14 +121,15 @@ def _write(path: Path, text: bytes) -> None:
     packed = zlib.compress(text, 3)
     if len(packed) > _MOST_FILE_BYTES - 100 or len(text) > _MOST_TEXT_BYTES:
         return
-    descriptor, temporary = tempfile.mkstemp(_SUFFIX, _BEGUN, path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with uninterrupted():
+        descriptor, temporary = tempfile.mkstemp(_SUFFIX, _BEGUN, path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(hashlib.sha256(packed).hexdigest().encode() + b"\n" + packed)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
     _tidy(path.parent)
 
 

@@ -1,12 +1,14 @@
 """`verify`: comparison of a model with a checkpoint's header: names, shapes, dtypes, ties, buffers; no values."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.operator_costs import shape_of
+from bertscope.checkpoints.names import in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.errors import SelectionError, SourceError, Text
 from bertscope.model.lora import PeftModel
@@ -18,31 +20,55 @@ from bertscope.torch_access import nn, torch
 from bertscope.units import PRECISIONS
 
 ALLOWABLE = ("missing", "unexpected", "dtype")
-_WRONG = ("missing", "unexpected", "shape", "dtype")
+AUTO = "auto"  # of the prefix that is left out
+_WRONG = ("prefix", "missing", "unexpected", "shape", "dtype")
 _ORDER = (*_WRONG, "duplicate", "shared", "tied", "renamed", "buffer")
+_PARTS = 4  # of a name that may be in front of a model's: `module._orig_mod.model.`
+_Named = Sequence[tuple[str, StoredTensor]]  # the name that a tensor may have in a model, and the tensor of the file
 
 
 def verify(
-    source: ModelSource, checkpoint: Checkpoint, *, dtype: str | None = None, allow: Iterable[str] = ()
+    source: ModelSource,
+    checkpoint: Checkpoint,
+    *,
+    dtype: str | None = None,
+    allow: Iterable[str] = (),
+    strip_prefix: str | None = None,
 ) -> VerifyReport:
     """Compare a model with a checkpoint's header: it fits if it has exactly the model's tensors, shapes and dtypes.
 
     `dtype` (fp32, bf16, fp16) is the expected one of floating-point tensors, by default that of the config.json, if
-    any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype.
+    any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype. `strip_prefix` is left
+    out of the file's names, "auto" finds it; without it, such a prefix is one finding, and the others are those beyond.
     """
     allowed = set(allow)
     if not allowed <= set(ALLOWABLE):
         raise SelectionError(f"allow takes {', '.join(ALLOWABLE)}; got {', '.join(sorted(allowed - set(ALLOWABLE)))}")
     model = source.build()
     expected = _ModelTensors(model, PRECISIONS[dtype].torch_name if dtype else source.stored_dtype)
-    findings = _folded(expected.rows(checkpoint))
+    named = _named(checkpoint)
+    prefix = _wrapper(named, expected) if strip_prefix in (None, AUTO) else strip_prefix or ""
+    count = sum(name.startswith(prefix) for name, _ in named) if prefix else 0
+    if prefix and not count:
+        raise SelectionError(
+            f"no name in the checkpoint begins with {prefix[:60]!r}; the first is {named[0][0][:60]!r}"
+        )
+    named = [
+        (name.removeprefix(prefix), replace(tensor, name=tensor.name.removeprefix(prefix),
+                                            shares=tensor.shares and tensor.shares.removeprefix(prefix)))
+        for name, tensor in named
+    ]  # fmt: skip
+    findings = [*_folded(expected.rows(named))]
+    if prefix and strip_prefix is None:
+        findings.append(_prefix_row(prefix, count))
     rows = [replace(row, is_wrong=False) if row.status in allowed else row for row in findings]
     wrong = {row.status for row in rows if row.is_wrong}
     return VerifyReport(
         subject=subject(model, source.name),
         stored=sums(checkpoint),
         fits=not wrong and not checkpoint.problems,
-        fitting=tuple(_fitting(source, checkpoint)) if wrong & {"missing", "unexpected"} else (),
+        fitting=tuple(_fitting(source, named)) if wrong & {"missing", "unexpected"} else (),
+        new_modules=tuple(_new_modules(expected, findings)),
         matched_tensors=len(expected.found),
         model_tensors=len(expected.state),
         model_distinct_params=sum({id(value): value.numel() for value in expected.parameters()}.values()),
@@ -50,11 +76,54 @@ def verify(
     )
 
 
-def _fitting(source: ModelSource, checkpoint: Checkpoint) -> Iterator[str]:
+def _named(checkpoint: Checkpoint) -> _Named:
+    """Return the tensors of the checkpoint of a model, without those of a Dense of sentence-transformers."""
+    for tensor in checkpoint.tensors:
+        if "/" in tensor.name and checkpoint.format in ("safetensors", "pytorch"):
+            raise SourceError(
+                f"{tensor.name!r} is a TensorFlow name; convert the checkpoint first", where=str(checkpoint.path)
+            )
+    found = (tensor for tensor in checkpoint.tensors if not tensor.name.startswith(checkpoint.modules or "\0"))
+    return [in_torch(tensor, checkpoint.format) for tensor in found]
+
+
+def _wrapper(named: _Named, expected: "_ModelTensors") -> str:
+    """Return the prefix that most names have and that alone explains most differences; empty if there is none."""
+    names = [name for name, _ in named]
+    fronts = (name.split(".")[:-1][:_PARTS] for name in names)
+    counts = Counter(".".join(front[:size]) + "." for front in fronts for size in range(1, len(front) + 1))
+    likely = [front for front, count in counts.items() if 2 * count > len(names)]
+
+    def matches(prefix: str) -> int:
+        return sum(expected.own(name.removeprefix(prefix)) in expected.state for name in names)
+
+    best = max(likely, key=matches, default="")
+    return best if best and 2 * matches("") < matches(best) else ""
+
+
+def _prefix_row(prefix: str, count: int) -> VerifyRow:
+    return VerifyRow(
+        status="prefix", name=prefix, stored_name=prefix, copies=count, shape=None, stored_shape=None, dtype=None,
+        stored_dtype=None, params=0, is_wrong=True,
+        note=Text("compared without it; --strip-prefix {prefix} (or auto) leaves it out", prefix=prefix),
+    )  # fmt: skip
+
+
+def _new_modules(expected: "_ModelTensors", findings: Iterable[VerifyRow]) -> list[str]:
+    """Return the modules of a head or pooler whose tensors are missing, if nothing else of the model is."""
+    missing = [row.name for row in findings if row.status == "missing"]
+    inside = [name for name in expected.state if name.startswith(f"{expected.prefix}.")]
+    is_new = [(bool(inside) and name not in inside) or "pooler" in name for name in missing]
+    if not expected.found or not all(is_new) or any(row.status == "shape" for row in findings):
+        return []
+    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in missing))
+
+
+def _fitting(source: ModelSource, named: _Named) -> Iterator[str]:
     """Yield the classes of the same configuration whose tensors the checkpoint has."""
     for other in source.other_classes():
         expected = _ModelTensors(other.build(), None)
-        if not any(row.is_wrong for row in expected.rows(checkpoint)):
+        if not any(row.is_wrong for row in expected.rows(named)):
             yield str(other.architecture)
 
 
@@ -76,16 +145,15 @@ class _ModelTensors:
         """Yield the parameters among the tensors, one for each name."""
         return (value for value in self.state.values() if isinstance(value, nn.Parameter))
 
-    def rows(self, checkpoint: Checkpoint) -> Iterator[VerifyRow]:
+    def own(self, name: str) -> str:
+        """Return the name of the model for a name in the file."""
+        return own_name(modern_name(name), self.state, self.prefix)
+
+    def rows(self, named: _Named) -> Iterator[VerifyRow]:
         """Yield the findings, tensor by tensor."""
-        own = set(self.state)
-        for tensor in checkpoint.tensors:
-            if "/" in tensor.name:
-                raise SourceError(
-                    f"{tensor.name!r} is a TensorFlow name; convert the checkpoint first", where=str(checkpoint.path)
-                )
-            name = own_name(modern_name(tensor.name), own, self.prefix)
-            if name in own and name not in self.found:
+        for given, tensor in named:
+            name = self.own(given)
+            if name in self.state and name not in self.found:
                 self.found[name] = tensor
                 yield from self._compared(name, tensor)
             else:
@@ -104,10 +172,10 @@ class _ModelTensors:
         expected = self.state[name]
         if tuple(expected.shape) != tensor.shape:
             yield self._row("shape", name, tensor)
-        is_floating = tensor.dtype.startswith(("float", "bfloat"))
+        is_floating = tensor.dtype.startswith(("float", "bfloat")) or tensor.packing is not None
         if is_floating != expected.is_floating_point():
             yield self._row("dtype", name, tensor, Text("{dtype} in the model", dtype=shape_of(expected).dtype))
-        elif is_floating and self.dtype not in (None, tensor.dtype):
+        elif is_floating and not tensor.packing and self.dtype not in (None, tensor.dtype):
             yield self._row("dtype", name, tensor, Text("{dtype} was asked for", dtype=self.dtype))
         if name != tensor.name:
             yield self._row("renamed", name, tensor, _how(tensor.name, name, self.prefix))
@@ -157,6 +225,9 @@ def _ties(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
 
 
 def _how(stored: str, name: str, prefix: str) -> str:
+    ends = stored.removeprefix(f"{prefix}."), name.removeprefix(f"{prefix}.")
+    if modern_name(ends[0]) != modern_name(ends[1]):
+        return "names of another program"
     parts = []
     if modern_name(stored) != stored:
         parts.append("TensorFlow's gamma and beta for weight and bias")

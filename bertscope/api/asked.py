@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeGuard
 
 from bertscope.calibrations import Calibration, calibration_here, calibration_of, calibrations, card_of
-from bertscope.config import BertConfig
+from bertscope.config import POSITIONS, BertConfig
 from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu, find_gpu
@@ -24,7 +25,9 @@ from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
+    from bertscope.analyses.memory.step import Loss
     from bertscope.analyses.modules.module_tree import InOut
+    from bertscope.settings.keywords import RunSettings
     from bertscope.torch_access import nn, torch
 
 
@@ -82,12 +85,42 @@ def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequen
     return tuple(torch.empty(tuple(size), dtype=kind, device="meta") for size, kind in zip(sizes, kinds, strict=True))
 
 
+def function_of(settings: RunSettings) -> Loss | None:
+    """Take the loss out of the settings if it is a function, and return it."""
+    found = settings.get("loss")
+    if found is None or isinstance(found, str):
+        return None
+    del settings["loss"]
+    return found
+
+
 def inputs_on_device(inputs: Any, device: str) -> Any:
     """Return inputs of `input_size` with values on a device, and any other inputs as they are."""
     from bertscope.torch_access import torch
 
     is_of_sizes = isinstance(inputs, tuple) and all(isinstance(item, torch.Tensor) and item.is_meta for item in inputs)
     return tuple(torch.ones_like(tensor, device=device) for tensor in inputs) if is_of_sizes else inputs
+
+
+def batched(inputs: Any) -> Callable[[int], Any] | None:
+    """Return a function from a batch to inputs like these on meta: their first sizes that are the batch follow it."""
+    if inputs is None:
+        return None
+    from bertscope.torch_access import torch, tree_map
+
+    own: list[int] = []
+    tree_map(lambda item: own.append(len(item)) if isinstance(item, torch.Tensor) and item.ndim else None, inputs)
+    if not own:
+        raise SelectionError("the inputs have no tensor whose first size is the batch")
+
+    def of_batch(item: Any, batch: int) -> Any:
+        """Return a tensor on meta of another batch, and any other value as it is."""
+        if not isinstance(item, torch.Tensor):
+            return item
+        sizes = (batch, *item.shape[1:]) if item.ndim and len(item) == own[0] else item.shape
+        return torch.empty(sizes, dtype=item.dtype, device="meta")
+
+    return lambda batch: tree_map(partial(of_batch, batch=batch), inputs)
 
 
 def _numbers(size: Any) -> Sequence[Any]:
@@ -193,6 +226,8 @@ class Asked:
     def resolved(self, source: ModelSource | None = None, /, **defaults: Any) -> Resolved:
         """Return the runs and limits; `defaults` are those of the function, and parameters of own code keep dtypes."""
         own: dict[str, Any] = {}
+        if source is not None:
+            defaults |= self.length(source, defaults.get("seq", RunConfig.seq))
         if source is not None and source.has_own_dtypes:
             own = {"precision": STORED, **loop_of(source.build())}
         if self.plan is not None and source is not None:
@@ -202,7 +237,12 @@ class Asked:
         weakest = Layer(own | defaults, compared=self.compared, is_default=True)
         return resolve(*self.layers, weakest, records=self.records)
 
-    def of_module(self, module: nn.Module) -> tuple[Any, ...]:
+    def length(self, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:
+        """Return the longest sequence of the model as the default, if nobody gave a length and `usual` is longer."""
+        longest = usual if any("seq" in layer for layer in self.layers) else _longest(source, usual)
+        return {"seq": longest} if longest < usual else {}
+
+    def of_module(self, module: nn.Module, *, takes_limit: bool = False) -> tuple[Any, ...]:
         """Return the records for a module with its inputs; raises SelectionError for a setting that they determine."""
         table = rows(*self.records)
         for layer in self.layers:
@@ -213,8 +253,8 @@ class Asked:
         ((run_config, limit, *others),) = self.resolved(precision=STORED, **loop_of(module)).points
         if run_config.precision != STORED and not run_config.autocast:
             raise SelectionError(f"the module determines its dtypes; precision is {STORED} or {AUTOCAST}...")
-        if limit != Limit():
-            raise SelectionError("gpu and budget are for a step whose inputs are derived from batch and seq")
+        if limit != Limit() and not takes_limit:
+            raise SelectionError("gpu and budget are for an estimate without loss; leave them or loss out")
         return run_config, limit, *others
 
     def error(self, text: str, *names: str, **values: Any) -> SettingError:
@@ -236,6 +276,19 @@ class Asked:
                 effect = "it is searched" if name == searched else f"an option sets {words}"
                 replaced.append(TrainingKey(key=name, value=value, effect=effect))
         return replace(self.training_file, replaced=tuple(replaced))
+
+
+def _longest(source: ModelSource, usual: int) -> int:
+    """Return the length limit of a model; of one whose file shows that it takes the usual length, that one."""
+    if source.bert_config is not None:
+        return source.bert_config.max_position_embeddings
+    parts = [source.settings, *(part for part in source.settings.values() if isinstance(part, Mapping))]
+    known = [part[name] for part in parts for name in POSITIONS if isinstance(part.get(name), int)]
+    if not source.has_own_dtypes and all(most >= usual + 2 for most in known):  # RoBERTa's begin after the padding's
+        return usual
+    from bertscope.analyses.tracing.inputs import positions
+
+    return positions(source.build())
 
 
 def loop_of(module: nn.Module) -> dict[str, str]:

@@ -122,13 +122,12 @@ def flops(
         module, shown = built(model, name)
         ((run_config, _),) = asked.resolved(**DEFAULTS["flops"]).points
         return flops_analysis.flops(module, given, mode=run_config.mode, name=shown)
-    runs = asked.resolved(**DEFAULTS["flops"]).runs
+    source = source_of(model, name=name)
+    runs = asked.resolved(**DEFAULTS["flops"], **asked.length(source)).runs
     if runs[0].mode not in (INFERENCE, TRAINING):
         raise SelectionError(f"FLOPs are those of mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
-    return flops_model(
-        FlopsRun(source=source_of(model, name=name), run=replace(runs[0], batch=1, seq=1)), batches, seqs
-    )
+    return flops_model(FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)
 
 
 # ---- `bertscope.verify` ----
@@ -140,6 +139,7 @@ def verify(
     *,
     dtype: str | None = None,
     allow: Iterable[str] = (),
+    strip_prefix: str | None = None,
     name: str | None = None,
 ) -> VerifyReport:
     """Compare a model with a checkpoint's header: it fits if it has exactly the model's tensors, shapes and dtypes.
@@ -147,6 +147,7 @@ def verify(
     `checkpoint` is a file, an index, a folder with one, or a model in the Hugging Face cache; by default that of the
     model's path. `dtype` (fp32, bf16, fp16) is the expected one of floating-point tensors, by default that of the
     config.json, if any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype.
+    `strip_prefix` is left out of the file's names; "auto" finds one such as `module.`.
 
     >>> bertscope.verify("my-bert").fits  # a folder with config.json and model.safetensors
     True
@@ -159,4 +160,5 @@ def verify(
         checkpoint = model
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = read_checkpoint(weights_path(os.fspath(checkpoint)))
-    return comparison.verify(source_of(model, name=name), checkpoint, dtype=dtype, allow=allow)
+    source = source_of(model, name=name)
+    return comparison.verify(source, checkpoint, dtype=dtype, allow=allow, strip_prefix=strip_prefix)

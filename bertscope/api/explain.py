@@ -32,10 +32,10 @@ def explain(
 ) -> ExplainReport:
     """Return the steps of a model, or those under `path` (in any of the three namings), and the sums of its levels.
 
-    A `path` may also be a section of a BERT: inputs, outputs, caches, positions, checkpointing. FLOPs are those of the
-    matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no BERT, or that has adapters,
-    are its modules; `inputs` such as `pixel_values=Bx3x224x224:float32` are those that cannot be derived. Raises
-    SelectionError for a path that no step has.
+    A `path` may also be a module, or a section of a BERT: config, inputs, outputs, caches, positions, checkpointing.
+    FLOPs are those of the matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no
+    BERT, or that has adapters, are its modules; `inputs` such as `pixel_values=Bx3x224x224:float32` are those that
+    cannot be derived. Raises SelectionError for a path that no step has.
 
     >>> explained = bertscope.explain(bertscope.BertConfig(), "pooler")
     >>> explained.steps[0].params.symbols, explained.steps[0].params.value
@@ -74,8 +74,8 @@ def diagram(
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
     `class` draws the classes of the whole model in an `implementation` (bertscope, transformers), or those around one
-    class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module. `forward`,
-    of a BERT only, draws the dataflow of the module at `path` for the inputs `given`. `tree` draws the modules at and
+    class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module. `forward`
+    draws the dataflow of the module at `path` for the inputs `given`. `tree` draws the modules at and
     below `path`. Raises SelectionError for another kind, and for a path or class that the model does not have.
 
     >>> print(bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree"))

@@ -1,12 +1,15 @@
-"""`bertscope.estimate`, `bertscope.profile`, `bertscope.fit` and `bertscope.fits`."""
+"""`bertscope.estimate`, `bertscope.profile`, `bertscope.fit`, `bertscope.fits` and `bertscope.lengths`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report
+from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report, fitter_for
+from bertscope.analyses.memory.lengths import Data, LengthSteps
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.api.asked import (
@@ -15,9 +18,11 @@ from bertscope.api.asked import (
     Plan,
     Size,
     TrainingArguments,
+    batched,
     built,
     calibration_for,
     card_for,
+    function_of,
     inputs_of,
     inputs_on_device,
     is_module,
@@ -27,8 +32,10 @@ from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
-from bertscope.reports.memory import FitReport, FitRow, MemoryReport, Variant
+from bertscope.reports.calibration import TimeRange
+from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow, MemoryReport, Variant
 from bertscope.reports.plan import PlanRow
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.generate import with_settings
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.resolve import Layer, Resolved
@@ -44,6 +51,7 @@ from bertscope.settings.run_config import (
     RunConfig,
 )
 from bertscope.sources.find import source_of
+from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
@@ -65,7 +73,6 @@ def estimate(
     model: Model,
     inputs: Any = None,
     *,
-    loss: Loss | None = None,
     name: str | None = None,
     input_size: Size | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
@@ -77,11 +84,12 @@ def estimate(
     """Estimate the memory of a step of any model, without allocating it.
 
     A module runs with its `inputs`, a tensor, a tuple, or a dictionary of keywords, real or on meta; `input_size` and
-    `dtypes` describe them. Backward starts from `loss(module, inputs)`; by default from the output's loss, or the sum
-    of its first tensor. Without inputs, and for any other model, they are derived from its forward at `batch` and
-    `seq`. With a `gpu` each variant has the answer whether it fits there. `training_file` has TrainingArguments whose
-    values keywords replace; `layers` are further defaults. Raises SelectionError for a setting that no run has, for a
-    module that cannot be copied, and for one whose operators depend on the values of tensors.
+    `dtypes` describe them. Without inputs, and for any other model, they are derived from its forward at `batch` and
+    `seq`. Backward starts from the output's loss, or the sum of its first tensor; a `loss` of another name embeds texts
+    or ranks pairs, and a function is called as `loss(module, inputs)`. With a `gpu` each variant has the answer whether
+    it fits there. `training_file` has TrainingArguments whose values keywords replace; `layers` are further defaults.
+    Raises SelectionError for a setting that no run has, for a module that cannot be copied, and for one whose operators
+    depend on the values of tensors.
 
     >>> report = bertscope.estimate("bert-tiny", batch=8, seq=128, checkpointing="none,full")
     >>> report["full"].memory.peak.peak_bytes <= report["none"].memory.peak.peak_bytes
@@ -94,24 +102,45 @@ def estimate(
     >>> adam["none"].memory.peak.parts.optimizer_state == 2 * 4 * 1000 * 1000 + 4  # two moments and a counter
     True
     """
-    given = inputs_of(inputs, input_size, dtypes)
+    given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan)
     if given is not None:
-        from bertscope.analyses.memory.estimate import estimate as estimate_module
-
         module, shown = built(model, name)
-        return estimate_module(module, given, asked.of_module(module)[0], loss=loss, name=shown)
-    if loss is not None:
-        raise SelectionError("loss is computed from the inputs of a module; give them too, or leave loss out")
-    source = source_of(model, name=name)
-    resolved = asked.resolved(source, **DEFAULTS["estimate"])
-    (limit,) = resolved.limits
-    expect(len(resolved.runs))
+        run_config, limit = asked.of_module(module, takes_limit=loss is None)
+        if limit == Limit():
+            from bertscope.analyses.memory.estimate import estimate as estimate_module
+
+            return estimate_module(module, given, run_config, loss=loss, name=shown)
+        source, wanted = source_of(module, name=shown, inputs=given), [run_config]
+    else:
+        source = source_of(model, name=name)
+        resolved = asked.resolved(source, **DEFAULTS["estimate"])
+        (limit,), wanted = resolved.limits, list(resolved.runs)
+        if loss is not None:
+            return _with_function(source, wanted, limit, loss)
+    expect(len(wanted))
     steps = Steps(source)
-    runs, report = estimate_on(source, resolved.runs, card_for(limit, resolved.runs[0]), steps)
+    runs, report = estimate_on(source, wanted, card_for(limit, wanted[0]), steps)
+    report = replace(report, inputs_given=given is not None)
     if asked.training_file is not None:
         report = replace(report, training_file=asked.noted(runs))
     return _timed(report, steps, limit, runs) if limit.time else report
+
+
+def _with_function(source: ModelSource, run_configs: Sequence[RunConfig], limit: Limit, loss: Loss) -> MemoryReport:
+    """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
+    from bertscope.analyses.memory.estimate import estimate as estimate_module
+    from bertscope.analyses.memory.step import meta_inputs, run_model
+
+    if limit != Limit():
+        raise SelectionError("gpu and budget are for an estimate without a function as loss")
+    reports = []
+    for run_config in run_configs:
+        model = run_model(source, run_config)
+        inputs = meta_inputs(model, run_config)
+        reports.append(estimate_module(model, inputs, run_config, loss=loss, name=source.name))
+    variants = [variant for report in reports for variant in report.variants]
+    return replace(reports[0], variants=tuple(variants), inputs_given=False)
 
 
 def snapshot(model: Model, *, layers: Sequence[Layer] = (), **settings: Unpack[RunSettings]) -> bytes:
@@ -129,7 +158,6 @@ def profile(
     model: Model,
     inputs: Any = None,
     *,
-    loss: Loss | None = None,
     name: str | None = None,
     input_size: Size | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
@@ -150,13 +178,13 @@ def profile(
     >>> abs(report["none"].error)
     0.0
     """
-    given = inputs_of(inputs, input_size, dtypes)
+    given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
     asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan,
                      records=MEASURED)  # fmt: skip
     if is_module(model):
         return _profile_module(model, given, asked, loss, name)
     if loss is not None:
-        raise SelectionError("loss is computed from the inputs of a module; leave it out")
+        raise SelectionError("a function cannot be sent to a new process; give a module, or the name of a loss")
     return profile_source(source_of(model, name=name, inputs=given), asked)[0]
 
 
@@ -166,7 +194,9 @@ def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | No
     from bertscope.analyses.memory.step import real_inputs
 
     if given is None:
-        run_config, _, measurement, launch = asked.resolved(precision=STORED, **loop_of(module)).points[0]
+        run_config, _, measurement, launch = asked.resolved(
+            precision=STORED, **loop_of(module), **DEFAULTS["profile"]
+        ).points[0]
         given = real_inputs(module, run_config, run_config.device)
     else:
         run_config, _, measurement, launch = asked.of_module(module)
@@ -223,6 +253,9 @@ def fit(
     *,
     batch: int | None = None,
     batch_total: int | None = None,
+    inputs: Any = None,
+    input_size: Size | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
@@ -233,7 +266,8 @@ def fit(
 
     The settings are lengths (by default 512), precisions and strategies of checkpointing: lists, or text such as
     `fp32,autocast-bf16`. With `batch`, find the settings with which it fits; with `batch_total`, the fewest GPUs whose
-    batches add up to it, by one `strategy` or several. With `world_size` the batch is that of one rank. Raises
+    batches add up to it, by one `strategy` or several. With `world_size` the batch is that of one rank. A module runs
+    with `inputs`, or tensors of `input_size` and `dtypes`, whose first size is the batch that is searched. Raises
     SelectionError for a length or a setting that the model does not have; `fits` takes several GPUs.
 
     >>> report = bertscope.fit("bert-tiny", "1GiB", seq=64, batch=4, checkpointing="none", precision="fp32")
@@ -241,20 +275,24 @@ def fit(
     >>> row.answer, row.peak_bytes < 2**30
     ('yes', True)
     """
-    reports = fits(model, budget, batch=batch, batch_total=batch_total, name=name, training_file=training_file,
-                   plan=plan, layers=layers, **settings)  # fmt: skip
+    reports = fits(model, budget, batch=batch, batch_total=batch_total, inputs=inputs, input_size=input_size,
+                   dtypes=dtypes, name=name, training_file=training_file, plan=plan, layers=layers,
+                   **settings)  # fmt: skip
     if len(reports) > 1:
         raise SelectionError(f"fit takes one gpu; got {len(reports)}; bertscope.fits returns a report for each")
     return reports[0]
 
 
-@with_settings(*ESTIMATED)
+@with_settings(*ESTIMATED, command="fit")
 def fits(
     model: Model,
     budget: int | str | None = None,
     *,
     batch: int | None = None,
     batch_total: int | None = None,
+    inputs: Any = None,
+    input_size: Size | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
@@ -269,7 +307,7 @@ def fits(
     given = {**settings} if budget is None else {**settings, "budget": budget}
     compared = _SEARCHED if batch_total is None else (*_SEARCHED, "strategy")
     asked = Asked.of(given, layers, compared=compared, training_file=training_file, plan=plan).without("batch")
-    source = source_of(model, name=name)
+    source = source_of(model, name=name, inputs=batched(inputs_of(inputs, input_size, dtypes)))
     search = _FitSearch(source, asked, batch, batch_total)
     if batch_total is not None:
         search.check_total()
@@ -356,6 +394,88 @@ class _FitSearch:
                              world_sizes=sizes, context_bytes=limit.context, known_steps=self.steps)  # fmt: skip
 
 
+_ANY = 2**62  # a budget for which every batch fits
+
+
+@with_settings(*ESTIMATED, command="estimate")
+def lengths(
+    model: Model,
+    lengths: str | os.PathLike[str] | Iterable[int],
+    *,
+    field: str = "",
+    tokenizer: str = "",
+    tokens_per_batch: int = 0,
+    search: bool = False,
+    name: str | None = None,
+    training_file: TrainingArguments = None,
+    plan: Plan = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[RunSettings],
+) -> LengthsReport:
+    """Estimate the steps of an epoch of sequences of real lengths, for each way to make batches.
+
+    `lengths` are numbers of tokens, a file of them, or `normal:256,64,16,512` (mean, deviation, least, most); the
+    `field` of a JSONL, CSV or Parquet file may have texts for a `tokenizer`. `seq` cuts longer sequences. With
+    `search` find the largest batches in a `budget` or on a `gpu`, and those for each length. Raises SourceError for a
+    file without lengths, and SelectionError for a setting that no run has.
+
+    >>> report = bertscope.lengths("bert-tiny", [64, 64, 128], batch=2, device="cuda")
+    >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128), report["unpadded"].padding
+    (True, 0.0)
+    """
+    asked = Asked.of(settings, layers, training_file=training_file, plan=plan)
+    source = source_of(model, name=name)
+    points = asked.resolved(source, **DEFAULTS["estimate"]).points
+    if len(points) > 1:
+        raise SelectionError("lengths are for one run; give one value of each setting")
+    run, limit = points[0]
+    card = card_for(limit, run)
+    memory = card or limit.budget
+    if search and memory is None:
+        raise asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
+    counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
+    most = asked.length(source, max(counts)).get("seq", max(counts))
+    most = run.seq if any("seq" in layer for layer in asked.layers) else most
+    cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
+    data, run = Data(cut), on_card(run, card)
+    fitter, _ = fitter_for(source, run, memory or _ANY, limit.context, {})
+    steps = LengthSteps(fitter, run, data, is_limited=memory is not None)
+    subject = fitter.steps.facts(run.changed(checkpointing=NONE)).subject
+    table = tuple(steps.table()) if search else ()
+    sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
+    if search:
+        tokens = steps.largest_unpadded()
+        sizes = (table[-1].batch, data.most_unpadded(tokens), tokens, min(row.batch * row.high for row in table))
+    rows = tuple(map(steps.row, data.batchings(*sizes)))
+    notes: tuple[Note, ...] = () if steps.is_fused else (Note(key="lengths_scores"),)
+    if limit.time:
+        timer = timer_for(card, fitter.steps, limit, run)
+        rows = tuple(_timed_epoch(row, steps, timer) for row in rows) if timer else rows
+        notes += no_time_notes(limit, run, rows)
+    return LengthsReport(
+        subject=replace(subject, obtained="estimated"), run=replace(run, batch=RunConfig.batch, seq=RunConfig.seq),
+        source=os.path.basename(lengths) if isinstance(lengths, str | os.PathLike) else "", sequences=data.total,
+        truncated=sum(count for length, count in counts.items() if length > most), shortest=min(cut),
+        longest=data.longest, mean=data.tokens / data.total, traced=tuple(steps.traced), rows=rows, table=table,
+        budget_bytes=card.memory_bytes if card else limit.budget, card=card, notes=notes,
+        training_file=asked.noted([run], searched="batch" if search else ""),
+    )  # fmt: skip
+
+
+def _timed_epoch(row: LengthsRow, steps: LengthSteps, timer: Timer) -> LengthsRow:
+    """Return the row with the time of an epoch: that of a step of mean length, by the FLOPs of both."""
+    mean = steps.data.tokens / steps.data.total / (1 - row.padding)
+    seq = min(steps.traced, key=lambda traced: abs(traced - mean))
+    run = replace(steps.padded, batch=max(round(steps.data.total / row.batches), 1), seq=seq)
+    found = timer.times(run)
+    step, span = found["predicted"], found["time_range"]
+    low, high = (step.seconds, step.seconds) if step else (span.low_seconds, span.high_seconds) if span else (0.0, 0.0)
+    times = row.epoch_flops * run.accumulate / steps.fitter.steps.flops(run)
+    return replace(
+        row, **found | {"epoch": TimeRange(low_seconds=times * low, high_seconds=times * high) if high else None}
+    )
+
+
 def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
     """Return the report with the time of each step, or with a note that says why there is none."""
     if (timer := timer_for(report.card, steps, limit, runs[0])) is not None:
@@ -376,7 +496,9 @@ def timer_for(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfi
     return Timer(steps=steps, card=card, calibration=calibration, sequences=limit.sequences)
 
 
-def no_time_notes(limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow | PlanRow]) -> tuple[Note, ...]:
+def no_time_notes(
+    limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow | PlanRow | LengthsRow]
+) -> tuple[Note, ...]:
     """Return the note that says why no row has a time."""
     if any(row.predicted or row.time_range for row in rows):
         return ()

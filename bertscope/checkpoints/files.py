@@ -1,18 +1,28 @@
 """The parts that all checkpoint readers share: limits, the open file, and the contents of a file."""
 
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from bertscope.errors import SourceError
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 from bertscope.text_files import readable
 
 MAX_NAME = 1000  # characters in the name of a tensor
+
+# torch's name of a dtype -> bytes of an element.
+ITEM_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+    "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+}  # fmt: skip
 
 # Name -> the limit. The largest published checkpoints have about 100,000 tensors, 150 bytes of header for each.
 LIMITS = {
@@ -50,6 +60,15 @@ class StoredFile:
     parts: tuple[FilePart, ...]
     metadata: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    values: dict[str, bytes] = field(default_factory=dict)  # of the small tensors that describe how others are packed
+
+
+class Placed(NamedTuple):
+    """A tensor and its range of bytes."""
+
+    begin: int
+    end: int
+    tensor: StoredTensor
 
 
 @dataclass(frozen=True)
@@ -87,6 +106,92 @@ class OpenFile:
             raise self.broken(f"{what} is nested too deeply") from None
         except ValueError as error:
             raise self.broken(f"{what} is not valid JSON: {error}") from None
+
+    def seek(self, place: int) -> None:
+        """Go to a place in the file; raise SourceError outside of it."""
+        if not 0 <= place <= self.size:
+            raise self.broken(f"it refers to byte {place:,}, and the file has {self.size:,}: truncated or wrong")
+        self.stream.seek(place)
+
+    def take(self, count: int) -> bytes:
+        """Return the next bytes of a header; raise SourceError at the end of the file."""
+        if not 0 <= count <= self.size:  # also before memory is allocated for them
+            raise self.broken(f"it refers to {count:,} bytes, and the file has {self.size:,}: truncated or wrong")
+        self.budget.spend("bytes of headers", count)
+        raw = self.stream.read(count)
+        if len(raw) < count:
+            raise self.broken(f"it ends within its header, after {self.size:,} bytes: truncated or wrong")
+        return raw
+
+    def number(self, size: int) -> int:
+        """Return the next little-endian unsigned integer of `size` bytes."""
+        return int.from_bytes(self.take(size), "little")
+
+    def varint(self) -> int:
+        """Return the next integer in groups of 7 bits, the lowest first, as in protobuf; at most 64 bits."""
+        found = 0
+        for shift in range(0, 70, 7):
+            (byte,) = self.take(1)
+            found |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return found & (2**64 - 1)
+        raise self.broken("an integer of more than 10 bytes")
+
+    def text(self, count: int) -> str:
+        """Return the next `count` bytes as text; raise SourceError for more than a name has, or bytes that are none."""
+        if count > 4 * MAX_NAME:
+            raise self.broken(f"a name of {count:,} bytes; at most {4 * MAX_NAME:,} are read")
+        try:
+            return self.take(count).decode()
+        except UnicodeDecodeError:
+            raise self.broken("a name that is not UTF-8 text") from None
+
+    def tensor(
+        self, name: str, dtype: str, shape: Iterable[Any], stored: int | None = None, **fields: Any
+    ) -> StoredTensor:
+        """Return a tensor, by default with the bytes of its dtype; raise SourceError for a wrong name or shape."""
+        self.budget.spend("tensors", 1)
+        shape = tuple(shape)
+        if not name or len(name) > MAX_NAME or len(shape) > 64 or not all(map(is_size, shape)):
+            raise self.broken(f"the tensor {name[:60]!r} has no name, or a shape that is no list of sizes")
+        if not is_size(params := math.prod(shape)):
+            raise self.broken(f"the tensor {name[:60]!r} has 2**63 elements or more")
+        size = params * ITEM_BYTES.get(dtype, 0) if stored is None else stored
+        return StoredTensor(name=name, dtype=dtype, shape=shape, params=params, bytes=size,
+                            **{"file": self.path.name} | fields)  # fmt: skip
+
+    def in_order(self, placed: Iterable[Placed]) -> list[Placed]:
+        """Return the tensors in the order of their places; raise SourceError if two overlap."""
+        ordered = sorted(placed, key=lambda item: item[:2])
+        for one, other in pairwise(item for item in ordered if item.end > item.begin):
+            if other.begin < one.end:
+                raise self.broken(f"tensors {one.tensor.name[:60]!r} and {other.tensor.name[:60]!r} overlap")
+        return ordered
+
+    def stored(self, form: str, tensors: Iterable[StoredTensor], parts: dict[str, int], **fields: Any) -> StoredFile:
+        """Return the contents of this file; its bytes outside of `parts` are structure and alignment."""
+        rest = self.size - sum(parts.values())
+        sizes = {**parts, "structure and alignment": rest}
+        return StoredFile(
+            format=form,
+            tensors=tuple(tensors),
+            parts=tuple(FilePart(file=self.path.name, what=what, bytes=size) for what, size in sizes.items() if size),
+            **fields,
+        )
+
+    def beside(self, used: Mapping[str, Counter[str]]) -> tuple[list[FilePart], list[str]]:
+        """Return the parts of other files of the folder by their use, and which are absent; only sizes are read."""
+        parts, problems = list[FilePart](), list[str]()
+        for name, sizes in used.items():
+            path, needed = self.path.parent / name, sizes.total()
+            if not path.is_file():
+                problems.append(f"{name} is absent")
+            elif (size := path.stat().st_size) < needed:
+                raise self.broken(f"{name} has {size:,} bytes, and its tensors {needed:,}: truncated")
+            else:
+                sizes = Counter(sizes | {"structure and alignment": size - needed})
+            parts += [FilePart(file=name, what=what, bytes=count) for what, count in sizes.items() if count]
+        return parts, problems
 
 
 def is_size(value: Any) -> bool:

@@ -1,15 +1,22 @@
 """The entry point for checkpoints of every format: a file, shards with an index, or a folder."""
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertscope import __version__
-from bertscope.checkpoints import INDEX, SUFFIXES, weights_in
+from bertscope.checkpoints import INDEX, SUFFIXES, has_modules, weights_in
 from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, opened
+from bertscope.checkpoints.folders import modules_of, read_distcp, read_zero, zero_states
+from bertscope.checkpoints.gguf import read_gguf, splits
+from bertscope.checkpoints.onnx import read_onnx
+from bertscope.checkpoints.packing import unpacked
 from bertscope.checkpoints.safetensors import read_safetensors
+from bertscope.checkpoints.tensorflow import read_flax, read_index
 from bertscope.checkpoints.torch_files import LEGACY, read_legacy, read_zip
 from bertscope.errors import SelectionError, SourceError
 from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, Stored, StoredRow, StoredTensor
@@ -18,7 +25,6 @@ from bertscope.reports.layer_ranges import collapse, in_order
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 10_000
 _FOREIGN = {
-    b"GGUF": "a GGUF file, of llama.cpp",
     b"\x89HDF": "an HDF5 file, of Keras",
     b"version https://git-lfs": "a Git LFS pointer and not the file itself ('git lfs pull' fetches it)",
     b"<": "a page of HTML or XML",
@@ -34,6 +40,7 @@ class Checkpoint(StoredFile):
     name: str
     path: Path
     files: tuple[str, ...]
+    modules: tuple[str, ...] = ()  # prefixes of further modules of sentence-transformers
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
@@ -43,21 +50,78 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     ('model.safetensors',)
     """
     path = Path(path)
+    if has_modules(path):
+        return _of_modules(path, Budget(path))
+    return _read(path, Budget(path))
+
+
+def _read(path: Path, budget: Budget) -> Checkpoint:
+    """Read the checkpoint in a file or a folder, without other modules of sentence-transformers."""
     found = weights_in(path) or path
-    budget = Budget(found)
+    found = zero_states(found.parent) or found if found.name == "latest" else found
+    if not found.exists() and (index := found.with_name(f"{found.name}.index")).exists():
+        found = index  # TensorFlow's users name the front of its files
     if found.name.endswith(INDEX):
         return _sharded(found, budget)
-    return Checkpoint(name=path.name, path=found, files=(found.name,), **vars(_read_file(found, budget)))
+    return _joined(path.name, found, [_read_file(shard, budget) for shard in splits(found)])
+
+
+def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) -> Checkpoint:
+    """Return the contents of all files; a quantized weight is one tensor."""
+    files = list(shards)
+    values = {name: value for file in files for name, value in file.values.items()}
+    parts = tuple(part for file in files for part in file.parts)
+    whole: dict[str, Any] = {
+        "name": name, "path": path, "format": files[0].format, "parts": parts, "values": values,
+        "files": tuple(dict.fromkeys(part.file for part in parts)),
+        "metadata": {key: value for file in files for key, value in file.metadata.items()},
+        "problems": tuple(problem for file in files for problem in file.problems),
+        "tensors": tuple(tensor for file in files for tensor in file.tensors),
+    } | fields  # fmt: skip
+    return Checkpoint(**whole | {"tensors": unpacked(whole["tensors"], values, files[0].format)})
+
+
+def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
+    """Read the modules of a folder of sentence-transformers; names of all but the first begin with their folder."""
+    found, kinds, fronts = list[StoredFile](), list[str](), list[str]()
+    for path, place, kind in modules_of(folder, budget):
+        kinds.append(kind)
+        if weights_in(place) is None:
+            continue
+        one = _read(place, budget)
+        front = f"{path}." if found else ""
+        fronts += [front] if front else []
+        inside = f"{path}/" if path else ""
+        tensors = (replace(tensor, name=front + tensor.name, file=inside + tensor.file,
+                           shares=tensor.shares and front + tensor.shares) for tensor in one.tensors)  # fmt: skip
+        parts = (replace(part, file=inside + part.file) for part in one.parts)
+        content = {item.name: getattr(one, item.name) for item in dataclass_fields(StoredFile)}
+        found.append(StoredFile(**content | {"tensors": tuple(tensors), "parts": tuple(parts)}))
+    if not found:
+        raise SourceError("modules.json names no module with weights", where=str(folder))
+    metadata = {"modules": ", ".join(kinds)}
+    return _joined(folder.name, folder, found, metadata=metadata, modules=tuple(fronts))
+
+
+_BY_SUFFIX = {".onnx": read_onnx, ".index": read_index, ".msgpack": read_flax}
 
 
 def _read_file(path: Path, budget: Budget) -> StoredFile:
     with opened(path, budget) as file:
         start = file.stream.read(32)
         file.stream.seek(0)
+        if path.name == ".metadata":
+            return read_distcp(file)
+        if path.name.endswith("_model_states.pt"):
+            return read_zero(file)
         if start.startswith(b"PK\x03\x04"):
             return read_zip(file)
         if start.startswith(LEGACY):
             return read_legacy(file)
+        if start.startswith(b"GGUF"):
+            return read_gguf(file)
+        if path.suffix in _BY_SUFFIX:
+            return _BY_SUFFIX[path.suffix](file)
         if start[8:9] != b"{":
             _refuse_foreign(file, start)
         return read_safetensors(file)
@@ -82,19 +146,14 @@ def _sharded(path: Path, budget: Budget) -> Checkpoint:
         if (shard, name) not in stored:
             raise index.broken(f"the index says that {name[:60]!r} lies in {shard}, and it does not")
     extra = [name for shard, name in stored if places.get(name) != shard]
-    problems = [problem for shard in shards.values() for problem in shard.problems]
-    if extra:
-        problems.append(f"{len(extra)} tensors of the shards are not in the index, {extra[0][:60]!r} the first")
-    return Checkpoint(
-        name=path.parent.name or path.name,
-        path=path,
-        format=next(iter(shards.values())).format,
-        files=tuple(shards),
+    found = _joined(
+        path.parent.name or path.name, path, shards.values(), files=tuple(shards),
         tensors=tuple(stored[shard, name] for name, shard in places.items()),
-        parts=tuple(part for shard in shards.values() for part in shard.parts),
-        metadata={key: value for shard in shards.values() for key, value in shard.metadata.items()},
-        problems=tuple(problems),
-    )
+    )  # fmt: skip
+    if not extra:
+        return found
+    problem = f"{len(extra)} tensors of the shards are not in the index, {extra[0][:60]!r} the first"
+    return replace(found, problems=(*found.problems, problem))
 
 
 def _weight_map(index: OpenFile) -> dict[str, str]:
@@ -121,11 +180,15 @@ def _is_shard_name(value: Any) -> bool:
 # ---- contents of a checkpoint: its tensors in rows, and the sums, from its header and without torch ----
 
 
-_BY = ("layer", "module", "parameter")
+_BY = ("layer", "module", "parameter", "tree")
+_MAX_DEPTH = 16  # of a tree; what lies deeper is in the sums
 
 
-def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointReport:
-    """Return the checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module."""
+def stored_report(checkpoint: Checkpoint, *, by: str = "layer", depth: int | None = None) -> CheckpointReport:
+    """Return the checkpoint in rows: its tensors with equal layers folded, one by one ("parameter"), or by module.
+
+    In a tree, each module down to `depth` has a row with the sums of all tensors at and below it.
+    """
     if by not in _BY:
         raise SelectionError(f"a checkpoint has no groups; it is counted by {', '.join(_BY)}")
     ordered = sorted(checkpoint.tensors, key=lambda tensor: in_order(tensor.name))
@@ -134,12 +197,27 @@ def stored_report(checkpoint: Checkpoint, *, by: str = "layer") -> CheckpointRep
     elif by == "layer":
         keyed = ((tensor.name, (tensor.shape, tensor.dtype, tensor.shares), tensor) for tensor in ordered)
         rows = [_row(name, items) for name, _, items in collapse(keyed)]
+    elif by == "tree":
+        rows = [*_tree(ordered, _MAX_DEPTH if depth is None else min(depth, _MAX_DEPTH))]
     else:
         modules: dict[str, list[StoredTensor]] = defaultdict(list)
         for tensor in ordered:
             modules[tensor.name.rpartition(".")[0] or "(own)"].append(tensor)
         rows = [_row(name, items) for name, items in modules.items()]
     return CheckpointReport(stored=sums(checkpoint), by=by, rows=tuple(rows), bertscope_version=__version__)
+
+
+def _tree(tensors: list[StoredTensor], depth: int) -> Iterator[StoredRow]:
+    """Yield the modules with their sums, equal ones of neighbouring layers as one row; the first row is everything."""
+    modules: dict[str, list[StoredTensor]] = defaultdict(list)
+    for tensor in tensors:
+        parts = re.split(r"[./]", tensor.name)[:-1]
+        for level in range(min(len(parts), depth) + 1):
+            modules[".".join(parts[:level])].append(tensor)
+    rows = [replace(_row(name, items), shape=None, copies=1) for name, items in modules.items()]
+    for name, _, items in collapse((row.name, (row.params, row.dtype, row.packing), row) for row in rows):
+        params, size = (sum(getattr(item, field) for item in items) for field in ("params", "bytes"))
+        yield replace(items[0], name=name or "(all)", copies=len(items), params=params, bytes=size)
 
 
 def sums(checkpoint: Checkpoint) -> Stored:
@@ -149,9 +227,11 @@ def sums(checkpoint: Checkpoint) -> Stored:
         name=checkpoint.name,
         format=checkpoint.format,
         files=checkpoint.files,
-        tensors=len(checkpoint.tensors),
+        tensors=sum(tensor.tensors for tensor in checkpoint.tensors),
         stored_params=sum(tensor.params for tensor in checkpoint.tensors),
         distinct_params=sum(tensor.params for tensor in distinct),
+        weights=sum(tensor.params for tensor in distinct if tensor.is_weight),
+        weight_bytes=sum(tensor.bytes for tensor in distinct if tensor.is_weight),
         tensor_bytes=sum(part.bytes for part in checkpoint.parts if part.what == "tensors"),
         file_bytes=sum(part.bytes for part in checkpoint.parts),
         dtypes=tuple(_dtypes(distinct)),
@@ -162,11 +242,11 @@ def sums(checkpoint: Checkpoint) -> Stored:
 
 
 def _dtypes(tensors: list[StoredTensor]) -> Iterator[DtypeRow]:
-    for dtype in sorted({tensor.dtype for tensor in tensors}):
-        found = [tensor for tensor in tensors if tensor.dtype == dtype]
+    for dtype, packing in sorted({(tensor.dtype, tensor.packing or "") for tensor in tensors}):
+        found = [tensor for tensor in tensors if (tensor.dtype, tensor.packing or "") == (dtype, packing)]
         yield DtypeRow(
-            dtype=dtype, tensors=len(found), params=sum(item.params for item in found),
-            bytes=sum(item.bytes for item in found),
+            dtype=dtype, tensors=sum(item.tensors for item in found), params=sum(item.params for item in found),
+            bytes=sum(item.bytes for item in found), packing=packing or None,
         )  # fmt: skip
 
 
@@ -174,8 +254,9 @@ def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
     first, *others = tensors
     if not others:
         return StoredRow(name=name, dtype=first.dtype, shape=first.shape, copies=1, params=first.params,
-                         bytes=first.bytes, shares=first.shares)  # fmt: skip
+                         bytes=first.bytes, shares=first.shares, packing=first.packing)  # fmt: skip
     shapes, dtypes = {item.shape for item in tensors}, {item.dtype for item in tensors}
+    packings = {item.packing for item in tensors}
     return StoredRow(
         name=name,
         dtype=", ".join(sorted(dtypes)),
@@ -184,4 +265,5 @@ def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
         params=sum(item.params for item in tensors),
         bytes=sum(item.bytes for item in tensors),
         shares=None,
+        packing=", ".join(sorted(filter(None, packings))) or None,
     )

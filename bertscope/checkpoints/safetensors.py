@@ -6,10 +6,10 @@ tensor are reported as a problem; the official reader refuses such a file.
 """
 
 import math
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from bertscope.checkpoints.files import MAX_NAME, OpenFile, StoredFile, is_size
+from bertscope.checkpoints.files import MAX_NAME, OpenFile, Placed, StoredFile, is_size
+from bertscope.checkpoints.packing import describes
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_HEADER_BYTES = 16 << 20
@@ -26,14 +26,6 @@ DTYPES = {
 }  # fmt: skip
 
 
-class _Placed(NamedTuple):
-    """A tensor and its range of bytes after the header."""
-
-    begin: int
-    end: int
-    tensor: StoredTensor
-
-
 def read_safetensors(file: OpenFile) -> StoredFile:
     """Return the tensors of an open safetensors file; raises SourceError for any other file."""
     header_bytes, header = _header(file)
@@ -44,10 +36,14 @@ def read_safetensors(file: OpenFile) -> StoredFile:
     data_bytes = file.size - 8 - header_bytes
     file_name = file.path.name
     placed = [_placed(file, file_name, name, entry, data_bytes) for name, entry in header.items()]
-    placed.sort(key=lambda item: (item.begin, item.end))
-    _refuse_overlaps(file, placed)
+    placed = file.in_order(placed)
     tensor_bytes = sum(item.end - item.begin for item in placed)
     gap = data_bytes - tensor_bytes
+    values = {}
+    for item in placed:
+        if describes(item.tensor):
+            file.seek(8 + header_bytes + item.begin)
+            values[item.tensor.name] = file.take(item.tensor.bytes)
     parts = (("header length", 8), ("header", header_bytes), ("tensors", tensor_bytes), ("gaps", gap))
     return StoredFile(
         format="safetensors",
@@ -56,6 +52,7 @@ def read_safetensors(file: OpenFile) -> StoredFile:
             FilePart(file=file.path.name, what=what, bytes=count) for what, count in parts if count or what != "gaps"
         ),
         metadata=metadata,
+        values=values,
         problems=(f"{file.path.name}: {gap:,} bytes belong to no tensor; safetensors' own reader refuses such a file",)
         if gap
         else (),
@@ -80,7 +77,7 @@ def _header(file: OpenFile) -> tuple[int, dict[str, Any]]:
     return length, header
 
 
-def _placed(file: OpenFile, file_name: str, name: str, entry: Any, data_bytes: int) -> _Placed:
+def _placed(file: OpenFile, file_name: str, name: str, entry: Any, data_bytes: int) -> Placed:
     shown = name[:60]
     if len(name) > MAX_NAME or not isinstance(entry, dict) or entry.keys() != _KEYS:
         raise file.broken(f"tensor {shown!r} needs dtype, shape and data_offsets, and nothing else")
@@ -102,10 +99,4 @@ def _placed(file: OpenFile, file_name: str, name: str, entry: Any, data_bytes: i
     tensor = StoredTensor(
         name=name, dtype=torch_name, shape=tuple(shape), params=params, bytes=end - begin, file=file_name
     )
-    return _Placed(begin, end, tensor)
-
-
-def _refuse_overlaps(file: OpenFile, placed: list[_Placed]) -> None:
-    for one, other in pairwise(item for item in placed if item.end > item.begin):
-        if other.begin < one.end:
-            raise file.broken(f"tensors {one.tensor.name[:60]!r} and {other.tensor.name[:60]!r} overlap")
+    return Placed(begin, end, tensor)

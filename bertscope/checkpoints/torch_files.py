@@ -2,13 +2,15 @@
 
 import math
 import pickletools
+import re
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
-from bertscope.checkpoints.files import MAX_NAME, Budget, OpenFile, StoredFile, is_size
+from bertscope.checkpoints.files import ITEM_BYTES, MAX_NAME, Budget, OpenFile, StoredFile, is_size
+from bertscope.checkpoints.packing import describes
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
@@ -18,11 +20,6 @@ _STORAGES = {
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
     "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128", "UntypedStorage": "",
-}  # fmt: skip
-ITEM_BYTES = {
-    "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
-    "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
 }  # fmt: skip
 
 
@@ -64,7 +61,40 @@ class Tensor:
 
 
 class PickledDict(dict[Any, Any]):
-    """A dictionary in the pickle."""
+    """A dictionary in the pickle; `others` are its items whose keys are objects."""
+
+    others: Any = ()  # a list from the first of them on
+
+
+class Opaque:
+    """An object of a class that is not imported: the name of the class, its arguments and its attributes."""
+
+    def __init__(self, function: Global, arguments: tuple[Any, ...]) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.state: Any = None
+
+    def append(self, item: Any) -> None:
+        """Pass over an item of a list."""
+
+    extend = append
+
+    def get(self, name: str) -> Any:
+        """Return an attribute; None without it."""
+        return self.state.get(name) if isinstance(self.state, PickledDict) else None
+
+
+# Modules of the objects that trainers save next to weights: settings, paths, counters, random states. They are data
+# here; a file that names any other module is refused.
+_KEPT = re.compile(
+    r"argparse|pathlib|datetime|collections|enum|copyreg|_codecs|(?:numpy|torch\.(?:distributed|optim|torch_version)"
+    r"|deepspeed|pytorch_lightning|lightning|lightning_fabric|lightning_utilities|omegaconf|transformers|accelerate)(?:\..*)?"
+)
+_KEPT_NAMES = (
+    *(Global(module, name) for module in ("builtins", "__builtin__")
+      for name in ("set", "frozenset", "slice", "complex", "bytearray", "object", "range", "dict", "list")),
+    *(Global("torch", name) for name in ("device", "Generator")), Global("torch.serialization", "_get_layout"),
+)  # fmt: skip
 
 
 def storage_of(persistent: Any) -> Storage:
@@ -90,6 +120,8 @@ def called(function: Global, arguments: tuple[Any, ...]) -> Any:
         if isinstance(arguments[0], Tensor):
             return arguments[0]
         raise BadPickle("a parameter that is no tensor")
+    if _KEPT.fullmatch(function.module) or function in _KEPT_NAMES:
+        return Opaque(function, arguments)
     raise BadPickle(f"it calls {function.module[:60]}.{function.name[:60]}, which is no part of a state dict")
 
 
@@ -126,10 +158,12 @@ _MARK = object()
 _VALUES = {
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
     "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
 }  # fmt: skip
 _NEW: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
     "MARK": lambda: _MARK, "EMPTY_DICT": PickledDict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple,
+    "EMPTY_SET": list,
 }  # fmt: skip
 
 
@@ -166,14 +200,14 @@ class _Machine:
                 stack.append(argument)
             case _ if name in _NEW:
                 stack.append(_NEW[name]())
-            case "TUPLE":
+            case "TUPLE" | "FROZENSET":
                 stack.append(tuple(self._items()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 self._collect(int(name[-1]))
             case "APPEND":
                 item = stack.pop()
                 self._top(list).append(item)
-            case "APPENDS":
+            case "APPENDS" | "ADDITEMS":
                 items = self._items()
                 self._top(list).extend(items)
             case "SETITEM":
@@ -196,9 +230,11 @@ class _Machine:
             case "BINPERSID":
                 stack.append(storage_of(stack.pop()))
             case "BUILD":
-                stack.pop()  # attributes of a state dict: its metadata
-                self._top(PickledDict)
-            case "REDUCE":
+                state = stack.pop()
+                made = self._top(PickledDict)
+                if isinstance(made, Opaque):  # else the attributes of a state dict, its metadata
+                    made.state = state
+            case "REDUCE" | "NEWOBJ":
                 self._call()
             case _:
                 raise BadPickle(f"the instruction {name}, which no state dict needs")
@@ -224,13 +260,19 @@ class _Machine:
     def _set(self, items: list[Any]) -> None:
         table = self._top(PickledDict)
         for key, value in zip(items[::2], items[1::2], strict=True):
+            if isinstance(table, Opaque):
+                continue
             # The hash of nested tuples takes exponential time; that of a long integer takes time linear in its length.
-            if not isinstance(key, str) and not is_size(key):
+            if isinstance(key, str) or is_size(key):
+                table[key] = value
+            elif isinstance(key, Opaque):
+                table.others = table.others or []
+                table.others.append((key, value))
+            elif not isinstance(key, (float, bool, type(None), Global)):
                 raise BadPickle(f"a key that is a {type(key).__name__}")
-            table[key] = value
 
     def _top(self, kind: type) -> Any:
-        if not isinstance(self.stack[-1], kind):
+        if not isinstance(self.stack[-1], (kind, Opaque)):
             raise BadPickle(f"an instruction for a {kind.__name__.lower()} on a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
 
@@ -248,8 +290,13 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.serialization.MAGI
 _NESTED = ("state_dict", "model_state_dict", "model", "module")  # keys under which trainers save weights
 
 
-def read_zip(file: OpenFile) -> StoredFile:
-    """Return the tensors of an open zip that `torch.save` wrote; raise SourceError for any other zip."""
+def top_level(file: OpenFile) -> Any:
+    """Return the whole value that `torch.save` wrote as a zip, such as what a trainer saves."""
+    return described_in(file, BytesIO(_pickled(file)[1]))
+
+
+def _pickled(file: OpenFile) -> tuple[str, bytes, dict[str, zipfile.ZipInfo]]:
+    """Return the folder in a zip, its pickle, and all its entries."""
     _refuse_large_directories(file)
     with zipfile.ZipFile(file.stream) as archive:
         entries = {info.filename: info for info in archive.infolist()}
@@ -258,12 +305,16 @@ def read_zip(file: OpenFile) -> StoredFile:
         pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise file.broken("a zip without the data.pkl that torch.save writes")
-        raw = _record(file, archive, entries[pickles[0]])
-    folder = pickles[0].removesuffix("data.pkl")
+        return pickles[0].removesuffix("data.pkl"), _record(file, archive, entries[pickles[0]]), entries
+
+
+def read_zip(file: OpenFile) -> StoredFile:
+    """Return the tensors of an open zip that `torch.save` wrote; raise SourceError for any other zip."""
+    folder, raw, entries = _pickled(file)
     tensors = list(_tensors(file, _state(file, BytesIO(raw))))
     for storage in _storages(tensors).values():
-        found = entries.get(f"{folder}data/{storage.key}")
-        if found is None or found.file_size != storage.bytes or found.compress_size != storage.bytes:
+        record = entries.get(f"{folder}data/{storage.key}")
+        if record is None or record.file_size != storage.bytes or record.compress_size != storage.bytes:
             raise file.broken(
                 f"the record data/{storage.key[:40]} is absent or has not the {storage.bytes:,} bytes it should"
             )
@@ -271,19 +322,24 @@ def read_zip(file: OpenFile) -> StoredFile:
     records = sum(info.compress_size for info in entries.values())
     if records > file.size:
         raise file.broken("the zip's records overlap")
-    parts = (("pickle", entries[pickles[0]].compress_size), ("tensors", tensor_bytes),
-             ("other records", records - entries[pickles[0]].compress_size - tensor_bytes),
+    parts = (("pickle", len(raw)), ("tensors", tensor_bytes), ("other records", records - len(raw) - tensor_bytes),
              ("zip structure and alignment", file.size - records))  # fmt: skip
-    return _stored(file, tensors, parts)
+    found, storages, values = _stored(file, tensors, parts), dict(tensors), {}
+    with zipfile.ZipFile(file.stream) as archive:
+        for row in found.tensors:
+            storage = storages[row.name].storage
+            if describes(row) and storage.bytes == row.bytes:
+                values[row.name] = _record(file, archive, entries[f"{folder}data/{storage.key}"])
+    return replace(found, values=values)
 
 
 def read_legacy(file: OpenFile) -> StoredFile:
     """Return the tensors of a file of torch before 1.6: magic, version, system, state dict, keys, then the bytes."""
     start = BytesIO(file.stream.read(MAX_PICKLE_BYTES))
     for _ in range(3):
-        _described(file, start)
+        described_in(file, start)
     tensors = list(_tensors(file, _state(file, start)))
-    storages, keys = _storages(tensors), _described(file, start)
+    storages, keys = _storages(tensors), described_in(file, start)
     is_list_of_names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not is_list_of_names or sorted(keys) != sorted(storages):
         raise file.broken("the keys of its storages are not those of its tensors")
@@ -329,7 +385,8 @@ def _storages(tensors: list[tuple[str, Tensor]]) -> dict[str, Storage]:
     return {tensor.storage.key: tensor.storage for _, tensor in tensors}
 
 
-def _described(file: OpenFile, pickle: BytesIO) -> Any:
+def described_in(file: OpenFile, pickle: BytesIO) -> Any:
+    """Return the next pickle of a file as plain values; raise SourceError for what weights do not need."""
     try:
         return described(pickle, file.budget)
     except BadPickle as error:
@@ -338,7 +395,7 @@ def _described(file: OpenFile, pickle: BytesIO) -> Any:
 
 def _state(file: OpenFile, pickle: BytesIO) -> PickledDict:
     """Return the state dict in the pickle: its top level, or the entry in which trainers save the weights."""
-    found = _described(file, pickle)
+    found = described_in(file, pickle)
     if isinstance(found, PickledDict) and not any(isinstance(value, Tensor) for value in found.values()):
         found = next((found[key] for key in _NESTED if isinstance(found.get(key), PickledDict)), found)
     if not isinstance(found, PickledDict) or not any(isinstance(value, Tensor) for value in found.values()):

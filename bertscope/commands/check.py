@@ -78,7 +78,12 @@ def check(
     architecture: Architecture = None,
     fmt: Annotated[
         Literal["text", "table", "json", "csv", "markdown", "github", "junit"],
-        typer.Option("--format", "-f", help="The format: text and github list failures only, the others list all."),
+        typer.Option(
+            "--format",
+            "-f",
+            help="The format: text and github list failures only, the others list all.",
+            rich_help_panel="common",
+        ),
     ] = "text",
     output: Annotated[
         Path | None, output_option("--format text, table, json, csv, markdown, github and junit (.xml)")

@@ -80,7 +80,7 @@ class DrawnOptions(SizeOptions):
         typer.Option(
             "--kind",
             "-k",
-            help="The classes (default of a BERT), the dataflow of a forward pass of a BERT, or the tree of modules "
+            help="The classes (default of a BERT), the dataflow of a forward pass, or the tree of modules "
             "(default of any other model).",
         ),
     ] = None
@@ -123,9 +123,9 @@ class DrawnOptions(SizeOptions):
             ("--implementation", "class" if is_bert else "", self.implementation != "bertscope"),
             ("--nn-module", "class", self.nn_module),
             ("--depth", "forward, tree", self.depth is not None),
-            ("--cache", "forward", self.cache is not None),
+            ("--cache", "forward" if is_bert else "", self.cache is not None),
             ("--no-mask", "forward", not self.mask),
-            ("--head-mask", "forward", self.head_mask is not None),
+            ("--head-mask", "forward" if is_bert else "", self.head_mask is not None),
             ("--batch", "forward", self.batch != SizeOptions.batch),
             ("--seq", "forward", self.seq != SizeOptions.seq),
             ("--direction", "forward, tree", self.direction is not None),
@@ -144,7 +144,12 @@ def diagram(
     drawn: DrawnOptions,
     fmt: Annotated[
         Literal["mermaid", "dot", "svg", "html", "json"] | None,
-        typer.Option("--format", "-f", help="The format; by default that of the suffix of --output, else mermaid."),
+        typer.Option(
+            "--format",
+            "-f",
+            help="The format; by default that of the suffix of --output, else mermaid.",
+            rich_help_panel="common",
+        ),
     ] = None,
     output: Annotated[Path | None, output_option("mermaid (.mmd), dot, svg, html and json", ".svg", ".html")] = None,
 ) -> None:
@@ -160,16 +165,15 @@ def diagram(
     kind = drawn.kind or ("class" if drawn.class_name or source.bert_config else "tree")
     if unused := drawn.unused(kind, is_bert=source.bert_config is not None, has_kernel=model.attention is not None):
         note(f"without effect on --kind {kind}: {', '.join(unused)}")
-    if kind == "forward":
-        source.require("--kind forward")
     from bertscope.analyses.diagram.diagram import Classes
     from bertscope.analyses.diagram.diagram import diagram as analyse
     from bertscope.analyses.diagram.forward import Given
 
     inputs = Given(batch=drawn.batch, seq=drawn.seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask)
     classes = Classes(around=drawn.class_name, implementation=drawn.implementation, nn_module=drawn.nn_module)
-    report = analyse(built_for_counting(source), kind, path, name=source.name, depth=drawn.depth,
-                     direction=drawn.direction, given=inputs, classes=classes)  # fmt: skip
+    with source.confined():
+        report = analyse(built_for_counting(source), kind, path, name=source.name, depth=drawn.depth,
+                         direction=drawn.direction, given=inputs, classes=classes)  # fmt: skip
     suffix = output.suffix.lower() if output else ""
     show(report, fmt or _SUFFIXES.get(suffix, "mermaid"), output)
     kernel = own.bert_config.attn_implementation if own.bert_config else _STEP_BY_STEP

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from bertscope.checkpoints.reading import read_checkpoint
 from bertscope.commands.model_options import (
     Architecture,
     Attention,
@@ -15,11 +16,13 @@ from bertscope.commands.model_options import (
 )
 from bertscope.commands.output import OutputOptions
 from bertscope.commands.registry import command
+from bertscope.sources.find import stored_alone
 
 EXAMPLES = """
   bertscope diff bert-base-cased bert-base-uncased
   bertscope diff bert-base-uncased bert-large-uncased --architecture BertModel --seq 512
   bertscope diff my-bert.yaml bert-tiny --exit-code
+  bertscope diff bert-tiny ./my-bert/model.safetensors
 """
 
 
@@ -39,12 +42,13 @@ def diff(
     """Compare two models: settings, parameters added, removed or changed in shape, totals and FLOPs.
 
     Equal changes of neighbouring layers are one row. --architecture, --attention and --lora apply to
-    both.
+    both. A file with tensors is compared by its header.
     """
     one, other = (
+        read_checkpoint(path) if (path := stored_alone(name)) else
         ModelOptions(model=name, architecture=architecture, attention=attention, lora=lora, download=download).found()
         for name in (a, b)
-    )
+    )  # fmt: skip
     from bertscope.analyses.page import diff as analyse
 
     report = analyse(one, other, batch=sizes.batch, seq=sizes.seq)

@@ -5,7 +5,7 @@ from typing import Annotated
 from bertscope.commands.model_options import ModelOptions, ModelsOptions
 from bertscope.commands.output import DetailedOutputOptions, print_notes, progress_shown, write_file
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import CommandSettings, Takes, ViewOptions, WithBareCheckpointing
+from bertscope.commands.run_options import CommandSettings, LengthOptions, Takes, ViewOptions, WithBareCheckpointing
 from bertscope.reports.memory import MemoryReport
 
 EXAMPLES = """
@@ -16,6 +16,7 @@ EXAMPLES = """
   bertscope estimate bert-tiny --checkpointing none,full,selective --format json
   bertscope estimate bert-tiny bert-mini --seq 512 --format markdown
   bertscope estimate bert-large-uncased --world-size 8 --strategy fsdp --checkpointing
+  bertscope estimate bert-base-uncased --lengths normal:128,64,16,512 --batch 32
   bertscope estimate bert-base-uncased --lora r=8,alpha=16,dropout=0.05,target=query+value
 """
 
@@ -28,6 +29,7 @@ def estimate(
     ],
     model: ModelsOptions,
     view: ViewOptions,
+    data: LengthOptions,
     out: DetailedOutputOptions,
 ) -> None:
     """Estimate the memory of a step: the peak, its parts and the operator that runs there. It allocates nothing.
@@ -38,6 +40,15 @@ def estimate(
     """
     model.only_one({"--timeline": view.timeline is not None, "--snapshot": view.snapshot is not None})
     view.check_timeline()
+    others = {
+        "--timeline": view.timeline,
+        "--snapshot": view.snapshot,
+        "--rows": view.rows,
+        "a second MODEL": model.others,
+    }
+    if (found := data.report(model, others, **run.keywords)) is not None:
+        out.show(found)
+        return
 
     def report_of(one: ModelOptions) -> MemoryReport:
         """Return the report of one model."""

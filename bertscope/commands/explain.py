@@ -13,6 +13,8 @@ EXAMPLES = """
   bertscope explain bert-large-zh Transformer-0-FeedForward
   bertscope explain bert-base-cased encoder.layer.3 --naming tf
   bertscope explain bert-base-uncased outputs --seq 512
+  bertscope explain bert-base-uncased config
+  bertscope explain bert-large-zh encoder.layer.0.attention.self
   bertscope explain bert-large-zh --lang zh
   bertscope explain bert-tiny encoder --lora r=8,target=query+value
 """
@@ -31,7 +33,7 @@ def explain(
         typer.Argument(
             metavar="[PATH]",
             help="A step or a part: embeddings, encoder.layer.3, Transformer-0-FeedForward ...; or a section of a "
-            "BERT: inputs, outputs, caches, positions, checkpointing.",
+            "BERT: config, inputs, outputs, caches, positions, checkpointing.",
         ),
     ] = None,
     sizes: SizeOptions,
@@ -41,8 +43,9 @@ def explain(
     """Explain a model step by step: inputs, outputs, parameters and FLOPs as formulas.
 
     The steps of a model that is no BERT, or that has adapters, are the modules that own parameters or compute matrix
-    products. The sums compare the formulas with the counts of the built model. Sections on the inputs and outputs of a
-    BERT, on caches, relative positions and checkpointing follow, with their shapes at --batch and --seq.
+    products. The sums compare the formulas with the counts of the built model. Sections on the configuration, inputs
+    and outputs of a BERT, on caches, relative positions and checkpointing follow, with their shapes at --batch and
+    --seq.
     """
     source = model.found()
     if naming:

@@ -14,10 +14,11 @@ import typer
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
-from bertscope.errors import BertscopeError, MissingExtraError, SelectionError
+from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, Text, one_line
 from bertscope.reports.layer_ranges import expand
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
+from bertscope.texts import phrase
 
 EXAMPLES = """
   bertscope explore bert-large-zh --batch 8 --seq 512
@@ -48,6 +49,8 @@ def explore(
     """
     _check_terminal()
     source = model.found()
+    loading = one_line(phrase(Text("loading torch, and building {name} ...", name=source.name)), limit=78)
+    print(loading, end="\r", file=sys.stderr, flush=True)  # seconds before the first screen
     from bertscope.analyses.page import explore as analyse
     from bertscope.api.asked import Asked
     from bertscope.render.explore.app import run_app as show
@@ -59,7 +62,9 @@ def explore(
         return settled(analyse(source, replace(run_config, **changes), folded=not unfold))
 
     reports = again()
-    show(next(reports), reports, again, partial(steps_at, source, run_config))
+    first = next(reports)
+    print("\x1b[2K", end="", file=sys.stderr, flush=True)
+    show(first, reports, again, partial(steps_at, source, run_config))
 
 
 def steps_at(source: ModelSource, run_config: RunConfig, path: str, run: Mapping[str, Any]) -> tuple[str, Any]:

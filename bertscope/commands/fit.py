@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import DetailedOutputOptions, print_notes, progress_shown
+from bertscope.commands.output import FitOutputOptions, print_notes, progress_shown
 from bertscope.commands.registry import command
-from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
+from bertscope.commands.run_options import CommandSettings, LengthOptions, Takes, WithBareCheckpointing
 from bertscope.settings.checkpointing import CHEAPEST_FIRST
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 
@@ -19,6 +19,8 @@ EXAMPLES = """
   bertscope fit --gpu t4 --precision fp32,autocast-fp16 --checkpointing none,full
   bertscope fit bert-large-uncased --gpu t4,a10,h100 --batch 32 --checkpointing none,full --precision autocast-fp16
   bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
+  bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512 --format flagembedding
+  bertscope fit bert-base-uncased --gpu t4 --seq 512 --mode inference --precision fp16 --format tei
   bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
 
@@ -28,7 +30,8 @@ def fit(
     *,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", "-b", metavar="N", min=1, help="Find the settings with which this batch fits."),
+        typer.Option("--batch", "-b", metavar="N", min=1, help="Find the settings with which this batch fits.",
+                     rich_help_panel="common"),
     ] = None,
     batch_total: Annotated[
         int | None,
@@ -39,10 +42,11 @@ def fit(
         CommandSettings,
         Takes(command="fit", compared=("seq", "precision", "checkpointing", "gpu"), without=("batch",),
               usual={"precision": "fp32 and autocast-bf16, on GPUs before Ampere autocast-fp16",
-                     "checkpointing": f"{CHEAPEST_FIRST}; of another model than a BERT those that it takes"}),
+                     "checkpointing": f"{CHEAPEST_FIRST}, or those that the model takes"}),
     ],
+    data: LengthOptions,
     model: ModelOptions,
-    out: DetailedOutputOptions,
+    out: FitOutputOptions,
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 
@@ -51,6 +55,11 @@ def fit(
     nothing fits for certain. Several GPUs are in one table with the answer for each GPU first. With --world-size the
     batch is that of one rank of a job; with --batch-total find the number of ranks.
     """
+    own = {} if batch is None else {"batch": batch}
+    found = data.report(model, {"--batch-total": batch_total}, search=batch is None, **own, **run.keywords)
+    if found is not None:
+        out.show(found)
+        return 0 if found.fits else 1
     source = model.found()
     from bertscope.api.memory import fits
 

@@ -46,8 +46,8 @@ OtherModels = Annotated[
     list[str],
     typer.Argument(metavar="[MODEL...]", help="Further models, one row for each.", autocompletion=complete_model),
 ]
-Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.")]
-Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.")]
+Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.", rich_help_panel="common")]
+Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.", rich_help_panel="common")]
 Architecture = Annotated[
     str | None,
     typer.Option(
@@ -56,18 +56,24 @@ Architecture = Annotated[
         metavar="CLASS",
         help=f"The class to build instead of the model's own: {', '.join(ARCHITECTURES)}.",
         autocompletion=lambda: list(ARCHITECTURES),
+        rich_help_panel="model",
     ),
 ]
 Attention = Annotated[
-    Literal["eager", "sdpa"] | None, typer.Option(help="The attention kernel instead of the model's own.")
+    Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None,
+    typer.Option(help="The attention kernel instead of the model's own.", rich_help_panel="model"),
 ]
-Pooler = Annotated[bool | None, typer.Option("--pooler/--no-pooler", help="BertModel with or without its pooler.")]
+Pooler = Annotated[
+    bool | None,
+    typer.Option("--pooler/--no-pooler", help="BertModel with or without its pooler.", rich_help_panel="model"),
+]
 LoraText = Annotated[
     str | None,
     typer.Option(
         "--lora",
         metavar="KEY=VALUE[,...]",
         help=f"LoRA adapters as of peft, such as {LORA_EXAMPLE}; keys: {', '.join(LORA_RULES)}.",
+        rich_help_panel="common",
     ),
 ]
 Freeze = Annotated[
@@ -76,6 +82,7 @@ Freeze = Annotated[
         metavar="PATTERN",
         help="Freeze parameters: a glob ('*.bias') or whole parts of a path ('embeddings', 'encoder.layer.0'). "
         "Repeatable.",
+        rich_help_panel="loop",
     ),
 ]
 Inputs = Annotated[
@@ -83,15 +90,24 @@ Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="NAME=SHAPE:DTYPE",
-        help="The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32; B is --batch and S "
-        "is --seq. Repeatable.",
+        help="The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32, or batch.image=... "
+        "in a dictionary; B is --batch and S is --seq. Repeatable.",
+        rich_help_panel="sizes",
     ),
 ]
-Shapes = Annotated[bool, typer.Option("--shapes", help="Show input and output shapes at --batch and --seq.")]
-Download = Annotated[bool, typer.Option("--download", help="Download a missing model from the Hugging Face hub.")]
+Shapes = Annotated[
+    bool, typer.Option("--shapes", help="Show input and output shapes at --batch and --seq.", rich_help_panel="sizes")
+]
+Download = Annotated[
+    bool,
+    typer.Option("--download", help="Download a missing model from the Hugging Face hub.", rich_help_panel="model"),
+]
 
 
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Import the code (module:attribute) that a file names.")]
+AllowCode = Annotated[
+    bool,
+    typer.Option("--allow-code", help="Import the code (module:attribute) that a file names.", rich_help_panel="model"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

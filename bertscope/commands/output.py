@@ -19,18 +19,22 @@ import typer
 from bertscope.commands.process import is_debug
 from bertscope.errors import SelectionError, SourceError, Text, one_line
 from bertscope.frozen import dataclass
+from bertscope.processes.signals import uninterrupted
 from bertscope.progress import STAGE, listening
 from bertscope.render.console import Target, message, progress_bar, stdout_target
 from bertscope.texts import language, phrase, say
 
-Format = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", "-f", help="The format.")]
+Format = Annotated[
+    Literal["table", "json", "csv", "markdown"],
+    typer.Option("--format", "-f", help="The format.", rich_help_panel="common"),
+]
 _OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?)", re.IGNORECASE)
 
 
 def output_option(
     written: str,
     *suffixes: str,
-    text: str = "Write to FILE, completely or not at all, instead of stdout.",
+    text: str = "Write to FILE, whole or not at all.",
 ) -> Any:
     """Return the option --output of a command that writes the `written` formats, among them files with these suffixes.
 
@@ -44,11 +48,13 @@ def output_option(
                                  suffix=path.suffix, words=written)  # fmt: skip
         return path
 
-    return typer.Option("--output", "-o", metavar="FILE", callback=checked, help=text)
+    return typer.Option("--output", "-o", metavar="FILE", callback=checked, help=text, rich_help_panel="common")
 
 
 Output = Annotated[Path | None, output_option("--format table (.txt), json, csv and markdown (.md)")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all columns, rows, notes and details.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show all columns, rows, notes and details.", rich_help_panel="output")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +89,27 @@ class DetailedOutputOptions(OutputOptions):
         super().show(report, verbose=self.verbose, **options)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FitOutputOptions(DetailedOutputOptions):
+    """The output of `fit`, which also writes what other programs take."""
+
+    fmt: Annotated[
+        Literal["table", "json", "csv", "markdown", "tei", "flagembedding"],
+        typer.Option(
+            "--format", "-f", rich_help_panel="common",
+            help="The format. tei: flags of text-embeddings-inference, for --mode inference; flagembedding: the batch "
+            "for each length, with --lengths.",
+        ),
+    ] = "table"  # type: ignore[assignment]  # fmt: skip  # more words
+
+
 def print_notes(report: Any) -> None:
     """Print on stderr the effects of the keys of a training file, and what the report could not give."""
     file = getattr(report, "training_file", None)
     if file is not None:
         from bertscope.render.memory import training_file_notes
 
-        for line in training_file_notes(file):
+        for line in training_file_notes(file, report.run.device):
             note(line)
     for found in getattr(report, "notes", ()):
         note(say(found.key, **found.values))
@@ -153,7 +173,8 @@ def write_file(path: Path, content: str | bytes) -> None:
         if _is_device(path):
             path.write_bytes(content)
         else:
-            _replace(path, content)
+            with uninterrupted():
+                _replace(path, content)
 
 
 def _is_device(path: Path) -> bool:

@@ -27,7 +27,10 @@ exit codes: 0 a plan fits, 1 none does, 2 the question is wrong
 def plan(
     *,
     batch: Annotated[
-        int | None, typer.Option("--batch", "-b", metavar="N", min=1, help="The micro-batch. [default: 8]")
+        int | None,
+        typer.Option(
+            "--batch", "-b", metavar="N", min=1, help="The micro-batch. [default: 8]", rich_help_panel="common"
+        ),
     ] = None,
     batch_total: Annotated[
         int | None,

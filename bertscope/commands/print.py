@@ -27,7 +27,8 @@ def print_model(
     *,
     model: ModelOptions,
     fmt: Annotated[
-        Literal["text", "json", "markdown"], typer.Option("--format", "-f", help="Plain text, JSON or Markdown.")
+        Literal["text", "json", "markdown"],
+        typer.Option("--format", "-f", help="Plain text, JSON or Markdown.", rich_help_panel="common"),
     ] = "text",
     output: Annotated[Path | None, output_option("text (.txt), json and markdown (.md)")] = None,
 ) -> None:

@@ -8,15 +8,16 @@ import contextlib
 import errno
 import io
 import os
+import re
 import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, NoReturn
 
 from bertscope.errors import BertscopeError, SourceError, is_out_of_memory, one_line
+from bertscope.processes.signals import Leave, catch, received
 
 INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
 EXIT_CODES = {
@@ -30,11 +31,6 @@ EXIT_CODES = {
     READER_GONE: "the reader of stdout has gone (SIGPIPE), as in 'bertscope ... | head'",
     TERMINATED: "terminated (SIGTERM)",
 }
-_received: list[int] = []  # signals; a library may replace or drop the exception of one
-
-
-class Leave(SystemExit):
-    """An exit with a code and without a message."""
 
 
 def run(command: Callable[[], int]) -> NoReturn:
@@ -49,19 +45,19 @@ def run(command: Callable[[], int]) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:
         code = INTERRUPT
-    _leave(128 + _received[0] if _received else code)
+    _leave(128 + received[0] if received else code)
 
 
 def failure(error: BaseException) -> int:
     """Report an error in one line on stderr, with its traceback under --debug; return the exit code."""
-    if isinstance(error, KeyboardInterrupt) or _received:
+    if isinstance(error, KeyboardInterrupt) or received:
         return INTERRUPT
     if isinstance(error, Leave):
         return int(error.code or 0)
     if is_debug():
         traceback.print_exception(type(error), error, error.__traceback__)
     if isinstance(error, BertscopeError):
-        return complain(str(error), error.exit_code)
+        return complain(error.message, error.exit_code, error.where)
     text = one_line(" ".join(str(error).split()), limit=200)
     if is_out_of_memory(error):
         return complain(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit", 3)
@@ -79,16 +75,36 @@ def is_debug() -> bool:
     return os.environ.get("BERTSCOPE_DEBUG", "0") not in ("", "0") or "--debug" in sys.argv[1:]
 
 
-def complain(message: str, code: int) -> int:
-    """Print the one line of an error, which a terminal shows in lines of its width; return the exit code."""
-    line = f"error: {one_line(message, limit=2000)}"
+def complain(message: str, code: int, where: str = "") -> int:
+    """Print an error as one line, or as JSON if --format json is asked for; return the exit code."""
+    if _is_json():
+        print(_as_json(message, code, where), file=sys.stderr)
+        return code
+    line = f"error: {one_line(f'{where}: {message}' if where else message, limit=2000)}"
     with contextlib.suppress(Exception):  # the package may be what is broken
-        if sys.stderr.isatty():
+        if sys.stderr.isatty():  # which shows it in lines of its width
             from bertscope.render import console
 
             line = console.message(line)
     print(line, file=sys.stderr)
     return code
+
+
+def _is_json() -> bool:
+    """Return True if the words of the command line ask for JSON, even if they cannot be parsed."""
+    formats = re.findall(r"^(?:--format[=\n]|-f\n?)(.*)$", "\n".join(sys.argv[1:]), re.MULTILINE)
+    return formats[-1:] == ["json"]
+
+
+def _as_json(message: str, code: int, where: str) -> str:
+    """Return an error for a program: what is wrong, up to the first semicolon, and what to do."""
+    import json
+
+    what, _, remedy = one_line(message, limit=2000).replace("\uff1b", "; ", 1).partition("; ")  # a Chinese semicolon
+    place = re.fullmatch(r"(.*):(\d+)", where)
+    file, line = (place[1], int(place[2])) if place else (where or None, None)
+    fields = {"code": code, "message": what, "file": file, "line": line, "remedy": remedy or None}
+    return json.dumps({"error": fields}, ensure_ascii=False)
 
 
 def _place(error: BaseException) -> str:
@@ -108,11 +124,7 @@ def _prepare() -> None:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = _stream(sys.stdout, _Stdout, 1)
     sys.stderr = _stream(sys.stderr, _Stderr, 2)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = int(getattr(signal, name, 0))
-        if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, _end)
-    sys.unraisablehook = _ignored
+    catch()
 
 
 def _stream(stream: Any, raw: type[io.FileIO], number: int) -> Any:
@@ -157,26 +169,6 @@ class _Stderr(io.FileIO):
         with contextlib.suppress(OSError):
             return super().write(data) or len(data)
         return len(data)
-
-
-def _end(number: int, _: FrameType | None) -> None:
-    """End the run as a shell reports the signal; `finally` stops children and removes half-written files."""
-    _received.append(number)
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    signal.signal(number, signal.SIG_IGN)
-    raise Leave(128 + number)
-
-
-def _ignored(what: Any) -> None:
-    """Send a signal again that arrived during a destructor or callback, where Python drops exceptions."""
-    if is_debug():
-        sys.__unraisablehook__(what)
-    if _received and isinstance(what.exc_value, (KeyboardInterrupt, Leave)):
-        import threading
-
-        signal.signal(_received[0], _end)
-        threading.Timer(0.05, os.kill, (os.getpid(), _received[0])).start()
 
 
 def _leave(code: int) -> NoReturn:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import field
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
@@ -159,7 +160,17 @@ def _in_lines(example: str, width: int) -> str:
     return " \\\n".join(rows)
 
 
-SECTIONS = "step", "device", "ranks", "measurement", "options"  # of settings; the options are those that are none
+# The headings of a command's options in its help: those that most runs need, those of this command, and the others.
+SECTIONS = "arguments", "common", "options", "model", "sizes", "loop", "card", "ranks", "measurement", "output"
+_EXPLAINED = SECTIONS[:3]  # in a help that would be longer than two screens
+_MOST_LINES = 100
+_WHOLE = "bertscope.whole_help"  # key of ctx.meta
+
+
+def _shortest(param: Any) -> str:
+    """Return an option without its short form: `--lora`, or `--[no-]time` for one that can be negated."""
+    name = str(max(param.opts, key=len))
+    return f"--[no-]{name[2:]}" if param.secondary_opts else name
 
 
 class WithProjectDefaults(TyperCommand):
@@ -174,21 +185,41 @@ class WithProjectDefaults(TyperCommand):
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and options, those of settings in the sections of their rows."""
-        from bertscope.settings.rows import rows
-        from bertscope.settings.run_config import MEASURED
+    def whole_help(self, ctx: Any) -> str:
+        """Return the help with the meaning of every option."""
+        ctx.meta[_WHOLE] = True
+        try:
+            return str(super().get_help(ctx))
+        finally:
+            del ctx.meta[_WHOLE]
 
-        table = rows(*MEASURED)
-        sections: dict[str, list[Any]] = {name: [] for name in ("arguments", *SECTIONS)}
+    def get_help(self, ctx: Any) -> str:
+        """Return the whole help, or if it is long one that only names the options that few runs need."""
+        whole = self.whole_help(ctx)
+        return whole if whole.count("\n") < _MOST_LINES else str(super().get_help(ctx))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and options under the headings of SECTIONS."""
+        sections: dict[str, list[Any]] = {name: [] for name in SECTIONS}
         for param in self.get_params(ctx):
-            name = table[param.name].section if param.name in table else "options"
+            is_argument = param.param_type_name == "argument"
+            by_default = "output" if param.name == "help" else "options"
+            heading = "arguments" if is_argument else getattr(param, "rich_help_panel", None) or by_default
             if record := param.get_help_record(ctx):
-                sections["arguments" if param.param_type_name == "argument" else name].append(record)
-        for name, records in sections.items():
-            if records:
-                with formatter.section(name.capitalize()):
-                    formatter.write_dl(records)
+                sections[heading].append((param, record))
+        for heading, listed in sections.items():
+            if not listed:
+                continue
+            with formatter.section(f"{heading.capitalize()}{' options' if heading == 'common' else ''}"):
+                if heading in _EXPLAINED or _WHOLE in ctx.meta:
+                    formatter.write_dl([record for _, record in listed])
+                else:
+                    words = ", ".join(_shortest(param) for param, _ in listed)
+                    formatter.write(fill(words, formatter.width, initial_indent="  ", subsequent_indent="  ",
+                                         break_on_hyphens=False) + "\n")  # fmt: skip
+        if _WHOLE not in ctx.meta:
+            formatter.write_paragraph()
+            formatter.write_text(f"'{ctx.command_path} --help-all' explains every option.")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples; those that are wider than the help take several lines of the shell."""
@@ -200,7 +231,7 @@ class WithProjectDefaults(TyperCommand):
             self.epilog = whole
 
     def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
-        found = None if ctx.resilient_parsing or {"-h", "--help"} & set(args) else project()
+        found = None if ctx.resilient_parsing or {"-h", "--help", "--help-all"} & set(args) else project()
         if found is None:
             return super().parse_args(ctx, args)
         names = {param.name for param in self.params}

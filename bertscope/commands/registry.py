@@ -21,7 +21,11 @@ from bertscope.units import parse_bytes
 
 Color = Annotated[
     Literal["auto", "always", "never"] | None,
-    typer.Option(help="Use colour; auto: as the terminal, NO_COLOR and FORCE_COLOR allow.", show_default=False),
+    typer.Option(
+        help="Use colour; auto: as the terminal, NO_COLOR and FORCE_COLOR allow.",
+        show_default=False,
+        rich_help_panel="output",
+    ),
 ]
 Debug = Annotated[
     bool,
@@ -29,6 +33,7 @@ Debug = Annotated[
         "--debug",
         help="Show the traceback of an error, and all progress; as BERTSCOPE_DEBUG=1.",
         show_default=False,
+        rich_help_panel="output",
     ),
 ]
 NoCache = Annotated[
@@ -37,10 +42,32 @@ NoCache = Annotated[
         "--no-cache",
         help="Neither read nor write what earlier commands computed ('bertscope doctor' names the folder).",
         show_default=False,
+        rich_help_panel="output",
+    ),
+]
+
+
+def _show_whole_help(ctx: typer.Context, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        print(ctx.command.whole_help(ctx))  # type: ignore[attr-defined]
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        callback=_show_whole_help,
+        is_eager=True,
+        help="Show this message with every option explained, and exit.",
+        show_default=False,
+        rich_help_panel="output",
     ),
 ]
 # `cli` reads it before the words are parsed, so that errors are in the language too.
-Lang = Annotated[Literal["en", "zh"], typer.Option(help="The language of the output and of errors.")]
+Lang = Annotated[
+    Literal["en", "zh"], typer.Option(help="The language of the output and of errors.", rich_help_panel="output")
+]
 # The commands in the order of their list, each with its line there. A command is in the module of its name.
 COMMANDS = {
     "count": "Count the parameters of a model or checkpoint, layer by layer.",
@@ -50,6 +77,7 @@ COMMANDS = {
     "profile": "Run the real step; measure its memory and time.",
     "fit": "Find the largest batch that fits in a memory budget.",
     "plan": "Find what to recompute so that a step fits, and print the code.",
+    "why": "Explain what filled a card, from a snapshot or an error message.",
     "sweep": "Estimate every point of a grid, and go on after an interruption.",
     "calibrate": "Measure this CUDA card: memory next to the estimates, and time.",
     "report": "Write everything about a model on one page.",
@@ -125,6 +153,25 @@ class CommandGroup(TyperGroup):
             formatter.write_dl([*COMMANDS.items()])
 
 
+def commands_with(option: str, ctx: Any) -> list[str]:
+    """Return the commands that have an option. Only the modules of those that may have it are imported.
+
+    They are those whose files have its name, all for a name in a file that commands share, none for an unknown name.
+    """
+    from bertscope.settings.generate import OPTIONS
+
+    words = map(re.escape, option.strip("-").split("-"))
+    name = re.compile(rf"\b{'[-_]'.join(words)}\b")
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
+    files = {file for file, text in texts.items() if name.search(text)}
+    is_shared = bool(files - COMMANDS.keys())
+    if option in OPTIONS.values():
+        files |= {file for file, text in texts.items() if "Takes(" in text}
+    group = ctx.parent.command
+    found = (group.get_command(ctx.parent, file) for file in COMMANDS if is_shared or file in files)
+    return [command.name for command in found if any(option in row.opts for row in command.params)]
+
+
 def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the command with a parameter for each field of the bundles (dataclasses) among its parameters.
 
@@ -138,7 +185,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(
-        *, color: Any, debug: bool, no_cache: bool, lang: str, **given: Any
+        *, color: Any, debug: bool, no_cache: bool, lang: str, help_all: bool, **given: Any
     ) -> None:  # `process` reads --debug: errors may precede parsing; `cli` reads --no-cache
         if color is not None:
             choose_color(color)
@@ -160,6 +207,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
     params.append(_option("debug", False, Debug))
     params.append(_option("no_cache", False, NoCache))
     params.append(_option("lang", "en", Lang))
+    params.append(_option("help_all", False, HelpAll))
     run.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
     run.__annotations__ = {param.name: param.annotation for param in params}
     return run

@@ -1,7 +1,6 @@
 """`bertscope report`."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +10,7 @@ from bertscope.commands.model_options import ModelOptions, complete_model
 from bertscope.commands.output import note, output_option, print_notes, progress_shown, show
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
-from bertscope.errors import MissingExtraError, SelectionError, Text
+from bertscope.errors import SelectionError, Text
 from bertscope.settings.checkpointing import COMPARED
 
 EXAMPLES = """
@@ -44,7 +43,8 @@ def report(
     ],
     model: ModelOptions,
     fmt: Annotated[
-        Literal["html", "json"], typer.Option("--format", "-f", help="The page, or the numbers on it.")
+        Literal["html", "json"],
+        typer.Option("--format", "-f", help="The page, or the numbers on it.", rich_help_panel="common"),
     ] = "html",
 ) -> None:
     """Write everything about a model on one page that works offline: fit, parameters, FLOPs, memory, diagram.
@@ -53,11 +53,8 @@ def report(
     colours, for screen, print and phone; its tables can be sorted and searched. Each section names the command that
     gives its numbers.
     """
-    if fmt == "html":
-        if output is None:
-            raise SelectionError("the page goes into a file; name it with -o report.html")
-        if find_spec("plotly") is None:
-            raise MissingExtraError("report", "plot", otherwise="; --format json needs nothing")
+    if fmt == "html" and output is None:
+        raise SelectionError("the page goes into a file; name it with -o report.html")
     sources = [replace(model, model=name).found() for name in (model.model, compare) if name]
     from bertscope.api import page
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertscope.commands.output import note, write_file
+from bertscope.commands.output import note, print_notes, progress_shown, write_file
 from bertscope.commands.project import WithProjectDefaults, project
 from bertscope.errors import SelectionError, Text
 from bertscope.frozen import dataclass
@@ -22,7 +22,8 @@ from bertscope.settings.rows import Row, Settings, rows
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED
 
 if TYPE_CHECKING:
-    from bertscope.reports.memory import MemoryReport
+    from bertscope.commands.model_options import ModelOptions
+    from bertscope.reports.memory import LengthsReport, MemoryReport
     from bertscope.reports.plan import PlanReport
 
 _FROM = (
@@ -74,9 +75,15 @@ class Takes:
         """Return a parameter for each option; None is an option that is not given."""
         found = [_parameter(name, *self._option(own)) for name, own in self.table.items()]
         if self.has_file:
-            found.append(_parameter("training_file", Path, typer.Option("--from", metavar="FILE", help=_FROM)))
+            found.append(
+                _parameter(
+                    "training_file", Path, typer.Option("--from", metavar="FILE", help=_FROM, rich_help_panel="loop")
+                )
+            )
         if self.has_file and "checkpointing" in self.table:
-            found.append(_parameter("plan", Path, typer.Option("--plan", metavar="FILE", help=PLAN)))
+            found.append(
+                _parameter("plan", Path, typer.Option("--plan", metavar="FILE", help=PLAN, rich_help_panel="loop"))
+            )
         return found
 
     def _option(self, own: Row) -> tuple[Any, Any]:
@@ -139,14 +146,27 @@ class ViewOptions:
     """Options for the output of a report of memory, except its format."""
 
     rows: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Show N saved tensors; 0: all; default: none, with -v 10.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Show N saved tensors; 0: all; default: none, with -v 10.",
+            rich_help_panel="output",
+        ),
     ] = None
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw allocated bytes over the step: .html, .svg, .png, .csv or .json."),
+        typer.Option(
+            metavar="FILE",
+            help="Draw allocated bytes over the step: .html, .svg, .png, .csv or .json.",
+            rich_help_panel="output",
+        ),
     ] = None
     snapshot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the step for PyTorch's memory viewer (.pickle).", rich_help_panel="output"
+        ),
     ] = None
 
     def check_timeline(self) -> None:
@@ -163,6 +183,50 @@ class ViewOptions:
 
             write_file(self.timeline, timeline(report, self.timeline.suffix))
             note(Text("the timeline is in {path}", path=self.timeline))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """Options for the lengths of real data."""
+
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", rich_help_panel="sizes", help="Estimate an epoch of sequences of these lengths: one number "
+            "a line, .jsonl, .csv, .parquet, or normal:256,64,16,512 (mean, deviation, least, most). --seq cuts longer "
+            "ones.",
+        ),
+    ] = None  # fmt: skip
+    lengths_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The field with numbers, token ids or texts.", rich_help_panel="sizes")
+    ] = ""
+    tokenizer: Annotated[
+        str, typer.Option(metavar="PATH", help="The folder with tokenizer.json for texts.", rich_help_panel="sizes")
+    ] = ""
+    tokens_per_batch: Annotated[
+        int, typer.Option(metavar="N", min=0, help="The tokens of packed batches.", rich_help_panel="sizes")
+    ] = 0
+
+    def report(self, model: ModelOptions, others: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
+        """Return the report on the lengths, None without any; raises SelectionError for options without effect."""
+        own: dict[str, Any] = {
+            "field": self.lengths_field,
+            "tokenizer": self.tokenizer,
+            "tokens_per_batch": self.tokens_per_batch,
+        }
+        options = ("--lengths-field", "--tokenizer", "--tokens-per-batch")
+        given = dict(zip(options, own.values(), strict=True)) if self.lengths is None else others
+        if name := next((name for name, value in given.items() if value), ""):
+            words = "without" if self.lengths is None else "with"
+            raise SelectionError(f"{{option}} has no effect {words} --lengths", option=name)
+        if self.lengths is None:
+            return None
+        from bertscope.api.memory import lengths
+
+        with progress_shown():
+            found = lengths(model.found(), self.lengths, **own, **keywords)
+        print_notes(found)
+        return found
 
 
 class WithBareCheckpointing(WithProjectDefaults):

@@ -37,7 +37,9 @@ def schema(
     ] = None,
     fmt: Annotated[
         Literal["table", "json", "csv", "markdown"] | None,
-        typer.Option("--format", "-f", help="The format of the list; a schema is always JSON."),
+        typer.Option(
+            "--format", "-f", help="The format of the list; a schema is always JSON.", rich_help_panel="common"
+        ),
     ] = None,
     output: Annotated[Path | None, output_option("JSON (.json) or a table (.txt)")] = None,
 ) -> None:

@@ -19,7 +19,7 @@ from bertscope.commands.model_options import AllowCode
 from bertscope.commands.output import Format, Progress, Verbose, note, output_option, show, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import PLAN
-from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError
+from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError, Text
 from bertscope.frozen import dataclass
 from bertscope.render.sweep import ordered
 from bertscope.reports.base import FAILED, SCHEMA
@@ -185,9 +185,26 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 EXAMPLES = """
+  bertscope sweep new-grid.yaml --init
   bertscope sweep grid.yaml -o results.jsonl
   bertscope sweep grid.yaml -o results.jsonl --workers 2 --sort peak_bytes --format csv
   bertscope sweep grid.yaml -o results.jsonl --sort peak_bytes
+"""
+
+
+SAMPLE = """\
+# A grid: a value, or a list of values, for each setting. Every combination is a point.
+# bertscope sweep FILE --output results.jsonl
+model: [bert-base-uncased, bert-large-uncased]  # a preset, a file, or a name in the Hugging Face cache
+gpu: t4                                         # or a budget, such as budget: 16GiB
+batch: [8, 32]
+seq: [128, 512]
+precision: [fp32, autocast-fp16]
+checkpointing: [none, full]
+# optimizer: [adamw, adamw-8bit]
+# lora: "r=8,target=query+value"
+# strategy: fsdp                                # with world_size: how several GPUs share the work
+# world_size: [2, 4, 8]
 """
 
 
@@ -220,9 +237,10 @@ def sweep(
         typer.Argument(metavar="GRID", help="A YAML file: a value or a list for each setting (docs/sweep.md)."),
     ],
     output: Annotated[
-        Path,
+        Path | None,
         output_option("JSON lines", ".jsonl", text="Append a row for each point to FILE, and leave out those it has."),
-    ],
+    ] = None,
+    init: Annotated[bool, typer.Option("--init", help="Write a sample with comments to GRID, a new file.")] = False,
     on: EngineOptions,
     plan: Annotated[Path | None, typer.Option(metavar="FILE", help=PLAN)] = None,
     allow_code: AllowCode = False,
@@ -239,6 +257,11 @@ def sweep(
     A row is in FILE as soon as its point is computed: the same command goes on after an interruption and computes no
     point twice. At the end the rows are in the order of the grid. Exit code 1 if a point has no estimate.
     """
+    if init:
+        return _write_sample(Path(grid))
+    if output is None:
+        raise SelectionError("{option} is missing: the file of the results, such as {example}", option="--output",
+                             example="--output results.jsonl")  # fmt: skip
     from bertscope.analyses.sweep.grid import read_grid, tasks_of
 
     address = _check(on)
@@ -257,6 +280,15 @@ def sweep(
         report = replace(report, rows=tuple(file.rows[row.key] for row in blank))
     show(report, fmt, None, verbose=verbose, rows=rows, sort=sort)
     return 0 if report.number(COMPUTED) == len(blank) else 1
+
+
+def _write_sample(path: Path) -> int:
+    """Write the sample of a grid; raises SourceError for a file that exists."""
+    if path.exists():
+        raise SourceError("{path} exists; name a new file for the sample", path=path)
+    write_file(path, SAMPLE)
+    note(Text("the sample is in {path}", path=path))
+    return 0
 
 
 def _compute(points: Sequence[Task | SweepRow], file: ResultsFile, on: EngineOptions, address: str) -> None:

@@ -12,6 +12,7 @@ from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, Text
 from bertscope.frozen import dataclass
 from bertscope.render import torchinfo
+from bertscope.sources.find import stored_alone
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ EXAMPLES = """
   bertscope tree bert-large-zh --depth 4
   bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
   bertscope tree bert-base-uncased --unfold --format csv
+  bertscope tree ./my-bert/model.safetensors --depth 2
 """
 
 
@@ -81,6 +83,19 @@ def tree(
     if is_torchinfo:
         check_style(out, {})
     needs_run = layout.needs_run()
+    if path := stored_alone(model.model):
+        given = {
+            "--style torchinfo": is_torchinfo,
+            "--freeze": bool(freeze),
+            "--shapes": run.shapes,
+            "--unfold": unfold,
+        }
+        if options := [option for option, is_given in given.items() if is_given]:
+            raise SelectionError(f"{options[0]} is for models, and {path} has only tensors")
+        from bertscope.checkpoints.reading import read_checkpoint, stored_report
+
+        out.show(stored_report(read_checkpoint(path), by="tree", depth=depth))
+        return
     source, built = model.built(freeze)
     found = run.traced(source, is_needed=needs_run)
     if is_torchinfo:

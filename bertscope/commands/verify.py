@@ -16,6 +16,7 @@ EXAMPLES = """
   bertscope verify bert-tiny ./my-bert/model.safetensors
   bertscope verify bert-tiny ./my-bert --architecture BertModel --allow unexpected
   bertscope verify ./my-bert/config.json ./my-bert --dtype fp32 --format json
+  bertscope verify bert-tiny ./my-bert/model.safetensors --strip-prefix auto
 exit codes: 0 the checkpoint fits, 1 it does not, 2 a file cannot be read
 """
 
@@ -31,7 +32,7 @@ def verify(
         str | None,
         typer.Argument(
             metavar="[CHECKPOINT]",
-            help="A .safetensors or .bin file, an index, a folder with one, or a model in the Hugging Face cache; "
+            help="A file with tensors as for count, an index, a folder with one, or a model in the Hugging Face cache; "
             "default: that of MODEL.",
         ),
     ] = None,
@@ -48,6 +49,13 @@ def verify(
             autocompletion=lambda: ["missing", "unexpected", "dtype"],
         ),
     ] = None,
+    strip_prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREFIX|auto",
+            help="Leave this prefix of the checkpoint's names out, such as module. or _orig_mod.; auto finds it.",
+        ),
+    ] = None,
     architecture: Architecture = None,
     pooler: Pooler = None,
     download: Download = False,
@@ -62,6 +70,6 @@ def verify(
     source = ModelOptions(model=model, architecture=architecture, add_pooling_layer=pooler, download=download).found()
     from bertscope.analyses.verify import verify as analyse
 
-    report = analyse(source, stored, dtype=dtype, allow=allow or ())
+    report = analyse(source, stored, dtype=dtype, allow=allow or (), strip_prefix=strip_prefix)
     out.show(report)
     return 0 if report.fits else 1

@@ -4,7 +4,7 @@ B batch, S query length, T key length, N heads, D head size, H hidden size, V vo
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,41 +15,36 @@ Tensors = tuple[Tensor, ...]
 
 
 @dataclass(eq=False)
-class ModelOutput:
-    """The base of all outputs. A field that is None is absent: it has no index and no key.
+class ModelOutput(Mapping[str, Any]):
+    """The base of all outputs: a mapping as in transformers. A field that is None has no index and no key.
 
-    `output.logits`, `output["logits"]` and `output[0]` are the same tensor; iteration yields the keys,
-    as in transformers.
+    `output.logits`, `output["logits"]` and `output[0]` are the same tensor; iteration yields the keys. A class takes
+    its fields, or one mapping of them: `accelerate` and others convert mappings by `type(output)({name: value})`.
     """
+
+    def __post_init__(self) -> None:
+        first, *others = dataclasses.fields(self)
+        values = getattr(self, first.name)
+        if isinstance(values, Mapping):
+            for item in (first, *others):
+                setattr(self, item.name, values.get(item.name))
 
     def to_tuple(self) -> tuple[Any, ...]:
         """Return the values that are not None, in the order of the fields."""
-        return tuple(value for _, value in self.items())
-
-    def items(self) -> list[tuple[str, Any]]:
-        """Return the names and values that are not None."""
-        pairs = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
-        return [(name, value) for name, value in pairs if value is not None]
-
-    def keys(self) -> list[str]:
-        """Return the names of the values that are not None."""
-        return [name for name, _ in self.items()]
-
-    def values(self) -> list[Any]:
-        """Return the values that are not None."""
-        return list(self.to_tuple())
+        return tuple(self.values())
 
     def __getitem__(self, key: str | int | slice) -> Any:
-        return dict(self.items())[key] if isinstance(key, str) else self.to_tuple()[key]
+        return (
+            self.to_tuple()[key] if isinstance(key, (int, slice)) else {name: getattr(self, name) for name in self}[key]
+        )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
+        return (item.name for item in dataclasses.fields(self) if getattr(self, item.name) is not None)
 
     def __len__(self) -> int:
-        return len(self.items())
+        return len(list(iter(self)))
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.keys()
+    __eq__, __hash__ = object.__eq__, object.__hash__  # by identity, since a comparison of tensors has no single answer
 
 
 @dataclass(eq=False)

@@ -52,6 +52,11 @@ class BertPreTrainedModel(nn.Module):
         """Return the BertModel in this model, or the model itself."""
         return getattr(self, self.base_model_prefix, self)
 
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the first parameter."""
+        return next(self.parameters()).device
+
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the word embeddings."""
         embeddings: nn.Embedding = self.base_model.embeddings.word_embeddings

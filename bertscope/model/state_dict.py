@@ -1,6 +1,6 @@
 """The names of weights in old and new checkpoints, translated to the names of a model."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from torch import nn
@@ -38,7 +38,7 @@ def modern_name(name: str) -> str:
     return name
 
 
-def own_name(name: str, own: set[str], prefix: str = "bert") -> str:
+def own_name(name: str, own: Container[str], prefix: str = "bert") -> str:
     """Return the name with or without `bert.` in front, as in the model."""
     if name in own:
         return name

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any, BinaryIO
 
 import bertscope
+from bertscope.processes import signals
 
 _PR_SET_PDEATHSIG = 1
 # `-I` leaves the working directory, PYTHONPATH and the user's site-packages out of sys.path. The bootstrap adds the
@@ -79,6 +80,7 @@ class Child(subprocess.Popen[bytes]):
             start_new_session=True,  # only the parent receives Ctrl-C
             env={name: value for name, value in given.items() if value is not None},
         )
+        signals.children.add(self)
 
     def kill_group(self) -> None:
         """Kill the process and those that it started."""
@@ -130,6 +132,7 @@ class ForkedChild:
         self.stdout, self.stderr, self._status = (os.fdopen(reader, "rb", 0) for reader, _ in outputs)
         self._server = server
         self.returncode: int | None = None
+        signals.children.add(self)
 
     @cached_property
     def pid(self) -> int:

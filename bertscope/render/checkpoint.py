@@ -20,6 +20,8 @@ def _columns(report: CheckpointReport) -> list[Column]:
         Column("shape", lambda row: "" if row.shape is None else shape_text(row.shape), values("shape", "copies")),
         number("params", "params"),
         number("bytes", "bytes", bytes_text, detail=True),
+        Column("packing", lambda row: row.packing or "", values("packing"), below=1,
+               shown=any(row.packing for row in report.rows)),
         Column("shares the storage of", lambda row: one_line(row.shares or ""), values("shares"), below=1,
                shown=any(row.shares for row in report.rows)),
     ]  # fmt: skip
@@ -35,14 +37,21 @@ def _title(report: CheckpointReport) -> str:
 def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
     """Return the sums: parameters, dtypes, and the file's size to the last byte."""
     dtypes = say("comma").join(
-        say("stored_dtype", count=count_text(row.params), dtype=row.dtype, size=bytes_text(row.bytes))
+        say("stored_dtype", count=count_text(row.params), size=bytes_text(row.bytes),
+            dtype=say("packed_dtype", dtype=row.dtype, packing=row.packing) if row.packing else row.dtype)
         for row in stored.dtypes
-    )
+    )  # fmt: skip
     sums = Counter[str]()
     for part in stored.parts:
         sums[part.what] += part.bytes
     parts = " + ".join(f"{count_text(count)} {phrase(what)}" for what, count in sums.items())
     lines = [(say("stored"), say("stored_once", count=count_text(stored.distinct_params), dtypes=dtypes))]
+    if stored.weights and (stored.weights != stored.distinct_params or any(row.packing for row in stored.dtypes)):
+        bits = f"{8 * stored.weight_bytes / stored.weights:.2f}"
+        size = bytes_text(stored.weight_bytes)
+        lines.append(
+            (say("stored_weights"), say("weight_bits", count=count_text(stored.weights), bits=bits, size=size))
+        )
     if stored.stored_params != stored.distinct_params:
         lines.append((say("under_all_names"), count_text(stored.stored_params)))
     size = bytes_text(stored.file_bytes)
@@ -99,7 +108,8 @@ def _answer(report: VerifyReport) -> str:
     for row in report.rows:
         if row.is_wrong:
             wrong[row.status] += row.copies
-    found = [say(f"verify_{status}", count=count) for status, count in wrong.items()]
+    prefix = next((one_line(row.name) for row in report.rows if row.status == "prefix"), "")
+    found = [say(f"verify_{status}", count=count, prefix=prefix) for status, count in wrong.items()]
     found += [say("verify_problems", count=len(report.stored.problems))] if report.stored.problems else []
     return say("verify_no", stored=stored, model=model, found=say("comma").join(found))
 
@@ -110,6 +120,8 @@ def _verify_footer(report: VerifyReport) -> list[tuple[str, str]]:
     }  # fmt: skip
     lines = [(say("model"), say("verify_counts", **{name: count_text(count) for name, count in counts.items()}))]
     lines += _stored_lines(report.stored)
+    if report.new_modules:
+        lines.append((say("new_modules"), say("new_modules_how", names=say("comma").join(report.new_modules))))
     if report.fitting:
         lines.append((say("what_fits"), f"--architecture {', '.join(report.fitting)}"))
     return [*lines, (say("verified"), phrase(report.obtained))]

@@ -11,7 +11,7 @@ from bertscope.render import fit
 from bertscope.render.columns import Column, number, values
 from bertscope.render.console import Target
 from bertscope.render.memory import PARTS, footnotes, range_columns
-from bertscope.render.timeline.panels import part_name, run_text, variant_name
+from bertscope.render.timeline.panels import part_name, run_text, strategy_name, variant_name
 from bertscope.render.views import Table, View
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
@@ -140,15 +140,15 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
         *_names(say("model"), say("class")),
         Column(say("parameters_in"), lambda line: line.report.run.precision,
                {"precision": lambda line: line.report.run.precision}, shown=len(precisions) > 1),
-        Column(say("checkpointing"), lambda line: variant_name(line.row),
+        Column(say("checkpointing"), lambda line: strategy_name(variant_name(line.row)),
                values("checkpointing", "reentrant", of="row")),
         number(say("peak"), "peak_bytes", bytes_text, of="row.memory.peak"),
         Column(say("phase"), lambda line: word("phase", line.row.memory.peak.phase),
                values("phase", "path", "operator", of="row.memory.peak")),
         *(_part(name, shown=name in parts) for name in PARTS),
         number(say("saved"), "kept_bytes", bytes_text, of="row.memory", detail=True),
-        Column(say("reserved_by_torch"), lambda line: bytes_text(_reserved_bytes(line) or 0),
-               {"reserved_bytes": _reserved_bytes}, right=True, shown=all(map(_reserved_bytes, lines))),
+        *(_of_device(name, title, lines) for name, title in
+          (("reserved_bytes", say("reserved")), ("card_bytes", say("on_the_card")))),
         Column(say("fits"), lambda line: line.row.answer and say(f"answer_{line.row.answer}"),
                values("answer", of="row"), shown=any(line.row.answer for line in lines)),
         *range_columns(lines, "row"),
@@ -164,9 +164,14 @@ def _part(name: str, *, shown: bool) -> Column:
                   detail=True, shown=shown)  # fmt: skip
 
 
-def _reserved_bytes(line: _ModelRow) -> int | None:
-    device = line.row.memory.device
-    return device.reserved_bytes if device else None
+def _of_device(name: str, title: str, lines: Sequence[_ModelRow]) -> Column:
+    """Return a column of bytes on a GPU; it is empty, and not shown, if a model has none."""
+
+    def read(line: _ModelRow) -> int | None:
+        return getattr(line.row.memory.device, name, None)
+
+    return Column(title, lambda line: bytes_text(read(line) or 0), {name: read}, right=True,
+                  detail=name == "reserved_bytes", shown=all(map(read, lines)))  # fmt: skip
 
 
 def _fit_table(reports: Sequence[FitReport]) -> _Table:
@@ -188,8 +193,7 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
     asked, seqs = reports[0].asked_batch, dict.fromkeys(row.seq for row in reports[0].rows)
     sizes = (say("batch", count=count_text(asked)) if asked else "", say("sequence", count=",".join(map(str, seqs))))
     settings = fit.settings_text(reports[0], *sizes)
-    answers = say("semicolon").join(map(fit.short_verdict, reports))
-    verdict = say("assumed", answer=answers, settings=settings)
+    verdict = say("assumed", answer=fit.common_verdict(reports), settings=settings)
     return _Table(of_gpu, best, notes, f"{verdict}\n", csv=(csv_columns, records), shows_csv=True)
 
 

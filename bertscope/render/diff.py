@@ -67,7 +67,8 @@ def parts(report: DiffReport) -> list[Table]:
 
 def notes(report: DiffReport) -> list[str]:
     """Return how FLOPs are counted, the models that have none, and that nothing differs."""
-    found = {report.a.name: report.forward_flops_a, report.b.name: report.forward_flops_b}
+    sides = ((report.a, report.forward_flops_a), (report.b, report.forward_flops_b))
+    found = {side.name: flops for side, flops in sides if side.obtained == "computed"}  # not a file with tensors
     sizes = f"--batch {report.batch} --seq {report.seq}"
     return [phrase(note) for note in (
         "FLOPs: matrix products only, a multiply-add is 2",

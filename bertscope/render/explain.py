@@ -1,6 +1,6 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,18 @@ def _dims(dims: Dims) -> str:
 
 
 def _flow(step: Step) -> str:
-    given = say("both").join(map(_dims, step.inputs)) or ("" if step.type else say("explain_ids"))
-    return f"{given} -> {_dims(step.output)}" if step.output or not step.type else given
+    named = _arrow(step, step.inputs, step.output)
+    numbered = _arrow(step, *((_sized(step, dims) for dims in step.inputs), _sized(step, step.output)))
+    return named if numbered == named else f"{named}  =  {numbered}"
+
+
+def _arrow(step: Step, inputs: Iterable[Dims], output: Dims) -> str:
+    given = say("both").join(map(_dims, inputs)) or ("" if step.type else say("explain_ids"))
+    return f"{given} -> {_dims(output)}" if output or not step.type else given
+
+
+def _sized(step: Step, dims: Dims) -> Dims:
+    return tuple(str(step.sizes.get(name, name)) for name in dims)
 
 
 def _formula(formula: Formula | None) -> str:
@@ -87,8 +97,9 @@ def section_text(section: Section, key: str) -> str:
 def _point(section: Section, point: Point) -> str:
     shape = f" {point.shape}" if point.shape else ""
     sizes = f" = {point.sizes}" if point.sizes != point.shape else ""
+    kind = f" ({point.type})" if point.type else ""
     return say(
-        "named", name=f"{word('explain_point', point.name)}{shape}{sizes}", text=section_text(section, point.key)
+        "named", name=f"{word('explain_point', point.name)}{shape}{sizes}{kind}", text=section_text(section, point.key)
     )
 
 
@@ -109,7 +120,7 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     name = getattr(step, first) or step.name
     names = (getattr(step, field) for field in others)
     beside = "".join(f"  =  {other}" for other in names if other and other != name)
-    lines = [f"{name}{_marks(step)}{beside}"]
+    lines = [f"{f'{step.number}. ' if step.number else ''}{name}{_marks(step)}{beside}"]
     lines += [f"  {flow}"] if (flow := _flow(step)) else []
     lines.append("  " + say("explain_params", formula=_formula(step.params)))
     if step.flops is not None:
@@ -147,6 +158,7 @@ def _group(name: str) -> str:
 def _columns() -> list[Column]:
     """Return the columns of Markdown and CSV."""
     return [
+        Column("#", lambda step: str(step.number), values("number"), right=True),
         Column(say("explain_step"), lambda step: step.name + _marks(step), {"step": lambda step: step.name}),
         Column("hf", lambda step: step.path, values("type") | {"hf": lambda step: step.path}),
         Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),

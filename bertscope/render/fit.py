@@ -1,21 +1,22 @@
 """The fit report as a table, CSV and Markdown."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
+from bertscope.errors import SelectionError
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, csv_only, number, values
 from bertscope.render.footer import title
-from bertscope.render.memory import range_columns, range_text, time_notes, with_other_loop, with_time
-from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
+from bertscope.render.memory import needed_text, range_columns, range_text, time_notes, with_other_loop, with_time
+from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word, strategy_name
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
-from bertscope.reports.memory import NO, YES, FitReport, FitRow
+from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, LengthsRow
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
-from bertscope.texts import phrase, say, word
-from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
+from bertscope.settings.run_config import INFERENCE
+from bertscope.texts import listed, phrase, say, word
+from bertscope.units import BF16, FP16, FP32, bytes_text, count_text, flops_text, share_text
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -27,20 +28,21 @@ def columns(report: FitReport) -> list[Column]:
         number(say("gpus"), "ranks", shown=by_ranks),
         Column(say("strategy"), lambda row: word("strategy", row.strategy), values("strategy"), shown=by_ranks),
         number(say("seq"), "seq"),
-        Column(say("setting"), lambda row: say("comma").join((row.precision, row.checkpointing)), shown=by_ranks),
+        Column(say("setting"), lambda row: say("comma").join((row.precision, strategy_name(row.checkpointing))),
+               shown=by_ranks),
         Column(say("precision"), lambda row: row.precision, values("precision"), shown=not by_ranks),
-        Column(say("checkpointing"), lambda row: row.checkpointing, values("checkpointing"), shown=not by_ranks),
+        Column(say("checkpointing"), lambda row: strategy_name(row.checkpointing), values("checkpointing"),
+               shown=not by_ranks),
         Column(batch, lambda row: count_text(row.batch) if row.fits and not report.asked_batch else
                answer_text(report, row), values("batch", "fits", "answer"), right=report.asked_batch is None),
-        number(say("by_bytes"), "batch_by_bytes", below=2, shown=searched and on_gpu),
+        number(say("may_fit"), "batch_by_bytes", below=2, shown=searched and on_gpu),
         number(say("peak"), "peak_bytes", bytes_text),
-        number(say("reserved"), "reserved_bytes", bytes_text, shown=on_gpu),
-        Column(say("nvidia_smi"), lambda row: range_text(_lower_bytes(report, row), row.reserved_bytes), right=True,
-               detail=True, shown=on_gpu),
-        Column(say("next_peak"), lambda row: bytes_text(row.next_bytes) if row.fits else "", values("next_bytes"),
-               right=True, detail=True, shown=searched and not on_gpu),
-        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True, detail=True,
-               shown=searched),
+        number(say("reserved"), "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
+        number(say("on_the_card"), "card_bytes", bytes_text, shown=on_gpu),
+        Column(say("next_peak"), lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
+               values("next_peak_bytes"), right=True, detail=True, shown=searched and not on_gpu),
+        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
+               detail=report.run.mode != INFERENCE, shown=searched),
         number(say("step_flops"), "step_flops", flops_text, detail=True),
         Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True,
                detail=on_gpu),
@@ -51,14 +53,14 @@ def columns(report: FitReport) -> list[Column]:
     ]  # fmt: skip
 
 
-def time_columns(rows: Sequence[FitRow | PlanRow]) -> list[Column]:
+def time_columns(rows: Sequence[FitRow | PlanRow | LengthsRow]) -> list[Column]:
     """Return the columns of predicted times; none without a time."""
 
     def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
-        def value(row: FitRow | PlanRow) -> Any:
+        def value(row: FitRow | PlanRow | LengthsRow) -> Any:
             return getattr(row.predicted, name, None)
 
-        def shown(row: FitRow | PlanRow) -> str:
+        def shown(row: FitRow | PlanRow | LengthsRow) -> str:
             return "" if value(row) is None else text(value(row))
 
         return Column(title, shown, {name: value}, right=True)
@@ -76,8 +78,8 @@ def _is_on_gpu(report: FitReport) -> bool:
 
 
 def _lower_bytes(report: FitReport, row: FitRow) -> int:
-    """Return the bytes of the tensors with the context at its lower end."""
-    return row.peak_bytes - (report.context_high_bytes - report.context_low_bytes)
+    """Return the bytes of tensors and workspaces with the context at its lower end."""
+    return row.peak_bytes + report.overhead_bytes - (report.context_high_bytes - report.context_low_bytes)
 
 
 def answer_text(report: FitReport, row: FitRow) -> str:
@@ -92,7 +94,8 @@ def answer_text(report: FitReport, row: FitRow) -> str:
 
 def missing_text(report: FitReport, row: FitRow) -> str:
     """Return the missing bytes, on a GPU as a range: with the context at its lower and at its upper end."""
-    return range_text(_lower_bytes(report, row) - report.budget_bytes, row.peak_bytes - report.budget_bytes)
+    upper = row.peak_bytes + report.overhead_bytes
+    return range_text(_lower_bytes(report, row) - report.budget_bytes, upper - report.budget_bytes)
 
 
 def settings_text(report: FitReport, *words: str) -> str:
@@ -128,11 +131,7 @@ def verdict(report: FitReport) -> str:
     seq = row.seq
     batch = count_text(report.asked_batch or row.batch or 1)
     on = say("on", name=report.card.name) if report.card else ""
-    size_text = partial(bytes_text, unit_of=_common_unit(row.peak_bytes, report.budget_bytes))
-    memory = say("peak_size", size=size_text(row.peak_bytes))
-    if _is_on_gpu(report):
-        memory = say("with_reserved", text=memory, size=size_text(row.reserved_bytes))
-    memory = say("of_budget", text=memory, size=size_text(report.budget_bytes))
+    memory = needed_text(report, row)
     if report.answer == NO:
         memory = say("short_by", answer=memory, size=missing_text(report, row))
     if report.batch_total is not None:
@@ -143,6 +142,8 @@ def verdict(report: FitReport) -> str:
                      total=count_text(report.batch_total), seq=seq, strategy=word("strategy", row.strategy),
                      batch=count_text(share), way=_way(row), memory=memory)  # fmt: skip
         return say("assumed", answer=answer, settings=settings_text(report))
+    if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
+        batch = say("batch_of_tokens", batch=batch, tokens=count_text(row.batch * seq))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
     answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
     answer = with_time(answer, row) if row.fits else answer
@@ -150,24 +151,26 @@ def verdict(report: FitReport) -> str:
     return say("assumed", answer=answer, settings=settings_text(report))
 
 
-def short_verdict(report: FitReport) -> str:
-    """Return the answer for a GPU in a few words: `t4: batch 172`, `t4: no, short by 9.47 GiB`, `5 x t4`."""
-    row, name = _answering_row(report), report.card.name if report.card else bytes_text(report.budget_bytes)
-    if report.batch_total is not None and row.fits:
-        return count_text(row.ranks) + say("times", name=name)
-    is_searched = row.fits and report.asked_batch is None
-    text = say("batch", count=count_text(row.batch)) if is_searched else answer_text(report, row)
-    return say("named", name=name, text=text)
+def common_verdict(reports: Sequence[FitReport]) -> str:
+    """Return the answer for several GPUs: `batch 8 fits on t4 and a10, does not fit on k80`."""
+    names: dict[str, list[str]] = {}
+    for report in reports:
+        row, name = _answering_row(report), report.card.name if report.card else bytes_text(report.budget_bytes)
+        key = row.answer
+        if report.batch_total is not None:
+            name = count_text(row.ranks) + say("times", name=name)
+        elif row.fits and report.asked_batch is None:
+            key, name = "largest", say("largest_on", batch=count_text(row.batch), name=name)
+        names.setdefault(key, []).append(name)
+    batch = count_text(reports[0].batch_total or reports[0].asked_batch or 1)
+    found = [say(f"gpus_{key}", batch=batch, names=listed(names[key]))
+             for key in ("largest", YES, UNCERTAIN, NO) if key in names]  # fmt: skip
+    return say("semicolon").join(found)
 
 
 def _answering_row(report: FitReport) -> FitRow:
     """Return the best row of the longest length with the best answer."""
     return best_row(report, max(row.seq for row in report.rows if row.answer == report.answer))
-
-
-def _common_unit(*sizes: int) -> int:
-    """Return the smallest size, whose unit is that of all, or the largest if that would give five digits."""
-    return max(sizes) if max(sizes) >= 10_000 * binary_unit(min(sizes))[0] else min(sizes)
 
 
 def notes(report: FitReport) -> Iterator[str]:
@@ -181,7 +184,7 @@ def notes(report: FitReport) -> Iterator[str]:
             for row in other
         )
         yield say("note_head", head=report.other_head, answers=answers)
-    if _is_on_gpu(report) and report.batch_total is None:
+    if any(row.batch < row.batch_by_bytes for row in report.rows) and report.batch_total is None:
         yield say("note_answers" if report.asked_batch else "note_batches")
     lengths = list(dict.fromkeys(row.seq for row in report.rows))
     if report.asked_batch and len(lengths) > 1:
@@ -219,7 +222,7 @@ def _place_notes(report: FitReport) -> Iterator[str]:
         yield say("note_margin", percent=f"{100 - 100 * report.margin:.0f}")
     else:
         yield say("note_upper_context" if low < high else "note_given_context")
-    if low < high:
+    if low < high and (report.asked_batch is None or any(row.answer == NO for row in report.rows)):
         yield say("note_lower_context")
 
 
@@ -247,8 +250,23 @@ def _way(row: FitRow) -> str:
     return say("way", precision=row.precision, strategy=row.checkpointing)
 
 
+_TEI_DTYPES = {FP16.name: "float16", FP32.name: "float32"}  # --dtype of text-embeddings-inference
+
+
+def tei(report: FitReport) -> str:
+    """Return the flags of text-embeddings-inference for the most tokens of a batch."""
+    if report.run.mode != INFERENCE or report.asked_batch is not None:
+        raise SelectionError("--format tei is for the largest batch of --mode inference; give that, and no --batch")
+    rows = [row for row in report.rows if row.precision in _TEI_DTYPES and row.fits]
+    if not rows:
+        raise SelectionError("nothing fits in fp32 or fp16, the dtypes of --format tei; give --precision fp16")
+    row = max(rows, key=lambda row: row.batch * row.seq)
+    return f"--max-batch-tokens {row.batch * row.seq} --dtype {_TEI_DTYPES[row.precision]}\n"
+
+
 VIEW = View(
     answer=verdict,
     tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row.fits)],
     notes=lambda report, target: notes(report),
+    forms={"tei": tei},
 )

@@ -26,6 +26,7 @@ def _columns(report: FlopsReport) -> list[Column]:
         _phase("backward", "backward", shown=training),
         _phase("recomputed", "recompute", shown=training and report.checkpointing != "none"),
         _number("matmul FLOPs", "total.matmul_flops", _count),
+        *([_number("within windows", "total.needed_flops", _count)] if report.is_local else []),
         _number("MACs", "macs", _count, detail=True, csv_order=1),
         _number("share", "share", lambda share: share_text(share) if share else "", detail=training, csv_order=1),
         _number("elementwise", "total.elementwise_flops", _count, detail=training),
@@ -57,6 +58,8 @@ def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str
         lines.append((say("flops_recomputed"), strategy))
     matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
     lines.append((say("flops_total"), say("flops_and_macs", count=matmul, macs=macs)))
+    if report.is_local:
+        lines.append((say("flops_windows"), say("flops_needed", count=count_text(root.total.needed_flops))))
     lines.append((say("flops_elementwise"), say("flops_more", count=count_text(root.total.elementwise_flops))))
     if polynomial is not None:
         terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
@@ -72,7 +75,9 @@ def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str
 
 
 def _sizes(report: FlopsReport) -> str:
-    return say("flops_sizes", batch=report.batch, seq=report.seq, mode=word("mode", report.mode))
+    sizes = say("flops_sizes", batch=report.batch, seq=report.seq, mode=word("mode", report.mode))
+    encoder = [] if report.encoder_seq is None else [say("flops_encoder", seq=report.encoder_seq)]
+    return say("comma").join([sizes, *encoder])
 
 
 _SWEEP = (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN_TIES = 8
 SHOWN_PARTS = 4
-_OF_A_RUN = ("memory", "fit", "flops")  # kinds of reports whose numbers depend on the implementation of the model
+_OF_A_RUN = ("memory", "fit", "flops", "lengths")  # kinds whose numbers depend on the implementation of the model
 
 
 def title(report: Any) -> str:
@@ -79,7 +79,9 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     if report.unknown:
         unknown = say("not_initialised", count=len(report.unknown), paths=", ".join(report.unknown))
         lines.append((say("not_counted"), unknown))
-    return [*lines, (word("obtained", subject.obtained), say("from_tensors", version=subject.torch_version))]
+    classes = subject.implementation or ""  # their version may decide how many parameters there are
+    version = f"{subject.torch_version}, {classes}" if classes.startswith("transformers ") else subject.torch_version
+    return [*lines, (word("obtained", subject.obtained), say("from_tensors", version=version))]
 
 
 def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:

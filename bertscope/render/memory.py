@@ -12,7 +12,7 @@ from bertscope.errors import one_line
 from bertscope.render.columns import Column, csv_only, values
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.timeline.panels import kernel_word, part_name, run_text, variant_name
+from bertscope.render.timeline.panels import kernel_word, part_name, run_text, strategy_name, variant_name
 from bertscope.render.traffic import (
     parallel_words,
     rank_tables,
@@ -23,9 +23,14 @@ from bertscope.render.traffic import (
 from bertscope.render.views import Table, View
 from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import (
+    NO,
+    UNCERTAIN,
+    YES,
     DeviceTerms,
+    FitReport,
     FitRow,
     KeptRow,
+    LengthsRow,
     Memory,
     MemoryReport,
     Parts,
@@ -36,11 +41,11 @@ from bertscope.reports.memory import (
     TrainingKey,
     Variant,
 )
-from bertscope.reports.plan import PlanRow
+from bertscope.reports.plan import PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINER, TRAINING, RunConfig
-from bertscope.texts import phrase, say, word
-from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, share_text, signed_text
+from bertscope.settings.run_config import AUTOCAST, CPU, CUDA, INFERENCE, TRAINER, TRAINING, RunConfig
+from bertscope.texts import listed, phrase, say, word
+from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, shape_text, share_text, signed_text
 
 _BAR_WIDTH = 48
 _TIMES = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
@@ -60,7 +65,7 @@ _MARKS = {
 
 def bars(report: MemoryReport, target: Target) -> str:
     """Draw the parts at each variant's peak, to one scale."""
-    memories = [(variant_name(variant), variant.memory) for variant in report.variants if variant.memory]
+    memories = [(_name(variant), variant.memory) for variant in report.variants if variant.memory]
     if not memories:
         return ""
     highest = max(memory.peak.peak_bytes for _, memory in memories) or 1
@@ -87,22 +92,6 @@ def _bar(memory: Memory, highest: int, width: int) -> str:
 def verdict(report: MemoryReport) -> str:
     """Return the peak of each variant and its moment in a sentence, with the settings that it assumes."""
     known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
-    is_only = len(report.variants) == 1
-    peaks = []
-    for variant, memory in known:
-        place = _place(memory.peak) if is_only else _phase(memory.peak)
-        text = say("peak_of", size=bytes_text(memory.peak.peak_bytes), place=place)
-        if memory.device and is_only:
-            text = say("with_reserved", text=text, size=bytes_text(memory.device.reserved_bytes))
-        text = with_time(text, variant) if is_only else text
-        peaks.append(text if is_only else say("named", name=variant_name(variant), text=text))
-    if len(known) > 2:  # the table has the others
-        sizes = [memory.peak.peak_bytes for _, memory in known]
-        if max(sizes) == min(sizes):
-            phases = dict.fromkeys(_phase(memory.peak) for _, memory in known)
-            peaks = [say("equal_peaks", count=len(sizes), size=bytes_text(sizes[0]), place=say("comma").join(phases))]
-        else:
-            peaks = [say("lowest_peak", count=len(sizes), peak=peaks[sizes.index(min(sizes))])]
     precision = report.run.parallelism.param_dtype or report.run.compute_precision
     kernel = kernel_word(report.subject.attention, report.run, report.card, [precision])
     words = run_text(report.run, inputs_given=report.inputs_given)
@@ -112,7 +101,10 @@ def verdict(report: MemoryReport) -> str:
         settings.append(say("sixteen_bits"))
     if report.run.device == CUDA and any(row.operator == "convolution" for _, memory in known for row in memory.kept):
         settings.append(say("convolutions_not_counted"))
-    answer = _fits(report) + say("semicolon").join(peaks) or say("nothing_measured")
+    answer = _peaks(report)
+    if fits := _fits(report):
+        is_several = len(report.variants) > 1
+        answer = say("both_sentences" if is_several else "named", name=fits, text=answer)
     for _, memory in known[:1]:
         if memory.obtained == "estimated" and memory.other_loop_bytes is not None:
             more = memory.other_loop_bytes - memory.peak.peak_bytes
@@ -132,17 +124,60 @@ def with_other_loop(answer: str, run: RunConfig, more_bytes: int, peak_bytes: in
     return say(f"other_loop_{loop}", answer=answer, size=bytes_text(abs(more_bytes)))
 
 
+def _peaks(report: MemoryReport) -> str:
+    """Return the peak of one variant with its moment, or of several the peaks of two or the lowest one."""
+    known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
+    sizes = [memory.peak.peak_bytes for _, memory in known]
+    if not known:
+        return say("nothing_measured")
+    if len(report.variants) == 1:
+        variant, memory = known[0]
+        text, device = say("peak_of", size=bytes_text(sizes[0]), place=_place(memory.peak)), memory.device
+        if device and report.card:
+            text = say("on_card_of", text=text, **in_one_unit(device.card_bytes, report.card.memory_bytes))
+        elif device:
+            text = say("with_reserved", text=text, size=bytes_text(device.reserved_bytes))
+        return with_time(text, variant)
+    if len(known) > 1 and max(sizes) == min(sizes):
+        places = listed(dict.fromkeys(_phase(memory.peak) for _, memory in known))
+        return say("equal_peaks", count=len(sizes), size=bytes_text(sizes[0]), place=places)
+    if len(known) > 2:  # the table has the others
+        known = [known[sizes.index(min(sizes))]]
+    names = [_name(variant) for variant, _ in known]
+    names[0] = say("checkpointing_name", name=names[0])
+    peaks = [say("peak_with", size=bytes_text(memory.peak.peak_bytes), name=name)
+             for name, (_, memory) in zip(names, known, strict=True)]  # fmt: skip
+    found = say("comma").join(peaks)
+    return say("lowest_peak", count=len(sizes), peaks=found) if len(sizes) > 2 else say("peaks_are", peaks=found)
+
+
+def in_one_unit(size: int, limit: int) -> dict[str, str]:
+    """Return the texts of a size and a limit, in the unit of the smaller, or of the larger above four digits."""
+    small, large = sorted((size, limit))
+    unit = large if large >= 10_000 * binary_unit(small)[0] else small
+    return {"size": bytes_text(size, unit_of=unit), "limit": bytes_text(limit, unit_of=unit)}
+
+
+def needed_text(report: FitReport | PlanReport, row: FitRow | PlanRow) -> str:
+    """Return the peak, and on a GPU the memory on the card, of the memory that there is."""
+    if report.run.device == CPU:
+        return say("peak_of_budget", **in_one_unit(row.peak_bytes, report.budget_bytes))
+    peak = say("peak_size", size=bytes_text(row.peak_bytes))
+    return say("on_card_of", text=peak, **in_one_unit(row.card_bytes, report.budget_bytes))
+
+
 def _fits(report: MemoryReport) -> str:
-    """Return whether each variant fits on the GPU, as the beginning of a sentence; empty without a GPU."""
-    if report.card is None:
-        return ""
-    card = say("card", name=report.card.name, size=bytes_text(report.card.memory_bytes))
-    answers = {variant_name(variant): variant.answer for variant in report.variants if variant.answer}
-    if len(set(answers.values())) == 1:
-        every = "" if len(answers) == 1 else say("every", count=len(answers))
-        return say("fits_on", every=every, answer=say(f"fits_{next(iter(answers.values()))}"), card=card)
-    each = [say("fits_one", name=name, answer=say(f"answer_{answer}")) for name, answer in answers.items()]
-    return say("fits_each", card=card, each=say("comma").join(each)) if each else ""
+    """Return if the step fits on the GPU, by the answers of the variants; empty without a GPU."""
+    names: dict[str, list[str]] = {}
+    for variant in report.variants if report.card else ():
+        if variant.answer:
+            names.setdefault(variant.answer, []).append(_name(variant))
+    on, answers = say("on", name=report.card.name) if report.card else "", []
+    for answer in filter(names.get, (YES, UNCERTAIN, NO)):
+        key = "fits_with" if len(report.variants) > 1 else "fits_only"
+        answers.append(say(key, answer=say(f"fits_{answer}"), on=on, names=listed(names[answer])))
+        on = ""
+    return say("step_fits", answers=say("and_answer").join(answers)) if answers else ""
 
 
 def notes(report: MemoryReport) -> Iterator[str]:
@@ -159,7 +194,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     """Yield the gain and cost of each further variant against the first, and the place of each peak."""
     for variant in report.variants:
         if variant.failure:
-            yield say("named", name=variant_name(variant), text=one_line(phrase(variant.failure)))
+            yield say("named", name=_name(variant), text=one_line(phrase(variant.failure)))
     known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
     for other, memory in known[1:]:
         yield _comparison(*known[0], other, memory)
@@ -171,7 +206,11 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
             )  # fmt: skip
             yield say("lower_from", batch=other.outlook.pays_from_batch, points=points)
     for variant, memory in known if len(report.variants) > 1 else ():  # the verdict names the place of one
-        yield say("peak_is", name=variant_name(variant), place=_place(memory.peak))
+        yield say("peak_is", name=_name(variant), place=_place(memory.peak))
+
+
+def _name(variant: Variant) -> str:
+    return strategy_name(variant_name(variant))
 
 
 def _place(peak: PhasePeak) -> str:
@@ -201,7 +240,7 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
             text += say("takes_flops", ratio=f"{other.timing.flops / first.timing.flops:.2f}")
         if _overlap(first.timing.step_seconds, other.timing.step_seconds):
             text += say("times_overlap")
-    return say("named", name=variant_name(other), text=text)
+    return say("named", name=_name(other), text=text)
 
 
 def _overlap(some: Sequence[float], others: Sequence[float]) -> bool:
@@ -230,7 +269,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     yield say("note_units_kept" if report.run.has_gradients_before else "note_units")
 
 
-def time_notes(rows: Iterable[Variant | FitRow | PlanRow]) -> Iterator[str]:
+def time_notes(rows: Iterable[Variant | FitRow | PlanRow | LengthsRow]) -> Iterator[str]:
     """Yield the way in which times were predicted, and the peaks that MFU refers to."""
     rows = list(rows)
     if any(row.time_range for row in rows):
@@ -256,8 +295,10 @@ def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
     if not is_calibrated:
         yield say("note_not_counted")
     yield say("note_reserved")
+    if device.reserved_loaded_bytes:
+        yield say("note_loaded", size=bytes_text(device.reserved_loaded_bytes))
     yield say("note_context_calibrated" if is_calibrated else "note_context", range=range_text(low, high))
-    yield say("note_smi", range=range_text(device.reserved_bytes + low, device.reserved_bytes + high))
+    yield say("note_card", range=range_text(device.reserved_bytes + low, device.reserved_bytes + high))
 
 
 def time_text(span: TimeRange) -> str:
@@ -301,7 +342,7 @@ def range_text(low: int, high: int) -> str:
     return say("range", low=bytes_text(low), high=bytes_text(high))
 
 
-def training_file_notes(file: TrainingFile) -> Iterator[str]:
+def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:
     """Yield the effects of the keys of a training file, a line for each list and for each key that is not modelled."""
     yield say("file", path=file.path, format=file.format, keys=_keys(file.used) or say("file_nothing"))
     if file.replaced:
@@ -311,6 +352,8 @@ def training_file_notes(file: TrainingFile) -> Iterator[str]:
         yield say("file_not_modelled", keys=_keys([row]))
     if file.unknown:
         yield say("file_unknown", keys=say("comma").join(one_line(row.key, limit=40) for row in file.unknown))
+    if device == CPU and str(file.fields.get("precision", "")).startswith(AUTOCAST):
+        yield say("file_gpu", precision=file.fields["precision"])
     if file.no_effect:
         yield say("file_no_effect", count=count_text(len(file.no_effect)))
 
@@ -382,7 +425,8 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
         yield line(say("epoch"), "epoch", time_text)
     if has("memory.device"):
         yield line(say("allocated"), "memory.device.allocated_bytes", is_detail=True)
-        yield line(say("reserved_by_torch"), "memory.device.reserved_bytes")
+        yield line(say("reserved"), "memory.device.reserved_bytes")
+        yield line(say("on_the_card"), "memory.device.card_bytes")
     if report.card and has("answer"):
         yield line(say("fits_row", name=report.card.name), "answer", lambda answer: say(f"answer_{answer}"))
     if any(variant.error is not None for variant in variants):
@@ -393,7 +437,7 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
         yield _MemoryLine(say("worst_error"), tuple(map(_error_text, variants)))
     if has("process"):
         yield line(say("process_step"), "process", _step_text, is_detail=True)
-        yield line(say("process_run"), "process.peak_bytes", is_detail=True)
+        yield line(say("process_run"), "process.run_high_water_bytes", is_detail=True)
     if has("timing"):
         steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
         yield line(say("step_median", count=steps), "timing", _seconds)
@@ -455,7 +499,7 @@ def memory_columns(report: MemoryReport) -> list[Column]:
     """Return the column of names, and one for each variant."""
     obtained = [word("obtained", variant.memory.obtained if variant.memory else "nothing")
                 for variant in report.variants]  # fmt: skip
-    first, *names = say("at_peak"), *map(variant_name, report.variants)
+    first, *names = say("at_peak"), *map(_name, report.variants)
     if len(set(obtained)) == 1:
         first = say("variant", name=first, obtained=obtained[0])
     else:
@@ -477,7 +521,7 @@ def kept_columns(report: MemoryReport) -> list[Column]:
         Column(say("each"), lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "",
                below=2),
         Column(say("tensors"), lambda row: count_text(row[0].tensors), right=True, below=1),
-        *(Column(variant_name(variant), partial(_kept_cell, number), right=True)
+        *(Column(_name(variant), partial(_kept_cell, number), right=True)
           for number, variant in enumerate(report.variants)),
     ]  # fmt: skip
 

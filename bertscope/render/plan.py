@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from bertscope.render.columns import Column, csv_only, number, values
 from bertscope.render.fit import time_columns
 from bertscope.render.footer import title
-from bertscope.render.memory import time_notes
+from bertscope.render.memory import needed_text, time_notes
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
@@ -67,18 +68,20 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
         for product in own.kept:
             counts[product] += len(own.recomputed)
     layers, found = sum(len(own.recomputed) for own in lists), []
-    if layers < lists[0].layers:
-        found.append(say("plan_whole"))
     whole = [product_role(product) for product, count in counts.items() if count == layers]
-    never = [product_role(product) for product, count in counts.items() if not count]
+    not_all = [product_role(product) for product, count in counts.items() if count < layers]
     if len(whole) > max(len(counts) - len(whole), _MOST_NAMED - 1):
-        found.append(say("plan_all_but", words=_joined(never)) if never else say("plan_all"))
+        found.append(say("plan_all_but", words=_joined(not_all)) if not_all else say("plan_all"))
     elif whole:
         found.append(_joined(whole))
+    if any(0 < count < layers for count in counts.values()) and found:
+        found = [say("plan_in_all", words=found[0])]
     for count in sorted({count for count in counts.values() if 0 < count < layers}, reverse=True):
         words = _joined(product_role(product) for product, own in counts.items() if own == count)
         found.append(say("plan_last", words=words, count=count, layers=layers))
-    return "; ".join(found) or say("plan_no_product")
+    if layers < lists[0].layers:
+        found.append(say("plan_whole"))
+    return say("comma").join(found) or say("plan_no_product")
 
 
 def _joined(words: Iterable[str]) -> str:
@@ -94,15 +97,13 @@ def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence."""
     row = report.rows[0]
     on = say("on", name=report.card.name) if report.card else ""
-    sizes = {"peak": bytes_text(row.peak_bytes), "size": bytes_text(row.card_bytes),
-             "limit": bytes_text(report.budget_bytes)}  # fmt: skip
     sized = say(
         "plan_batch",
         batch=count_text(row.batch),
         accumulate=count_text(row.accumulate),
         seq=report.run.seq,
         on=on,
-        **sizes,
+        memory=needed_text(report, row),
     )
     if not report.fits:
         answer = say("plan_no", what=label(row), sized=sized)
@@ -131,10 +132,8 @@ def columns(report: PlanReport) -> list[Column]:
         Column(say("plan_sizes"), lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
                right=True, shown=several),
         number(say("peak"), "peak_bytes", bytes_text),
-        Column(say("reserved"), lambda row: bytes_text(row.reserved_bytes), values("reserved_bytes"), right=True,
-               shown=on_gpu),
-        Column(say("on_the_card"), lambda row: bytes_text(row.card_bytes), values("card_bytes"), right=True,
-               shown=on_gpu),
+        number(say("reserved"), "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
+        number(say("on_the_card"), "card_bytes", bytes_text, shown=on_gpu),
         Column(say("fits"), lambda row: say(f"answer_{row.answer}"), values("answer")),
         Column(say("flops_again"), share, values("share_again", "flops_again"), right=True),
         number(say("step_flops"), "step_flops", flops_text, detail=True),
@@ -162,8 +161,18 @@ def notes(report: PlanReport) -> Iterator[str]:
     yield say("note_fit_units")
 
 
+def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
+    """Yield the options that run the answer."""
+    row = report.rows[0]
+    if report.fits and row.lists:
+        sizes = f"--batch {row.batch} --accumulate {row.accumulate} " if report.batch_total else ""
+        yield say("use_it"), f"{sizes}--checkpointing={shlex.quote(row.checkpointing)}"
+
+
 VIEW = View(
     answer=verdict,
+    lines=lambda report, target: _use(report),
+    name_width=8,
     tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row is report.rows[0])],
     notes=lambda report, target: notes(report),
 )

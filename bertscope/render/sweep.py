@@ -17,6 +17,7 @@ from bertscope.settings.run_config import ESTIMATED
 from bertscope.units import bytes_text, count_text, short_count_text
 
 _ERRORS = 3  # below the table: a narrow terminal has no column for them
+_ANSWERS = {YES: "fits", UNCERTAIN: "may fit", NO: "does not fit"}
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -36,7 +37,8 @@ def columns(report: SweepReport) -> list[Column]:
         *(_bytes(phase, f"{phase}_bytes", partial(_phase, phase), detail=True) for phase in _PHASES),
         csv_only({f"{part}_bytes": partial(_part, part) for part in PARTS}),
         _bytes("saved", "saved_bytes", detail=True),
-        _bytes("reserved", "reserved_bytes", shown=on_cuda),
+        _bytes("reserved", "reserved_bytes", detail=True, shown=on_cuda),
+        _bytes("on the card", "card_bytes", shown=on_cuda),
         _bytes("sent", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),
         csv_only({f"{kind.replace('-', '_')}_bytes": partial(_traffic, kind) for kind in COLLECTIVES}),
         Column("parameters", lambda row: _text(count_text, row.parameters), values("parameters"), right=True,
@@ -106,13 +108,12 @@ def ordered(report: SweepReport, sort: str | None) -> Sequence[SweepRow]:
 
 def verdict(report: SweepReport) -> str:
     """Return the numbers of points by outcome, and of those with a budget by the answer."""
-    parts = [f"{count_text(len(report.rows))} points of {report.grid}"]
     answers = [row.fits for row in report.rows]
-    found = {answer: answers.count(answer) for answer in (YES, UNCERTAIN, NO)}
-    if any(found.values()):
-        parts.append(
-            "fits: " + ", ".join(f"{count_text(number)} {answer}" for answer, number in found.items() if number)
-        )
+    parts = [f"{count_text(len(report.rows))} points of {report.grid}"]
+    if any(answers):
+        first, *others = ((words, count_text(answers.count(answer))) for answer, words in _ANSWERS.items())
+        more = "".join(f", {words} at {number}" for words, number in others if number != "0")
+        parts = [f"the step {first[0]} at {first[1]} of {parts[0]}{more}"]
     for outcome, words in ((REFUSED, "cannot be computed"), (FAILED, "failed, the next run computes them again")):
         if number := report.number(outcome):
             parts.append(f"{count_text(number)} {words}")

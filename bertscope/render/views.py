@@ -1,8 +1,8 @@
 """The view of each kind of report: what shows it as a table, CSV, Markdown and in its other forms."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from importlib import import_module
 from typing import Any
 
@@ -65,6 +65,7 @@ class View:
     hidden_rows: Callable[[Any, Target], int] = lambda report, target: 0  # of a table, without -v
     chart: Callable[[Any, Target], str] = _nothing  # under the tables of the terminal
     records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
+    forms: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)  # of the kind only, such as `tei`
 
     def table(self, report: Any, target: Target, **options: Any) -> str:
         """Return the report for the terminal."""
@@ -86,13 +87,22 @@ class View:
         under = lines_markdown(self.lines(report, None)) + bullets(self.notes(report, None))
         return "\n".join([*parts, *([under] if under else ())])
 
+    def notebook(self, report: Any) -> str:
+        """Return the report as HTML for a notebook."""
+        from bertscope.render.page.templating import filled  # jinja2, which a terminal needs not
+
+        return filled(
+            "notebook.html", title=self.title(report), answer=self.answer(report), tables=self.tables(report, None),
+            facts=list(self.lines(report, None)), notes=list(self.notes(report, None)),
+        )  # fmt: skip
+
     def csv(self, report: Any) -> str:
         """Return the records in base units, for a spreadsheet."""
         table = self.tables(report, None)[0] if self.records is None else self.records(report)
         return csv_text(table.columns, table.rows)
 
 
-_MARKUP = ("html", "svg")  # with scripts and style sheets; the templates escape every value
+_MARKUP = ("html", "svg", "notebook")  # with scripts and style sheets; the templates escape every value
 
 
 def view_of(kind: str) -> Any:
@@ -104,19 +114,24 @@ def view_of(kind: str) -> Any:
 
 def display(
     report: Any, form: str, *, language: str = ENGLISH, view: str = "", target: Target | None = None, **options: Any
-) -> str:
+) -> Any:
     """Return a report in a form of its view: printed, notebook, table, csv, markdown, html ...
 
-    `printed` is what `print` shows, and `notebook` HTML of full width. `view` is another view than that of the kind.
+    `printed` is what `print` shows, and `notebook` HTML. `view` is another view than that of the kind.
     Raises SelectionError for an unknown language.
     """
     if language not in LANGUAGES:
         raise SelectionError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
     shown = view_of(view or report.kind)
     with in_language(language):
-        if form == "notebook":
+        if form == "plot":
+            from bertscope.render.timeline.panels import plot
+
+            return plot(report)
+        if form == "notebook" and not hasattr(shown, form):
             lines = "\n".join(map(html_text, visible_lines(_text(shown, report, Target())).split("\n")))
-            return f'<pre style="white-space: pre; overflow-x: auto; line-height: 1.2">{lines}</pre>'
+            style = "white-space: pre; overflow-x: auto; line-height: 1.2; font-family: monospace"
+            return f'<pre style="{style}">{lines}</pre>'
         if form == "printed":
             to = stdout_target()
             unicode = to.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
@@ -124,7 +139,10 @@ def display(
         if form == "table":
             wanted = target or Target()
             return visible_lines(shown.table(report, wanted, **options), color=wanted.color)
-        found = str(getattr(shown, form)(report, **options))
+        own = getattr(shown, "forms", {}).get(form) or getattr(shown, form, None)
+        if own is None:
+            raise SelectionError("there is no {form} of this report; give another --format", form=form)
+        found = str(own(report, **options))
         return found if form in _MARKUP else visible_lines(found)
 
 

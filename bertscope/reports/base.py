@@ -21,7 +21,7 @@ from bertscope.units import json_text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCHEMA = 2  # 1 had other names in `run`, such as dtype and autocast for precision
+SCHEMA = 3  # 1 had other names in `run`; in 2 the peak and the reserved bytes of `fit` included the context
 FAILED = "failed"  # the outcome of a point that could not be computed or measured
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
 Row = TypeVar("Row")
@@ -97,7 +97,7 @@ def to_json(report: Any) -> str:
 
     >>> print(bertscope.to_json(bertscope.count("bert-tiny")))
     {
-      "schema": 2,
+      "schema": 3,
       "kind": "count",...
     """
     return json_text({"schema": SCHEMA, "kind": report.kind, **as_data(report)})
@@ -150,7 +150,7 @@ class Report:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Return the text at its full width, for a notebook."""
+        """Return the tables as HTML, for a notebook."""
         return self.shown("notebook")
 
     def shown(self, form: str, **options: Any) -> str:

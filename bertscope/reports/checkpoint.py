@@ -9,15 +9,26 @@ from bertscope.reports.base import Subject, TableReport
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """One tensor of a checkpoint; `shares` is the first name with the same storage in the file."""
+    """One tensor of a checkpoint; `shares` is the first name with the same storage in the file.
+
+    A quantized weight is one tensor, of the shape and the elements of the weight, with the bytes of all tensors of the
+    file that store it: packed integers, scales, zero points.
+    """
 
     name: str
-    dtype: str  # torch's name: "float32"
+    dtype: str  # torch's name: "float32"; of a packed one that of its elements: "int4", "nf4", "Q4_K"
     shape: tuple[int, ...]
     params: int  # elements
     bytes: int
     file: str
     shares: str | None = None
+    packing: str | None = None  # whose: "GPTQ", "bitsandbytes"
+    tensors: int = 1  # of the file that store it
+
+    @property
+    def is_weight(self) -> bool:
+        """Return False for integers that are no packed weight: positions, counters, shapes."""
+        return self.packing is not None or not self.dtype.startswith(("int", "uint", "bool", "string"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +51,18 @@ class StoredRow:
     params: int
     bytes: int
     shares: str | None = None
+    packing: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DtypeRow:
-    """The stored tensors of one dtype."""
+    """The stored tensors of one dtype and packing."""
 
     dtype: str
     tensors: int
     params: int
     bytes: int
+    packing: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +70,13 @@ class Stored:
     """The sums of a checkpoint. A storage with two names is in the file once and counts in `distinct_params` once."""
 
     name: str
-    format: str  # "safetensors" or "pytorch"
+    format: str  # such as "safetensors" or "pytorch"
     files: tuple[str, ...]
     tensors: int
     stored_params: int  # summed over names
     distinct_params: int  # summed over storages
+    weights: int  # of these, elements of floating point or of packed tensors
+    weight_bytes: int  # of the weights, with their scales and zero points
     tensor_bytes: int  # summed over storages
     file_bytes: int
     dtypes: tuple[DtypeRow, ...]
@@ -86,6 +101,7 @@ class CheckpointReport(TableReport[StoredRow]):
 class VerifyRow:
     """One difference, or one remark, for equal tensors of neighbouring layers.
 
+    prefix: the names of the file begin with it, and the others are compared without it.
     missing: the model has it, the file does not. unexpected: the file has it, the model does not. shape and
     dtype: both have the tensor, and it differs. renamed, tied, duplicate, buffer, shared: the tensor fits in this way.
     """
@@ -116,4 +132,5 @@ class VerifyReport(TableReport[VerifyRow]):
     model_distinct_params: int
     rows: tuple[VerifyRow, ...]
     fitting: tuple[str, ...] = ()  # other classes that the checkpoint fits, if names differ
+    new_modules: tuple[str, ...] = ()  # of a head or pooler that the file does not have
     obtained: str = "the file's header against the model on meta; no value was read"

@@ -30,12 +30,14 @@ class Step:
     A step of a model that is no BERT is a module: `name` is its path, and it has no name of TensorFlow.
     """
 
+    number: int = 0  # in the walk of the whole model, from 1; 0 for a module in a step of a BERT
     group: str
     name: str  # names of keras-bert: Transformer-0-FeedForward-Norm
     path: str  # Hugging Face
     tf_name: str  # google-research/bert
     type: str = ""  # the class of a module
     inputs: tuple[Dims, ...]
+    sizes: dict[str, int] = field(default_factory=dict)  # of the dimensions that have names
     output: Dims  # empty if the forward pass does not call the module, or if its sizes are unknown
     params: Formula | None
     flops: Formula | None
@@ -67,12 +69,13 @@ class Point:
     key: str  # of its sentence
     name: str
     shape: str = ""  # "(layers + 1) x [batch, seq, hidden_size]": a tuple of so many tensors
-    sizes: str = ""  # "13 x [1, 128, 768]"
+    sizes: str = ""  # "13 x [1, 128, 768]", or the value of a field
+    type: str = ""  # and default, as Python writes them: "torch.Tensor | None = None"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section on the whole model: inputs, outputs, caches, positions or checkpointing.
+    """A section on the whole model: config, inputs, outputs, caches, positions or checkpointing.
 
     `notes` are keys of sentences; the `values` are those of the title and of all sentences.
     """

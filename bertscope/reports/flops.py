@@ -15,6 +15,8 @@ class Work:
     matmul_flops: int = 0
     elementwise_flops: int = 0
     bytes_moved: int = 0  # read and written by each operator; views move no bytes
+    # The matmul FLOPs without the pairs of tokens that attention windows hide, and in such a model causal masks.
+    needed_flops: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -117,7 +119,13 @@ class FlopsReport(TableReport[FlopsRow]):
     polynomial: Polynomial | None = None
     conventions: tuple[Convention, ...] = ()
     loss: str = ""
+    encoder_seq: int | None = None  # the length of the encoder's input or states, if cross-attention reads them
     traced_layers: int | None = None  # number of layers that ran; the others are equal and multiplied
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if windows of attention, or causal masks next to them, hide pairs of tokens."""
+        return self.rows[0].total.needed_flops < self.rows[0].total.matmul_flops
 
     @property
     def unknown_operators(self) -> tuple[str, ...]:

@@ -136,23 +136,30 @@ class KeptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The parts at one moment of the step."""
+    """The parts at one moment of the step, and the module and operator that run then."""
 
     phase: str
     parts: Parts
+    path: str = ""
+    operator: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTerms:
-    """The memory of a CUDA device in addition to the tensors; each term is estimated or measured separately."""
+    """The memory of a CUDA device in addition to the tensors; each term is estimated or measured separately.
+
+    `reserved_bytes` are the allocator's segments, `card_bytes` these and the context, at its upper end: as nvidia-smi.
+    """
 
     allocated_bytes: int  # the blocks of tensors and workspaces, as torch.cuda.max_memory_allocated adds them
     workspace_bytes: int
     reserved_bytes: int
+    card_bytes: int
     context_low_bytes: int
     context_high_bytes: int
     allocated_low_bytes: int = 0  # this and the next: over what a process may do before the run; 0 if not estimated
     allocated_high_bytes: int = 0
+    reserved_loaded_bytes: int = 0  # if a checkpoint lay on the card while the model was made there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +218,7 @@ class ProcessMemory:
 
     resident_before_bytes: int  # before the step, with model and optimizer
     high_water_bytes: int  # the highest during one step
-    peak_bytes: int  # the highest since the process started
+    run_high_water_bytes: int  # the highest since the process started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +247,7 @@ class RankRow:
     phases: tuple[PhasePeak, ...]
     traffic: tuple[TrafficRow, ...]
     step_seconds: tuple[float, ...] = ()  # of each timed step, the slowest of these ranks
-    process_peak_bytes: int = 0  # the highest of these ranks; 0 if the system does not report it
+    process_high_water_bytes: int = 0  # the highest of these ranks; 0 if the system does not report it
 
     @property
     def peak(self) -> PhasePeak:
@@ -318,6 +325,15 @@ class MemoryReport(TableReport[Variant]):
     card: Gpu | None = None  # whose context and workspaces are estimated
     inputs_given: bool = False  # by a Python program; `run` then has no sizes
 
+    def plot(self) -> Any:
+        """Return the memory over time as a figure of matplotlib, which a notebook shows.
+
+        Raises MissingExtraError without matplotlib.
+
+        >>> bertscope.estimate("bert-tiny").plot().savefig("memory.png")
+        """
+        return self.shown("plot")
+
 
 YES, UNCERTAIN, NO = "yes", "uncertain", "no"
 
@@ -331,9 +347,9 @@ class FitRow:
     fit with the
     context at the lower end; of batches between the two the answer is uncertain. On a CPU both are equal.
     With an asked batch each is this batch or 0. `peak_bytes` is the peak of `batch`, of batch 1 if that is 0, or of
-    the asked batch; `next_bytes` that of one more. Peaks include tensors and, on CUDA, workspaces and the upper
-    context; `reserved_bytes` also includes the fragmentation of the allocator and, for eager attention with a context
-    that is not given, what older versions of torch save more.
+    the asked batch; `next_peak_bytes` that of one more. Peaks are those of the tensors. `reserved_bytes` are the
+    allocator's segments, with workspaces and, for eager attention with a context that is not given, what older versions
+    of torch save more; `card_bytes` also includes the upper context. On a CPU all three are equal.
     """
 
     seq: int
@@ -344,7 +360,8 @@ class FitRow:
     answer: str  # yes, uncertain or no
     peak_bytes: int
     reserved_bytes: int
-    next_bytes: int
+    card_bytes: int
+    next_peak_bytes: int
     fits: bool  # the answer is yes
     step_flops: int
     extra_flops: float  # added to the step without checkpointing, as a fraction of it
@@ -370,7 +387,7 @@ class FitReport(TableReport[FitRow]):
     subject: Subject
     run: RunConfig  # that of all rows, without sizes, precision and checkpointing
     budget_bytes: int
-    overhead_bytes: int  # CUDA's workspaces and the upper context, included in every peak
+    overhead_bytes: int  # CUDA's workspaces and the upper context
     card: Gpu | None
     asked_batch: int | None
     rows: tuple[FitRow, ...]
@@ -394,3 +411,68 @@ class FitReport(TableReport[FitRow]):
         """Return the best answer of all variants."""
         answers = {row.answer for row in self.rows}
         return next((answer for answer in (YES, UNCERTAIN) if answer in answers), NO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsRow:
+    """One way to make batches, and the steps of an epoch with it.
+
+    fixed: padded to the longest sequence of all. dynamic: to the longest of each batch. grouped: so, of similar
+    lengths. unpadded: without padding. packed: so, up to `tokens_per_batch`. tokens: sorted by length, padded up to
+    `tokens_per_batch`. The worst step has `worst_batch` sequences of `worst_seq` tokens; `card_bytes` is what it
+    takes of the card with the upper context, on a CPU its peak.
+    """
+
+    name: str
+    batch: int  # sequences; 0 where `tokens_per_batch` decides
+    tokens_per_batch: int = 0
+    batches: int  # of an epoch
+    padding: float  # the share of the tokens of an epoch
+    expected_bytes: int  # the mean peak of a step
+    worst_bytes: int
+    card_bytes: int
+    worst_batch: int
+    worst_seq: int
+    epoch_flops: int
+    answer: str = ""  # yes, uncertain or no: if the worst step fits
+    predicted: StepTime | None = None  # of a step of mean length, by a calibration
+    time_range: TimeRange | None = None
+    epoch: TimeRange | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBatch:
+    """The largest batch whose sequences have at most `high` tokens, and more than those of the entry before."""
+
+    low: int
+    high: int
+    sequences: int
+    batch: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LengthsReport(TableReport[LengthsRow]):
+    """The result of `estimate --lengths` and `fit --lengths`."""
+
+    kind: ClassVar[str] = "lengths"
+    subject: Subject
+    run: RunConfig  # without sizes
+    source: str  # of the lengths
+    sequences: int
+    truncated: int  # sequences that were longer than `longest`
+    shortest: int
+    longest: int
+    mean: float
+    traced: tuple[int, ...]  # the lengths whose steps ran; between them a peak is that of the straight line
+    rows: tuple[LengthsRow, ...]
+    table: tuple[LengthBatch, ...] = ()  # of a search for the largest batches
+    budget_bytes: int | None = None
+    card: Gpu | None = None
+    training_file: TrainingFile | None = None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Return True if no limit was given, or the worst step of a row fits."""
+        return self.budget_bytes is None or any(row.answer == "yes" for row in self.rows)

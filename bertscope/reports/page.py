@@ -29,7 +29,7 @@ class ModelPart:
     fit: FitReport | None  # the largest batches
     asked: FitReport | None = None  # the answers for the batch of the page
     plan: PlanReport | None = None  # what to recompute, if that batch does not fit without recomputation
-    forward: GraphReport | None  # of a BERT
+    forward: GraphReport | None  # None: the run of another model on meta failed
     layer: GraphReport | None
 
     @property
@@ -54,7 +54,7 @@ class PageReport(TableReport[ModelPart | TreeRow]):
     written: str = ""  # the date, as 2026-11-22
 
     def to_html(self, language: str = "en") -> str:
-        """Return the page in English (en) or Chinese (zh); raises MissingExtraError without plotly."""
+        """Return the page in English (en) or Chinese (zh)."""
         return self.shown("html", language=language)
 
     @property

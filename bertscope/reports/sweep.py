@@ -37,6 +37,7 @@ class SweepRow:
     parts: Parts | None = None  # at the peak
     saved_bytes: int | None = None  # for backward
     reserved_bytes: int | None = None  # by the simulated allocator of CUDA, with workspaces
+    card_bytes: int | None = None  # reserved, and the upper context
     traffic: dict[str, int] = field(default_factory=dict)  # of a step: the bytes of the whole tensors by collective
     sent_bytes: int | None = None  # by the rank, if the ranks communicate in a ring
     parameters: int | None = None  # unique ones of the whole model

@@ -18,7 +18,6 @@ class Optimizer:
     foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
     state: tuple[str, ...] = ()  # of each parameter, with the defaults of the class; of Adafactor, for 2 dimensions
     takes: tuple[str, ...] = ()  # fields of RunConfig that are arguments of the class
-    decays_copy: bool = False  # weight_decay, which is not modelled, adds to a copy of the gradient
     trainer: dict[str, str] = field(default_factory=dict)  # `optim` of TrainingArguments -> implementation
 
     def has(self, implementation: str) -> bool:
@@ -31,8 +30,8 @@ _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 # `trainer`: get_optimizer_cls_and_kwargs in trainer.py of transformers 4.43.4. The kernels of apex and bitsandbytes
 # allocate nothing, as torch's fused ones.
 OPTIMIZERS = {
-    "sgd": Optimizer(class_name="SGD", takes=("momentum",), decays_copy=True, trainer={"sgd": "default"}),
-    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("amsgrad",), decays_copy=True),
+    "sgd": Optimizer(class_name="SGD", takes=("momentum", "weight_decay"), trainer={"sgd": "default"}),
+    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("amsgrad", "weight_decay")),
     ADAMW: Optimizer(
         class_name="AdamW", state=_ADAM_STATE, takes=("amsgrad",),
         trainer={"adamw_torch": "default", "adamw_torch_fused": "fused", "adamw_apex_fused": "fused"},
@@ -41,11 +40,11 @@ OPTIMIZERS = {
         class_name="Adafactor", fused=False, foreach_on_cuda=False, state=("step", "row_var", "col_var"),
     ),
     "rmsprop": Optimizer(
-        class_name="RMSprop", fused=False, state=("step", "square_avg"), takes=("momentum",), decays_copy=True,
+        class_name="RMSprop", fused=False, state=("step", "square_avg"), takes=("momentum", "weight_decay"),
         trainer={"rmsprop": "default"},
     ),
     "adagrad": Optimizer(
-        class_name="Adagrad", state=("step", "sum"), decays_copy=True, trainer={"adagrad": "default"},
+        class_name="Adagrad", state=("step", "sum"), takes=("weight_decay",), trainer={"adagrad": "default"},
     ),
     "lamb": Optimizer(
         class_name="Lamb", in_torch=False, foreach=False, foreach_on_cuda=False, state=("exp_avg", "exp_avg_sq"),
@@ -56,7 +55,8 @@ OPTIMIZERS = {
     ),
     "adamw-8bit": Optimizer(
         class_name="AdamW8bit", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
-        state=("state1", "state2"), trainer={"adamw_bnb_8bit": "default", "adamw_8bit": "default"},
+        state=("state1", "state2"),
+        trainer={"adamw_bnb_8bit": "default", "adamw_8bit": "default", "paged_adamw_8bit": "default"},
     ),
     "adamw-transformers": Optimizer(
         class_name="TransformersAdamW", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,

@@ -51,7 +51,7 @@ class Row:
     name: str = ""  # of its field
     default: Any = None
     help: str = ""  # one sentence
-    section: str = "step"  # of --help and of the documentation
+    section: str = "loop"  # the heading in --help: common, model, sizes, loop, card, ranks, measurement or output
     kind: type = str  # of one value: bool, int, float or str
     words: Collection[str] = ()  # the allowed words; with `convert`, examples
     low: float = 0

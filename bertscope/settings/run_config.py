@@ -7,6 +7,7 @@ keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from bertscope.settings.checkpointing import (
     split_strategies,
     takes_reentrant,
 )
+from bertscope.settings.losses import FORMS, LOSSES, MODEL, loss_parts, loss_text, losses_with, takes
 from bertscope.settings.optimizers import (
     ADAMW,
     IMPLEMENTATIONS,
@@ -53,6 +55,7 @@ STORED = "stored"  # the dtypes of the model's own parameters
 RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast), STORED)
 _AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
 PLAIN, TRAINER, FREED = "plain", "trainer", "freed"
+FLASH_KERNELS = ("flash_attention_2", "flash_attention_3")  # of the package flash-attn, for models of transformers
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: ()}  # and what lives until the next forward has returned
 _OF_TRAINING = {"mode": lambda mode: mode == TRAINING}
@@ -80,6 +83,14 @@ def _takes(argument: str, optimizer: str) -> bool:
     return optimizer in takers(argument)
 
 
+def _decay(value: Any, given: Mapping[str, Any]) -> Any:
+    """Return the weight decay of an optimizer that takes it; that of AdamW changes the parameters in place."""
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise ValueError("a number")
+    name = TRAINER_OPTIMIZERS.get(str(given.get("optim")), ADAMW)
+    return value or None if _takes("weight_decay", name) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings):
     """The run of a model that is examined.
@@ -89,11 +100,12 @@ class RunConfig(Settings):
     """
 
     batch: int = row(
-        1, "The batch size, of one rank and one micro-batch.", low=1, metavar="N", flag="-b",
+        1, "The batch size, of one rank and one micro-batch.", section="common", low=1, metavar="N", flag="-b",
         trainer={"per_device_train_batch_size": whole_number, "per_gpu_train_batch_size": whole_number},
         of_modules=False,
     )  # fmt: skip
-    seq: int = row(128, "The sequence length.", low=1, metavar="N", flag="-s", text="seq {}", of_modules=False)
+    seq: int = row(128, "The sequence length.", section="common", low=1, metavar="N", flag="-s", text="seq {}",
+                   of_modules=False)  # fmt: skip
     mode: str = row(
         TRAINING, "What runs. inference: forward in eval mode; forward: forward in train mode; training: forward, "
         "backward and optimizer step.", words=MODES,
@@ -101,7 +113,7 @@ class RunConfig(Settings):
     precision: str = row(
         FP32.name, "The dtype of parameters and computation; autocast-...: the parameters keep theirs, and "
         "torch.autocast "
-        "computes; stored: that of the model's own parameters.", words=RUN_PRECISIONS, text="{}",
+        "computes; stored: that of the model's own parameters.", section="common", words=RUN_PRECISIONS, text="{}",
         trainer={
             BF16.name: flag(_AUTOCAST_BF16), FP16.name: flag(_AUTOCAST_FP16),
             "mixed_precision": words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
@@ -109,7 +121,7 @@ class RunConfig(Settings):
         },
     )  # fmt: skip
     optimizer: str = row(
-        ADAMW, "The optimizer, with its defaults.", words=(NO_OPTIMIZER, *OPTIMIZERS), text="{}",
+        ADAMW, "The optimizer, with its defaults.", section="common", words=(NO_OPTIMIZER, *OPTIMIZERS), text="{}",
         trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
                  **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
     )  # fmt: skip
@@ -125,6 +137,11 @@ class RunConfig(Settings):
     amsgrad: bool = row(
         False, f"AMSGrad, for {' and '.join(takers('amsgrad'))}.", concerns={"optimizer": partial(_takes, "amsgrad")}
     )
+    weight_decay: float = row(
+        0.0, f"The weight decay of {', '.join(takers('weight_decay'))}, which they add to a copy of the gradients.",
+        below=1, metavar="RATE", concerns={"optimizer": partial(_takes, "weight_decay")},
+        trainer={"weight_decay": _decay},
+    )  # fmt: skip
     accumulate: int = row(
         1, "The micro-batches of each optimizer step.", low=1, metavar="N", concerns=_OF_TRAINING,
         text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
@@ -149,8 +166,22 @@ class RunConfig(Settings):
         "transformers' Trainer, the output is freed before backward; freed: nothing outlives its use.",
         words=tuple(LOOPS), text="{} loop",
     )  # fmt: skip
+    loss: str = row(
+        MODEL, "The loss that the step trains with, as sentence-transformers and FlagEmbedding run it. model: the loss "
+        "of the model's class, or the sum of its output.", words=FORMS, convert=loss_text, metavar="LOSS",
+        concerns=_OF_TRAINING, text="loss {}", implies={"loop": lambda loss, given: TRAINER}, of_modules=False,
+    )  # fmt: skip
+    pairs: int | None = row(
+        None, f"The texts of an example without hard negatives, for {losses_with('pairs')}; default: 2, a query and "
+        "its positive, and 1 for distil.", kind=int, low=1, below=1025, metavar="N", of_modules=False,
+        concerns={"loss": partial(takes, "pairs")},
+    )  # fmt: skip
+    hard_negatives: int = row(
+        0, f"The hard negatives of an example, for {losses_with('hard_negatives')}.", below=1025, metavar="N",
+        concerns={"loss": partial(takes, "hard_negatives")}, text="{} hard negatives", of_modules=False,
+    )  # fmt: skip
     checkpointing: str = row(
-        NONE, "The layers that backward recomputes.", words=EXAMPLE_STRATEGIES, convert=_strategy,
+        NONE, "The layers that backward recomputes.", section="common", words=EXAMPLE_STRATEGIES, convert=_strategy,
         split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns={"mode": lambda mode: mode != INFERENCE},
         text="checkpointing {}",
         trainer={"activation_checkpointing": recomputes, "gradient_checkpointing": recomputes},
@@ -170,7 +201,11 @@ class RunConfig(Settings):
         trainer={"torch_compile": flag(True)},
     )  # fmt: skip
     padding: float = row(
-        0.0, "The share of each sequence that is padding, masked by an attention mask.", below=1, metavar="SHARE"
+        0.0,
+        "The share of each sequence that is padding, masked by an attention mask.",
+        section="sizes",
+        below=1,
+        metavar="SHARE",
     )
     dropout: bool = row(True, "Apply the model's dropout; without it every dropout is 0.", of_modules=False)
     freeze: tuple[str, ...] = row(
@@ -178,32 +213,37 @@ class RunConfig(Settings):
         metavar="PATTERN", of_modules=False,
     )  # fmt: skip
     input: tuple[str, ...] = row(
-        (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32; B is the batch "
-        "and S "
-        "the sequence length.", metavar="NAME=SHAPE:DTYPE", of_modules=False,
+        (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32, or "
+        "batch.image=... in a dictionary; B is the batch and S the sequence length.",
+        section="sizes", metavar="NAME=SHAPE:DTYPE", of_modules=False,
     )  # fmt: skip
     implementation: str = row(
         TRANSFORMERS,
         "Whose BERT. transformers: as in transformers 4.43.4, without needing it; transformers-installed: "
         "the class of the installed version; bertscope: the built-in model, which adds no mask.",
-        words=(TRANSFORMERS, INSTALLED, BERTSCOPE), of_modules=False,
+        section="model", words=(TRANSFORMERS, INSTALLED, BERTSCOPE), of_modules=False,
     )  # fmt: skip
     device: str = row(
-        CPU, "The device of the step, real or estimated.", section="device", words=DEVICES, text="{}",
+        CPU, "The device of the step, real or estimated.", section="card", words=DEVICES, text="{}",
         trainer={"use_cpu": flag(CPU), "no_cuda": flag(CPU)},
     )  # fmt: skip
     sdpa_kernel: str = row(
-        "auto", "CUDA's kernel for fused attention; auto: torch's choice by dtype and mask.", section="device",
+        "auto", "CUDA's kernel for fused attention; auto: torch's choice by dtype and mask.", section="card",
         words=KERNELS, concerns=_OF_CUDA,
     )  # fmt: skip
     expandable_segments: bool = row(
-        False, "Simulate CUDA's allocator with expandable_segments:True.", section="device", concerns=_OF_CUDA
+        False, "Simulate CUDA's allocator with expandable_segments:True.", section="card", concerns=_OF_CUDA
     )
     max_split_size_mb: int | None = row(
-        None, "Simulate CUDA's allocator with max_split_size_mb:N.", kind=int, section="device", low=20, metavar="N",
+        None, "Simulate CUDA's allocator with max_split_size_mb:N.", kind=int, section="card", low=20, metavar="N",
         concerns=_OF_CUDA,
     )  # fmt: skip  # torch refuses less: kLargeBuffer in c10/core/AllocatorConfig.h
     parallelism: Parallelism = ONE_PROCESS
+
+    @property
+    def texts(self) -> int:
+        """Return the sequences of an example; of a reranker, each is a query with a text."""
+        return (self.pairs or LOSSES[loss_parts(self.loss)[0]].texts) + self.hard_negatives
 
     @property
     def dtype(self) -> str:
@@ -244,29 +284,29 @@ class Limit(Settings):
     """The memory that a run may take: that of a GPU, or a budget."""
 
     gpu: str | None = row(
-        None, "The GPU.", section="device", words=tuple(GPUS), convert=lambda name: find_gpu(name).name,
+        None, "The GPU.", section="common", words=tuple(GPUS), convert=lambda name: find_gpu(name).name,
         concerns=_OF_CUDA, implies={"device": lambda gpu, given: CUDA}, yields_to=("budget",),
     )  # fmt: skip
     budget: int | None = row(
-        None, "The memory budget, such as 16GiB (on CUDA, including the context).", section="device", kind=int,
+        None, "The memory budget, such as 16GiB (on CUDA, including the context).", section="common", kind=int,
         is_size=True, low=1, below=2**60, metavar="SIZE", yields_to=("gpu",),
     )  # fmt: skip
     context: int | None = row(
-        None, "The memory of the CUDA context; default: as published.", section="device", kind=int, is_size=True,
+        None, "The memory of the CUDA context; default: as published.", section="card", kind=int, is_size=True,
         below=2**50, metavar="SIZE", concerns=_OF_CUDA,
     )  # fmt: skip
     time: bool = row(
         False,
         "Predict the time of a step on a calibrated card, tokens per second and MFU; without a calibration a "
         "range from data sheets.",
-        section="device",
+        section="card",
     )
     sequences: int | None = row(
-        None, "The sequences of an epoch, to show its time.", kind=int, section="device", low=1, below=2**40,
+        None, "The sequences of an epoch, to show its time.", kind=int, section="card", low=1, below=2**40,
         metavar="N", concerns={"time": bool},
     )  # fmt: skip
     calibration: bool = row(
-        True, "Use what calibrate measured on a card; without it, what is published.", section="device"
+        True, "Use what calibrate measured on a card; without it, what is published.", section="card"
     )
 
 
@@ -276,7 +316,7 @@ class GridModel(Settings):
 
     model: str = row("", "The model: a name or a file.")
     architecture: str | None = row(None, "The class to build, such as BertForSequenceClassification.")
-    attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa"))
+    attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa", *FLASH_KERNELS))
     pooler: bool | None = row(None, "BertModel with or without its pooler.", kind=bool)
     lora: str | None = row(None, "LoRA adapters, such as r=8,target=query+value.")
     threads: int | None = row(None, "The threads of torch; default: its own choice.", kind=int, low=1, below=1025)
@@ -333,6 +373,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "report": {"batch": 8, "budget": "16GiB"},
     "fit": {"seq": 512},
     "flops": {"mode": INFERENCE},
+    "why": {"batch": 8, "device": CUDA},
 }
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
 MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)
@@ -346,6 +387,10 @@ RULES += [
          lambda implementation, name: _others(implementation, name),
          "there is no {optimizer_implementation} {optimizer_implementation_value} of {optimizer} {optimizer_value}; "
          "choose one of {found}"),
+    Rule(("loss", "world_size"), lambda loss, ranks: ranks > 1 and LOSSES[loss_parts(loss)[0]].in_one_process,
+         "{loss} {loss_value} is modelled in one process only; leave out the strategy and the ranks"),
+    Rule(("loss", "pairs"), lambda loss, texts: texts == 1 and "mnrl" in loss,
+         "{loss} {loss_value} ranks a query and its positive; give {pairs} 2 or more"),
     Rule(("nproc", "nnodes"), lambda ranks, machines: (ranks, machines) == (1, 1),
          "{nproc} 1 is a job of one rank; give at least 2, or leave {nproc} out"),
     Rule(("nnodes", "rdzv_endpoint"), lambda machines, place: machines > 1 and not place,

@@ -12,7 +12,7 @@ from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, 
 from bertscope.errors import ConfigError, SelectionError, Text
 from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
-from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS
+from bertscope.settings.run_config import BERTSCOPE, FLASH_KERNELS, INSTALLED, TRANSFORMERS
 from bertscope.sources.expectations import Expectation
 from bertscope.sources.transformers_models import TransformersSource
 
@@ -37,6 +37,7 @@ class BertSource:
     expected: tuple[Expectation, ...] = ()
     implementation: str = BERTSCOPE  # or TRANSFORMERS: of the same outputs, with the memory of transformers 4.43.4
     printed_attention: str | None = None  # the kernel that `print` shows
+    flash: str | None = None  # one of FLASH_KERNELS, which the class of the installed transformers may have
     stored_dtype: str | None = None  # of the published weights, if a config.json has it
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
     family = "a BERT"
@@ -98,7 +99,7 @@ class BertSource:
         """Return what builds the model as JSON data; raise SelectionError for a function as hidden_act."""
         if callable(self.config.hidden_act):
             raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
-        data = {name: getattr(self, name) for name in ("name", "architecture", "add_pooling_layer")}
+        data = {name: getattr(self, name) for name in ("name", "architecture", "add_pooling_layer", "flash")}
         return data | {"config": self.config.to_dict(), "lora": self.lora and str(self.lora)}
 
     @classmethod
@@ -110,6 +111,11 @@ class BertSource:
     def implemented_by(self, implementation: str) -> BertSource | TransformersSource:
         """Return the source of the same BERT in another implementation, one of MODEL_IMPLEMENTATIONS."""
         if implementation != INSTALLED:
+            if self.flash:
+                raise SelectionError(
+                    f"the built-in BERT has eager and sdpa; for {self.flash} of transformers 4.57 or later add "
+                    f"--implementation {INSTALLED}"
+                )
             return replace(self, implementation=implementation)
         check_built(self.layers)
         if self.lora:
@@ -121,7 +127,7 @@ class BertSource:
             model_type="bert",
             path=self.path or Path(self.name),
             settings=self.config.to_dict(),
-            attention=self.config.attn_implementation,
+            attention=self.flash or self.config.attn_implementation,
             stored_dtype=self.stored_dtype,
         )
 
@@ -156,6 +162,8 @@ class BertSource:
         changes: dict[str, Any] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
         changes["lora"] = Lora.parse(lora) if isinstance(lora, str) else lora
         if attention is not None:
+            changes["flash"] = attention if attention in FLASH_KERNELS else ""
+        if attention is not None and not changes["flash"]:
             changes["config"] = replace(self.config, attn_implementation=attention)
         source = replace(self, **{name: value for name, value in changes.items() if value is not None})
         if source.architecture not in ARCHITECTURES:

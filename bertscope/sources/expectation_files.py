@@ -19,7 +19,7 @@ from typing import Any
 from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.frozen import dataclass
-from bertscope.settings.run_config import STORED, RunConfig
+from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import Expectation, read_expectations
 from bertscope.sources.find import find
@@ -85,7 +85,7 @@ def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedMo
 def _model(entries: Mapping, path: Path, allow_code: bool) -> ModelSource:
     settings = {
         "architecture": entries.checked("architecture", None, str, "the name of a class, such as BertForMaskedLM"),
-        "attention": _one_of(entries, "attention", ATTENTION_KERNELS),
+        "attention": _one_of(entries, "attention", ATTENTION_KERNELS + FLASH_KERNELS),
         "add_pooling_layer": entries.checked("add_pooling_layer", None, bool, "one of true, false"),
         "lora": _lora(entries),
     }

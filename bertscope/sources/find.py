@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bertscope.checkpoints import WEIGHTS, is_weights, weights_in
+from bertscope.checkpoints import WEIGHTS, has_modules, is_weights, weights_in
 from bertscope.config import ARCHITECTURES, BertConfig, Lora
 from bertscope.errors import (
     ConfigError,
@@ -35,8 +35,8 @@ from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, GivenModule, is_factory
-from bertscope.sources.presets import MEMBER, member_of, preset_paths, read_preset
-from bertscope.sources.transformers_models import TransformersSource, from_config, stored_dtype
+from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_paths, read_preset
+from bertscope.sources.transformers_models import TransformersSource, flash_kernel, from_config, stored_dtype
 from bertscope.text_files import Mapping as Entries
 from bertscope.text_files import read_json, read_mapping, readable
 
@@ -212,6 +212,9 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])
+    configs = config_paths()
+    if name in configs:
+        return replace(_read(_place(configs[name]), is_base), name=name)
     place = _place(name)
     if not place.exists and is_factory(name):
         return FactorySource(name=name)
@@ -221,9 +224,12 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     for preset in presets.values():
         if name in preset.read_text(encoding="utf-8") and name in (source := read_preset(preset)).hub_names:
             return source
+    for known, path in configs.items():
+        if f'"{name}"' in path.read_text(encoding="utf-8"):
+            return _find(known, download, is_base=is_base)
     folder = _hub_folder(name, download)
     if folder is None:
-        raise _unknown(name, presets)
+        raise _unknown(name, presets | configs)
     found = _read(_place(folder), is_base)
     return found if isinstance(found, BertSource) and found.lora else replace(found, name=name)
 
@@ -235,15 +241,19 @@ def weights_path(model: str, *, download: bool = False) -> Path:
         return place.path
     folder = _hub_folder(model, download, weights=True)
     if folder is None:
-        raise SourceError("no checkpoint {name!r}; name a .safetensors or .bin file, an index, a folder with one, "
+        raise SourceError("no checkpoint {name!r}; name a file with tensors, an index, a folder with one, "
                           "or a model in the Hugging Face cache", name=model[:100])  # fmt: skip
     return folder
 
 
 def stored_alone(model: str) -> Path | None:
-    """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them."""
+    """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them.
+
+    A folder of sentence-transformers with a Dense is one too, since its configuration is that of the first module only.
+    """
     place = _place(model)
-    is_alone = place.has_weights and not (place.is_folder and place.config) and model not in preset_paths()
+    is_model = place.is_folder and place.config and not has_modules(place.path)
+    is_alone = place.has_weights and not is_model and model not in preset_paths()
     return place.path if is_alone else None
 
 
@@ -329,13 +339,25 @@ def _read(place: _Place, is_base: bool) -> _Found:
                           example=f"{path}:{_first_class(path)}")  # fmt: skip
     if path.suffix != ".json":
         return read_preset(path)
-    name = Path(os.path.abspath(path)).parent.name if path.name == _CONFIG else path.stem
     entries = read_mapping(path)
+    name = path.stem
+    if path.name == _CONFIG:  # a file has the name that it gives itself, and a folder its own
+        own = "" if place.config else _own_name(entries)
+        name = own or Path(os.path.abspath(path)).parent.name
     if TYPE in entries and is_base:
         raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
     if TYPE in entries:
         return read_adapter(entries, path, partial(_base, path.parent))
     return _configured(entries, path, name)
+
+
+def _own_name(entries: Entries) -> str:
+    """Return the name that a config.json gives its model: its `_name_or_path`, else its class; empty without them."""
+    values = [entries[key].value for key in ("_name_or_path", "architectures") if key in entries]
+    texts = [value[0] if isinstance(value, list) and value else value for value in values]
+    names = [text.rstrip("/") for text in texts if isinstance(text, str)]
+    names = [name.rpartition("/")[2].strip(".") if name[:1] in ("/", ".", "~") else name for name in names]  # of a path
+    return next(filter(None, names), "")[:100]
 
 
 def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:
@@ -347,12 +369,16 @@ def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:
 def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
     """Return the source of a configuration, in a file or given; by default it has the name of its model type."""
     if "model_type" in entries and entries["model_type"].value != "bert":
-        return from_config(entries, name or str(entries["model_type"].value))
+        plain = Entries((key, entry) for key, entry in entries.items() if key != MEMBER or not member_of(entries))
+        return from_config(plain, name or str(entries["model_type"].value))
     lines, own, members = entries.lines(), member_of(entries), entries.plain()
     if own:
         del members[MEMBER]
+    if flash := flash_kernel(members):  # of transformers' BERT
+        members.pop("attn_implementation", None)
     try:
         config = BertConfig.from_dict(members)
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
-    return _bert(config, name or "bert", path=path, config_lines=lines, stored_dtype=stored_dtype(members), **own)
+    own |= {"path": path, "config_lines": lines, "stored_dtype": stored_dtype(members), "flash": flash}
+    return _bert(config, name or "bert", **own)

@@ -38,7 +38,6 @@ _FACTORY = re.compile(rf"(?:{_NAME}|(?:[^:\0]{{0,4000}}[/\\])?[^\W\d]\w*\.py):{_
 _folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
 # Ability that needs a BERT -> remedy; any other ability has the general remedy.
 _REMEDIES = {
-    "--kind forward": "--kind class and --kind tree draw any model",
     "--cross-attention": "leave it out",
     "--naming": "leave it out",
     "--no-dropout": "leave it out",
@@ -177,7 +176,7 @@ class OtherSource:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenModule(OtherSource):
-    """A module that exists already in Python; it is not changed. `inputs` are those to run it with, if any."""
+    """A module that exists already in Python; it is not changed. `inputs`, or what makes those of a batch, run it."""
 
     module: nn.Module
     inputs: Any = field(default=None, compare=False)
@@ -196,7 +195,8 @@ class GivenModule(OtherSource):
             memo[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
         built = copy.deepcopy(self.module, memo)
         if self.inputs is not None:
-            built.example_inputs = lambda batch, seq: self.inputs  # type: ignore[assignment]  # as a user's method
+            own = self.inputs
+            built.example_inputs = lambda batch, seq: own(batch) if callable(own) else own  # type: ignore[assignment]
         return built
 
 

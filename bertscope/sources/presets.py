@@ -38,6 +38,11 @@ def preset_paths() -> dict[str, Path]:
     return {path.stem: path for path in sorted(preset_dir().glob("*.yaml"))}
 
 
+def config_paths() -> dict[str, Path]:
+    """Return the presets of other families: a config.json that transformers builds, with a member "bertscope"."""
+    return {path.stem: path for path in sorted(preset_dir().glob("*.json"))}
+
+
 def read_preset(path: Path) -> BertSource:
     """Return the preset in a YAML file; raises ConfigError or SourceError with file and line."""
     return preset_of(read_mapping(path), path)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertscope.errors import ConfigError
+from bertscope.settings.run_config import FLASH_KERNELS
 
 _MAX_INTEGER = 2**31
 MAX_LAYERS = 150  # each layer is built from real modules, also on the meta device; an encoder-decoder has two stacks
@@ -19,8 +20,30 @@ _MODULES = re.compile(
 # The first of these that a field contains has its limit.
 _LIMITS = ((re.compile("^num_labels$"), MAX_LABELS), (re.compile("experts?$"), MAX_EXPERTS), (_MODULES, MAX_LAYERS))
 # Kernels that are part of torch and transformers; any other may be fetched from the hub, as code.
-_KERNELS = {"attn": ("eager", "sdpa"), "experts": ("eager", "batched_mm", "grouped_mm")}
+_KERNELS = {"attn": ("eager", "sdpa", *FLASH_KERNELS), "experts": ("eager", "batched_mm", "grouped_mm")}
 _IMPLEMENTATION = re.compile(r"(attn|experts)_implementation")
+
+
+# Blocks in each stage: He et al. 2015 (arXiv:1512.03385), table 1.
+_RESNETS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
+_STAGES = {"detr": 1, "table-transformer": 1, "conditional_detr": 1, "deformable_detr": 2}  # the first used
+_BACKBONE = ("backbone", "backbone_config", "backbone_kwargs", "use_timm_backbone", "use_pretrained_backbone")
+
+
+def with_resnet(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that build a ResNet of transformers for the one that a DETR names of timm, with no weights.
+
+    Both have the same layers. Nothing for another family or backbone, and for one that is not as published.
+    """
+    first, name, kwargs = (config.get(key) for key in ("model_type", "backbone", "backbone_kwargs"))
+    is_plain = isinstance(kwargs or {}, dict) and set(kwargs or {}) <= {"in_chans", "out_indices"}
+    is_other = config.get("backbone_config") or config.get("dilation") or config.get("use_timm_backbone") is not True
+    if str(first) not in _STAGES or str(name) not in _RESNETS or not is_plain or is_other:
+        return {}
+    features = [f"stage{number}" for number in range(_STAGES[str(first)], 5)]
+    resnet = {"model_type": "resnet", "depths": _RESNETS[str(name)], "out_features": features}
+    return dict.fromkeys(_BACKBONE) | {"backbone_config": resnet, "use_timm_backbone": False,
+                                      "use_pretrained_backbone": False}  # fmt: skip
 
 
 def without_code(value: Any) -> Any:

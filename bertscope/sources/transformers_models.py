@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import ConfigError, MissingExtraError, SourceError, importing, suggestion
 from bertscope.frozen import dataclass
+from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.building import built_on, note_values
 from bertscope.sources.other_models import OtherSource, as_source_error
-from bertscope.sources.safe_config import check_experts, check_setting, without_code
+from bertscope.sources.safe_config import check_experts, check_setting, with_resnet, without_code
 from bertscope.text_files import Mapping as Entries
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class TransformersSource(OtherSource):
     path: Path
     attention: str | None = None
     add_pooling_layer: bool = True  # of a BertModel
+    notice: str = ""  # for the user before the model is built
 
     @property
     def family(self) -> str:
@@ -119,7 +121,7 @@ class TransformersSource(OtherSource):
         Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
         """
         kernel = self.attention or attention
-        with quiet_transformers() as transformers:
+        with quiet_transformers(stands_in=kernel in FLASH_KERNELS) as transformers:
             config_class = _config_class(transformers, self)
             options = {"attn_implementation": kernel} if kernel else {}
             what = f"{self.path}: transformers {transformers.__version__} cannot build this {self.model_type}"
@@ -170,11 +172,11 @@ class TransformersSource(OtherSource):
             what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
             raise MissingExtraError(what, "transformers")
         self._refuse_options_of_berts(add_pooling_layer, lora)
-        return replace(self, architecture=architecture or self.architecture, attention=attention)
+        return replace(self, architecture=architecture or self.architecture, attention=attention or self.attention)
 
     def confined(self) -> AbstractContextManager[Any]:
         """Run the model without messages of transformers, and confined as during `build`."""
-        return quiet_transformers()
+        return quiet_transformers(stands_in=self.attention in FLASH_KERNELS)
 
 
 def _layer_counts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -194,9 +196,12 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
     place = entries["model_type"]
     if not isinstance(place.value, str) or not re.fullmatch(r"[\w.-]{1,60}", place.value):
         raise place.error("model_type must be the name of a model family, such as bert or roberta")
+    config, name_of_backbone = entries.plain(), ""
+    if resnet := with_resnet(config):
+        name_of_backbone, config = config["backbone"], config | resnet
     for key, entry in entries.items():
-        check_setting(key, entry.value, entry.where)
-    config = entries.plain()
+        if key not in resnet:
+            check_setting(key, entry.value, entry.where)
     check_experts(config, place.where)
     names = config.get("architectures")
     return TransformersSource(
@@ -206,8 +211,16 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
         path=place.path,
         where=place.where,
         settings=config,
+        attention=flash_kernel(config),
         stored_dtype=stored_dtype(config),
+        notice=f"built with a {name_of_backbone} of transformers, without timm and pretrained weights" * bool(resnet),
     )
+
+
+def flash_kernel(config: Mapping[str, Any]) -> str | None:
+    """Return the kernel of flash-attn that a `config.json` names; None without one."""
+    kernels = (config.get(key) for key in ("attn_implementation", "_attn_implementation"))
+    return next((kernel for kernel in kernels if kernel in FLASH_KERNELS), None)
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
@@ -263,8 +276,11 @@ def _mappings(transformers: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def quiet_transformers(purpose: str = "a model of another family") -> Iterator[Any]:
-    """Return the package, confined and without its warnings; raise MissingExtraError for `purpose`."""
+def quiet_transformers(purpose: str = "a model of another family", *, stands_in: bool = False) -> Iterator[Any]:
+    """Return the package, confined and without its warnings; raise MissingExtraError for `purpose`.
+
+    With `stands_in` it finds a flash-attn, whatever is installed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -276,10 +292,18 @@ def quiet_transformers(purpose: str = "a model of another family") -> Iterator[A
         before = logging.get_verbosity()
         logging.set_verbosity_error()
         try:
-            with confined():
+            with confined(), _flash_attn(stands_in):
                 yield transformers
         finally:
             logging.set_verbosity(before)
+
+
+def _flash_attn(stands_in: bool) -> AbstractContextManager[None]:
+    if not stands_in:
+        return nullcontext()
+    from bertscope.transformers_access import flash_attn_stand_in
+
+    return flash_attn_stand_in()
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """The sentences of reports in English and in Chinese, by key.
 
-English sentences are in `english.py` and `explain.py`, the Chinese ones in `zh.yaml`, which is read only for Chinese.
-`zh_phrases.yaml` has the Chinese of the words and templates of errors, notes, progress and data.
+English sentences are in `english.py`, `explain.py` and `why.py`, the Chinese ones in `zh.yaml`, which is read only for
+Chinese. `zh_phrases.yaml` has the Chinese of the words and templates of errors, notes, progress and data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import Text, formatted
-from bertscope.texts import english, explain
+from bertscope.texts import english, explain, why
 
 ENGLISH, CHINESE = LANGUAGES = ("en", "zh")
-TEXTS = english.TEXTS | explain.TEXTS
+TEXTS = english.TEXTS | explain.TEXTS | why.TEXTS
 _chosen: ContextVar[str] = ContextVar("language", default=ENGLISH)
 
 
@@ -37,6 +37,12 @@ def language() -> str:
 def say(key: str, /, **values: Any) -> str:
     """Return a text in the chosen language, with the values in its places; KeyError without such a text."""
     return texts(language())[key].format(**values)
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return the words as a list in a sentence: `q, k and v`."""
+    *first, last = words
+    return say("comma").join(first) + (say("both") if first else "") + last
 
 
 def has_text(key: str) -> bool:

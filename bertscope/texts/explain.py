@@ -13,7 +13,9 @@ TEXTS: dict[str, str] = {
         "A lookup in a table with one vector for each sentence: all tokens of a sentence get the same vector."
     ),
     "explain_step_embedding_add": "Token vector and sentence vector are added, element by element.",
-    "explain_step_embedding_position": "One trained vector for each absolute position, added to the sum.",
+    "explain_step_embedding_position": (
+        "One trained vector for each absolute position, added to the sum; a shorter sequence takes the first rows."
+    ),
     "explain_step_embedding_position_unused": (
         "The table is part of the model, but with relative positions it is not added; the attention uses distances."
     ),
@@ -26,15 +28,16 @@ TEXTS: dict[str, str] = {
         "divided by 1 - {dropout}; in evaluation, and at probability 0, nothing changes. Nothing to learn."
     ),
     "explain_step_attention": (
-        "Query, key and value by a dense layer each; softmax of query times key weighs the values; a fourth dense "
-        "layer combines the heads."
+        "Query, key and value by a dense layer each; softmax of the scores, query times key, weighs the values: "
+        "the context, not the scores, goes through a fourth dense layer, which combines the heads."
     ),
     "explain_step_cross_attention": (
         "The same attention with keys and values from the encoder's states instead of its own."
     ),
     "explain_step_add": "The input of the block is added to its output (residual connection).",
     "explain_step_feed_forward": (
-        "Two dense layers with an activation between them, for each token by itself: wider, then back."
+        "Two dense layers, and an activation between them that has no parameters, for each token by itself: wider, "
+        "then back."
     ),
     "explain_step_pooler": (
         "The first token's vector ([CLS]) through a dense layer and tanh: the whole sequence as one vector."
@@ -66,6 +69,7 @@ TEXTS: dict[str, str] = {
     "explain_step_unknown": "The sizes of its tensors are not known before the first forward pass.",
     "explain_step_not_called": "The forward pass does not call this module.",
     # titles of sections
+    "explain_title_config": "Configuration of a BERT, from {name}",
     "explain_title_inputs": "Inputs of {architecture}.forward: {count}",
     "explain_title_outputs": "Outputs of {architecture}, in the order of the tuple with return_dict=False",
     "explain_title_caches": "Key and value: the four cases of an attention",
@@ -78,6 +82,52 @@ TEXTS: dict[str, str] = {
     "explain_point_self": "self-attention without a cache",
     "explain_point_enable": "to turn it on",
     "explain_point_cost": "the cost",
+    # fields of the configuration
+    "explain_config_vocab_size": "The number of tokens: input_ids are from 0 to {last_id}.",
+    "explain_config_hidden_size": (
+        "The width of each token's vector in embeddings, encoder and pooler; a multiple of the heads."
+    ),
+    "explain_config_num_hidden_layers": "The number of layers of the encoder.",
+    "explain_config_num_attention_heads": "The number of heads of each attention; the width of a head is {head_size}.",
+    "explain_config_intermediate_size": "The width between the two dense layers of the feed-forward.",
+    "explain_config_hidden_act": (
+        "The activation of the feed-forward and of the head's transform: a name such as gelu (some texts: gleu), "
+        "relu, silu, gelu_new, or a function; the pooler has tanh."
+    ),
+    "explain_config_hidden_dropout_prob": (
+        "The drop rate after the embeddings, the attention and the feed-forward; the pooler has no dropout."
+    ),
+    "explain_config_attention_probs_dropout_prob": "The drop rate of the attention probabilities.",
+    "explain_config_max_position_embeddings": (
+        "The most tokens of a sequence, often a power of two; a shorter one needs no padding."
+    ),
+    "explain_config_type_vocab_size": "The number of sentence ids in token_type_ids.",
+    "explain_config_initializer_range": (
+        "The standard deviation of the initial weights. TensorFlow's code draws from a truncated_normal; "
+        "PyTorch's, here and in transformers, from a normal distribution."
+    ),
+    "explain_config_layer_norm_eps": "The epsilon that each LayerNorm adds to the variance.",
+    "explain_config_pad_token_id": "The padding token: its row of the token table starts as zeros.",
+    "explain_config_position_embedding_type": (
+        "absolute (a table), relative_key (Shaw et al. 2018) or relative_key_query (method 4 of Huang et al. "
+        "2020); see the section positions."
+    ),
+    "explain_config_is_decoder": (
+        "True for a decoder: each token attends to those before it. Cross-attention also needs "
+        "add_cross_attention=True and encoder_hidden_states."
+    ),
+    "explain_config_add_cross_attention": "True for a cross-attention in each layer of a decoder.",
+    "explain_config_use_cache": (
+        "True to return the keys and values of each layer, not attention probabilities; only of a decoder."
+    ),
+    "explain_config_classifier_dropout": "The drop rate before a classifier; None takes hidden_dropout_prob.",
+    "explain_config_pooling": (
+        "BertModel(config, add_pooling_layer=True) builds a pooler; here add_pooling_layer={add_pooling_layer}."
+    ),
+    "explain_config_fields": (
+        "In parentheses: the type and the default. 'bertscope schema config' has the other fields and the values "
+        "of each."
+    ),
     # inputs of a forward pass
     "explain_inputs_input_ids": "The ids of the tokens, integers from 0 to {last_id}. Give these or inputs_embeds.",
     "explain_inputs_attention_mask": (
@@ -94,7 +144,8 @@ TEXTS: dict[str, str] = {
     ),
     "explain_inputs_inputs_embeds": "Vectors in place of the rows of the token table, if input_ids are not given.",
     "explain_inputs_encoder_hidden_states": (
-        "The output of an encoder, for the cross-attention of a decoder (is_decoder and add_cross_attention)."
+        "The output of an encoder, for the cross-attention of a decoder: only with is_decoder and "
+        "add_cross_attention; a decoder without these states runs no cross-attention."
     ),
     "explain_inputs_encoder_attention_mask": (
         "1 for a token of the encoder to attend to, 0 for padding. Default: all ones."
@@ -110,6 +161,10 @@ TEXTS: dict[str, str] = {
     ),
     "explain_inputs_output_hidden_states": "True to return the output of every layer. Default: {output_hidden_states}.",
     "explain_inputs_return_dict": "True for an output with names, False for a tuple. Default: {return_dict}.",
+    "explain_inputs_call": (
+        "Call the model: model(input_ids) runs torch.nn.Module's __call__, which runs the hooks and forward; "
+        "forward does not override it."
+    ),
     "explain_inputs_labels": "The targets; with them the output has a loss.",
     "explain_inputs_next_sentence_label": "0 if the second sentence follows the first, 1 if not; needed for the loss.",
     "explain_inputs_start_positions": "The first token of each answer, for the loss.",
@@ -123,14 +178,17 @@ TEXTS: dict[str, str] = {
     "explain_outputs_end_logits": "The score of each token as the last of the answer.",
     "explain_outputs_last_hidden_state": "The output of the last layer, a vector for each token.",
     "explain_outputs_pooler_output": (
-        "The vector of the first token ([CLS]) in the last layer, after the pooler's dense layer and tanh."
+        "The vector of the first token ([CLS]) in the last layer, after the pooler's dense layer and tanh, which "
+        "BERT's pretraining trains by next sentence prediction."
     ),
     "explain_outputs_no_pooler": "None, since this model has no pooler; its place in the tuple stays.",
     "explain_outputs_past_key_values": (
-        "With use_cache: key and value of each layer, and those of its cross-attention if it has one."
+        "With use_cache: the keys and values of each layer, and those of its cross-attention if it has one (with "
+        "add_cross_attention; is_encoder_decoder, in some texts, has no effect on a BERT)."
     ),
     "explain_outputs_hidden_states": (
-        "With output_hidden_states=True: a tuple of the output of the embeddings and that of each layer."
+        "With output_hidden_states=True: a tuple of the output of the embeddings and that of each layer, not one "
+        "tensor."
     ),
     "explain_outputs_attentions": (
         "With output_attentions=True: a tuple of the probabilities of each layer, after softmax and dropout. The shape "
@@ -138,14 +196,17 @@ TEXTS: dict[str, str] = {
         "tuple, and the second dimension is the heads."
     ),
     "explain_outputs_cross_attentions": (
-        "With output_attentions=True: the same for the cross-attention, with the encoder's tokens as keys."
+        "With output_attentions=True: the same for the cross-attention, with the encoder's tokens as keys: [batch, "
+        "heads, seq, encoder_seq], not seq twice."
     ),
+    "explain_outputs_class": "With return_dict=True, the default, they are a {output}.",
     "explain_outputs_order": (
         "An output that was not asked for has no place: without hidden_states, attentions are output[{place}]."
     ),
     "explain_outputs_encoder": (
-        "An encoder returns no past_key_values and no cross_attentions; a decoder (is_decoder) has the cache before "
-        "hidden_states and cross_attentions at the end."
+        "An encoder returns no past_key_values and no cross_attentions; a decoder (is_decoder) has the cache "
+        "before hidden_states, and with add_cross_attention cross_attentions [batch, heads, seq, encoder_seq] at "
+        "the end."
     ),
     # caches
     "explain_caches_cross_cached": (
@@ -160,6 +221,10 @@ TEXTS: dict[str, str] = {
     ),
     "explain_caches_self": "Key and value are computed from hidden_states, {states}; an encoder has only this case.",
     "explain_caches_size": "The cache of all layers: {cache_terms} = {cache_numel:,} numbers, {cache_size} in fp32.",
+    "explain_caches_layers": (
+        "The cache has num_hidden_layers items (BertConfig has no n_layers); each has two tensors, and two more "
+        "with cross-attention, whatever is_encoder_decoder says."
+    ),
     "explain_caches_no_cache": (
         "This model is an encoder (is_decoder: false) and returns no cache; as a decoder it would have these shapes."
     ),
@@ -167,6 +232,10 @@ TEXTS: dict[str, str] = {
     "explain_positions_absolute": (
         "This model adds absolute positions to the embeddings and has none of the following; the numbers are those of "
         "its sizes with relative_key_query."
+    ),
+    "explain_positions_sources": (
+        "relative_key: Shaw et al. 2018, arXiv:1803.02155; relative_key_query: method 4 of Huang et al. 2020, "
+        "arXiv:2009.13658."
     ),
     "explain_positions_distance": (
         "distance[l, r] = l - r + {last_position}, from {least} to {most}: l is the place of the query, r that of the "

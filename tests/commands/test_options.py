@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones(cli):
 
 
 def test_the_words_of_an_option_are_those_of_its_table(cli):
-    text = " ".join(re.sub(r"-\n +", "-", cli("estimate", "--help").out).split())
+    text = " ".join(re.sub(r"-\n +", "-", cli("estimate", "--help-all").out).split())
     tables = {"mode": MODES, "device": DEVICES, "sdpa-kernel": KERNELS, "optimizer-implementation": IMPLEMENTATIONS,
               "optimizer": ("none", *OPTIMIZERS), "precision": RUN_PRECISIONS}  # fmt: skip
     for name, table in tables.items():
@@ -225,3 +226,50 @@ def test_an_option_that_takes_a_list_may_be_repeated(cli):
     repeated = cli("flops", "bert-tiny", "--batch", "1", "-b", "2", "--seq=17", "--format", "csv", "-s", "8").out
     assert len(lists.splitlines()) > 4
     assert repeated == lists
+
+
+@pytest.mark.parametrize(("words", "imported"), [
+    (("count", "--no-such-option"), []),
+    (("count", "--convention"), ["flops"]),
+])  # fmt: skip
+def test_an_unknown_option_imports_only_commands_that_may_have_it(words, imported):
+    code = (
+        "import sys; from bertscope import cli; from bertscope.commands.registry import COMMANDS, _REGISTERED\n"
+        f"sys.argv = ['bertscope', *{words}]; cli._run(); print(*sorted(_REGISTERED))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert set(done.stdout.split()) - {"count", "tree"} == set(imported), done.stderr  # count shares options with tree
+    assert ("is an option of flops" in done.stderr) == bool(imported)
+
+
+@pytest.mark.parametrize(("words", "error"), [
+    (("count", "no-such", "--format", "json"), {"code": 2, "message": "no preset or file named 'no-such'",
+                                               "file": None, "line": None}),
+    (("fit", "--format=json"), {"code": 2, "message": "give either --budget, such as 16GiB, or --gpu, such as t4",
+                                "file": None, "line": None, "remedy": None}),
+    (("count", "--nosuch", "-f", "json"), {"code": 2, "remedy": "see 'bertscope count --help'"}),
+    (("nosuch", "-f", "json"), {"code": 2, "message": "no command 'nosuch'"}),
+    (("count", "--attention", "egaer", "-fjson"), {"code": 2, "remedy": "did you mean 'eager'? see 'bertscope count "
+                                                                        "--help'"}),
+    (("fit", "--format", "json", "--lang", "zh", "--budget", "3"), {"code": 2, "message": "--budget 3 没有单位"}),
+])  # fmt: skip
+def test_an_error_is_json_for_a_program_that_asks_for_json(cli, words, error):
+    done = cli(*words)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    found = json.loads(done.err)["error"]
+    assert list(found) == ["code", "message", "file", "line", "remedy"]
+    assert found | error == found, found
+
+
+def test_the_json_of_an_error_has_file_and_line_and_the_text_is_that_of_the_table(cli, tmp_path):
+    (tmp_path / "config.json").write_text('{\n"model_type": "bert",\n"hidden_size": "wide"}')
+    found = json.loads(cli("count", tmp_path / "config.json", "-f", "json").err)["error"]
+    assert (found["file"], found["line"]) == (str(tmp_path / "config.json"), 3)
+    line = cli("count", tmp_path / "config.json").err
+    assert line == f"error: {found['file']}:3: {found['message']}" + (
+        f"; {found['remedy']}\n" if found["remedy"] else "\n"
+    )
+
+
+def test_the_last_format_decides_how_an_error_is_written(cli):
+    assert cli("count", "no-such", "-f", "json", "-f", "table").err.startswith("error: ")

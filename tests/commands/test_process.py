@@ -416,3 +416,55 @@ def test_a_file_whose_name_looks_like_an_option_is_checked_and_overwrites_nothin
             assert "expected 4,385,921, got 4,385,920" in result.out
         (tmp_path / name).unlink()
     assert (tmp_path / "victim.bertscope.yaml").read_text() == HOLDS
+
+
+# ---- signals while torch runs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [1.6, 2.0, 2.4, 2.8])
+def test_ctrl_c_while_torch_runs_ends_at_once_without_a_message_or_a_file(tmp_path, seconds):
+    (tmp_path / "cache").mkdir(mode=0o700)
+    words = ("fit", "bert-tiny", "--budget", "2GiB", "--seq", "64,128", "--output", str(tmp_path / "fit.txt"))
+    environment = ENV | {"BERTSCOPE_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen([sys.executable, "-m", "bertscope", *words], env=environment, cwd=ROOT,
+                               stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (130, 0)  # 0 on a fast machine: it had ended
+    assert "terminate" not in err
+    assert "error" not in err
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".bertscope-")]
+
+
+def in_a_new_process(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code after a handler of signals was installed, with `raise_signal` for Ctrl-C."""
+    start = (
+        "import os, signal, sys\nfrom bertscope.processes import signals\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\nsignals.catch()\n"
+        "def interrupt(): signal.raise_signal(signal.SIGINT)\n"
+    )
+    return subprocess.run([sys.executable, "-c", start + code], cwd=ROOT, env=ENV, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+
+
+def test_no_exception_of_a_signal_is_raised_where_torch_may_call_python():
+    caught = "try:\n    interrupt()\nexcept BaseException as error:\n    print(type(error).__name__)\n"
+    assert in_a_new_process(caught).stdout == "KeyboardInterrupt\n"
+    done = in_a_new_process(f"sys.modules['torch'] = sys\n{caught}")
+    assert (done.returncode, done.stdout) == (130, "")
+    waits = "class Child:\n    def poll(self): return None\nchild = Child()\nsignals.children.add(child)\n"
+    assert in_a_new_process(f"sys.modules['torch'] = sys\n{waits}{caught}").stdout == "KeyboardInterrupt\n"
+
+
+@pytest.mark.parametrize("torch", ["", "sys.modules['torch'] = sys\n"], ids=["without torch", "with torch"])
+def test_a_file_is_written_to_its_end_before_a_signal_has_its_effect(torch):
+    code = "try:\n    with signals.uninterrupted():\n        interrupt()\n        print('written', flush=True)\n"
+    done = in_a_new_process(f"{torch}{code}    print('later')\nexcept KeyboardInterrupt:\n    os._exit(130)\n")
+    assert (done.returncode, done.stdout) == (130, "written\n")
+
+
+def test_a_second_signal_does_not_wait_for_a_file():
+    code = "with signals.uninterrupted():\n    interrupt()\n    interrupt()\n    print('written', flush=True)\n"
+    assert in_a_new_process(f"sys.modules['torch'] = sys\n{code}").stdout == ""

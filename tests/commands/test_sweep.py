@@ -24,7 +24,7 @@ def test_a_sweep_goes_on_from_its_file_and_puts_the_rows_in_order(cli, folder):
     sweep = ("sweep", "grid.yaml", "-o", "results.jsonl", "--workers", "2")
     first = cli(*sweep)
     assert first.code == 0
-    assert first.out.startswith("4 points of grid.yaml; fits: 3 yes, 1 no\n")
+    assert first.out.startswith("the step fits at 3 of 4 points of grid.yaml, does not fit at 1\n")
     content = (folder / "results.jsonl").read_bytes()
     rows = [json.loads(line) for line in content.splitlines()]
     assert [(row["point"]["model"], row["point"]["batch"]) for row in rows] == [
@@ -180,11 +180,11 @@ def test_a_row_that_no_sweep_writes_is_refused_with_its_line(cli, folder, done, 
 
 
 def test_rows_of_another_schema_are_refused_by_name(cli, folder, done):
-    for old, schema in ((done.replace(b'"schema":2,', b""), 1), (done.replace(b'"schema":2', b'"schema":3'), 3)):
+    for old, schema in ((done.replace(b'"schema":3,', b""), 1), (done.replace(b'"schema":3', b'"schema":2'), 2)):
         for content in (done + old, done + old[:99]):  # the second ends inside a row
             (folder / "results.jsonl").write_bytes(content)
             result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
-            message = f"a row of schema {schema}; this version goes on from 2; name another file"
+            message = f"a row of schema {schema}; this version goes on from 3; name another file"
             assert (result.code, result.err) == (2, f"error: results.jsonl:3: {message}\n")
             assert (folder / "results.jsonl").read_bytes() == content
 
@@ -196,3 +196,28 @@ def test_a_file_that_another_program_changed_is_not_replaced(folder, capsys):
         file.finish([])
     assert path.read_bytes() == b"a line of an editor\n"
     assert "was changed by another program" in capsys.readouterr().err
+
+
+def test_init_writes_a_sample_that_sweep_reads_and_replaces_no_file(cli, tmp_path, monkeypatch):
+    from bertscope.analyses.sweep.grid import read_grid, tasks_of
+
+    monkeypatch.chdir(tmp_path)
+    done = cli("sweep", "new.yaml", "--init")
+    assert (done.code, done.out, done.err) == (0, "", "note: the sample is in new.yaml\n")
+    assert len(tasks_of(read_grid("new.yaml"))) == 2 * 2 * 2 * 2 * 2  # models, batches, lengths, precisions, strategies
+    text = (tmp_path / "new.yaml").read_text()
+    for line in re.findall(r"^# (\w+: .*)", text, re.MULTILINE):  # what is commented out is valid too
+        other = "strategy: fsdp\n" if line.startswith("world_size") else ""
+        more = "world_size: 2\n" if line.startswith("strategy") else other
+        (tmp_path / "more.yaml").write_text(f"{text}{line}\n{more}")
+        assert tasks_of(read_grid("more.yaml"))
+    (tmp_path / "new.yaml").write_text("mine")
+    again = cli("sweep", "new.yaml", "--init")
+    assert (again.code, again.err) == (2, "error: new.yaml exists; name a new file for the sample\n")
+    assert (tmp_path / "new.yaml").read_text() == "mine"
+
+
+def test_a_sweep_without_a_file_for_its_results_says_so(cli, folder):
+    done = cli("sweep", "grid.yaml")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: --output is missing: the file of the results, such as --output results.jsonl")

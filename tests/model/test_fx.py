@@ -116,13 +116,18 @@ def test_a_graph_checks_its_inputs_as_the_model_does():
 
 
 def trace_with_transformers() -> None:
-    from transformers.utils.fx import HFTracer
+    from transformers.utils.fx import HFTracer, symbolic_trace
+
+    class Tracer(HFTracer):
+        supported_archs = (BertPreTrainedModel,)
 
     for architecture in ("BertModel", "BertForSequenceClassification"):
         model, names = model_of(architecture), TEXT if architecture == "BertModel" else TEXT + LABELS
         dummies = inputs_of(model, names, 2, 5)  # it makes its own only for a PreTrainedModel
         graph = torch.fx.GraphModule(model, HFTracer().trace(model, dummy_inputs=dummies))
         assert_equal_outputs(graph, model, names)
+        model = model_of(architecture, use_cache=False)
+        assert_equal_outputs(symbolic_trace(model, TEXT, tracer_cls=Tracer), model, TEXT)
 
 
 def test_the_tracer_of_transformers_takes_the_model():

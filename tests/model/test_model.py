@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -131,13 +132,29 @@ def test_a_real_models_padding_does_not_reach_the_other_tokens(tiny):
 def test_outputs_answer_by_name_by_key_and_by_index(tiny):
     output = bertscope.BertModel(tiny).eval()(torch.ones(1, 4, dtype=torch.long), output_hidden_states=True)
     assert output.last_hidden_state is output["last_hidden_state"] is output[0]
-    assert output.keys() == ["last_hidden_state", "pooler_output", "hidden_states"]
+    assert list(output) == list(output.keys()) == ["last_hidden_state", "pooler_output", "hidden_states"]
     assert len(output) == 3
     assert "attentions" not in output
     assert output.attentions is None
     assert output.last_hidden_state.shape == (1, 4, 8)
     assert output.pooler_output.shape == (1, 8)
     assert len(output.hidden_states) == 3
+
+
+def test_outputs_are_mappings_that_accelerate_converts(tiny):
+    from accelerate.utils import convert_to_fp32
+
+    output = bertscope.BertModel(tiny).bfloat16()(torch.ones(1, 4, dtype=torch.long), output_hidden_states=True)
+    assert isinstance(output, Mapping)
+    assert dict(**output).keys() == output.keys() == {"last_hidden_state", "pooler_output", "hidden_states"}
+    converted = convert_to_fp32(output)
+    assert type(converted) is type(output)
+    assert [converted[0].dtype, converted.hidden_states[2].dtype, output[0].dtype] == [
+        torch.float32, torch.float32, torch.bfloat16,
+    ]  # fmt: skip
+    assert converted.attentions is None
+    assert output == output
+    assert output != converted
 
 
 def test_without_return_dict_the_documents_order_of_the_tuple_holds(tiny):

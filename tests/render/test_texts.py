@@ -20,7 +20,7 @@ from bertscope.render.console import Target, wrapped
 from bertscope.settings.rows import RULES, rows
 from bertscope.settings.run_config import MEASURED, SETTINGS
 from bertscope.texts import CHINESE as ZH
-from bertscope.texts import TEXTS, english, explain, in_language, phrase, phrases, say, texts
+from bertscope.texts import TEXTS, english, explain, in_language, phrase, phrases, say, texts, why
 from tests.conftest import ROOT
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -34,7 +34,6 @@ SAME = {
     "setting_grad_scaler",
     "setting_amsgrad",
     "flops_per_second",
-    "nvidia_smi",
     "gpu",
     "operator",
     "of",
@@ -42,7 +41,7 @@ SAME = {
 
 
 def test_no_key_is_used_twice():
-    assert len(english.TEXTS) + len(explain.TEXTS) == len(TEXTS)
+    assert len(english.TEXTS) + len(explain.TEXTS) + len(why.TEXTS) == len(TEXTS)
 
 
 def test_every_text_has_a_chinese_one_with_the_same_values():

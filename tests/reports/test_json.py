@@ -70,7 +70,7 @@ def test_the_reports_on_memory_are_as_their_schema_says():
     estimated = estimate_memory(source, run_config)
     timing = Timing(warmup_seconds=1.0, step_seconds=(0.5, 1), median_seconds=0.75, tokens_per_second=1e3, flops=5,
                     flops_per_second=5.0)  # fmt: skip
-    process = ProcessMemory(resident_before_bytes=1, high_water_bytes=2, peak_bytes=3)
+    process = ProcessMemory(resident_before_bytes=1, high_water_bytes=2, run_high_water_bytes=3)
     variants = (
         Variant(checkpointing="none", reentrant=False, estimated=estimated),
         Variant(checkpointing="full", reentrant=True, measured=estimated, timing=timing, process=process),
@@ -83,7 +83,8 @@ def test_the_reports_on_memory_are_as_their_schema_says():
 @pytest.mark.parametrize("card", [None, Gpu(name="H200", memory_bytes=2**37, source="vendor")])
 def test_the_report_on_what_fits_is_as_its_schema_says(card):
     row = FitRow(seq=1, checkpointing="none", precision="fp32", batch=1, batch_by_bytes=2, answer="yes",
-                 peak_bytes=1, reserved_bytes=2, next_bytes=2, fits=True, step_flops=1, extra_flops=0.3)  # fmt: skip
+                 peak_bytes=1, reserved_bytes=2, card_bytes=3,
+                 next_peak_bytes=2, fits=True, step_flops=1, extra_flops=0.3)  # fmt: skip
     subject = Subject(name="x", architecture="BertModel", dtype="stored", torch_version="2", bertscope_version="1")
     validate(FitReport(subject=subject, run=RunConfig(), budget_bytes=1, overhead_bytes=0,
                        card=card, asked_batch=None if card else 8, rows=(row,)))  # fmt: skip

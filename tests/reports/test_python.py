@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 import bertscope
-from bertscope.errors import MissingExtraError, RowError
+from bertscope.errors import BertscopeError, MissingExtraError, RowError
 from bertscope.render.views import view_of
 from bertscope.reports.base import Report, TableReport
 from bertscope.reports.json import report_classes
@@ -45,9 +46,36 @@ def test_a_report_becomes_the_data_of_its_json(model):
 
 def test_a_notebook_shows_the_whole_text_escaped(model):
     html = bertscope.tree(model, name="<script>")._repr_html_()
-    assert html.startswith("<pre")
+    assert html.startswith("<div>")
     assert "&lt;script&gt;: BertModel" in html
     assert "<script>" not in html
+
+
+def test_a_notebook_has_tables_with_sums_in_bold_bars_of_shares_and_the_answer(model):
+    html = bertscope.count(model)._repr_html_()
+    rows = re.findall(r"<tr style=.*?</tr>", html, re.DOTALL)
+    assert len(rows) > 5
+    strong = [re.sub(r"<.*?>", " ", row).split()[0] for row in rows if "font-weight:600" in row]
+    assert "total" in strong
+    shares = re.findall(r"transparent ([\d.]+)%\);\">([\d.]+) %", html)
+    assert shares
+    assert all(float(width) == float(share) for width, share in shares)
+    assert "color:" not in re.sub(r"background-color:", "", html).replace(
+        "rgba", ""
+    )  # text keeps the notebook's colour
+    fit = bertscope.fit("bert-tiny", gpu="t4")
+    assert fit.shown("printed").splitlines()[0][:30] in fit._repr_html_()
+    assert "<pre" not in html + fit._repr_html_()
+
+
+def test_a_memory_report_is_drawn_by_matplotlib_or_says_what_is_missing(monkeypatch):
+    report = bertscope.estimate("bert-tiny", batch=2, seq=16)
+    figure = report.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert figure.axes[0].get_ylim()[1] * 2**20 > report.variants[0].memory.peak.peak_bytes
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BertscopeError, match=r"pip install 'bertscope\[plot\]'"):
+        report.plot()
 
 
 def test_a_row_is_found_by_path_end_of_a_path_or_name(model):

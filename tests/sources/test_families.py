@@ -223,3 +223,13 @@ def test_a_class_of_another_family_is_refused_with_those_that_fit(tmp_path):
         find(tmp_path, architecture="RobertaForMaskedLMs").build()
     with pytest.raises(BertscopeError, match="unknown architecture 'ViTModel' for a roberta"):
         find(tmp_path, architecture="ViTModel").build()
+
+
+def test_count_names_the_version_of_transformers_whose_classes_decide_the_number(cli, tmp_path):
+    import transformers
+
+    settings = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 10, "n_positions": 4}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    version = f"torch {torch.__version__}, transformers {transformers.__version__}\n"
+    assert version in cli("count", str(tmp_path)).out
+    assert "transformers" not in cli("count", "bert-tiny").out

@@ -272,3 +272,18 @@ def test_the_dtype_of_the_weights_is_read_under_both_of_its_names(tmp_path, key)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "bert", key: "float16"}))
     assert load(path).stored_dtype == "float16"
+
+
+@pytest.mark.parametrize(("own", "name"), [
+    ({"_name_or_path": "acme/bert-x", "architectures": ["BertForMaskedLM"]}, "acme/bert-x"),
+    ({"_name_or_path": "/home/me/out/", "architectures": ["BertForMaskedLM"]}, "out"),
+    ({"_name_or_path": "./", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
+    ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
+    ({}, "w"),
+    ({"_name_or_path": 3}, "w"),
+], ids=str)  # fmt: skip
+def test_a_config_json_names_its_model_itself_and_a_folder_has_its_own_name(tmp_path, own, name):
+    (tmp_path / "w").mkdir()
+    write(tmp_path / "w", json.dumps({"model_type": "bert", **own}), "config.json")
+    assert load(str(tmp_path / "w" / "config.json")).name == name
+    assert load(str(tmp_path / "w")).name == "w"

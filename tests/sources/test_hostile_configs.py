@@ -184,8 +184,11 @@ def test_no_command_runs_the_code_beside_a_configuration(cli, trap, command, dow
         ({"use_pretrained_backbone": True}, "remove it"),
         ({"trust_remote_code": True}, "no code of its model is run; remove it"),
         ({"attribute_map": {"a": "_attn_implementation"}}, "remove it"),
-        ({"attn_implementation": "evil/kernel"}, "may be eager or sdpa here; got 'evil/kernel'"),
-        ({"_attn_implementation": "flash_attention_2"}, "may be eager or sdpa here; got 'flash_attention_2'"),
+        (
+            {"attn_implementation": "evil/kernel"},
+            "sdpa or flash_attention_2 or flash_attention_3 here; got 'evil/kernel'",
+        ),
+        ({"_attn_implementation": "flash_attention_4"}, "or flash_attention_3 here; got 'flash_attention_4'"),
         ({"attn_implementation": {"": "eager", "text_config": "evil/kernel"}}, "got 'evil/kernel'"),
         ({"_attn_implementation_internal": "paged|evil/kernel"}, "got 'paged|evil/kernel'"),
         ({"_experts_implementation": "deepgemm"}, "may be eager or batched_mm or grouped_mm here; got 'deepgemm'"),

@@ -12,7 +12,7 @@ import bertscope
 from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.steps import estimate_report
 from bertscope.analyses.tracing.trace import source_shapes
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.errors import BertscopeError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.other_models import FactorySource, GivenModule
 from bertscope.sources.transformers_models import TransformersSource
@@ -71,10 +71,6 @@ def test_a_tie_of_a_module_from_python_stays_a_tie():
             lambda source: source.require("this"),
             "is for BERTs only; count, tree, .*, explain, diagram",
         ),
-        (
-            lambda source: source.require("--kind forward"),
-            "is for BERTs only; --kind class and --kind tree",
-        ),
         (lambda source: source.require("--no-dropout"), "--no-dropout is for BERTs only; leave it out"),
         (lambda source: source.with_layers(3), "its number of layers cannot be changed"),
         (lambda source: source.with_fields({"is_decoder": True}), "is_decoder can be set for a BERT only"),
@@ -89,11 +85,6 @@ def test_a_source_says_in_one_line_what_it_cannot_do(source, ask, words):
     with pytest.raises(BertscopeError, match=words) as caught:
         ask(source)
     assert "\n" not in str(caught.value)
-
-
-def test_an_analysis_for_berts_refuses_another_model_in_one_line():
-    with pytest.raises(SelectionError, match="draws a BERT only"):
-        bertscope.diagram(OTHERS[0].build(), "forward")
 
 
 def test_only_the_sources_know_their_kinds():

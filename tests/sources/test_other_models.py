@@ -364,7 +364,6 @@ def test_the_example_inputs_of_a_module_are_asked_for(cli, code):
     ("command", "words"),
     [
         (("explain", "--naming", "tf"), "--naming is for BERTs only; leave it out"),
-        (("diagram", "--kind", "forward"), "--kind class and --kind tree draw any model"),
         (("diagram", "--cross-attention"), "--cross-attention is for BERTs only; leave it out"),
         (("check",), "write one with this model"),
         (("count", "--pooler"), "only a BertModel comes with and without"),

@@ -54,7 +54,7 @@ def test_each_key_is_in_one_of_four_lists(given):
         "optimizer_implementation": "default", "checkpointing": "full", "reentrant": False,
     }  # fmt: skip
     assert keys(file.no_effect) == ["output_dir", "learning_rate"]
-    assert keys(file.not_modelled) == ["label_smoothing_factor"]
+    assert keys(file.not_modelled) == ["full_determinism"]
     assert keys(file.unknown) == ["my_key"]
     used = {row.key: (row.value, row.effect) for row in file.used}
     assert used["per_device_train_batch_size"] == (16, "batch 16")
@@ -89,14 +89,14 @@ def test_a_setting_sets_fields_of_the_run(given, settings, fields):
     "settings",
     [
         {"deepspeed": {"zero_optimization": {"stage": 2}}}, {"fsdp": ["full_shard"]}, {"torchdynamo": "inductor"},
-        {"auto_find_batch_size": True}, {"neftune_noise_alpha": 5.0}, {"optim": "galore_adamw"}, {"past_index": 0},
+        {"auto_find_batch_size": True}, {"optim": "galore_adamw"}, {"past_index": 0},
         {"use_liger_kernel": True}, {"half_precision_backend": "apex"}, {"tpu_num_cores": 8},
     ],
     ids=str,
 )  # fmt: skip
 def test_what_changes_the_memory_and_is_not_modelled_is_said(given, settings):
     (key,) = settings
-    file = read_training_file(given(label_smoothing_factor=0.0, **settings))
+    file = read_training_file(given(full_determinism=False, **settings))
     assert keys(file.not_modelled) == [key]
     assert file.not_modelled[0].effect
 
@@ -111,11 +111,11 @@ def test_a_feature_that_is_off_has_no_effect(given, settings):
     assert key in keys(read_training_file(given(**settings)).no_effect)
 
 
-@pytest.mark.parametrize(("optim", "is_modelled"), [("adamw_torch", True), ("sgd", False), ("rmsprop", False)])
-def test_weight_decay_of_an_optimizer_that_copies_the_gradients_is_not_modelled(given, optim, is_modelled):
+@pytest.mark.parametrize(("optim", "is_setting"), [("adamw_torch", False), ("sgd", True), ("rmsprop", True)])
+def test_weight_decay_is_a_setting_of_an_optimizer_that_copies_the_gradients(given, optim, is_setting):
     file = read_training_file(given(optim=optim, weight_decay=0.01))
-    assert ("weight_decay" in keys(file.no_effect)) == is_modelled
-    assert ("weight_decay" in keys(file.not_modelled)) != is_modelled
+    assert file.fields.get("weight_decay") == (0.01 if is_setting else None)
+    assert ("weight_decay" in keys(file.no_effect)) != is_setting
 
 
 def test_a_configuration_of_accelerate_is_read_as_yaml_and_as_json(tmp_path):
@@ -138,7 +138,7 @@ def test_a_token_is_not_repeated(given):
 def test_the_settings_are_arguments_of_the_library(given):
     import torch
 
-    file = bertscope.read_training_file(given(label_smoothing_factor=0.0))
+    file = bertscope.read_training_file(given(full_determinism=False))
     report = bertscope.estimate(torch.nn.Linear(4, 4), torch.rand(2, 4), **file.module_fields)
     assert (report.run.accumulate, report.run.autocast, report.run.clip_grad_norm) == (4, "bf16", True)
 
@@ -152,7 +152,7 @@ def test_the_run_is_that_of_the_file_and_the_report_has_its_lists(cli, given):
     run = report["run"]
     assert (run["batch"], run["accumulate"], run["precision"], run["clip_grad_norm"]) == (16, 4, "autocast-bf16", True)
     assert [variant["checkpointing"] for variant in report["variants"]] == ["full"]
-    assert [row["key"] for row in report["training_file"]["not_modelled"]] == ["label_smoothing_factor"]
+    assert [row["key"] for row in report["training_file"]["not_modelled"]] == ["full_determinism"]
     assert report["training_file"]["replaced"] == []
     assert bertscope.to_json(bertscope.from_json(result.out)) == result.out
     same = (
@@ -319,7 +319,7 @@ def test_an_impossible_value_is_an_error_with_its_line(given, settings, words):
 
 
 def test_names_and_values_of_a_file_are_escaped(cli, given):
-    nasty = {"bad\x1b[31m\nkey": "\u202e", "label_smoothing_factor": "\x1b[2J"}
+    nasty = {"bad\x1b[31m\nkey": "\u202e", "full_determinism": "\x1b[2J"}
     plain = {"gradient_accumulation_steps": 1, "gradient_checkpointing": False, "bf16": False, "optim": "sgd"}
     result = cli(*TINY, "--from", given(**nasty, **plain))
     assert result.code == 0

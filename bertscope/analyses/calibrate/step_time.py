@@ -25,6 +25,7 @@ from bertscope.analyses.memory.summary import on_card
 from bertscope.analyses.modules.repeat import RAN, layer_stacks, shortened
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import running
+from bertscope.analyses.tracing.losses import loss_function
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
 from bertscope.gpus import Gpu, bandwidth, peak_flops
 from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime, TimeRange
@@ -68,7 +69,7 @@ def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gp
     peak, peak_source = peak_flops(card, precision) or (None, "")
     return StepTime(
         seconds=seconds,
-        tokens_per_second=run_config.accumulate * run_config.batch * run_config.seq / seconds,
+        tokens_per_second=run_config.accumulate * run_config.batch * run_config.texts * run_config.seq / seconds,
         flops=flops,
         flops_per_second=flops / seconds,
         mfu=flops / seconds / peak if peak else None,
@@ -174,7 +175,7 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
     """Return the work of one step with every layer of the source."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
-    given, how = named_inputs(inputs, None)
+    given, how = named_inputs(inputs, loss_function(run_config))
     with ExitStack() as stack:
         whose = source.implemented_by(run_config.implementation)
         stack.enter_context(running(whose, model, "fake tensors", run_config.input))

@@ -130,13 +130,17 @@ class _ClassReader:
         held = _held(module)
         ancestors = [cls for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
         stored = {name for cls in ancestors for name in _stored(cls)}
-        if not when:
+        if not when and not _is_private(type(module)):
             self._meet(type(module))
-        for cls in (cls for cls in ancestors if cls in self.classes):
+        owner: type = nn.Module
+        for cls in ancestors:
+            owner = owner if _is_private(cls) else cls  # what a private base stores belongs to its public subclass
+            if owner is nn.Module or owner not in self.classes:
+                continue
             rest = [name for name in held if name not in stored] if cls is type(module) else []
             for name in [*_stored(cls), *rest]:
                 if name in held:
-                    self._add(cls, name, held[name], when)
+                    self._add(owner, name, held[name], when)
 
     def _add(self, cls: type, name: str, value: Any, when: str) -> None:
         found = ClassAttribute(name=name, type=self._type_of(cls, name, value), when=when)
@@ -144,14 +148,14 @@ class _ClassReader:
             self.classes[cls][name] = found
         items = value._modules.values() if type(value) in _CONTAINERS else [value]
         for part, count in Counter(map(type, items)).items():
-            is_part = issubclass(part, nn.Module) and is_of(part, self.package)
+            is_part = issubclass(part, nn.Module) and is_of(part, self.package) and not _is_private(part)
             if is_part or part is self.config_class:
                 link = ClassLink(owner=cls.__name__, part=part.__name__, attribute=name, count=count, is_part=is_part)
                 self.links.setdefault((link.owner, link.part, name), link)
 
     def _meet(self, cls: type) -> None:
-        """Add a class and its bases, bases first."""
-        for base in cls.__bases__:
+        """Add a class and its public bases, bases first."""
+        for base in _public_bases(cls):
             if base is not object:
                 self._meet(base) if base is not nn.Module else self.classes.setdefault(base, {})
         self.classes.setdefault(cls, {})
@@ -171,9 +175,19 @@ class _ClassReader:
             yield ClassBox(
                 name=cls.__name__,
                 address=address(cls),
-                bases=tuple(base.__name__ for base in cls.__bases__ if base in self.classes),
+                bases=tuple(base.__name__ for base in _public_bases(cls) if base in self.classes),
                 attributes=tuple(found[name] for name in order),
             )
+
+
+def _is_private(cls: type) -> bool:
+    return cls.__name__.startswith("_")
+
+
+def _public_bases(cls: type) -> Iterator[type]:
+    """Yield the bases of a class, in place of a private one those of it."""
+    for base in cls.__bases__:
+        yield from _public_bases(base) if _is_private(base) else (base,)
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
@@ -252,16 +266,14 @@ def diagram(
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
     `class` draws the `classes` of the whole model, or those around one class, such as that of the module at `path`.
-    `forward`, of a BERT only, draws the dataflow of
+    `forward` draws the dataflow of
     the module at `path` for the inputs `given`. `tree` draws the modules at and below `path`. Raises SelectionError for
     another kind, and for a path or class that the model does not have.
     """
-    bert = model if isinstance(model, BertPreTrainedModel | PeftModel) else None
-    kind = kind or ("class" if bert or classes.around else "tree")
+    is_bert = isinstance(model, BertPreTrainedModel | PeftModel)
+    kind = kind or ("class" if is_bert or classes.around else "tree")
     if kind == "forward":
-        if bert is None:
-            raise SelectionError(f"kind forward draws a BERT only; got {type(model).__name__}; class and tree draw any")
-        return forward_diagram(bert, path, name=name, given=given, depth=depth, direction=direction)
+        return forward_diagram(model, path, name=name, given=given, depth=depth, direction=direction)
     if kind == "tree":
         return tree_diagram(model, path, name=name, depth=depth, direction=direction)
     if kind != "class":

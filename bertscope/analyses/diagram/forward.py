@@ -7,23 +7,25 @@ drawn once.
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
-from bertscope.analyses.modules.module_tree import fold, read, type_name
-from bertscope.analyses.modules.repeat import equal_layers
+from bertscope.analyses.modules.module_tree import Node, fold, moved, read, type_name
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.tracing.fake_tensors import fake_copy
-from bertscope.analyses.tracing.inputs import example_inputs
+from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
+from bertscope.analyses.tracing.inputs import arguments, example_inputs, inputs_for, running_module
 from bertscope.analyses.tracing.operator_costs import shape_of, tensors
-from bertscope.analyses.tracing.trace import hooks
-from bertscope.errors import SelectionError, suggestion
-from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention, PeftModel
+from bertscope.analyses.tracing.trace import hooks, trace
+from bertscope.errors import SelectionError, SourceError, suggestion
+from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
 from bertscope.model.lora import WRAPPED, base_model_of
 from bertscope.reports.diagram import DiagramEdge, DiagramGroup, DiagramNode, GraphReport
-from bertscope.reports.layer_ranges import LayerRange, layers_in, number_of, with_layers
+from bertscope.reports.layer_ranges import LayerRange, expand, number_of
+from bertscope.settings.run_config import CPU
 from bertscope.torch_access import nn, storage_key, torch
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
@@ -229,10 +231,11 @@ class Given:
     cache: int | None = None
     mask: bool = True
     head_mask: bool | None = None
+    input: tuple[str, ...] = ()  # of a model that is no BERT, such as `x=Bx10:float32`
 
 
 def forward_diagram(
-    model: BertPreTrainedModel | PeftModel,
+    model: nn.Module,
     path: str = "",
     *,
     name: str | None = None,
@@ -242,62 +245,144 @@ def forward_diagram(
 ) -> GraphReport:
     """Return the dataflow of the module at `path`, or of the whole model; `model` is not changed.
 
-    `depth` is the number of levels to open; without it embeddings, layers, self-attentions and the pooler are boxes.
-    For a self-attention as the scope, the default is a head mask if the kernel takes one and, in a decoder, as many
-    cached positions as new ones; for any other module neither. Raises SelectionError for a path that
-    the run does not enter, and for sizes that the model cannot run.
+    `depth` is the number of levels to open; without it the layers of a stack are boxes, and so are the modules without
+    a stack below them. For a self-attention of a BERT as the scope, the default is a head mask if the kernel takes one
+    and, in a decoder, as many cached positions as new ones; for any other module neither. Raises SelectionError for a
+    path that the run does not enter, and for sizes that the model cannot run.
     """
-    short, runs = _with_each_layer_once(base_model_of(model))
-    at = _path_in(short, runs, path.removeprefix(WRAPPED))
+    given, drawn = given or Given(), partial(_drawn, model, path, name=name, depth=depth, direction=direction)
+    try:
+        return drawn(given, "meta")
+    except SourceError:  # a forward that creates tensors on the CPU, or asks torch about its device
+        with suppress(Exception), fake_tensors():
+            return drawn(given, CPU)
+        raise
+
+
+def _drawn(
+    model: nn.Module, path: str, given: Given, device: str, *, name: str | None, depth: int | None,
+    direction: str | None,
+) -> GraphReport:  # fmt: skip
+    """Return the dataflow in a run on meta, or on fake CPU tensors."""
+    base = base_model_of(model)
+    is_bert = isinstance(base, BertPreTrainedModel)
+    inputs: Any = None if is_bert else _other_inputs(base, given, device)
+    short: Any
+    short, names = _with_each_layer_once(base, device) if is_bert else _verified_short(base, inputs, name, device)
+    at = _path_in(names, path.removeprefix(WRAPPED))
     scope = short.get_submodule(at)
-    given = _completed(given or Given(), short, scope, at)
-    inputs = _inputs(short, given)
+    if is_bert:
+        given = _completed(given, short, scope, at)
+        inputs = _inputs(short, given)
+    stacks = [module for module in short.modules() if isinstance(module, nn.ModuleList)]
+    layers = {id(layer) for stack in stacks for layer in stack}
 
     def opens(module: nn.Module, level: int) -> bool:
-        has_parts = any(True for _ in module.children())
-        return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
+        if depth is not None or is_bert:
+            has_parts = any(True for _ in module.children())
+            return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
+        return id(module) not in layers and any(stack in stacks for stack in module.modules())
 
-    flow = dataflow(scope, lambda: short(**inputs), path=at, opens=opens)
+    flow = dataflow(scope, lambda: _run(short, inputs, device), path=at, opens=opens)
     if not flow.nodes:
         raise SelectionError(f"a forward pass does not call {path!r}; choose the module around it or one inside it")
     for group, module in {"": scope, **flow.opened}.items():
         if isinstance(module, BertSelfAttention):
             _name_attention(flow, module, group)
-    return _Report(flow, runs, at).report(
+    runs = _ranges(names, _encoder_stack(short)) if is_bert else []
+    return _Report(flow, names, at, runs).report(
         diagram="forward", subject=subject(model, name), batch=given.batch, seq=given.seq, cache=given.cache or 0,
         direction=direction or "TB",
     )  # fmt: skip
 
 
-def _with_each_layer_once(model: BertPreTrainedModel) -> tuple[BertPreTrainedModel, list[LayerRange]]:
-    """Return a copy on meta without layers equal to the one before, and the layer range of each remaining layer."""
-    short = fake_copy(model, "meta").eval()
-    encoder = short.base_model.encoder
-    runs = [run for node in equal_layers(fold(read(encoder)), "layer") if (run := LayerRange.parse(node.name))]
-    firsts = [run.first for run in runs]
-    encoder.layer = nn.ModuleList(encoder.layer[first] for first in firsts)
-    heads = {place: short.config.pruned_heads.get(first, ()) for place, first in enumerate(firsts)}
-    short._set_config(replace(short.config, num_hidden_layers=len(firsts), pruned_heads=heads))
-    return short, runs
+def _run(model: nn.Module, inputs: Any, device: str) -> Any:
+    """Return the outputs; a forward that asks whether a mask hides positions is told that it hides none."""
+    positional, named = arguments(inputs)
+    with torch.device(device), torch.no_grad():
+        return trace(model, lambda: model(*positional, **named))[1]
 
 
-def _path_in(short: BertPreTrainedModel, runs: list[LayerRange], path: str) -> str:
+def _other_inputs(model: nn.Module, given: Given, device: str) -> Any:
+    """Return the inputs of a model that is no BERT, without a cache."""
+    inputs = inputs_for(model, given.batch, given.seq, given=given.input)
+    inputs = fake_like(inputs) if device == CPU else on_meta(inputs)
+    if not isinstance(inputs, Mapping):
+        return inputs
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    shown = (name for name in inputs if given.mask or not name.endswith("attention_mask"))
+    return options | {name: inputs[name] for name in shown}
+
+
+def _verified_short(model: nn.Module, inputs: Any, name: str | None, device: str) -> tuple[nn.Module, dict[str, str]]:
+    """Return the model with equal layers once in each stack in which that leaves the shapes of the outputs."""
+    whole = fake_copy(model, device).eval()
+    with running_module(name or type(model).__name__, model, "meta"):
+        wanted = set(map(shape_of, tensors(_run(whole, inputs, device))))
+
+    def shortened(stacks: Collection[str]) -> tuple[nn.Module, dict[str, str]] | None:
+        with suppress(Exception):  # of the model's code, which may count its layers
+            found = _with_each_layer_once(model, device, stacks)
+            if set(map(shape_of, tensors(_run(found[0], inputs, device)))) == wanted:
+                return found
+        return None
+
+    stacks = [node.path for node in fold(read(model)).walk() if any(child.copies > 1 for child in node.children)]
+    found = shortened(stacks) or shortened([stack for stack in stacks if shortened([stack])])
+    return found or (whole, {path: path for path, _ in whole.named_modules()})
+
+
+def _with_each_layer_once(
+    model: nn.Module, device: str, stacks: Collection[str] | None = None
+) -> tuple[Any, dict[str, str]]:
+    """Return a copy without layers equal to the one before, and the path of the range for each path in it.
+
+    `stacks` are the paths of the lists to shorten, in a folded tree; None for all.
+    """
+    short = fake_copy(model, device).eval()
+    names: dict[str, str] = {}
+
+    def visit(node: Node, module: nn.Module, at: str) -> None:
+        names[at] = node.path
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)) or not (stacks is None or node.path in stacks):
+            for name, part in module.named_children():
+                if below := next((child for child in node.children if name in expand(child.name)), None):
+                    below = below if name == below.name else moved(below, below.path, f"{node.path}.{name}".strip("."))
+                    visit(below, part, f"{at}.{name}".strip("."))
+            return
+        parts = [(child, module.get_submodule(next(expand(child.name)))) for child in node.children]
+        module._modules.clear()
+        for place, (child, part) in enumerate(parts):
+            module.add_module(str(place), part)
+            visit(child, part, f"{at}.{place}".strip("."))
+
+    visit(fold(read(short)), short, "")
+    if isinstance(short, BertPreTrainedModel):
+        firsts = [layers.first for layers in _ranges(names, _encoder_stack(short))]
+        heads = {place: short.config.pruned_heads.get(first, ()) for place, first in enumerate(firsts)}
+        short._set_config(replace(short.config, num_hidden_layers=len(firsts), pruned_heads=heads))
+    return short, names
+
+
+def _ranges(names: Mapping[str, str], stack: str) -> list[LayerRange]:
+    """Return the layers that each layer of the stack in the short model represents."""
+    shown = (name.rpartition(".")[2] for path, name in names.items() if path.rpartition(".")[0] == stack)
+    return [layers for name in shown if (layers := LayerRange.parse(name))]
+
+
+def _encoder_stack(model: BertPreTrainedModel) -> str:
+    """Return the path of the layers of a BERT."""
+    (path, *_) = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    return str(path)
+
+
+def _path_in(names: Mapping[str, str], path: str) -> str:
     """Return the path in the short model: `encoder.layer.0` for `encoder.layer.7` and `encoder.layer.0-11`."""
-
-    def placed(layers: LayerRange) -> object:
-        return next((place for place, run in enumerate(runs) if layers.first in run), layers)
-
-    at = with_layers(path, placed)
-    known = [name for name, _ in short.named_modules()]
-    if at not in known or (at != path and not layers_in(path)):
-        shown = [_shown(name, runs) for name in known if name]
-        raise SelectionError("no module {name!r} in this model; {words}", name=path, words=suggestion(path, shown))
-    return at
-
-
-def _shown(path: str, runs: list[LayerRange]) -> str:
-    """Return a path of the short model with the layer range that its layer represents."""
-    return with_layers(path, lambda layers: runs[layers.first])
+    for short, shown in names.items():
+        if path == shown or path in expand(shown):
+            return short
+    raise SelectionError("no module {name!r} in this model; {words}", name=path,
+                         words=suggestion(path, filter(None, names.values())))  # fmt: skip
 
 
 def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:
@@ -414,8 +499,9 @@ def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
 class _Report:
     """Conversion of the graph of the short model to that of the whole model."""
 
-    def __init__(self, flow: Flow, runs: list[LayerRange], scope: str) -> None:
-        self.flow, self.runs, self.scope = flow, runs, scope
+    def __init__(self, flow: Flow, names: Mapping[str, str], scope: str, runs: Sequence[LayerRange]) -> None:
+        self.flow, self.names, self.scope = flow, names, scope
+        self.runs = runs
 
     def report(self, **about: Any) -> GraphReport:
         """Return the graph without unused inputs."""
@@ -423,17 +509,17 @@ class _Report:
         used = {end for edge in edges for end in (edge.source, edge.target)}
         nodes = tuple(self._node(node) for node in self.flow.nodes.values() if node.id in used)
         groups = tuple(self._group(path, module) for path, module in self.flow.opened.items())
-        return GraphReport(path=_shown(self.scope, self.runs), nodes=nodes, edges=edges, groups=groups, **about)
+        return GraphReport(path=self.names[self.scope], nodes=nodes, edges=edges, groups=groups, **about)
 
     def _node(self, node: DiagramNode) -> DiagramNode:
-        group, path = _shown(node.group, self.runs), _shown(node.path, self.runs)
+        group, path = self.names[node.group], self.names[node.path]
         if node.role != "module":
             return replace(node, name=self._numbered(node.name), group=group)
         return replace(node, name=self._below(path, group), path=path, copies=self._copies_of(node.path), group=group)
 
     def _group(self, path: str, module: nn.Module) -> DiagramGroup:
         around = max((other for other in self.flow.opened if path.startswith(f"{other}.")), key=len, default="")
-        shown, parent = _shown(path, self.runs), _shown(around, self.runs)
+        shown, parent = self.names[path], self.names[around]
         return DiagramGroup(
             path=shown,
             name=self._below(shown, parent),
@@ -444,14 +530,15 @@ class _Report:
 
     def _below(self, path: str, group: str) -> str:
         """Return a path relative to the open module around it."""
-        around = group or _shown(self.scope, self.runs)
+        around = group or self.names[self.scope]
         return path.removeprefix(f"{around}.") if around else path
 
     def _copies_of(self, path: str) -> int:
-        layers = layers_in(path)
-        is_layer = path.rpartition(".")[0].endswith("encoder.layer") and path != self.scope
-        return len(self.runs[layers.first]) if is_layer and layers else 1
+        layers = LayerRange.parse(self.names[path].rpartition(".")[2])
+        return len(layers) if layers and path != self.scope else 1
 
     def _numbered(self, text: str) -> str:
         """Return `past_key_values[0-11][0]` for an input of equal layers, `[0-11]` for their row of `head_mask`."""
+        if not self.runs:
+            return text
         return re.sub(r"^(past_key_values|)\[(\d+)\]", lambda at: f"{at[1]}[{self.runs[int(at[2])]}]", text)

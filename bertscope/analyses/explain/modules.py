@@ -5,7 +5,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -257,12 +257,18 @@ def explain_modules(
         notes = (Note(key="explain_no_forward", values={"reason": error.message}),)
     root = read(model, lambda path: runs.get(path, Run()))
     walk = _ModuleWalk(model, fold(root), tuple(runs))
+    steps = list(walk.steps(walk.root))
+    chosen, at = steps, ""
+    if path is not None:
+        node = _at(root, walk, path, f"{getattr(model, 'base_model_prefix', '')}.")
+        numbers = {single: step.number for step in steps for single in expand(step.path)}
+        at, chosen = node.path, [replace(step, number=numbers[next(expand(step.path))]) for step in walk.steps(node)]
     return ExplainReport(
         subject=subject(model, source.name),
         batch=None if recorded is None else batch,
         seq=None if recorded is None else seq,
-        steps=tuple(walk.steps(walk.root if path is None else _at(root, walk, path))),
-        sums=tuple(_sums(model, walk, recorded)),
+        steps=tuple(chosen),
+        sums=tuple(_sums(model, walk, recorded, steps, at, chosen)),
         questions=(),
         notes=notes,
     )
@@ -288,13 +294,14 @@ def _runs(recorded: Trace) -> dict[str, Run]:
     }
 
 
-def _at(root: Node, walk: "_ModuleWalk", path: str) -> Node:
+def _at(root: Node, walk: "_ModuleWalk", path: str, prefix: str) -> Node:
     """Return the folded node at a path, of one layer (`encoder.layer.1`) or of a range as reports write it.
 
-    The path may lack the names of wrappers, such as `base_model.model` of peft.
+    The path may lack the names of wrappers, such as `base_model.model` of peft, and lack or have the `prefix` of a
+    model in a class with a head, such as `bert.`.
     """
-    for start in ("", f"{walk.top.path}."):
-        single, several = root.descend(start + path), walk.root.descend(start + path)
+    for name in (path, f"{walk.top.path}.{path}", prefix + path, path.removeprefix(prefix)):
+        single, several = root.descend(name), walk.root.descend(name)
         if path and (single or several):
             return fold(single) if single else several  # type: ignore[return-value]  # one of them is a node
     known = [node.path for node in walk.root.walk() if node.path]
@@ -315,7 +322,7 @@ class _ModuleWalk:
         self.groups = {single: child for child in top.children for single in expand(child.path)}
 
     def steps(self, root: Node) -> Iterator[Step]:
-        """Yield the steps at and below a node; a module that did not run follows the module that has it."""
+        """Return the steps at and below a node; a module that did not run follows the module that has it."""
         places: dict[str, int] = {}
         rows = []
         for node, _, copies, _ in root.rows():
@@ -323,8 +330,8 @@ class _ModuleWalk:
             places[node.path] = self.order.get(next(expand(node.path)), above)
             if node.note.flops or any(held.is_parameter and held.counts for held in node.held):
                 rows.append((node, copies))
-        for node, copies in sorted(rows, key=lambda row: places[row[0].path]):
-            yield self.step(node, copies)
+        ordered = sorted(rows, key=lambda row: places[row[0].path])
+        return (self.step(number, node, copies) for number, (node, copies) in enumerate(ordered, 1))
 
     def group(self, path: str) -> str:
         """Return the path of the group of a module: of a child of the root, "" for the root itself."""
@@ -332,7 +339,7 @@ class _ModuleWalk:
         starts = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
         return next((self.groups[start].path for start in starts if start in self.groups), "")
 
-    def step(self, node: Node, copies: int) -> Step:
+    def step(self, number: int, node: Node, copies: int) -> Step:
         """Return the step of a module."""
         module, run = self.modules[next(expand(node.path))], node.note
         own = [held for held in node.held if held.is_parameter]
@@ -347,6 +354,7 @@ class _ModuleWalk:
         said += [Note(key="unknown")] if any(held.shape is None for held in own) else []
         said += [Note(key="not_called")] if self.order and not run.outputs else []
         return Step(
+            number=number,
             group=self.group(node.path) or _OWN,
             name=node.path or _OWN,
             path=node.path,
@@ -368,9 +376,10 @@ def _dims(shape: tuple[int, ...]) -> Dims:
 # ---- sums ----
 
 
-def _sums(model: nn.Module, walk: _ModuleWalk, recorded: Trace | None) -> Iterator[Sum]:
-    """Yield each group by its steps and as counted, then all."""
-    steps = list(walk.steps(walk.root))
+def _sums(
+    model: nn.Module, walk: _ModuleWalk, recorded: Trace | None, steps: Sequence[Step], at: str, chosen: Sequence[Step]
+) -> Iterator[Sum]:  # fmt: skip
+    """Yield the sum of the `chosen` steps if they are those at a path, that of each group, and that of all steps."""
     counted = tree(model, folded=False)
     params = {row.path: row.distinct_params for row in counted.rows}
     flops: dict[str, int] = {}
@@ -378,6 +387,9 @@ def _sums(model: nn.Module, walk: _ModuleWalk, recorded: Trace | None) -> Iterat
         about: dict[str, Any] = {"mode": "inference", "checkpointing": NONE, "batch": None, "seq": None, "loss": ""}
         for row in flops_report(model, recorded, None, **about).rows:
             flops |= dict.fromkeys(expand(row.path), row.forward.matmul_flops // row.copies)
+    if at:
+        single = next(expand(at))
+        yield replace(_sum(at, chosen, params[single], flops.get(single, 0)), symbols=_written(chosen))
     whole = [counted.totals.distinct_params, flops.get("", 0)]
     own = list(whole)
     for path in dict.fromkeys(child.path for child in walk.groups.values()):
@@ -388,6 +400,14 @@ def _sums(model: nn.Module, walk: _ModuleWalk, recorded: Trace | None) -> Iterat
     if any(own):
         yield _sum(_OWN, [step for step in steps if step.group == _OWN], *own)
     yield _sum("total", steps, *whole)
+
+
+def _written(steps: Sequence[Step]) -> str:
+    """Return the sum of the formulas with numbers, equal ones once: `3 x (1024 x 1024 + 1024)`."""
+    terms = Counter(step.params.numbers for step in steps for _ in range(step.copies) if step.params)
+    written = [f"{times} x ({term})" if times > 1 else f"({term})" for term, times in terms.items()]
+    several = " + ".join(written) if len(written) <= MOST_TERMS else ""
+    return several if steps[1:] else several.strip("()")
 
 
 def _sum(group: str, steps: Sequence[Step], counted_params: int, counted_flops: int) -> Sum:

@@ -4,7 +4,10 @@ The formulas are closed forms that only this file holds; the sums compare them w
 `flops` obtain from the built model.
 """
 
+import dataclasses
 import inspect
+import itertools
+import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
@@ -16,9 +19,10 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params import count
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
 from bertscope.analyses.tracing.inputs import CHOICES
-from bertscope.config import HEADS
+from bertscope.config import HEADS, BertConfig
 from bertscope.errors import SelectionError, Text, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
+from bertscope.model.outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from bertscope.reports.base import Note
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.reports.flops import FlopsReport
@@ -29,17 +33,18 @@ from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32, bytes_text
 
-SECTIONS = ("inputs", "outputs", "caches", "positions", "checkpointing")
+SECTIONS = ("config", "inputs", "outputs", "caches", "positions", "checkpointing")
 _Times = Sequence[tuple[str, int]]  # names and numbers of the items of nested tuples
 
 
 def sections(source: BertSource, *, batch: int, seq: int, layer_flops: int) -> tuple[Section, ...]:
-    """Return the five sections with the numbers of this model at these sizes.
+    """Return the sections with the numbers of this model at these sizes.
 
     `layer_flops` are the FLOPs of a forward pass of one layer.
     """
     writer = _Writer(source, batch, seq)
     return (
+        writer.configuration(),
         writer.inputs(),
         writer.outputs(),
         writer.caches(),
@@ -70,10 +75,12 @@ class _Writer:
         crosses = config.is_decoder and config.add_cross_attention and HEADS[self.architecture].takes_encoder
         self.pairs = 4 if crosses else 2  # tensors in the cache of a layer
 
-    def point(self, key: str, dims: Sequence[str] | None = None, times: _Times = (), name: str = "") -> Point:
-        """Return a numbered point; `dims` are names of sizes, or numbers."""
+    def point(
+        self, key: str, dims: Sequence[str] | None = None, times: _Times = (), *, name: str = "", kind: str = ""
+    ) -> Point:
+        """Return a numbered point; `dims` are names of sizes, or numbers; `kind` is its type."""
         shape, sizes = self.shape(dims, times) if dims is not None else ("", "")
-        return Point(key=key, name=name or key, shape=shape, sizes=sizes)
+        return Point(key=key, name=name or key, shape=shape, sizes=sizes, type=kind)
 
     def shape(self, dims: Sequence[str], times: _Times = ()) -> tuple[str, str]:
         """Return a shape with names and with numbers, such as `layers x [batch, seq]` and `12 x [1, 128]`."""
@@ -91,11 +98,25 @@ class _Writer:
         """Return a section with the values of its sentences."""
         return Section(key=key, notes=tuple(notes), points=tuple(points), values=values)
 
-    # ---- inputs and outputs ----
+    # ---- configuration, inputs and outputs ----
+
+    def configuration(self) -> Section:
+        """Return the fields of the configuration that all classes have: their values, types and defaults."""
+        values = self.config.to_dict()
+        fields = itertools.takewhile(lambda item: item.name != "num_labels", dataclasses.fields(BertConfig))
+        points = [
+            Point(key=item.name, name=item.name, sizes=repr(values[item.name]), type=f"{item.type} = {item.default!r}")
+            for item in fields
+        ]
+        notes = ["fields", *(["pooling"] if self.architecture == "BertModel" else [])]
+        return self.section("config", points, notes, name=self.source.name, last_id=self.config.vocab_size - 1,
+                            head_size=self.config.head_size,
+                            add_pooling_layer=self.source.add_pooling_layer)  # fmt: skip
 
     def inputs(self) -> Section:
         """Return the arguments of the forward of the class, in their order."""
-        names = list(inspect.signature(CLASSES[self.architecture].forward).parameters)[1:]
+        parameters = inspect.signature(CLASSES[self.architecture].forward).parameters
+        names = list(parameters)[1:]
         config, per_layer = self.config, (self.layers, ("2", 2))
         shapes: dict[str, tuple[Sequence[str], _Times]] = {
             **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids"), (self.tokens, ())),
@@ -116,16 +137,21 @@ class _Writer:
                 name: fields[name] for name in ("output_attentions", "output_hidden_states", "return_dict", "use_cache")
             },
         }
-        points = [self.point(name, *shapes.get(name, (None,))) for name in names]
-        return self.section("inputs", points, architecture=self.architecture, count=len(names), **values)
+        kinds = {name: f"{parameter.annotation} = None" for name, parameter in parameters.items()}
+        points = [self.point(name, *shapes.get(name, (None, ())), kind=kinds[name]) for name in names]
+        return self.section("inputs", points, ["call"], architecture=self.architecture, count=len(names), **values)
 
     def outputs(self) -> Section:
         """Return the outputs of the class in the order of its tuple, as if all of them were asked for."""
         config, layers = self.config, self.layers
         made: list[Point] = []
+        returned = typing.get_type_hints(CLASSES[self.architecture].forward)["return"].__args__[0]
+        every = (*dataclasses.fields(BaseModelOutputWithPoolingAndCrossAttentions), *dataclasses.fields(returned))
+        kinds = {item.name: str(item.type) for item in every}  # the tuple of a head may have more than its class
 
         def add(name: str, dims: Sequence[str] | None, times: _Times = (), key: str | None = None) -> None:
-            made.append(self.point(key or name, dims, times, name=f"output[{len(made)}] {name}"))
+            place = f"output[{len(made)}] {name}"
+            made.append(self.point(key or name, dims, times, name=place, kind=kinds[name]))
 
         if self.architecture == "BertModel":
             add("last_hidden_state", self.states)
@@ -143,8 +169,9 @@ class _Writer:
         add("attentions", self.scores, (layers,))
         if self.pairs == 4:
             add("cross_attentions", (self.batch, "heads", "seq", "encoder_seq"), (layers,))
-        notes = ["order", *([] if config.is_decoder else ["encoder"])]
-        return self.section("outputs", made, notes, architecture=self.architecture, place=place)
+        notes = ["class", "order", *([] if config.is_decoder else ["encoder"])]
+        return self.section("outputs", made, notes, architecture=self.architecture, place=place,
+                            output=returned.__name__)  # fmt: skip
 
     # ---- attention ----
 
@@ -168,7 +195,7 @@ class _Writer:
             "cache_numel": prod(factors),
             "cache_size": bytes_text(prod(factors) * FP32.size_bytes),
         }
-        notes = ["size", *([] if self.config.is_decoder else ["no_cache"])]
+        notes = ["size", "layers", *([] if self.config.is_decoder else ["no_cache"])]
         return self.section("caches", points, notes, **values)
 
     def positions(self) -> Section:
@@ -188,7 +215,7 @@ class _Writer:
             ("scores", self.scores),
         ]
         points = [self.point(key, dims) for key, dims in steps]
-        return self.section("positions", points, ["absolute"] if kind == "absolute" else [], **values)
+        return self.section("positions", points, [*(["absolute"] if kind == "absolute" else []), "sources"], **values)
 
     # ---- training ----
 
@@ -229,11 +256,14 @@ def explain(
         return explain_modules(source, model, path, batch=batch, seq=seq, inputs=inputs)
     if inputs:
         raise SelectionError("the inputs of a BERT are known; leave --input out")
-    source = source.require("explain")
+    modules, source = source, source.require("explain")
+    steps = tuple(_StepWalk(source, batch, seq).steps())
+    try:
+        chosen = steps if path is None or path in SECTIONS else _under(steps, path, source.config.num_hidden_layers)
+    except SelectionError as error:
+        return _of_a_module(modules, model, path or "", batch, seq, error)
     counted = count(model, by="group", name=source.name)
     worked = FlopsRun(source=source).at(batch, seq)
-    walk = _StepWalk(source, batch, seq)
-    steps = tuple(walk.steps())
     layer_flops = sum(step.flops.value for step in steps if step.group == "layer" and step.flops)
     written = sections(source, batch=batch, seq=seq, layer_flops=layer_flops)
     if path in SECTIONS:
@@ -245,11 +275,22 @@ def explain(
         subject=subject(model, source.name),
         batch=batch,
         seq=seq,
-        steps=steps if path is None else _under(steps, path, source.config.num_hidden_layers),
+        steps=chosen,
         sums=tuple(_sums(steps, counted, worked, source.config.num_hidden_layers)),
         questions=tuple(_questions(counted, source)),
         sections=written if path is None else (),
     )
+
+
+def _of_a_module(
+    source: ModelSource, model: BertPreTrainedModel, path: str, batch: int, seq: int, error: SelectionError
+) -> ExplainReport:
+    """Return the steps at the path of a module that is no step, such as `encoder.layer.0.attention.self`, or raise."""
+    try:
+        report = explain_modules(source, model, path, batch=batch, seq=seq)
+    except SelectionError:
+        raise error from None
+    return replace(report, steps=tuple(replace(step, number=0) for step in report.steps))
 
 
 class _StepWalk:
@@ -280,7 +321,9 @@ class _StepWalk:
     ) -> Step:  # fmt: skip
         """Return one step; `names` are those of keras, Hugging Face and TensorFlow."""
         keras, path, tf_name = names
+        named = dict.fromkeys(name for dims in (*inputs, output) for name in dims if name in self.values)
         return Step(
+            sizes={name: self.values[name] for name in named},
             group=group,
             name=keras,
             path=self.prefix + path if path and not path.startswith(("cls", "classifier", "qa_")) else path,
@@ -294,7 +337,10 @@ class _StepWalk:
         )
 
     def steps(self) -> Iterator[Step]:
-        """Yield all steps, equal layers once."""
+        """Yield all steps with their numbers, equal layers once."""
+        return (replace(step, number=number) for number, step in enumerate(self._steps(), 1))
+
+    def _steps(self) -> Iterator[Step]:
         yield from self.embeddings()
         if self.layers:
             yield from self.layer()

@@ -26,8 +26,10 @@ from bertscope.analyses.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.analyses.parallel.strategies import layers_of, zero_ranks
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
+from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import BertscopeWarning, SelectionError, Text, UnknownValueError, one_line
 from bertscope.reports.memory import Memory, MemoryReport, Variant
+from bertscope.settings.losses import loss_parts
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch, value_errors
@@ -66,6 +68,8 @@ class MemoryTraces:
         If layers may repeat, the run of the larger batch has one unit of them more than the other: the two verify both,
         that layers repeat and that bytes grow evenly.
         """
+        if loss_parts(run_config.loss)[0] == "cached-mnrl":  # the batch decides the number of mini-batches
+            return None
         one, far = (replace(run_config, batch=batch, loop=FREED) for batch in (SMALLEST, FAR))
         found: MemoryGrowth | None = None
         if self._repeats(run_config):
@@ -137,7 +141,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
     with running(source.implemented_by(run_config.implementation), model, "fake tensors", run_config.input):
-        return module_trace(model, inputs, run_config, None, source.layer_path)
+        return module_trace(model, inputs, run_config, loss_function(run_config, is_short=True), source.layer_path)
 
 
 def estimate(

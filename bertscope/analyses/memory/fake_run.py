@@ -27,7 +27,7 @@ from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
 from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.analyses.memory.step import ModelStep, dtype_name
 from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
-from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid
+from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import ModuleTracker
 from bertscope.reports.memory import FORWARD, OPTIMIZER
@@ -115,6 +115,7 @@ class RunMode(DispatchMode):
         super().__init__()
         self.step = step
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
+        mark_valid(step.inputs, step.run_config.padding)
         self.own_counts = _owned_by_autograd()  # of a gradient sum that only autograd references
         self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
         self.scratch = cuda_scratch if self.on_device else cpu_scratch
@@ -229,6 +230,8 @@ class RunMode(DispatchMode):
         """Return the result of an operator on fake tensors."""
         if self.name == OPTIMIZER and operator is torch.ops.aten.lift_fresh.default:
             return torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
+        if (places := self.answers.valid(operator, args)) is not None:
+            return places
         is_own_code = self.has_labels and not kwargs and not self.tracker.current()[0]
         if is_own_code and (bound := all_valid(operator, args)) is not None:
             return bound
@@ -249,7 +252,8 @@ class RunMode(DispatchMode):
         results = tensors(out)
         if (self.name == OPTIMIZER and self.operator == STACK) or (self.operator == CAT and not self._place().path):
             owners = [self.owners.get(storage_key(tensor), "") for tensor in args[0]]
-            self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
+            if any(owners):  # a loss may join tensors that are no parameter's
+                self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
         for number, tensor in enumerate(results):
             owner = self._owner(args, number, len(results)) if self.name == OPTIMIZER else None
             self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)

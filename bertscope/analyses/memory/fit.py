@@ -51,6 +51,8 @@ class Fitter:
             by_bytes, served = (batch if answer in answers else 0 for answers in ((YES, UNCERTAIN), (YES,)))
         run_config = replace(run_config, batch=batch or max(served, 1))
         flops, plain = self.steps.flops(run_config), self.steps.flops(run_config.changed(checkpointing=NONE))
+        peak, reserved = self.trace(run_config).peak_bytes, self.reserved_bytes(run_config, is_limited=served > 0)
+        next_run = replace(run_config, batch=run_config.batch + 1 if served else run_config.batch)
         return FitRow(
             seq=run_config.seq,
             checkpointing=run_config.checkpointing,
@@ -58,19 +60,20 @@ class Fitter:
             batch=served,
             batch_by_bytes=by_bytes,
             answer=YES if served else UNCERTAIN if by_bytes else NO,
-            peak_bytes=self.peak_bytes(run_config),
-            reserved_bytes=self.reserved_bytes(run_config, is_limited=served > 0),
-            next_bytes=self.peak_bytes(replace(run_config, batch=run_config.batch + 1 if served else run_config.batch)),
+            peak_bytes=peak,
+            reserved_bytes=reserved,
+            card_bytes=reserved + self.overhead.context_high_bytes,
+            next_peak_bytes=self.trace(next_run).peak_bytes,
             fits=served > 0,
             step_flops=flops,
             extra_flops=flops / plain - 1 if plain else 0.0,
             strategy=run_config.parallelism.strategy,
             ranks=run_config.parallelism.world_size,
-            other_loop_bytes=self.steps.other_peak_bytes(run_config) - self.trace(run_config).peak_bytes,
+            other_loop_bytes=self.steps.other_peak_bytes(run_config) - peak,
         )
 
-    def peak_bytes(self, run_config: RunConfig) -> int:
-        """Return the bytes that the budget must hold at the peak of this step, with the upper context."""
+    def needed_bytes(self, run_config: RunConfig) -> int:
+        """Return the bytes of the tensors, the workspaces and the upper context at the peak of this step."""
         return self.trace(run_config).peak_bytes + self.overhead.highest_bytes
 
     def answer(self, run_config: RunConfig) -> str:
@@ -82,7 +85,7 @@ class Fitter:
 
     def _is_served(self, run_config: RunConfig) -> bool:
         """Return True if the run fits with the upper context, on CUDA with the fragmentation of the allocator."""
-        if self.peak_bytes(run_config) > self.budget_bytes:
+        if self.needed_bytes(run_config) > self.budget_bytes:
             return False
         return run_config.device != CUDA or not self.limited(run_config).missing_bytes
 
@@ -97,14 +100,14 @@ class Fitter:
         return requests(upper(trace) if self.overhead.margin else trace, workspaces)
 
     def reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
-        """Return the bytes of the budget that the run takes with the upper context; at the limit it releases some."""
+        """Return the bytes that the allocator reserves, on a CPU the peak; at the limit it frees segments."""
         if run_config.device != CUDA:
-            return self.peak_bytes(run_config)
+            return self.trace(run_config).peak_bytes
         if is_limited:
             allocator = self.limited(run_config)
         else:
             allocator = replayed(self._requests(run_config), None, AllocatorSettings.of(run_config))
-        return allocator.peak_reserved_bytes + self.overhead.context_high_bytes
+        return allocator.peak_reserved_bytes
 
     def _largest_by_bytes(self, run_config: RunConfig) -> int:
         """Return the largest batch whose tensors fit with the lower context."""
@@ -131,14 +134,14 @@ class Fitter:
             if self._is_served(run):
                 low, place, step = place, min(place + step, high - 1), 2 * step
                 continue
-            sequence_bytes = max(self.peak_bytes(replace(run, batch=place + 1)) - self.peak_bytes(run), 1)
+            sequence_bytes = max(self.needed_bytes(replace(run, batch=place + 1)) - self.needed_bytes(run), 1)
             fewer = max(self._lacking_bytes(run) // sequence_bytes // 2, 1)
             high, place = place, max(place - fewer, (low + place) // 2, low + 1)
         return low
 
     def _lacking_bytes(self, run_config: RunConfig) -> int:
         """Return the bytes above the budget: of the tensors, or those that the allocator would reserve."""
-        excess = self.peak_bytes(run_config) - self.budget_bytes
+        excess = self.needed_bytes(run_config) - self.budget_bytes
         return excess if excess > 0 else self.limited(run_config).missing_bytes
 
 
@@ -297,7 +300,7 @@ class _BatchSearch:
 
     def leanest(self, runs: Sequence[RunConfig]) -> RunConfig:
         """Return the run that needs the least memory on one of two ranks, in one process."""
-        return min(runs, key=lambda run: self.fitter.peak_bytes(replace(run, batch=max(self.total // 2, 1))))
+        return min(runs, key=lambda run: self.fitter.needed_bytes(replace(run, batch=max(self.total // 2, 1))))
 
     def fewest(self, run_config: RunConfig, ranks: Parallelism) -> int:
         """Return the place of the fewest ranks with which the run fits; the number of places if it fits with none."""

@@ -1,9 +1,8 @@
 """The memory trace of a step at any batch, from those of two batches.
 
 Each size grows with the batch by a fixed number of bytes; that of a kernel's scratch follows a rule (scratch_rules.py)
-whose numbers do. The two batches are far apart, and their difference is a prime number: a size that does not grow
-evenly, such as a minimum, a rounded quotient or a square, gives no whole number of bytes for a sequence, or fewer than
-0 bytes without any.
+whose numbers do, and a matrix of all pairs is the product of its dimensions. The two batches differ by a large prime: a
+minimum or a rounded quotient gives no whole number of bytes for a sequence, or fewer than 0 bytes without any.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, groupby
+from math import prod
 from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.caching_allocator import Requests
@@ -93,9 +93,16 @@ def _event(one: MemoryEvent, other: MemoryEvent) -> MemoryEvent:
     block = _block(one.block, other.block)
     if block.dtype in RULES:
         return one._replace(block=block)
-    size = _line(abs(one.size_bytes), abs(other.size_bytes))
+    size = _size(abs(one.size_bytes), abs(other.size_bytes), block, other.block)
     _same(one.size_bytes < 0, other.size_bytes < 0)
     return MemoryEvent(-size if one.size_bytes < 0 else size, block, *one[2:])
+
+
+def _size(one: int, other: int, block: Block, other_block: Block) -> int:
+    """Return the line of a size; if several dimensions of the block grow, the size must be their product."""
+    if sum(map(bool, map(_slope, block.shape))) > 1 and _same(one * prod(other_block.shape), other * prod(block.shape)):
+        return GrowingNumber.of(one, 0)
+    return _line(one, other)
 
 
 def _same(one: object, other: object) -> bool:
@@ -139,7 +146,19 @@ class Kind(NamedTuple):
     @property
     def growth(self) -> Hashable:
         """Return what decides the bytes at each batch."""
-        return (self.block.dtype, self.block.shape, self.dims) if self.block.dtype in RULES else self[1:3]
+        return self[1:3] if self.is_line else (self.block.dtype, self.block.shape, self.dims, self.size_bytes)
+
+    @property
+    def is_line(self) -> bool:
+        """Return False for scratch, and for a matrix of which two dimensions grow."""
+        return self.block.dtype not in RULES and len(self.dims) - self.dims.count(0) < 2
+
+    def bytes_at(self, more: int) -> int:
+        """Return the bytes with `more` sequences than SMALLEST, not rounded."""
+        if self.is_line:
+            return self.size_bytes + more * self.slope
+        shape, by_rule = self.block_at(more).shape, RULES.get(self.block.dtype)
+        return by_rule(*shape) if by_rule else self.size_bytes * prod(shape) // prod(self.block.shape)
 
     def block_at(self, more: int) -> Block:
         """Return the block with `more` sequences than SMALLEST."""
@@ -352,11 +371,7 @@ class MemoryGrowth:
 
     def _class_bytes(self, batch: int) -> list[int]:
         """Return the bytes of the first kind of each class at a batch."""
-        more, found = batch - SMALLEST, []
-        for kind in self._classes[0]:
-            rule = RULES.get(kind.block.dtype)
-            found.append(rule(*kind.block_at(more).shape) if rule else kind.size_bytes + more * kind.slope)
-        return found
+        return [kind.bytes_at(batch - SMALLEST) for kind in self._classes[0]]
 
     @cached_property
     def _classes(self) -> tuple[list[Kind], list[int]]:

@@ -17,6 +17,7 @@ from bertscope.analyses.tracing.trace import ModuleTracker
 from bertscope.model.keep import call_name, layer_lists
 from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
+from bertscope.settings.losses import MODEL
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import DispatchMode, in_backward, storage_key, written_tensors
@@ -65,7 +66,8 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     counts = {stack.field: len(stack.few(_UNITS)) for stack in layer_stacks(source)}
     deep = _repeated_lists(source.build())
     few = source.with_layer_counts(counts) if counts else source
-    run_config = run_config.changed(checkpointing=NONE)
+    # A layer costs the same for the texts of an example together as one after the other.
+    run_config = run_config.changed(checkpointing=NONE, batch=run_config.batch * run_config.texts, loss=MODEL)
     model = run_model(few, run_config)
     records = {path: _recording(model, layers[-1]) for path, layers in layer_lists(model).items() if path in deep}
     inputs = meta_inputs(model, run_config)

@@ -27,7 +27,7 @@ from bertscope.reports.memory import YES
 from bertscope.reports.plan import PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE, Kept, kept_text
 from bertscope.settings.parallelism import ONE_PROCESS
-from bertscope.settings.run_config import CUDA, TRAINING, RunConfig
+from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -236,15 +236,14 @@ class PlanSearch:
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         again = run.accumulate * space.flops_again(counts) if space else 0
         answer = self.fitter.answer(run)
-        card = self.fitter.reserved_bytes(run, is_limited=answer == YES)
-        peak = self.fitter.trace(run).peak_bytes
+        reserved = self.fitter.reserved_bytes(run, is_limited=answer == YES)
         return PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
-            peak_bytes=peak,
-            reserved_bytes=card - self.fitter.overhead.context_high_bytes if run.device == CUDA else peak,
-            card_bytes=card,
+            peak_bytes=self.fitter.trace(run).peak_bytes,
+            reserved_bytes=reserved,
+            card_bytes=reserved + self.fitter.overhead.context_high_bytes,
             flops_again=again,
             share_again=again / (self.space.flops * run.accumulate) if self.space.flops else 0.0,
             moved_bytes_again=run.accumulate * space.moved_bytes if space else 0,

@@ -94,7 +94,7 @@ def _has_room(children: Sequence[_Child]) -> bool:
 
     The children of a GPU share its memory, which this process does not see: they do not wait.
     """
-    largest = max((child.sent.process.peak_bytes for child in children if child.sent.process), default=None)
+    largest = max((child.sent.process.run_high_water_bytes for child in children if child.sent.process), default=None)
     available = available_bytes()
     return largest is not None and available is not None and 2 * largest <= available
 
@@ -256,12 +256,12 @@ class _Child:
     def variant(self) -> Variant:
         """Return what the child sent as a row of the report."""
         run_config, sent = self.job.run_config, self.sent
-        tokens = run_config.accumulate * run_config.batch * run_config.seq * run_config.parallelism.batches
+        sequences = run_config.accumulate * run_config.batch * run_config.texts * run_config.parallelism.batches
         timing = None
         if self.problem is None and sent.timing is not None:
             of_ranks = (row.step_seconds for row in sent.ranks)
             seconds = sent.seconds or [max(each) for each in zip(*of_ranks, strict=False)]
-            timing = sent.timing.of_steps(seconds, tokens, is_in_turn=self.is_in_turn)
+            timing = sent.timing.of_steps(seconds, sequences * run_config.seq, is_in_turn=self.is_in_turn)
         return Variant(
             checkpointing=run_config.checkpointing,
             reentrant=run_config.reentrant,

@@ -190,7 +190,7 @@ def high_water(run: Callable[[], None]) -> ProcessMemory | None:
         Path("/proc/self/clear_refs").write_text("5")  # resets the mark
     run()
     mark = status_bytes("VmHWM") or 0
-    return ProcessMemory(resident_before_bytes=before, high_water_bytes=mark, peak_bytes=max(life, mark))
+    return ProcessMemory(resident_before_bytes=before, high_water_bytes=mark, run_high_water_bytes=max(life, mark))
 
 
 def status_bytes(field: str) -> int | None:

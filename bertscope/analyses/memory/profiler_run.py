@@ -17,6 +17,7 @@ from bertscope.analyses.memory.summary import memory, memory_report
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.inputs import running_module
+from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import BACKWARD, FORWARD, DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.settings.run_config import RunConfig
@@ -34,7 +35,7 @@ def real_step(
 ) -> ModelStep:
     """Return a step with real tensors on the device; `prepare` gets the model when its inputs are made."""
     model = run_model(source, run_config, device)
-    inputs, loss = named_inputs(real_inputs(model, run_config, device), None)
+    inputs, loss = named_inputs(real_inputs(model, run_config, device), loss_function(run_config))
     prepare(model)
     return ModelStep(model, inputs, run_config, device, loss)
 
@@ -241,6 +242,7 @@ def measured_device_terms(step: ModelStep) -> DeviceTerms:
         allocated_bytes=torch.cuda.max_memory_allocated(),
         workspace_bytes=0,  # part of the allocated bytes
         reserved_bytes=torch.cuda.max_memory_reserved(),
+        card_bytes=torch.cuda.max_memory_reserved() + context,
         context_low_bytes=context,
         context_high_bytes=context,
     )

@@ -12,8 +12,9 @@ from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.events import Block
 from bertscope.analyses.modules.totals import freeze
-from bertscope.analyses.tracing.fake_tensors import attribute_tensors
+from bertscope.analyses.tracing.fake_tensors import attribute_tensors, valid_tokens
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
+from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.config import HEADS, MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError
@@ -21,12 +22,13 @@ from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
+from bertscope.settings.losses import MODEL
 from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.settings.run_config import INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, storage_key, torch
+from bertscope.torch_access import nn, storage_key, torch, tree_map
 from bertscope.torch_access.compiled import compiled
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.units import PRECISIONS
@@ -66,7 +68,7 @@ class ModelStep:
         averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
         # A module may replace an attribute in a step, unlike a table that it begins with.
         self.tables = {storage_key(tensor) for part in self.model.modules() for tensor in attribute_tensors(part)}
-        self.average = {path: value.detach().clone() for path, value in averaged}
+        self.average = {path: value.detach().clone() for path, value in averaged if not path.startswith("teacher.")}
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Run the micro-batches of one step, each forward and backward, and then the optimizer step."""
@@ -121,7 +123,8 @@ class ModelStep:
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=not self.run_config.keep_gradients)
             for path, param in self.model.named_parameters() if self.average else ():
-                self.average[path].lerp_(param.detach(), 0.001)
+                if path in self.average:
+                    self.average[path].lerp_(param.detach(), 0.001)
 
     def _clip_gradients(self) -> None:
         """Clip by the norm of all gradients; those of DTensors on different meshes are not stacked by torch."""
@@ -201,14 +204,20 @@ def run_model(
     """
     source = source if run_config.dropout else source.require("--no-dropout").without_dropout()
     source = source.implemented_by(run_config.implementation)
-    model = build(source) if build else source.build(device=device)
+    build = build or partial(_built, device=device)
+    model = build(source)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
+    add_teacher(model, run_config, build)
     if isinstance(base := base_model_of(model), BertPreTrainedModel):
         base.base_model.hides_positions = run_config.padding > 0 or run_config.compile  # a graph reads no values
     if run_config.dtype != STORED:
         keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
     return model.train(run_config.mode != "inference")
+
+
+def _built(source: ModelSource, device: str) -> nn.Module:
+    return source.build(device=device)
 
 
 def counted_model(source: ModelSource, run_config: RunConfig) -> nn.Module:
@@ -219,11 +228,16 @@ def counted_model(source: ModelSource, run_config: RunConfig) -> nn.Module:
 
 
 def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
-    """Return example inputs on meta as a tokenizer returns them, with labels if a loss is computed.
+    """Return example inputs on meta as a tokenizer returns them, with labels if the model computes its loss.
 
     The built-in model takes a mask if there is padding, or if it has the memory of transformers.
     """
-    labels = run_config.mode != "inference"
+    kernel = getattr(getattr(base_model_of(model), "config", None), "_attn_implementation", None)
+    if run_config.device == "cpu" and kernel in FLASH_KERNELS:
+        raise SelectionError(
+            f"{kernel} runs on a GPU only: estimate it for a card with --gpu, or take --attention sdpa on a CPU"
+        )
+    labels = run_config.mode != "inference" and run_config.loss == MODEL
     inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.input)
     ids = inputs.get("input_ids") if isinstance(inputs, dict) else None
     if run_config.padding and ids is None:
@@ -237,8 +251,8 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     floats = (param.dtype for param in model.parameters() if param.is_floating_point())
     dtype = TORCH_DTYPES.get(run_config.dtype) or next(floats, torch.float32)
     if isinstance(inputs, dict) and dtype != torch.float32:
-        inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
-    return inputs
+        inputs = tree_map(lambda value: value.to(dtype) if torch.is_floating_point(value) else value, inputs)
+    return batch_of_texts(run_config, inputs)
 
 
 def step_flops(source: ModelSource, run_config: RunConfig) -> int:
@@ -246,7 +260,16 @@ def step_flops(source: ModelSource, run_config: RunConfig) -> int:
     if run_config.mode == FORWARD_ONLY:  # its operators are those of inference
         run_config = run_config.changed(mode=INFERENCE, checkpointing=NONE)
     run = FlopsRun(source=source, run=run_config)
-    return run_config.accumulate * run.at(run_config.batch, run_config.seq).rows[0].total.matmul_flops
+
+    def at(batch: int) -> int:
+        """Return the FLOPs of a micro-batch."""
+        return run.at(batch, run_config.seq).rows[0].total.matmul_flops
+
+    batch = run_config.batch
+    if run_config.loss == MODEL or batch <= 2:
+        return run_config.accumulate * at(batch)
+    pair = at(2) - 2 * at(1)  # of an example with another one: all other products are those of one
+    return run_config.accumulate * (batch * at(1) + batch * (batch - 1) // 2 * pair)
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
@@ -274,9 +297,10 @@ def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
     """Return the inputs of `meta_inputs` with the values of `with_values`, and a mask that hides the padding."""
     given = meta_inputs(model, run_config)
     inputs = with_values(model, given, device=device, below=partial(_below, base_model_of(model), run_config))
-    if isinstance(given, Mapping) and "attention_mask" in given and given["attention_mask"].is_meta:
-        padded = min(round(run_config.padding * run_config.seq), run_config.seq - 1)
-        inputs["attention_mask"][..., run_config.seq - padded :] = 0
+    pairs = (tensors(batch.get("attention_mask")) for batch in (given, inputs)) if isinstance(given, Mapping) else ()
+    for mask, real in zip(*pairs, strict=True):
+        if mask.is_meta:
+            real[..., valid_tokens(run_config.seq, run_config.padding) :] = 0
     return inputs
 
 

@@ -111,7 +111,8 @@ def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
             for part, size in zip(layout.parts[begun : index + 1], trace.sizes[begun : index + 1], strict=True):
                 sums[part] += size
             begun = index + 1
-            yield Sample(phase=layout.places[index][0], parts=Parts(**sums))
+            phase, path, operator = layout.places[index]
+            yield Sample(phase=phase, parts=Parts(**sums), path=path, operator=operator)
 
 
 def _highest(live: list[int], width: int) -> Iterator[int]:
@@ -131,9 +132,10 @@ def estimated(
     """Return the memory of a step, with the peak of the same step in another loop."""
     terms = device_terms(trace, run_config, card)
     if terms is not None:
-        others = (allocator_bytes(trace, run_config, terms.workspace_bytes, name) for name in (LOADED, AFTER_ANOTHER))
+        others = [allocator_bytes(trace, run_config, terms.workspace_bytes, name) for name in (LOADED, AFTER_ANOTHER)]
         found = [terms.allocated_bytes, *(allocated for allocated, _ in others)]
-        terms = replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found))
+        terms = replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found),
+                        reserved_loaded_bytes=others[0][1])  # fmt: skip
     return replace(memory(trace, "estimated", rows, terms), other_loop_bytes=other_peak_bytes)
 
 
@@ -156,12 +158,14 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = N
         return None
     workspaces = card_workspace_bytes(run_config, card)
     allocated, reserved = allocator_bytes(trace, run_config, workspaces)
+    low, high = (card.context_low_bytes, card.context_high_bytes) if card else CONTEXT_BYTES
     return DeviceTerms(
         allocated_bytes=allocated,
         workspace_bytes=workspaces,
         reserved_bytes=reserved,
-        context_low_bytes=card.context_low_bytes if card else CONTEXT_BYTES[0],
-        context_high_bytes=card.context_high_bytes if card else CONTEXT_BYTES[1],
+        card_bytes=reserved + high,
+        context_low_bytes=low,
+        context_high_bytes=high,
     )
 
 

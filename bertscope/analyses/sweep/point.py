@@ -86,7 +86,7 @@ def _row(task: Task) -> SweepRow:
     moved: dict[str, int] = {}
     for call in calls:
         moved[call.collective] = moved.get(call.collective, 0) + call.full_bytes
-    device, fits = device_terms(trace, run_config), None
+    device, fits = device_terms(trace, run_config, task.card), None
     if task.budget_bytes is not None:
         room = overhead(run_config, task.context_bytes, task.card, facts.subject.attention)
         fits = Fitter(steps, task.budget_bytes, room).answer(run_config)
@@ -97,6 +97,7 @@ def _row(task: Task) -> SweepRow:
         parts=Parts(**trace.parts_after(peak.index)),
         saved_bytes=trace.saved_bytes,
         reserved_bytes=device.reserved_bytes if device else None,
+        card_bytes=device.card_bytes if device else None,
         traffic=moved,
         sent_bytes=sum(call.sent_bytes for call in calls) if run_config.parallelism.world_size > 1 else None,
         parameters=facts.params,

@@ -315,9 +315,23 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ..
     return found
 
 
+_VALID = "_bertscope_valid"  # of an attention mask: the valid tokens of each sequence, and its length
 _SHARE = "_bertscope_share"  # of a tensor with random elements between 0 and 1
 _CHANCE = "_bertscope_chance"  # of the comparison of such a tensor with a number between 0 and 1
+_SAME_VALUES = ("view", "_unsafe_view", "reshape", "alias", "detach", "_to_copy", "clone", "slice")
 _BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
+
+
+def mark_valid(inputs: Any, padding: float) -> None:
+    """Mark the attention mask of `inputs` as one that hides the share `padding` of each sequence, at its end."""
+    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+        setattr(mask, _VALID, (valid_tokens(mask.shape[1], padding), mask.shape[1]))
+
+
+def valid_tokens(seq: int, padding: float) -> int:
+    """Return the tokens of a sequence that are no padding, at least one."""
+    return seq - min(round(padding * seq), seq - 1)
 
 
 class DataDependentAnswers:
@@ -326,15 +340,33 @@ class DataDependentAnswers:
     def __init__(self, *, is_masked: bool) -> None:
         self.is_masked = is_masked
 
+    def valid(self, operator: Any, args: Any) -> torch.Tensor | None:
+        """Return the places of the valid tokens of a mask that `mark_valid` marked; None for another operator."""
+        if operator is not torch.ops.aten.nonzero.default or not hasattr(args[0], _VALID):
+            return None
+        tokens, length = getattr(args[0], _VALID)
+        mask: torch.Tensor = args[0]
+        return mask.new_empty((mask.numel() // length * tokens, mask.dim()), dtype=torch.int64)
+
     def note(self, operator: Any, args: Any, out: Any) -> None:
         """Mark the operator's result with its known value."""
         name = operator_name(operator)
+        if args and isinstance(out, torch.Tensor) and (valid := getattr(args[0], _VALID, None)):
+            if name in _SAME_VALUES and out.numel() == args[0].numel():
+                setattr(out, _VALID, valid)
+            elif name == "select" and args[2] in (-1, valid[1] - 1):  # the last column, which padding hides
+                setattr(out, _VALID, (int(valid[0] == valid[1]), 1))
+            elif name == "sum" and out.dim() == args[0].dim() - 1:
+                setattr(out, _KNOWN, args[0].numel() // valid[1] * valid[0] // out.numel())
+                return
         if name in ("rand", "rand_like"):
             setattr(out, _SHARE, True)
         elif name == "_amp_foreach_non_finite_check_and_unscale_":  # of GradScaler: no gradient is infinite
             setattr(args[1], _KNOWN, False)
         elif name == "sum" and args[0].dtype == torch.bool:
             setattr(out, _COUNTED, (args[0].numel(), self._truth("all", args)))
+        elif name in ("max", *_SAME_VALUES) and type(length := getattr(args[0], _KNOWN, None)) is int:
+            setattr(out, _KNOWN, length)
         elif isinstance(out, torch.Tensor) and out.dtype == torch.bool and args:
             is_chance = name in _BELOW and getattr(args[0], _SHARE, False) and not isinstance(args[1], torch.Tensor)
             if is_chance and 0 < args[1] < 1:
@@ -359,7 +391,7 @@ class DataDependentAnswers:
         if name in _BELOW and getattr(args[0], _SHARE, False) and isinstance(args[1], (int, float)):
             is_open = 0 < args[1] < 1 and (args[0].numel() > 1 or args[1] == 0.5)  # no case is likelier
             return None if is_open else _BELOW[name] == (args[1] >= 0.5)
-        return before if name in ("view", "reshape", "alias", "detach", "_to_copy", "clone") else None
+        return before if name in _SAME_VALUES else None
 
     def knows(self, asked: torch.Tensor) -> bool:
         """Return True if the value of a tensor of one element is known."""

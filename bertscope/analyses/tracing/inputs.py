@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.config import ARCHITECTURES, HEADS
+from bertscope.config import ARCHITECTURES, HEADS, POSITIONS
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of
@@ -20,11 +20,12 @@ from bertscope.sources.other_models import as_source_error, required_names
 from bertscope.sources.transformers_models import token_types
 from bertscope.torch_access import nn, torch, tree_map
 
-Inputs = dict[str, torch.Tensor]
+Inputs = dict[str, Any]  # a tensor, or a dictionary of tensors, by name
 
 _WORDS = ("input_ids", "decoder_input_ids")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
-_GIVEN = re.compile(r"(?P<name>[A-Za-z_]\w{0,99})=(?P<shape>(?:[BS]|[1-9]\d{0,9})(?:x(?:[BS]|[1-9]\d{0,9})){0,7}):"
+_GIVEN = re.compile(r"(?P<name>[A-Za-z_]\w{0,99}(?:\.\w{1,100}){0,7})="
+                    r"(?P<shape>(?:[BS]|[1-9]\d{0,9})(?:x(?:[BS]|[1-9]\d{0,9})){0,7}):"
                     r"(?P<dtype>\w{1,20})", re.ASCII)  # fmt: skip
 # The annotation of a parameter that takes a tensor, and not several.
 _ONE_TENSOR = re.compile(r"(?:<class '|(?:typing\.)?Optional\[)?(?:torch\.)?\w*Tensor(?:'>|\])?(?: \| None)?")
@@ -88,20 +89,26 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 def given_inputs(given: Collection[str], batch: int, seq: int) -> Inputs:
     """Return the tensors on meta that texts such as `ids=BxS:int64` describe, with B and S as the sizes.
 
-    Raises SelectionError for other text, and for a tensor of 2**31 or more elements.
+    `batch.ids=BxS:int64` is in a dictionary `batch`. Raises SelectionError for other text, and for a tensor of 2**31 or
+    more elements.
     """
     inputs: Inputs = {}
     for text in given:
         match = _GIVEN.fullmatch(text)
-        if match is None or match["dtype"] not in _DTYPES or match["name"] in inputs:
+        *path, last = match["name"].split(".") if match else [""]
+        place: Any = inputs
+        for key in path:
+            place = place.setdefault(key, {}) if isinstance(place, dict) else place
+        if match is None or match["dtype"] not in _DTYPES or not isinstance(place, dict) or last in place:
             raise SelectionError(
                 f"--input takes a name, once, with sizes (numbers, B for the batch, S for the sequence) and a dtype, "
-                f"such as pixel_values=Bx3x224x224:float32; dtypes: {', '.join(_DTYPES)}; got {text[:60]!r}"
+                "such as pixel_values=Bx3x224x224:float32, or batch.ids=BxS:int64 in a dictionary; dtypes: "
+                f"{', '.join(_DTYPES)}; got {text[:60]!r}"
             )
         shape = [{"B": batch, "S": seq}.get(size) or int(size) for size in match["shape"].split("x")]
         if math.prod(shape) >= MAX_SIZE:
             raise SelectionError(f"--input {text[:60]}: a tensor has less than 2**31 elements; lower its sizes")
-        inputs[match["name"]] = torch.empty(shape, dtype=getattr(torch, match["dtype"]), device="meta")
+        place[last] = torch.empty(shape, dtype=getattr(torch, match["dtype"]), device="meta")
     return inputs
 
 
@@ -114,10 +121,12 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
     if unknown:
         raise SelectionError(f"{_signature(module)} and no {unknown[0]}; give the name of one of these to --input")
     if absent or not inputs:
-        missing = absent[0] if absent else next(iter(takes), "NAME")
+        named = [name for name, param in takes.items() if param.kind not in variadic]
+        missing = next(iter([*absent, *named]), "x")  # tensors of *args have any names
+        key = f"in a dictionary {missing}.KEY=SHAPE:DTYPE; " if missing in named else ""
         raise SelectionError(
             f"{_signature(module)}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
-            f"{missing}={_likely_shape(module)} (in Python input_size= or inputs=), or give the module a method "
+            f"{missing}={_likely_shape(module)} ({key}in Python input_size= or inputs=), or give the module a method "
             "example_inputs(batch, seq)"
         )
 
@@ -232,7 +241,6 @@ def loss_of(output: Any) -> tuple[torch.Tensor, str]:
 # Suffixes of classes whose labels are ids of words, and of those with a label for each token.
 WORD_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration")
 _TOKEN_LABELS = (*WORD_LABELS, "ForTokenClassification")
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
 _PARTS = ("vision_config", "text_config", "encoder")  # configurations inside that of CLIP, of an encoder and a decoder
 IMAGE_SIZE = 224  # of a configuration without one, as in crop_size of ResNet's preprocessor_config.json
 _AS_IDS = ("attention_mask", "token_type_ids", "position_ids")  # inputs of the shape of input_ids
@@ -326,7 +334,7 @@ def positions(module: nn.Module) -> int:
 
     The positions of the RoBERTa family start after the padding index.
     """
-    most = setting(getattr(module, "config", None), *_POSITIONS)
+    most = setting(getattr(module, "config", None), *POSITIONS)
     if not isinstance(most, int) or most <= 0:
         return MAX_SIZE
     tables = (getattr(inner, "position_embeddings", None) for inner in module.modules())

@@ -49,6 +49,7 @@ _MOVEMENT = {
     "repeat", "masked_fill", "masked_fill_", "contiguous", "_unsafe_view", "_reshape_copy", "roll", "flip",
     "detach_", "unfold_backward", "rand", "randn", "empty_strided", "new_empty_strided",
     "_local_scalar_dense", "set_", "resize_", "any", "all", "argmax", "sort", "topk",
+    "nonzero", "scatter_",
 }  # fmt: skip
 _ATTENTION = {
     "_scaled_dot_product_flash_attention",
@@ -57,6 +58,9 @@ _ATTENTION = {
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
 }
+
+
+_FLASH = "_flash_attn_"  # operators of flash-attn: (batch, length, heads, width), varlen (tokens, heads, width)
 
 
 def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[str, int, int]:
@@ -70,6 +74,10 @@ def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     if name.removesuffix("_backward") in _ATTENTION:
         # The kernels compute the scores again; this is left out, so that eager and fused attention count the same.
         return "matmul", 2 * _attention_flops(*args[1:4]), 0
+    if name.startswith(_FLASH):
+        is_forward = name.endswith("forward")
+        first = 0 if is_forward else 1  # before backward's are the gradients of the output
+        return "matmul", (first + 1) * _flash_flops(args, first), 0
     if packet in flop_registry:
         return "matmul", int(flop_registry[packet](*args, **kwargs, out_val=out)), 0
     if is_view(operator) or name in _MOVEMENT:
@@ -87,6 +95,18 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     *outer, queries, width = query.shape
     keys, value_width = value.shape[-2:]
     return 2 * prod(outer) * queries * keys * (width + value_width)
+
+
+def _flash_flops(args: Any, first: int) -> int:
+    """Return the FLOPs of flash-attn's scores and context; of packed sequences all have the longest one's length."""
+    query, key, value = args[first : first + 3]
+    keys = key.shape[1] if key.dim() == 4 else longest(args)
+    return int(2 * query.numel() // query.shape[-1] * keys * (query.shape[-1] + value.shape[-1]))
+
+
+def longest(args: Any) -> int:
+    """Return the longest of the packed sequences that an operator of flash-attn takes."""
+    return int(args[-5])
 
 
 def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:

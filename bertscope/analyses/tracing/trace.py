@@ -11,6 +11,7 @@ from bertscope.analyses.modules.module_tree import InOut, Shapes
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependentAnswers, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
+from bertscope.analyses.tracing.windows import windows_of
 from bertscope.reports.flops import Work
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.reports.params import ModuleCall
@@ -168,26 +169,32 @@ class Trace:
         return found
 
 
-def trace(model: nn.Module, run: Callable[[], _Result]) -> tuple[Trace, _Result]:
-    """Run `run`, which calls `model`; return the record of its operators and shapes, and its result."""
+def trace(model: nn.Module, run: Callable[[], _Result], padding: float = 0.0) -> tuple[Trace, _Result]:
+    """Run `run`, which calls `model`; return the record of its operators and shapes, and its result.
+
+    `padding` is the share of each sequence that a mask marked by `mark_valid` hides.
+    """
     load_dynamo_later()
-    recorder = _OperatorRecorder()
+    recorder = _OperatorRecorder(model, is_masked=padding > 0)
     with recorder.tracker.track(model), recorder:
         result = run()
     return recorder.trace, result
 
 
 class _OperatorRecorder(DispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, *, is_masked: bool) -> None:
         super().__init__()
         self.trace = Trace()
-        self.answers = DataDependentAnswers(is_masked=False)
+        self.answers = DataDependentAnswers(is_masked=is_masked)
+        self.windows = windows_of(model)
         self.running: list[Running] = []  # the calls of modules that have not ended
         self.tracker = ModuleTracker(self.entered, self.left)
 
     def entered(self, path: str, tree: Any) -> None:
         """Begin the call of a module."""
         self.running.append(Running(path, _shapes(tree)))
+        if (window := self.windows.get(path)) is not None:
+            window.enter(self.running[-1].inputs)
         self.trace.modules.append(self.running[-1])
 
     def left(self, path: str, tree: Any) -> None:
@@ -203,7 +210,8 @@ class _OperatorRecorder(DispatchMode):
         if (device := fake_device(operator, args)) is not None:
             return device
         try:
-            out = operator(*args, **kwargs)
+            places = self.answers.valid(operator, args)
+            out = operator(*args, **kwargs) if places is None else places
         except RuntimeError:  # tensors on meta and fake tensors have no value
             if operator is torch.ops.aten._local_scalar_dense.default and self.answers.knows(args[0]):
                 return self.answers.value(operator, args[0])
@@ -212,12 +220,14 @@ class _OperatorRecorder(DispatchMode):
         path, phase = self.tracker.current()
         calls = self.trace.calls[path, phase, str(operator_packet(operator))]
         calls.role, matmul, elementwise = cost(operator, args, kwargs, out)
+        window = self.windows.get(path) if matmul else None
+        needed = matmul if window is None else window.needed_flops(operator, args, matmul)
         calls.calls += 1
         calls.elements += sum(tensor.numel() for tensor in tensors(out)[:1])
         if self.running:
             self.running[-1].matmul_flops += matmul
         moved = bytes_moved(operator, args, kwargs, out)
-        calls.work += Work(matmul_flops=matmul, elementwise_flops=elementwise, bytes_moved=moved)
+        calls.work += Work(matmul_flops=matmul, elementwise_flops=elementwise, bytes_moved=moved, needed_flops=needed)
         return out
 
 

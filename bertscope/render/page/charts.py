@@ -1,4 +1,7 @@
-"""The page's charts in plotly's words: a map of the parameters, FLOPs by module, and FLOPs over lengths."""
+"""The data of the page's charts, which charts.js draws: the parameters, FLOPs by module, and FLOPs over lengths.
+
+Charts of the same `scale` share the axis up to the highest `top` of them.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +23,7 @@ _ROLES = {
     "feed-forward": "^intermediate$|^output$|MLP|FeedForward|FFN|MoeBlock|Dense\\w*Dense|^mlp$|^fc[12]$",
     "pooler and heads": "[Pp]ooler|[Hh]ead$|^cls$|^classifier$|_outputs$|^score$",
 }
-MIXED = "var(--mixed)"  # page.js replaces variables by the colours of the theme
-_FONT = {"family": "system-ui, sans-serif", "size": 13}
-_BARE = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font": _FONT, "showlegend": False}
+MIXED = "var(--mixed)"
 
 
 def role(path: str, types: Mapping[str, str]) -> str:
@@ -51,35 +52,22 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
     sizes, inside = _modules(leaves)
     nodes = list(_nodes(inside))
     types = {row.path: row.type for row in tree.rows}
-    root = tree.subject.architecture
-    names = [root if parent is None else path[len(parent) :].lstrip(".") for path, parent in nodes]
+    places = {path: place for place, (path, _) in enumerate(nodes)}
     return {
-        "data": [
-            {
-                "type": "treemap",
-                "branchvalues": "total",
-                "ids": [_named(path) for path, _ in nodes],
-                "labels": names,
-                "parents": ["" if parent is None else _named(parent) for _, parent in nodes],
-                "values": [sizes[path] for path, _ in nodes],
-                "customdata": [_hover(path, sizes, leaves, types) for path, _ in nodes],
-                "hovertemplate": "%{customdata}<extra></extra>",
-                "textinfo": "label+percent root",
-                "tiling": {"pad": 2},
-                "leaf": {"opacity": 1},  # an icicle's leaves are paler of themselves
-                "marker": {
-                    "colors": [_color(path, types) for path, _ in nodes],
-                    "line": {"width": 1, "color": "var(--paper)"},
-                },
-                "root": {"color": MIXED},
-            }
+        "kind": "map",
+        "scale": "parameters",
+        "top": sizes[""],
+        "whole": say("whole"),
+        "nodes": [
+            (
+                -1 if parent is None else places[parent],
+                tree.subject.architecture if parent is None else path[len(parent) :].lstrip("."),
+                sizes[path],
+                _color(path, types),
+                _hover(path, sizes, leaves, types),
+            )
+            for path, parent in nodes
         ],
-        "layout": {
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "font": _FONT,
-            "margin": {"l": 0, "r": 0, "t": 24, "b": 0},
-            "uniformtext": {"minsize": 10, "mode": "hide"},
-        },
     }
 
 
@@ -120,7 +108,7 @@ def _nodes(inside: dict[str, list[str]]) -> Iterator[tuple[str, str | None]]:
         waiting += [(child, path) for child in reversed(inside.get(path, []))]
 
 
-def _hover(path: str, sizes: dict[str, int], leaves: dict[str, list[CountRow]], types: dict[str, str]) -> str:
+def _hover(path: str, sizes: dict[str, int], leaves: dict[str, list[CountRow]], types: dict[str, str]) -> list[str]:
     lines = [_named(path)]
     if path in types:
         lines.append(types[path])
@@ -129,8 +117,7 @@ def _hover(path: str, sizes: dict[str, int], leaves: dict[str, list[CountRow]], 
         lines.append((f"{len(rows)} x " if len(rows) > 1 else "") + str(list(rows[0].shapes[0] or ())))
     whole = sizes[""]
     share = share_text(sizes[path] / whole if whole else 0)
-    lines.append(say("map_size", count=count_text(sizes[path]), share=share))
-    return "<br>".join(lines)
+    return [*lines, say("map_size", count=count_text(sizes[path]), share=share)]
 
 
 def flops_bars(report: FlopsReport) -> dict[str, Any]:
@@ -142,36 +129,24 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
         parent = row.path.rpartition(".")[0]
         own[parent] -= row.forward.matmul_flops
         inner.add(parent)
-    bars = sorted((flops, path) for path, flops in own.items() if flops > 0)
+    bars = sorted(((flops, path) for path, flops in own.items() if flops > 0), reverse=True)
     whole = sum(own.values())
     return {
-        "data": [
-            {
-                "type": "bar",
-                "orientation": "h",
-                "x": [flops for flops, _ in bars],
-                "y": [_named(path) for _, path in bars],
-                "text": [say("itself", name=_short(path)) if path in inner else _short(path) for _, path in bars],
-                "textposition": "auto",
-                "insidetextanchor": "start",
-                "textangle": 0,
-                "constraintext": "none",
-                "cliponaxis": False,
-                "customdata": [f"{_exact(flops)}, {share_text(flops / whole)}" for flops, _ in bars],
-                "hovertemplate": "%{y}<br>%{customdata}<extra></extra>",
-                "marker": {"color": [_color(path, types) for _, path in bars]},
-            }
+        "kind": "bars",
+        "scale": "flops",
+        "top": bars[0][0] if bars else 1,
+        "x": say("axis_flops"),
+        "bars": [
+            (
+                _named(path),
+                say("itself", name=_short(path)) if path in inner else _short(path),
+                flops,
+                f"{_exact(flops)}, {share_text(flops / whole)}",
+                _color(path, types),
+            )
+            for flops, path in bars
         ],
-        "layout": {**_BARE, "margin": {"l": 10, "r": 10, "t": 8, "b": 36}, "bargap": 0.12,
-                   "xaxis": {**_titled(say("axis_flops")), "zeroline": False,
-                             "exponentformat": "SI"},
-                   "yaxis": {"showticklabels": False}},
-    }  # fmt: skip
-
-
-def _titled(text: str) -> dict[str, Any]:
-    """Return the title of an axis."""
-    return {"title": {"text": text, "font": _FONT}}
+    }
 
 
 def _exact(flops: int) -> str:
@@ -190,20 +165,13 @@ def _short(path: str) -> str:
 
 def lengths(report: FlopsReport) -> dict[str, Any]:
     """Draw the forward FLOPs over the sequence lengths of the sweep."""
-    points = sorted(report.sweep, key=lambda point: point.seq)
+    points = sorted((point.seq, point.forward_flops) for point in report.sweep)
     return {
-        "data": [
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "x": [point.seq for point in points],
-                "y": [point.forward_flops for point in points],
-                "customdata": [_exact(point.forward_flops) for point in points],
-                "hovertemplate": "%{x}<br>%{customdata}<extra></extra>",
-                "line": {"color": "var(--accent)"},
-            }
-        ],
-        "layout": {**_BARE, "margin": {"l": 60, "r": 10, "t": 8, "b": 36},
-                   "xaxis": {**_titled(say("axis_length")), "tickvals": [point.seq for point in points]},
-                   "yaxis": {**_titled(say("axis_flops")), "rangemode": "tozero", "exponentformat": "SI"}},
-    }  # fmt: skip
+        "kind": "line",
+        "scale": "lengths",
+        "top": max(flops for _, flops in points) or 1,
+        "longest": points[-1][0],
+        "x": say("axis_length"),
+        "y": say("axis_flops"),
+        "points": [(seq, flops, _exact(flops)) for seq, flops in points],
+    }

@@ -1,4 +1,4 @@
-"""The page of a model, or of two side by side: charts by plotly, pictures by Graphviz, tables that sort and search."""
+"""The page of a model, or of two side by side: charts as SVG, pictures by Graphviz, tables that sort and search."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from bertscope.render.fit import missing_text, settings
 from bertscope.render.footer import footer, subtitle, title
 from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, memory_columns, memory_lines
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
-from bertscope.render.page.templating import markup, page
+from bertscope.render.page.templating import filled, markup
 from bertscope.render.plan_chart import plan_svg
 from bertscope.render.timeline.panels import part_name, run_text
 from bertscope.render.timeline.timeline import memory_charts
@@ -28,11 +28,11 @@ from bertscope.render.tree import tree_table
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.memory import NO, YES, FitReport, FitRow
+from bertscope.reports.memory import NO, YES, FitReport, FitRow, Memory, Variant
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import changed, setting_options
-from bertscope.settings.run_config import CPU, INFERENCE, STORED, RunConfig
+from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
 from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, flops_text, html_text
 
@@ -123,44 +123,54 @@ def _model_words(subject: Subject) -> str:
     return _joined(*(f"--{key} {shlex.quote(value)}" for key, value in given.items() if value and not is_own))
 
 
-CONTEXT = "context"  # of CUDA, with the workspaces of cuBLAS
+RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
 
 
 def verdict(model: ModelPart) -> dict[str, Any]:
     """Return the answer for the step of the page, the memory of each variant, and what was assumed."""
-    size = say("page_size", batch=count_text(model.batch), seq=count_text(model.seq))
     first, fit, asked = model.memory.variants[0], model.fit, model.asked
-    way = _way(_precision(model), first.checkpointing)
+    peak = bytes_text(first.memory.peak.peak_bytes) if first.memory else "--"
+    sentences, rows = [_needs(model, first, peak)], []
+    known = [variant.memory.peak.peak_bytes for variant in model.memory.variants if variant.memory]
+    has_no_effect = any(size >= known[0] for size in known[1:])
+    if has_no_effect:
+        rows.append((_sentence(say("checkpointing")), list(conclusions(model.memory))))
     if asked is None or fit is None:
-        peak = bytes_text(first.memory.peak.peak_bytes) if first.memory else "--"
-        return {
-            "answer": "unasked",
-            "heading": say("heading_unasked", peak=peak),
-            "sentences": [_sentence(say("needs", size=size, way=way, peak=peak))],
-            "bars": _bars(model),
-            "rows": [(say("assumed_title"), say("comma").join((subtitle(model.memory), run_text(model.memory.run))))],
-        }
-    row = next(
-        row for row in asked.rows if (row.precision, row.checkpointing) == (_precision(model), first.checkpointing)
-    )
-    sentences = [say("needs", size=size, way=way, peak=bytes_text(row.peak_bytes))]
-    if row.answer == NO:
-        sentences.append(say("short_of", bytes=missing_text(asked, row)))
-    if asked.run.device == "cuda":
-        context = bytes_text(asked.overhead_bytes)
-        sentences.append(say("of_it_reserved", context=context, bytes=bytes_text(row.reserved_bytes)))
-    if row.answer != YES and (others := [_way_of(other) for other in asked.rows if other.answer == YES]):
-        sentences.append(say("other_ways", ways=say("semicolon").join(others)))
+        answer, heading = "unasked", say("heading_unasked", peak=peak)
+        assumed = [subtitle(model.memory), run_text(model.memory.run)]
+    else:
+        row = next(row for row in asked.rows
+                   if (row.precision, row.checkpointing) == (_precision(model), first.checkpointing))  # fmt: skip
+        answer, heading = row.answer, say(f"heading_{row.answer}", place=place(fit))
+        if row.answer == NO:
+            sentences.append(say("short_of", bytes=missing_text(asked, row)))
+        if row.answer != YES and (others := [_way_of(other) for other in asked.rows if other.answer == YES]):
+            sentences.append(say("other_ways", ways=say("semicolon").join(others)))
+        largest = say("semicolon").join(_largest(found) for found in fit.rows)
+        rows.insert(0, (say("largest"), [largest]))
+        assumed = [subtitle(fit), *settings(fit)]
+    rows.append((say("assumed_title"), [say("comma").join(assumed)]))
     return {
-        "answer": row.answer,
-        "heading": say(f"heading_{row.answer}", place=place(fit)),
+        "answer": answer,
+        "heading": heading,
         "sentences": [_sentence(text) for text in sentences],
         "bars": _bars(model),
-        "rows": [
-            (say("largest"), say("semicolon").join(_largest(found) for found in fit.rows)),
-            (say("assumed_title"), say("comma").join((subtitle(fit), *settings(fit)))),
-        ],
+        "first_rows": rows[:-1] if has_no_effect else [],  # what equal bars do not show comes before them
+        "rows": rows[-1:] if has_no_effect else rows,
     }
+
+
+def _needs(model: ModelPart, variant: Variant, peak: str) -> str:
+    """Return the sentence on the memory of a variant: peak, on CUDA reserved, on a known GPU also its context."""
+    size = say("page_size", batch=count_text(model.batch), seq=count_text(model.seq))
+    said = {"size": size, "way": _way(_precision(model), variant.checkpointing), "peak": peak}
+    if variant.memory is None or variant.memory.device is None:
+        return say("needs", **said)
+    reserved = variant.memory.device.reserved_bytes
+    said["reserved"] = bytes_text(reserved)
+    if model.fit is None:
+        return say("needs_reserved", **said)
+    return say("needs_on_card", card=bytes_text(reserved + model.fit.context_high_bytes), **said)
 
 
 def _sentence(text: str) -> str:
@@ -191,43 +201,54 @@ def _largest(row: FitRow) -> str:
 
 
 def _color(part: str) -> str:
-    return "var(--context)" if part == CONTEXT else variable("part", part)
+    return f"var(--{part})" if part in (RESERVED, CONTEXT) else variable("part", part)
+
+
+def _parts(memory: Memory, context: int) -> dict[str, int]:
+    """Return what the memory at the peak consists of: tensors by use, on CUDA the rest of the reserved, the context."""
+    sizes = {part: getattr(memory.peak.parts, part) for part in PARTS}
+    if memory.device:
+        sizes |= {RESERVED: max(memory.device.reserved_bytes - memory.peak.peak_bytes, 0), CONTEXT: context}
+    return {part: size for part, size in sizes.items() if size}
 
 
 def _bars(model: ModelPart) -> dict[str, Any]:
-    """Return the parts at the peak of each variant as shares of the budget, or of the highest peak if it is higher."""
-    known = [(variant, variant.memory.peak) for variant in model.memory.variants if variant.memory]
-    budget = model.fit.budget_bytes if model.fit else 0
-    context = model.fit.overhead_bytes if model.fit else 0
-    whole = max([budget, *(peak.peak_bytes + context for _, peak in known)]) or 1
-    bars, used = [], set()
-    for variant, peak in known:
-        sizes = {part: getattr(peak.parts, part) for part in PARTS if getattr(peak.parts, part)}
-        sizes |= {CONTEXT: context} if context else {}
-        used |= set(sizes)
-        listed = say("comma").join(f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items())
-        way = _way(_precision(model), variant.checkpointing)
-        bars.append(
-            {
-                "name": way,
-                "label": say("peak_bar", way=way, parts=listed),
-                "value": bytes_text(peak.peak_bytes + context),
-                "parts": [
-                    (
-                        _color(part),
-                        round(100 * size / whole, 3),
-                        f"{part_name(part)} {bytes_text(size)}",
-                    )
-                    for part, size in sizes.items()
-                ],
-            }
-        )
+    """Return the memory of each variant in parts, as shares of the budget, or of the largest sum if it is higher."""
+    budget, context = (model.fit.budget_bytes, model.fit.context_high_bytes) if model.fit else (0, 0)
+    known = [
+        (variant.checkpointing, _parts(variant.memory, context)) for variant in model.memory.variants if variant.memory
+    ]
+    whole = max([budget, *(sum(sizes.values()) for _, sizes in known)]) or 1
+    bars = []
+    for strategy, sizes in known:
+        texts = {part: f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items()}
+        way = _way(_precision(model), strategy)
+        bars.append({
+            "name": way,
+            "label": say("peak_bar", way=way, parts=say("comma").join(texts.values())),
+            "value": _sum_text(model, bytes_text(sum(sizes.values()))),
+            "parts": [(_color(part), round(100 * size / whole, 3), texts[part]) for part, size in sizes.items()],
+        })  # fmt: skip
+    used = {part for _, sizes in known for part in sizes}
     return {
         "bars": bars,
         "budget": round(100 * budget / whole, 3) if budget else None,
-        "place": place(model.fit) if model.fit else "",
-        "colors": {part_name(part): _color(part) for part in (*PARTS, CONTEXT) if part in used},
+        "limit": _limit_name(model.fit) if model.fit else "",
+        "colors": {part_name(part): _color(part) for part in (*PARTS, RESERVED, CONTEXT) if part in used},
     }
+
+
+def _sum_text(model: ModelPart, size: str) -> str:
+    """Return the sum of a bar with the name of the quantity."""
+    if model.memory.run.device != CUDA:
+        return say("peak_size", size=size)
+    return say("on_card", size=size) if model.fit else say("reserved_size", size=size)
+
+
+def _limit_name(fit: FitReport) -> str:
+    """Return the label of the line of the limit."""
+    memory = bytes_text(fit.budget_bytes)
+    return say("named", name=fit.card.name, text=memory) if fit.card else say("limit", memory=memory)
 
 
 def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
@@ -281,7 +302,7 @@ def html(report: PageReport) -> str:
     are_tied = any(found.layer_params != found.distinct_params for found in totals)
     differ_by_name = len(subtitles) == 1 and len(set(names)) == len(names)
     headings = names if differ_by_name else titles
-    return page(
+    return filled(
         "report.html",
         title=say("comma").join(titles),
         shown_names=names,
@@ -331,7 +352,7 @@ def _parameters(model: ModelPart) -> dict[str, Any]:
     columns, rows = tree_table(model.tree)
     return {
         "map": drawn,
-        "roles": roles(drawn["data"][0]["marker"]["colors"]),
+        "roles": roles([color for *_, color, _ in drawn["nodes"]]),
         "columns": _numbers_first(columns),
         "rows": rows,
         "notes": [say("named", name=name, text=value) if name else value for name, value in footer(model.tree)],
@@ -361,7 +382,7 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     bars = flops_bars(flops)
     return {
         "bars": bars,
-        "roles": roles(bars["data"][0]["marker"]["color"]),
+        "roles": roles([color for *_, color in bars["bars"]]),
         "lengths": lengths(flops),
         "columns": columns,
         "rows": flops.rows,

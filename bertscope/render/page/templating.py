@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def environment() -> Environment:
         "lines": _lines,
         "cell": _cell,
         "branched": _branched,
+        "share": _share,
         "command": _command,
         "name": lambda text: markup(breakable_html(text)),
         "whole": lambda text: markup(unbroken_html(text)),
@@ -70,6 +72,14 @@ def _branched(text: str) -> tuple[int, str]:
     return (len(text) - len(name) + 2) // 3, name
 
 
+def _share(text: str) -> float | None:
+    """Return the percentage in a cell, which a notebook draws as a bar; None for a difference or another figure."""
+    with suppress(ValueError):
+        share = float(text.removesuffix(" %"))
+        return share if text.endswith(" %") and text[0] not in "+-" and share <= 100 else None
+    return None
+
+
 def _lines(text: str) -> Any:
     """Escape text of several lines."""
     from markupsafe import escape
@@ -82,15 +92,8 @@ def filled(name: str, **values: Any) -> str:
     return environment().get_template(name).render(values)
 
 
-def page(name: str, **values: Any) -> str:
-    """Return the page of this name with plotly's script in it; needs plotly."""
-    from plotly.offline import get_plotlyjs
-
-    return filled(name, plotly=markup(get_plotlyjs()), **values)
-
-
 def markup(text: str) -> Any:
-    """Mark text as HTML that is not to be escaped: scripts and pictures."""
+    """Mark text as HTML that is not to be escaped: pictures."""
     from markupsafe import Markup
 
-    return Markup(text)  # noqa: S704 - of plotly's and of Graphviz's making
+    return Markup(text)  # noqa: S704 - of Graphviz's making

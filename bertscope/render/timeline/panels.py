@@ -2,12 +2,15 @@
 
 import io
 import operator
+import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
+from bertscope.errors import MissingExtraError, one_line
 from bertscope.gpus import Gpu, prefers_cudnn
 from bertscope.render.console import PARTS
 from bertscope.render.footer import title
@@ -128,6 +131,11 @@ def variant_name(variant: Variant) -> str:
     return variant.checkpointing + (" reentrant" if variant.reentrant else "")
 
 
+def strategy_name(text: str) -> str:
+    """Return a strategy for a table or a sentence: `keep:addmm.5@0-6` without the path of the layers, cut if long."""
+    return one_line(re.sub(r"(?<=[:;])[^:;=]*=", "", text), limit=34)
+
+
 def part_name(part: str) -> str:
     """Return the name of a part in words."""
     return say(f"part_{part}")
@@ -202,16 +210,33 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 
 
-def image(report: MemoryReport, suffix: str) -> bytes:
-    """Return the picture as the bytes of a file, `svg` or `png`."""
+@contextmanager
+def _our_settings() -> Iterator[None]:
     import matplotlib
 
-    out = io.BytesIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
         matplotlib.rcParams.update(_SETTINGS)
+        yield
+
+
+def image(report: MemoryReport, suffix: str) -> bytes:
+    """Return the picture as the bytes of a file, `svg` or `png`."""
+    out = io.BytesIO()
+    with _our_settings():
         _figure(report).savefig(out, format=suffix, dpi=150, metadata=_METADATA[suffix])
     return out.getvalue()
+
+
+def plot(report: MemoryReport) -> Any:
+    """Return the picture as a figure of matplotlib; raises MissingExtraError without it."""
+    try:
+        with _our_settings():
+            figure = _figure(report)
+    except ImportError:
+        raise MissingExtraError("plot", "plot", otherwise="; str(report) and to_dict need nothing") from None
+    figure._repr_png_ = lambda: image(report, "png")  # notebooks draw figures only of pyplot by themselves
+    return figure
 
 
 def _figure(report: MemoryReport) -> Any:

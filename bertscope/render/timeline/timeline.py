@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
+from itertools import pairwise
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,10 @@ from bertscope.errors import SelectionError, install_command
 from bertscope.render.columns import Column, csv_only, csv_text, values
 from bertscope.render.console import variable
 from bertscope.render.footer import title
-from bertscope.render.page.templating import page
+from bertscope.render.page.templating import filled
 from bertscope.render.timeline.panels import (
     COLORS,
     Panel,
-    PhaseMark,
     Pictured,
     part_name,
     pictured,
@@ -25,15 +25,12 @@ from bertscope.render.timeline.panels import (
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport
 from bertscope.texts import in_language, say, word
-from bertscope.units import bytes_text, html_text, json_text
-
-_TITLE = {"size": 13}  # as the other words of a chart
-_LABEL = {"showarrow": False, "bgcolor": "var(--paper)", "borderpad": 1}  # it covers the lines behind it
+from bertscope.units import bytes_text, json_text
 
 
 def html(report: MemoryReport) -> str:
     """Return the page."""
-    return page("timeline.html", title=title(report), timeline=memory_charts(report, with_parts=True))
+    return filled("timeline.html", title=title(report), timeline=memory_charts(report, with_parts=True))
 
 
 def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str, Any]:
@@ -53,111 +50,28 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
 
 
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
-    """Return the chart of one variant in plotly's words."""
-    areas = [_area(panel, picture, part) for part in picture.parts]
-    peak = panel.samples[panel.peak_index].parts.total / picture.unit_bytes
-    lines = max((mark.row for shown in picture.panels for mark in shown.marks), default=0)
-    top = picture.top * (1 + 0.12 * lines)  # space for the names that are below others
+    """Return the data of the chart of one variant; each part is its changes from sample to sample, in bytes."""
+    columns = [
+        [word("phase", sample.phase) for sample in panel.samples],
+        [sample.path for sample in panel.samples],
+        [sample.operator for sample in panel.samples],
+    ]
+    names = [{text: place for place, text in enumerate(dict.fromkeys(column))} for column in columns]
+    heights = [[getattr(sample.parts, part) for sample in panel.samples] for part in picture.parts]
     return {
-        "data": [*areas, _total(panel), _peak(panel, peak)],
-        "layout": {
-            "hovermode": "x unified",
-            "hoverlabel": {"namelength": -1},
-            "showlegend": False,
-            "legend": {"traceorder": "reversed"},
-            "margin": {"l": 60, "r": 16, "t": 8, "b": 42},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"family": "system-ui, sans-serif", "size": 13},
-            "xaxis": {
-                "title": {"text": say("order"), "standoff": 12, "font": _TITLE},
-                "range": [0, max(len(panel.samples) - 1, 1)],
-                "unifiedhovertitle": {"text": f"{say('sample')} %{{x}}"},  # the index in the CSV
-                "showticklabels": False,
-                "showgrid": False,
-                "zeroline": False,
-            },
-            "yaxis": {
-                "title": {"text": say("live_memory", unit=picture.unit), "font": _TITLE},
-                "range": [0, top],
-                "zeroline": False,
-            },
-            "shapes": [_line(mark) for mark in panel.marks if mark.start],
-            "annotations": [*map(_words, panel.marks), _peak_words(panel, peak)],
-        },
-    }
-
-
-def _area(panel: Panel, picture: Pictured, part: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "name": part_name(part),
-        "y": [round(height, 5) for height in picture.heights(panel, part)],
-        "customdata": [bytes_text(getattr(sample.parts, part)) for sample in panel.samples],
-        "hovertemplate": "%{customdata}",
-        "stackgroup": "parts",
-        "mode": "lines",
-        "line": {"width": 0, "shape": "hv", "color": variable("part", part)},
-        "fillcolor": variable("part", part),
-    }
-
-
-def _total(panel: Panel) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "name": say("total"),
-        "y": [0] * len(panel.samples),
-        "customdata": [
-            f"{bytes_text(sample.parts.total)}{say('comma')}{word('phase', sample.phase)}" for sample in panel.samples
-        ],
-        "hovertemplate": "%{customdata}",
-        "mode": "lines",
-        "line": {"width": 0, "color": "rgba(0,0,0,0)"},
-    }
-
-
-def _peak(panel: Panel, height: float) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "x": [panel.peak_index],
-        "y": [height],
-        "mode": "markers",
-        "marker": {"size": 9, "line": {"width": 1}},
-        "cliponaxis": False,
-        "hoverinfo": "skip",
-    }
-
-
-def _peak_words(panel: Panel, height: float) -> dict[str, Any]:
-    return {
-        "text": f"<b>{panel.peak_text}</b>",
-        "x": panel.peak_index,
-        "y": height,
-        "xanchor": "right" if panel.peak_near_end else "left",
-        "yanchor": "bottom",
-        "xshift": -5 if panel.peak_near_end else 5,
-        **_LABEL,
-    }
-
-
-def _line(mark: PhaseMark) -> dict[str, Any]:
-    return {"type": "line", "x0": mark.start, "x1": mark.start, "y0": 0, "y1": 1, "yref": "paper",
-            "line": {"width": 1, "dash": "dash"}}  # fmt: skip
-
-
-def _words(mark: PhaseMark) -> dict[str, Any]:
-    return {
-        "text": f"{html_text(mark.phase)}<br>{mark.peak_text}",
-        "x": mark.end if mark.at_end else mark.start,
-        "y": 1,
-        "yref": "paper",
-        "xanchor": "right" if mark.at_end else "left",
-        "align": "right" if mark.at_end else "left",
-        "yanchor": "top",
-        "xshift": -3 if mark.at_end else 3,
-        "yshift": -36 * mark.row,
-        **_LABEL,
-        "font": {"size": 11},
+        "kind": "memory",
+        "scale": "memory",
+        "top": max(sample.parts.total for sample in panel.samples) or 1,
+        "rows": 1 + max((mark.row for mark in panel.marks), default=0),
+        "x": say("order"),
+        "total": say("total"),
+        "whole": say("whole"),
+        "parts": [(part_name(part), variable("part", part)) for part in picture.parts],
+        "changes": [[size - before for before, size in pairwise([0, *sizes])] for sizes in heights],
+        "names": [list(known) for known in names],
+        "places": [[known[text] for text in column] for known, column in zip(names, columns, strict=True)],
+        "marks": [(mark.phase, mark.peak_text, mark.start, mark.end, mark.row, mark.at_end) for mark in panel.marks],
+        "peak": (panel.peak_index, panel.peak_text),
     }
 
 
@@ -182,7 +96,7 @@ def _run(report: MemoryReport) -> str:
     return run_text(report.run, inputs_given=report.inputs_given)
 
 
-LIBRARIES = {"html": "plotly", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
+LIBRARIES = {"html": "", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
 
 
 def timeline(report: MemoryReport, suffix: str) -> bytes:

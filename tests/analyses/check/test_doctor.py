@@ -53,7 +53,7 @@ RECEIPT = '[tool]\nrequirements = [{ name = "bertscope", extras = ["draw"], dire
 @pytest.mark.parametrize(
     ("file", "content", "command"),
     [
-        ("pipx_metadata.json", "", r"pipx inject bertscope matplotlib plotly"),
+        ("pipx_metadata.json", "", r"pipx inject bertscope matplotlib"),
         ("uv-receipt.toml", "", r"uv tool install 'bertscope\[plot\]'"),
         ("uv-receipt.toml", RECEIPT, r"uv tool install '/src/bertscope\[draw,plot\]'"),
         ("pyvenv.cfg", "", r"pip install 'bertscope\[plot\]'"),

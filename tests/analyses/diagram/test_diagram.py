@@ -149,7 +149,9 @@ def test_every_attribute_in_the_diagram_is_on_an_instance_and_every_one_of_an_in
                  if not item.when}  # fmt: skip
         held = {item for item in vars(module) if not item.startswith("_")} - set(vars(torch.nn.Module()))
         assert shown == held | set(module._modules) | set(module._parameters) | set(module._buffers), cls
-        assert boxes[cls.__name__].bases == tuple(parent.__name__ for parent in cls.__bases__)
+        public = [base.__bases__ if base.__name__.startswith("_") else (base,) for base in cls.__bases__]
+        parents = [parent for bases in public for parent in bases]
+        assert boxes[cls.__name__].bases == tuple(parent.__name__ for parent in parents)
 
 
 def test_what_other_settings_bring_says_which_and_is_plain_where_the_model_has_it():
@@ -460,8 +462,89 @@ def test_the_tree_is_drawn_of_a_model_that_is_no_bert_by_default(cli):
     around = cli("diagram", name, "--class", "Block", "--attention", "sdpa", "-f", "json")
     assert around.json["around"] == "Block"
     assert around.err.splitlines()[-1] == "note: without effect on --kind class: --attention"
-    with pytest.raises(SelectionError, match="class and tree draw any"):
+    with pytest.raises(SelectionError, match="Net has no forward"):
         bertscope.diagram(Net(), "forward")
+
+
+class Step(torch.nn.Module):
+    """A residual step of an own model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.dense(x)
+
+
+class Steps(torch.nn.Module):
+    """Layers one after the other, and heads that read the same tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = torch.nn.ModuleList(Step() for _ in range(5))
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(8, 4) for _ in range(3))
+        self.last = torch.nn.Linear(12, 2)
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return self.last(torch.cat([head(x) for head in self.heads], -1))
+
+    def example_inputs(self, batch, seq):
+        return torch.empty(batch, 8, device="meta")
+
+
+def _boxes(report) -> list[tuple[str, int]]:
+    return [(node.path, node.copies) for node in report.nodes if node.role == "module"]
+
+
+def test_an_own_model_has_a_dataflow_with_equal_layers_once_where_that_keeps_the_shapes():
+    report = bertscope.diagram(Steps(), "forward", given=Given(batch=2))
+    assert _boxes(report) == [("steps.0-4", 5), ("heads.0", 1), ("heads.1", 1), ("heads.2", 1), ("last", 1)]
+    shapes = {(edge.source, edge.target): edge.shape for edge in report.edges}
+    assert shapes["cat", "last"].shape == (2, 12)
+    inner = bertscope.diagram(Steps(), "forward", "steps.3", given=Given(batch=2))
+    assert inner.path == "steps.0-4"
+    assert [(node.role, node.name) for node in inner.nodes] == [
+        ("input", "x"), ("module", "dense"), ("function", "+"), ("output", "output"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "layers"),
+    [
+        ("t5", {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 3, "num_heads": 2, "vocab_size": 20},
+         ["encoder.block.0", "encoder.block.1-2", "decoder.block.0", "decoder.block.1-2"]),
+        ("vit", {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 8},
+         ["encoder.layer.0-2"]),
+        ("gpt2", {"n_embd": 8, "n_layer": 3, "n_head": 2, "vocab_size": 20}, ["h.0-2"]),
+        ("whisper", {"d_model": 8, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 2,
+                     "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 60000},
+         ["encoder.layers.0-2", "decoder.layers.0-1"]),
+        ("llama", {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 8,
+                   "vocab_size": 20}, ["layers.0-2"]),
+    ],
+)  # fmt: skip
+def test_a_model_of_another_family_has_a_dataflow_with_its_layers_once(kind, sizes, layers):
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes))
+    report = bertscope.diagram(model, "forward", given=Given(seq=16))
+    assert [path for path, _ in _boxes(report) if path.rpartition(".")[2][0].isdigit()] == layers
+    inputs, outputs = ({node.id for node in report.nodes if node.role == role} for role in ("input", "output"))
+    assert inputs & {edge.source for edge in report.edges}
+    assert outputs <= {edge.target for edge in report.edges}
+
+
+def test_a_private_base_is_not_drawn_and_its_attributes_are_those_of_its_subclass():
+    report = bertscope.diagram(bertscope.load("bert-tiny", architecture="BertForMaskedLM"), "class")
+    boxes = {box.name: box for box in report.classes}
+    assert not [name for name in boxes if name.startswith("_")]
+    assert boxes["BertForMaskedLM"].bases == ("WithHead",)
+    assert "cls" in [attribute.name for attribute in boxes["BertForMaskedLM"].attributes]
+    parts = [link.part for link in report.links if (link.owner, link.attribute) == ("BertForMaskedLM", "cls")]
+    assert parts == ["BertOnlyMLMHead"]
 
 
 def test_an_option_without_effect_is_noted(cli):
@@ -472,7 +555,7 @@ def test_an_option_without_effect_is_noted(cli):
 
 def test_json_is_complete(cli):
     data = cli("diagram", "bert-tiny", "-k", "forward", "-f", "json").json
-    assert (data["schema"], data["kind"], data["diagram"], data["seq"]) == (2, "diagram", "forward", 128)
+    assert (data["schema"], data["kind"], data["diagram"], data["seq"]) == (3, "diagram", "forward", 128)
     assert {edge["source"] for edge in data["edges"]} <= {node["id"] for node in data["nodes"]}
     assert cli("diagram", "bert-tiny", "-f", "json").json["classes"][0]["address"] == "torch.nn.Module"
 

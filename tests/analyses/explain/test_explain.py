@@ -103,6 +103,30 @@ def test_a_path_in_any_vocabulary_shows_its_steps(path, count):
     assert len(report.steps) == count
 
 
+@pytest.mark.parametrize("prefix", ["", "bert."])
+@pytest.mark.parametrize("preset", ["bert-large-zh", "bert-base-cased"])
+def test_a_module_that_is_no_step_is_found_with_and_without_the_prefix_of_a_head(preset, prefix):
+    hidden = bertscope.load(preset).config.hidden_size
+    report = bertscope.explain(bertscope.load(preset), f"{prefix}encoder.layer.3.attention.self")
+    written = report.sums[0]
+    assert (written.symbols, written.params) == (f"3 x ({hidden} x {hidden} + {hidden})", 3 * hidden * (hidden + 1))
+    assert written.agrees
+    assert [step.params.value for step in report.steps if step.params] == [hidden * (hidden + 1)] * 3
+    (step,) = bertscope.explain(bertscope.load(preset), f"{prefix}encoder.layer.0.intermediate.dense").steps
+    assert step.params.value == 4 * hidden * (hidden + 1)
+    assert step.path.removeprefix("bert.") == "encoder.layer.0.intermediate.dense"
+
+
+def test_steps_have_the_documents_numbers_and_the_sizes_that_the_user_gives(cli):
+    numbers = {step.name: step.number for step in bertscope.explain(bertscope.load("bert-large-zh")).steps}
+    assert (numbers["Input-Token"], numbers["Embedding-Dropout"]) == (1, 8)
+    assert numbers["Transformer-0-23-MultiHeadSelfAttention"] == 9
+    assert numbers["Transformer-0-23-FeedForward-Norm"] == 16
+    out = cli("explain", "bert-large-zh", "Transformer-0-FeedForward", "-b", "1", "-s", "512").out
+    assert "13. Transformer-0-FeedForward" in out
+    assert "[batch, seq, hidden_size] -> [batch, seq, hidden_size]  =  [1, 512, 1024] -> [1, 512, 1024]" in out
+
+
 def test_a_layers_number_is_kept():
     (step, *_) = bertscope.explain(bertscope.load("bert-base-cased"), "encoder.layer.3").steps
     assert (step.name, step.copies) == ("Transformer-3-MultiHeadSelfAttention", 1)

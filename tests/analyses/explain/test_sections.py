@@ -44,6 +44,35 @@ def sizes_of(value: object) -> str:
     return f"{len(value)} x {sizes_of(value[0])}"
 
 
+def test_the_configuration_has_the_values_types_and_defaults_of_the_fields_of_the_api_document():
+    found = section("config", is_decoder=True)
+    points = {point.name: point for point in found.points}
+    assert list(points)[:3] == ["vocab_size", "hidden_size", "num_hidden_layers"]
+    assert set(points) >= {
+        "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob",
+        "max_position_embeddings", "type_vocab_size", "initializer_range", "layer_norm_eps", "position_embedding_type",
+        "is_decoder", "use_cache", "classifier_dropout",
+    }  # fmt: skip
+    assert (points["vocab_size"].sizes, points["vocab_size"].type) == ("30", "int = 30522")
+    assert (points["is_decoder"].sizes, points["is_decoder"].type) == ("True", "bool = False")
+    assert (points["classifier_dropout"].sizes, points["classifier_dropout"].type) == ("None", "float | None = None")
+    assert "truncated_normal" in section_text(found, "initializer_range")
+    assert "here add_pooling_layer=True" in section_text(found, "pooling")
+    assert "pooling" not in section("config", "BertForMaskedLM").notes
+
+
+def test_inputs_and_outputs_have_the_types_of_the_forward_and_of_its_class():
+    assert section("inputs").points[0].type == "torch.Tensor | None = None"
+    assert section("inputs").points[9].type == "bool | None = None"
+    outputs = section("outputs", **DECODER)
+    assert [point.type for point in outputs.points] == [
+        "torch.Tensor | None", "torch.Tensor | None", "tuple[tuple[torch.Tensor, ...], ...] | None",
+        *["tuple[torch.Tensor, ...] | None"] * 3,
+    ]  # fmt: skip
+    assert "BaseModelOutputWithPoolingAndCrossAttentions" in section_text(outputs, "class")
+    assert "MaskedLMOutput" in section_text(section("outputs", "BertForMaskedLM"), "class")
+
+
 def test_the_inputs_are_the_13_arguments_of_the_forward_in_their_order():
     points = section("inputs").points
     assert [point.name for point in points] == list(inspect.signature(bertscope.BertModel.forward).parameters)[1:]
@@ -108,14 +137,14 @@ def test_the_four_cases_have_the_shapes_of_a_decoders_cache():
     assert f"4 + 1 = {SEQ}" in section_text(caches, caches.points[2].key)
     numel = sum(tensor.numel() for layer in last.past_key_values for tensor in layer)
     assert f"3 x 4 x 2 x 2 x 5 x 6 = {numel:,} numbers" in section_text(caches, caches.notes[0])
-    assert section("caches").notes[1] == "no_cache"
+    assert section("caches").notes[-1] == "no_cache"
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("relative_key", 4), ("relative_key_query", 5), ("absolute", 5)])
 def test_relative_positions_have_the_table_and_the_distances_of_the_model(kind, steps):
     positions = section("positions", position_embedding_type=kind)
     assert len(positions.points) == steps
-    assert len(positions.notes) == (kind == "absolute")
+    assert positions.notes == (*(["absolute"] if kind == "absolute" else []), "sources")
     assert "from 2 to 10" in section_text(positions, positions.points[0].key)  # 6 - 4 to 6 + 4
     assert "= 78 parameters" in section_text(positions, positions.points[1].key)
     if kind != "absolute":
@@ -151,7 +180,10 @@ def test_the_command_shows_the_sections_last_and_each_one_by_its_name(cli):
     ]
     assert places == sorted(places)
     assert cli("explain", "bert-tiny", "inputs").out.splitlines()[2] == "Inputs of BertModel.forward: 13"
-    assert "1. input\\_ids [batch, seq] = [1, 128]: " in cli("explain", "bert-tiny", "inputs", "-f", "markdown").out
+    assert (
+        "1. input\\_ids [batch, seq] = [1, 128] (torch.Tensor | None = None): "
+        in cli("explain", "bert-tiny", "inputs", "-f", "markdown").out
+    )
     assert [item["key"] for item in cli("explain", "bert-tiny", "--format", "json").json["sections"]] == list(SECTIONS)
     with pytest.raises(SelectionError, match="did you mean 'caches'"):
         bertscope.explain(bertscope.load("bert-tiny"), "cache")

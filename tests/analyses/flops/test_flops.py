@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -276,3 +277,18 @@ def test_a_wrong_question_about_flops_is_one_line(cli, arguments):
     result = cli("flops", "bert-tiny", *arguments)
     assert result.code == 2
     assert result.err.count("\n") == 1
+
+
+def test_a_decoder_with_cross_attention_names_the_length_of_the_encoders_states(cli, tmp_path):
+    decoder = {"model_type": "bert", "is_decoder": True, "add_cross_attention": True, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(decoder))
+    assert "batch 1, seq 64, inference, encoder length 64" in cli("flops", str(tmp_path), "--seq", "64").out
+    assert cli("flops", str(tmp_path), "--seq", "64", "--format", "json").json["encoder_seq"] == 64
+    assert "encoder length" not in cli("flops", "bert-tiny", "--seq", "64").out
+
+
+def test_tree_writes_equal_shapes_once(cli, tmp_path):
+    decoder = {"model_type": "bert", "is_decoder": True, "num_hidden_layers": 4, "architectures": ["BertLMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(decoder))
+    out = cli("tree", str(tmp_path), "--shapes", "--seq", "16", "--depth", "0").out
+    assert "[1, 16, 30522], 8 x [1, 12, 16, 64]" in out

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bertscope
 from bertscope.analyses.memory.kernels import cuda_kernels as cuda
-from bertscope.analyses.memory.kernels.cuda_kernels import kernel_for
+from bertscope.analyses.memory.kernels.cuda_kernels import _flash_attn_scratch, kernel_for
 from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
@@ -154,3 +154,17 @@ def test_dropout_in_place_has_no_fused_kernel():
         dtypes[inplace] = {row.dtype for row in on_cuda(module, 16, 8).kept}
     assert "bool" in dtypes[False]
     assert "bool" not in dtypes[True]
+
+
+def test_flash_attns_backward_sums_gradients_in_fp32():
+    """Of 20 tokens in 2 sequences, 4 heads of 8: each sequence has 128 more rows, of 32 + 1 numbers for a head."""
+    q, ends = torch.empty(20, 4, 8, dtype=torch.bfloat16), torch.empty(3, dtype=torch.int32)
+    saved = (q, q, q, q, q, torch.empty(4, 20), torch.empty(2), q, q, q, ends, ends, 10, 10, False, -1, -1)
+    assert _flash_attn_scratch("_flash_attn_varlen_backward", (*saved, 2)) == 4 * (20 + 2 * 128) * 4 * 33
+    # Version 3 rounds a head up to 64, and the tokens to blocks of 128; it has two sums for a row.
+    third = _flash_attn_scratch("_flash_attn_varlen_backward", (*saved, 3))
+    assert third.size_bytes == 4 * 384 * 4 * (64 + 2)
+    fixed, few = torch.empty(2, 10, 4, 8, dtype=torch.bfloat16), torch.empty(2, 10, 2, 8, dtype=torch.bfloat16)
+    args = (fixed, fixed, few, few, fixed, torch.empty(2, 4, 10), torch.empty(2), fixed, few, few, False, -1, -1)
+    # Keys of 2 heads are repeated for 4 in bf16, twice: of keys and of values.
+    assert _flash_attn_scratch("_flash_attn_backward", (*args, 2)) == 4 * 2 * 128 * 4 * 33 + 2 * 20 * 4 * 8 * 2

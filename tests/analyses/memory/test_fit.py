@@ -86,19 +86,20 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
     extra = overhead(run_config, context).highest_bytes
     traces = {batch: estimated_trace(source, replace(run_config, batch=batch))
               for batch in (row.batch, row.batch + 1, row.batch_by_bytes, row.batch_by_bytes + 1) if batch}  # fmt: skip
-    one_more = traces[row.batch + 1].peak_bytes + extra
+    one_more = traces[row.batch + 1].peak_bytes
     assert row.fits == (row.answer == "yes") == (row.batch > 0)
     assert row.batch <= row.batch_by_bytes
     assert traces[row.batch_by_bytes + 1].peak_bytes + extra > budget
-    assert row.next_bytes == one_more
+    assert row.next_peak_bytes == one_more
     assert row.reserved_bytes >= row.peak_bytes
     if row.batch_by_bytes:
         assert traces[row.batch_by_bytes].peak_bytes + extra <= budget
     if row.fits:
-        assert row.peak_bytes == traces[row.batch].peak_bytes + extra <= row.reserved_bytes <= budget
+        assert row.peak_bytes == traces[row.batch].peak_bytes <= row.reserved_bytes - extra
+        assert row.reserved_bytes == row.card_bytes <= budget  # without a context
     if device == "cpu":
         assert row.batch == row.batch_by_bytes
-        assert row.reserved_bytes == row.peak_bytes
+        assert row.card_bytes == row.reserved_bytes == row.peak_bytes
         assert one_more > budget
     else:  # the allocator serves the batch and not one more
         for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
@@ -177,7 +178,7 @@ def test_a_model_that_takes_no_batch_above_100_has_an_answer(tmp_path):
     report = bertscope.fit(f"{tmp_path / 'capped.py'}:Capped", input=["x=Bx8:float32"], budget=8_000, optimizer="sgd",
                            precision="stored")  # fmt: skip
     assert 20 < report.rows[0].batch < 100
-    peaks = [report.rows[0].peak_bytes, report.rows[0].next_bytes]
+    peaks = [report.rows[0].peak_bytes, report.rows[0].next_peak_bytes]
     assert peaks[0] <= 8_000 < peaks[1]
 
 
@@ -227,7 +228,7 @@ def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("full", "every-2", "none", "selective")]
     source = small(num_hidden_layers=2)
     fitter = Fitter(Steps(source), 0)
-    peaks = {way.checkpointing: fitter.peak_bytes(replace(way, seq=32, batch=64)) for way in ways}
+    peaks = {way.checkpointing: fitter.needed_bytes(replace(way, seq=32, batch=64)) for way in ways}
     report = fit_report(source, ways, [32], peaks["none"] - 1, batch=64)
     assert [row.fits for row in report.rows] == [True, True, True, False]
     costs = [row.extra_flops for row in report.rows if row.fits]
@@ -350,11 +351,11 @@ def test_another_common_head_is_tried_for_an_asked_batch():
 def test_a_table_over_lengths_has_a_row_for_each_way_and_length(cli, folder):
     data = cli("fit", "small.yaml", "--budget", "4MiB", "--seq", "8,16", "--checkpointing", "none,full", "--precision",
                "fp32", "--optimizer", "sgd", "--format", "json").json  # fmt: skip
-    assert (data["schema"], data["kind"], data["budget_bytes"]) == (2, "fit", 4 * MIB)
+    assert (data["schema"], data["kind"], data["budget_bytes"]) == (3, "fit", 4 * MIB)
     assert [(row["checkpointing"], row["seq"]) for row in data["rows"]] == [
         ("none", 8), ("none", 16), ("full", 8), ("full", 16),
     ]  # fmt: skip
-    assert all(row["peak_bytes"] <= data["budget_bytes"] < row["next_bytes"] for row in data["rows"])
+    assert all(row["peak_bytes"] <= data["budget_bytes"] < row["next_peak_bytes"] for row in data["rows"])
 
 
 def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cli, folder):
@@ -529,7 +530,7 @@ def profiled() -> MemoryReport:
     """A report of `profile` in which a clock stood still."""
     timing = Timing(warmup_seconds=1.0, step_seconds=(0.5, 0.25, 0.75), median_seconds=0.5, tokens_per_second=2048.0,
                     flops=10**9, flops_per_second=2e9)  # fmt: skip
-    process = ProcessMemory(resident_before_bytes=300 * MIB, high_water_bytes=420 * MIB, peak_bytes=500 * MIB)
+    process = ProcessMemory(resident_before_bytes=300 * MIB, high_water_bytes=420 * MIB, run_high_water_bytes=500 * MIB)
     none = Variant(checkpointing="none", reentrant=False, estimated=made_up(100, "estimated"),
                    measured=made_up(100, "measured"), timing=timing, process=process)  # fmt: skip
     full = Variant(checkpointing="full", reentrant=True, estimated=made_up(10, "estimated"),
@@ -670,14 +671,41 @@ def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
 def test_estimate_on_a_gpu_begins_with_the_answer(cli):
     many = ("bert-large-uncased", "--gpu", "t4", "--batch", "16", "--seq", "512")
     first, *lines = cli("estimate", *many, "--checkpointing").out.splitlines()
-    assert first.startswith("fits on t4 with 14.56 GiB: none no, full yes; none: peak 20.03 GiB in backward; full: ")
+    expected = "the step fits on t4 with checkpointing full and does not fit with checkpointing none; "
+    assert first.startswith(f"{expected}the peak is 20.03 GiB with checkpointing none, ")
     assert ", efficient kernel, training, batch 16, sequence 512, fp32, " in first
     assert ["fits", "on", "t4", "no", "yes"] in [line.split() for line in lines]
     both = ("bert-large-uncased", "--gpu", "a100-80gb", "--checkpointing")
-    assert cli("estimate", *both).out.startswith("each of 2 fits on a100-80gb with 79.14 GiB: none: peak ")
-    assert cli("estimate", *many).out.startswith("does not fit on t4 with 14.56 GiB: peak 20.03 GiB in backward, in ")
+    assert cli("estimate", *both).out.startswith("the step fits on a100-80gb with checkpointing none and full; ")
+    assert cli("estimate", *many).out.startswith("the step does not fit on t4: peak 20.03 GiB in backward, in ")
     one = ("bert-tiny", "--gpu", "t4")
     assert "上放得下" in cli("estimate", *one, "--lang", "zh").out.splitlines()[0]
     assert cli("estimate", "bert-tiny", "--device", "cuda").out.startswith("peak 83.94 MiB in the optimizer step")
     *_, models = cli("estimate", "bert-tiny", "bert-large-uncased", *many[1:]).out.partition("fits\n")
     assert [line.split()[-1] for line in models.splitlines() if line.startswith(" bert-")] == ["yes", "no"]
+
+
+def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
+    """On a T4 the upper context is 1.07 GiB; the three words are three numbers, and each has one value."""
+    step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--optimizer", "sgd", "--format", "json")
+    variant = cli("estimate", *step, "--batch", "4").json["variants"][0]["estimated"]
+    rows = [cli(name, *step, "--batch", "4", *words).json["rows"][0]
+            for name, words in (("fit", ("--checkpointing", "none")), ("plan", ()))]  # fmt: skip
+    names = ("reserved_bytes", "card_bytes")
+    expected = [max(phase["peak_bytes"] for phase in variant["phases"]), *(variant["device"][name] for name in names)]
+    assert [[row[name] for name in ("peak_bytes", *names)] for row in rows] == [expected, expected]
+    assert expected[0] < expected[1] == expected[2] - GPUS["t4"].context_high_bytes
+
+
+def test_a_note_on_uncertainty_is_there_only_if_a_row_is_uncertain(cli):
+    step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--checkpointing", "none", "-v")
+    report = bertscope.from_json(cli("fit", *step[:-1], "--batch", "4", "--format", "json").out)
+    uncertain = replace(report, rows=(replace(report.rows[0], batch=0, answer="uncertain", fits=False),))
+    note = "not certain: the tensors fit, but the allocator may fail"
+    assert [note in view_of("fit").table(found, Target()) for found in (report, uncertain)] == [False, True]
+
+
+def test_the_answers_for_several_gpus_are_a_sentence(cli):
+    step = ("bert-large-uncased", "--gpu", "t4,v100-16gb", "--seq", "512", "--precision", "fp32", "--checkpointing")
+    found = [cli("fit", *step, "none", *batch).out.partition("; assumed")[0] for batch in ((), ("--batch", "64"))]
+    assert found == ["the largest batch is 9 on t4 and 10 on v100-16gb", "batch 64 does not fit on t4 and v100-16gb"]

@@ -36,7 +36,9 @@ def measured(source, run_config):
         labels = ids.clone() if by_token else torch.zeros(run_config.batch, dtype=torch.long)
         return {"input_ids": ids} | ({} if source.architecture == "BertModel" else {"labels": labels})
 
-    arguments = {name: getattr(run_config, name) for name in ("momentum", "amsgrad") if getattr(run_config, name)}
+    arguments = {
+        name: getattr(run_config, name) for name in ("momentum", "amsgrad", "weight_decay") if getattr(run_config, name)
+    }
     arguments |= {"fused": True} if run_config.optimizer_implementation == "fused" else {}
     row = OPTIMIZERS[run_config.optimizer]
     kind = getattr(torch.optim if row.in_torch else optimizers, row.class_name)
@@ -55,6 +57,7 @@ LOOPS = [
     {"keep_gradients": True, "accumulate": 2, "checkpointing": "full"},
     {"optimizer": "sgd", "momentum": 0.9},
     {"optimizer": "adam", "amsgrad": True},
+    {"optimizer": "adagrad", "weight_decay": 0.1},
     {"ema": True},
     {"clip_grad_norm": True},
     {"loop": "trainer"},

@@ -139,7 +139,7 @@ def measured(tmp_path_factory):
 
 def test_stdout_is_data_and_stderr_is_progress(measured):
     _, data, err = measured
-    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (2, "memory", "measured")
+    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (3, "memory", "measured")
     assert "none: " in err
     assert "full: " in err
     assert "\x1b" not in err
@@ -181,7 +181,7 @@ def test_time_work_and_the_process_are_reported(measured):
         assert min(timing["step_seconds"]) <= timing["median_seconds"] <= max(timing["step_seconds"])
         assert timing["tokens_per_second"] == pytest.approx(2 * 16 / timing["median_seconds"])
         assert timing["flops_per_second"] == pytest.approx(timing["flops"] / timing["median_seconds"])
-        assert 0 < process["resident_before_bytes"] <= process["high_water_bytes"] <= process["peak_bytes"]
+        assert 0 < process["resident_before_bytes"] <= process["high_water_bytes"] <= process["run_high_water_bytes"]
     plain, full = (variant["timing"]["flops"] for variant in data["variants"])
     assert full > plain
 
@@ -260,7 +260,7 @@ def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monk
 @pytest.mark.usefixtures("as_the_program_starts_it")
 @pytest.mark.parametrize(("available", "asked"), [(10 * 100, "mmtt"), (2 * 100 - 1, "mtmt"), (None, "mtmt")])
 def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, monkeypatch, available, asked):
-    process = {"resident_before_bytes": 1, "high_water_bytes": 2, "peak_bytes": 100}
+    process = {"resident_before_bytes": 1, "high_water_bytes": 2, "run_high_water_bytes": 100}
     code = (
         "import json, sys\nsay = lambda *message: print(json.dumps(message), flush=True)\n"
         "sys.stdin.readline()\nopen('log', 'a').write('m')\n"

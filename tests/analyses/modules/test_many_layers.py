@@ -109,7 +109,7 @@ def test_the_memory_of_many_layers_grows_as_that_of_few(run):
 
 def test_of_many_layers_the_batch_that_fit_finds_fits_and_one_more_does_not():
     row = bertscope.fit(config(300), "1GiB", seq=8, checkpointing="none", precision="fp32")["none, fp32, seq 8"]
-    assert row.peak_bytes <= 2**30 < row.next_bytes
+    assert row.peak_bytes <= 2**30 < row.next_peak_bytes
 
 
 def test_the_weights_of_10_000_layers_are_as_by_hand_and_few_of_them_ran():

@@ -39,18 +39,29 @@ const begin = () => {
   field.value = "query";
   field.dispatchEvent(new Event("input", { bubbles: true }));
   const found = [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[0].textContent);
+  const chosen = (chart, ...keys) => keys.map((key) => {
+    chart.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    const tip = chart.querySelector(".tip");
+    const rows = tip.hidden ? [] : [...tip.children].map((row) => row.textContent);
+    return [rows.join(" | "), !chart.querySelector(".back").hidden];
+  });
   const map = document.getElementById("parameters-0-map");
-  const level = () => map._fullData[0].level || map.data[0].ids[0];
-  const press = (key) => { map.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true })); return level(); };
-  const told = document.querySelector("output[data-map]");
-  const zoomed = [press("ArrowRight"), told.textContent, press("Enter"), press("Escape"), press("Escape")];
-  document.querySelector("button[data-chart]").click();
+  const zoomed = chosen(map, "ArrowRight", "Enter", "Escape", "Escape");
+  const [memory] = charts, dot = memory.querySelector(".peak").getBBox();
+  const area = document.createElementNS("http://www.w3.org/2000/svg", "svg").createSVGPoint();
+  [area.x, area.y] = [dot.x + dot.width / 2, dot.y + dot.height / 2 + 1];
+  const stepped = chosen(memory, "ArrowRight", "End", "Enter", "Escape");
+  const widths = () => charts.map((chart) => chart.querySelector("svg").viewBox.baseVal.width);
+  const screen = widths();
+  dispatchEvent(new Event("beforeprint"));
+  const paper = widths();
+  dispatchEvent(new Event("afterprint"));
   document.title = JSON.stringify({
+    paper, restored: JSON.stringify(screen) === JSON.stringify(widths()),
     faults, down, up, back, named, found, zoomed,
     said: field.closest(".search").querySelector("output").textContent,
-    button: document.querySelector("button[data-chart]").textContent,
+    stepped, isOnArea: [...memory.querySelectorAll("path")].some((path) => path.isPointInFill(area)),
     charts: charts.length, drawn: charts.filter((chart) => chart.querySelector("svg")).length,
-    map: document.getElementById("parameters-0-map").data[0].type,
     pictures: document.querySelectorAll("figure svg.wide").length,
     requests: performance.getEntriesByType("resource").length,
   });
@@ -61,7 +72,7 @@ addEventListener("load", () => setTimeout(begin, 500));
 AXE = """
 <script>
 addEventListener("load", () => setTimeout(async () => {
-  const outside = { exclude: [".chart svg", "figure svg"] };  // inside are hundreds of texts of pictures with a name
+  const outside = { exclude: [".chart svg", "figure svg"] };  // pictures with a name
   const found = await axe.run(outside, { resultTypes: ["violations"] });
   const faults = found.violations.map(({ id, nodes }) => [id, nodes.length, nodes[0].html.slice(0, 200)]);
   document.title = JSON.stringify({ faults, passes: found.passes.length });
@@ -76,10 +87,16 @@ def test_the_page_works_in_a_real_browser(written, tmp_path):
     assert seen["requests"] == 0
     assert seen["charts"] == seen["drawn"] == 5
     assert seen["pictures"] == 2
-    *levels, last = (level for level in seen["zoomed"] if "," not in level)
-    assert seen["zoomed"][1].startswith("embeddings, BertEmbeddings, ")  # told to who cannot see the box
-    assert (levels, last) == (["(model)", "embeddings", "(model)"], "(model)")
-    assert (seen["map"], seen["button"]) == ("icicle", "Show as treemap")
+    assert (set(seen["paper"]), seen["restored"]) == ({680}, True)  # pixels between the margins of A4
+    assert seen["isOnArea"]  # the dot of the peak
+    (box, _), (inside, is_zoomed), (_, is_back), (closed, _) = seen["zoomed"]
+    assert box.startswith("embeddings | BertEmbeddings | ")
+    assert (inside.split(" | ")[0], is_zoomed, is_back, closed) == ("embeddings", True, False, "")
+    (first, _), (last, _), (near, is_near), (_, is_whole) = seen["stepped"]
+    assert first.startswith("forward")
+    assert re.match(r"optimizer · \w+ \| .*parameters [\d.]+ MiB.* \| total [\d.]+ MiB$", last)
+    assert near.startswith("optimizer")
+    assert (is_near, is_whole) == (True, False)
     assert seen["down"] == sorted(seen["down"], reverse=True)
     assert seen["up"] == sorted(seen["up"])
     assert seen["back"] == [row["total"]["matmul_flops"] for row in written[1]["models"][0]["flops"]["rows"]]

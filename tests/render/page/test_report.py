@@ -128,7 +128,7 @@ def test_what_a_template_shows_is_escaped():
     shown = searchable("<script>'\x1b\n")
     assert ">&lt;script&gt;&#39;\\x1b\\n<" in shown
     parts = environment().get_template("parts.html").module
-    drawn = parts.chart('a "name"', {"data": ["</script>"], "layout": {}})
+    drawn = parts.chart('a "name"', {"bars": ["</script>"]})
     assert 'aria-label="a &#34;name&#34;"' in drawn
     assert "\\u003c/script\\u003e" in drawn
 
@@ -162,16 +162,17 @@ def test_the_figures_on_top_are_those_of_the_commands(written, cli):
 def test_the_map_holds_every_tensor_once_in_its_module(name, architecture):
     source = load(name, architecture=architecture)
     model = build(source.config, source.architecture)
-    drawn = parameter_map(count(model, by="parameter"), tree(model))["data"][0]
-    sizes = dict(zip(drawn["ids"], drawn["values"], strict=True))
-    assert sizes["(model)"] == tree(model).totals.layer_params
+    drawn = parameter_map(count(model, by="parameter"), tree(model))
+    paths = [text[0] for *_, text in drawn["nodes"]]
+    sizes = {text[0]: size for _, _, size, _, text in drawn["nodes"]}
+    assert sizes["(model)"] == drawn["top"] == tree(model).totals.layer_params
     for row in tree(model).rows:
         assert sizes.get(row.path or "(model)", row.params) == row.params
     inside: dict[str, int] = {}
-    for ident, parent in zip(drawn["ids"], drawn["parents"], strict=True):
-        inside[parent] = inside.get(parent, 0) + sizes[ident]
-    assert all(total == sizes[parent] for parent, total in inside.items() if parent)
-    leaves = [ident for ident in drawn["ids"] if ident not in inside]
+    for parent, _, size, *_ in drawn["nodes"][1:]:
+        inside[paths[parent]] = inside.get(paths[parent], 0) + size
+    assert all(total == sizes[parent] for parent, total in inside.items())
+    leaves = [ident for ident in paths if ident not in inside]
     distinct = {re.sub(r"layer\.\d+", "layer.*", name) for name, _ in model.named_parameters(remove_duplicate=False)}
     counted = {re.sub(r"layer\.[\d-]+", "layer.*", leaf) for leaf in leaves}
     assert counted <= distinct
@@ -198,20 +199,25 @@ def test_a_module_of_any_family_has_the_colour_of_its_role(path, classes, expect
 
 def test_the_bars_add_up_to_the_forward_pass():
     report = flops_model(FlopsRun(source=load("bert-tiny", architecture="BertForMaskedLM")), (2,), (16,))
-    bars = flops_bars(report)["data"][0]
-    assert sum(bars["x"]) == report.rows[0].forward.matmul_flops
-    assert min(bars["x"]) > 0
-    scores = dict(zip(bars["y"], bars["x"], strict=True))["bert.encoder.layer.0-1.attention.self"]
+    bars = {name: flops for name, _, flops, *_ in flops_bars(report)["bars"]}
+    assert sum(bars.values()) == report.rows[0].forward.matmul_flops
+    assert min(bars.values()) > 0
+    scores = bars["bert.encoder.layer.0-1.attention.self"]
     config = load("bert-tiny").config
     assert scores == config.num_hidden_layers * 2 * 2 * 2 * 16 * 16 * config.hidden_size  # layers, products, FMA, batch
 
 
 def test_the_page_refers_to_nothing_outside(written):
     text = written[0].read_text()
-    own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # plotly names addresses that it never asks
-    assert not re.search(r"(?:src|href)=[\"'](?!#)", own)
-    assert "@import" not in own
-    assert "default-src 'none'" in own
+    assert not re.search(r"(?:src|href)=[\"'](?!#)", text)
+    assert "@import" not in text
+    assert "default-src 'none'" in text
+    assert set(re.findall(r"https?://[^\"<]+", text)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+
+
+def test_a_page_is_small(written, two):
+    assert written[0].stat().st_size < 250_000
+    assert two.stat().st_size < 400_000
 
 
 def test_two_models_stand_side_by_side_with_their_differences(two):

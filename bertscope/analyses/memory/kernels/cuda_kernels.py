@@ -12,7 +12,7 @@ from typing import Any
 
 from bertscope.analyses.memory.kernels.cpu_products import MATRICES, is_read_by_blas
 from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
-from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING, LAYER_NORM, Scratch
+from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING, FLASH, LAYER_NORM, Scratch
 from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, operator_name, torch
@@ -21,6 +21,7 @@ _HALF = (torch.bfloat16, torch.float16)
 # The memory-efficient backward sums gradients of queries in blocks of 64 x 64 numbers, each with a lock:
 # GradQTempStorage and workspace_size in kernel_backward.h.
 _BLOCK, _LOCK_BYTES = 64, 16
+_MOST_FLASH_WIDTH = 256  # of a head
 _ALIGNMENT = 8  # of a flash kernel's head size, and of an efficient kernel's mask
 
 
@@ -219,11 +220,43 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _flash_attn_scratch(name: str, args: Any) -> int | Scratch:
+    """Return the temporary bytes of the backward pass of flash-attn: sums of gradients in fp32, and expanded keys.
+
+    Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp (2.8) and hopper/flash_api.cpp (3, on Hopper).
+    """
+    query, key, version = args[1], args[2], args[-1]
+    if query.dtype not in _HALF or query.shape[-1] > _MOST_FLASH_WIDTH:
+        raise SelectionError(
+            f"flash attention takes fp16 and bf16 and heads of at most {_MOST_FLASH_WIDTH} numbers; got "
+            f"{str(query.dtype).removeprefix('torch.')} and {query.shape[-1]}; add --precision bf16 or autocast-bf16"
+        )
+    if name.endswith("forward"):
+        return 0
+    heads, width = query.shape[-2:]
+    tokens, batch = prod(query.shape[:-2]), query.shape[0]
+    is_packed, is_grouped, block = "varlen" in name, key.shape[-2] != heads, 128
+    if version == 3:
+        width = next(size for size in (64, 96, 128, 192, 256) if width <= size)
+        is_narrowed = any(side >= 0 for side in args[-3:-1]) or args[-4]
+        block = 128 if width <= 64 else 80 if width == 128 and not is_narrowed else 64
+        row, key_row = 4 * heads * (width + 2), 8 * key.shape[-2] * width * is_grouped
+        if is_packed:
+            batch = args[10].numel() - 1
+            return Scratch(FLASH, (batch, tokens, row, block, prod(key.shape[:-2]), key_row))
+        return int(batch * (-(-query.shape[1] // block) * block * row + -(-key.shape[1] // 128) * 128 * key_row))
+    rows = tokens + 128 * (args[10].numel() - 1) if is_packed else batch * -(-query.shape[1] // block) * block
+    expanded = 2 * prod(key.shape[:-2]) * heads * width * key.itemsize if is_grouped else 0
+    return int(4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded)
+
+
 def cuda_scratch(operator: Any, args: Any) -> int | Scratch:
     """Return the temporary bytes that a CUDA kernel allocates: gradient sums in fp32, and copies."""
     aten, name = torch.ops.aten, operator_name(operator)
     if name in MATRICES:
         return sum(int(args[place].nbytes) for place in MATRICES[name] if not is_read_by_blas(args[place]))
+    if name.startswith("_flash_attn"):
+        return _flash_attn_scratch(name, args)
     if operator is aten._scaled_dot_product_flash_attention_backward.default:
         query: torch.Tensor = args[1]
         *rows, length, width = query.shape

@@ -24,9 +24,11 @@ _DEPTH, _MORE_DEPTH = 512, 1024  # of a block; more if the product is deep and t
 _ROWS, _LEAST_ROWS, _FEW_ROWS = 256, 32, 16  # of a block: at most, at least, at least with less blocks than threads
 _COLUMN_BLOCKS = 16  # at most, for which a thread uses a block of the left matrix
 _SPLIT_DEPTH, _DEPTH_THREADS = 2048, 4  # from which on threads share a sum, and how many at most
+_KEY_BLOCK = 128  # tokens; of flash-attn 3 for heads of up to 128 numbers on Hopper
 _STRIDED_DEPTH, _STRIDED_ROWS = 4096, 1024  # from which on a matrix with rows of a power of two is copied, too
 
 EMBEDDING, LAYER_NORM, PRODUCT = "scratch of embedding", "scratch of layer_norm", "scratch of product"
+FLASH = "scratch of flash attention 3"
 
 
 class Scratch(NamedTuple):
@@ -79,8 +81,17 @@ def _product_bytes(
     return 0 if is_batched and rows * depth * columns < LEAST_OF_BLAS else plain
 
 
+def _flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, keys: int, key_bytes: int) -> int:
+    """Return the sums of flash-attn 3's backward for packed sequences, each followed by a block of tokens.
+
+    Source: total_q_padded_rounded and total_k_padded_rounded of mha_bwd, hopper/flash_api.cpp.
+    """
+    rows = _rounded(queries + batch * query_block, query_block), _rounded(keys + batch * _KEY_BLOCK, _KEY_BLOCK)
+    return rows[0] * query_bytes + rows[1] * key_bytes
+
+
 RULES: dict[str, Callable[..., int]] = {
-    EMBEDDING: _embedding_bytes, LAYER_NORM: _layer_norm_bytes, PRODUCT: _product_bytes,
+    EMBEDDING: _embedding_bytes, LAYER_NORM: _layer_norm_bytes, PRODUCT: _product_bytes, FLASH: _flash_bytes,
 }  # fmt: skip
 
 

@@ -255,7 +255,7 @@ def _measured(step: Any, job: Job, say: Say) -> RankRow:
         state_bytes=trace.state_bytes,
         phases=found.phases,
         traffic=sent,
-        process_peak_bytes=process.peak_bytes if process else 0,
+        process_high_water_bytes=process.run_high_water_bytes if process else 0,
     )
 
 

@@ -233,7 +233,7 @@ class RanksWatch:
                 group[0],
                 ranks=tuple(number for row in group for number in row.ranks),
                 step_seconds=tuple(map(max, zip(*(row.step_seconds for row in group), strict=False))),
-                process_peak_bytes=max(row.process_peak_bytes for row in group),
+                process_high_water_bytes=max(row.process_high_water_bytes for row in group),
             )
             for group in sorted(groups, key=lambda group: -len(group))
         )

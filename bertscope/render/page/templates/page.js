@@ -1,39 +1,20 @@
-// Draws the charts one by one after the text, in the colours of the theme, and again to fit the paper.
+// The tables, the boxes that scroll, the print, and the copied command.
 const root = document.documentElement;
-const figures = [...document.querySelectorAll("script.figure")];
-const dark = matchMedia("(prefers-color-scheme: dark)");
-// plotly knows no variables of style sheets: each "var(--name)" becomes its colour.
-const themed = (text) => {
-  const style = getComputedStyle(root);
-  return JSON.parse(text.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim()));
-};
-const draw = (data) => Plotly.newPlot(data.previousElementSibling, ...themed(data.textContent));
-const waiting = [...figures];
-const next = () => {
-  const data = waiting.shift();
-  if (!data) return;
-  draw(data);
-  setTimeout(next);
-};
-addEventListener("load", () => setTimeout(next));
-const recolor = () => figures.filter((data) => !waiting.includes(data)).forEach(draw);
-dark.addEventListener("change", recolor);
-// The printer's paper is white and of another width, which plotly fixes in pixels.
-const redraw = (change) => document.querySelectorAll(".js-plotly-plot").forEach((chart) => Plotly.relayout(chart, change));
 const folded = () => document.querySelectorAll("details:not([open])");
 let opened = [];
+// The printer's paper is white and of another width.
 addEventListener("beforeprint", () => {
   opened = [...folded()];
   opened.forEach((part) => { part.open = true; });
   root.dataset.theme = "light";
-  if (dark.matches) recolor();
-  redraw({ width: 680, autosize: false });
+  isPrinting = true;
+  drawAll();
 });
 addEventListener("afterprint", () => {
   opened.forEach((part) => { part.open = false; });
   delete root.dataset.theme;
-  if (dark.matches) recolor();
-  redraw({ width: null, autosize: true });
+  isPrinting = false;
+  drawAll();
 });
 
 const number = (cell) => parseFloat(cell.dataset.value ?? cell.textContent.replaceAll(",", ""));
@@ -85,46 +66,9 @@ boxes.forEach((box) => box.addEventListener("scroll", () => cue(box), { passive:
 const refit = () => boxes.forEach((box) => { box.scrollLeft || box.scrollTop || fitted(box); cue(box); });
 new ResizeObserver(() => requestAnimationFrame(refit)).observe(document.body);
 
-// The map by keyboard: arrow keys choose a box of this level, Enter zooms into it, Escape goes back.
-const chosen = new WeakMap();
-const choose = (chart, level, place) => {
-  const { ids, parents, customdata } = chart.data[0];
-  const inside = ids.flatMap((id, index) => (parents[index] === level ? [index] : []));
-  const found = inside.length ? inside[(place + inside.length) % inside.length] : ids.indexOf(level);
-  const style = getComputedStyle(root);
-  const color = (name) => style.getPropertyValue(name).trim();
-  chosen.set(chart, { level, place: inside.length ? (place + inside.length) % inside.length : 0, id: ids[found] });
-  document.querySelector(`output[data-map="${chart.id}"]`).textContent = customdata[found].replaceAll("<br>", ", ");
-  // The width is one number: plotly draws no path bar with a list of widths.
-  const lines = ids.map((_, index) => color(index === found ? "--ink" : "--paper"));
-  Plotly.restyle(chart, { level, "marker.line.width": 3, "marker.line.color": [lines] });
-};
-const zoom = (chart, key) => {
-  const { ids, parents } = chart.data[0], top = ids[0];
-  const level = chart._fullData?.[0].level || chart.data[0].level || top;
-  const at = chosen.get(chart);
-  const place = at?.level === level ? at.place : -1;
-  if (key === "ArrowRight" || key === "ArrowDown") choose(chart, level, place + 1);
-  else if (key === "ArrowLeft" || key === "ArrowUp") choose(chart, level, place < 0 ? -1 : place - 1);
-  else if (key === "Enter" && place >= 0 && parents.includes(at.id)) choose(chart, at.id, 0);
-  else if ((key === "Escape" || key === "Backspace") && level !== top) {
-    const outer = parents[ids.indexOf(level)];
-    choose(chart, outer, ids.filter((_, index) => parents[index] === outer).indexOf(level));
-  } else return false;
-  return true;
-};
-addEventListener("keydown", (event) => {
-  const chart = event.target;
-  if (chart.matches?.(".chart[tabindex]") && chart.data && zoom(chart, event.key)) event.preventDefault();
-});
 addEventListener("click", async (event) => {
   const button = event.target.closest("button");
-  if (button?.dataset.chart) {
-    const drawn = document.getElementById(button.dataset.chart);
-    if (!drawn.data) return;
-    Plotly.restyle(drawn, { type: drawn.data[0].type === "treemap" ? "icicle" : "treemap" });
-    [button.textContent, button.dataset.other] = [button.dataset.other, button.textContent];
-  } else if (button?.dataset.copied) {
+  if (button?.dataset.copied) {
     await navigator.clipboard?.writeText(button.previousElementSibling.textContent);
     button.textContent = button.dataset.copied;
   } else if (button?.closest("th")) sort(button);

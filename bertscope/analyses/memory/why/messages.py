@@ -1,0 +1,133 @@
+"""An out-of-memory message of torch in a text: its numbers, and what they say together.
+
+The forms are those of CUDACachingAllocator.cpp from torch 1.0 on (CUDA, and HIP on ROCm), of XPU and of MPS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bertscope.analyses.memory.why.findings import finding
+from bertscope.analyses.memory.why.stacks import ATTENTION_SCORES, LOGITS, NO_STACK, StackKind, stack_kind
+from bertscope.errors import SourceError
+from bertscope.reports.why import MESSAGE, OOM, WhyFinding, WhyReport
+from bertscope.units import parse_bytes
+
+_SIZE = r"(\d[\d,]{0,15}(?:\.\d{1,4})?)\s{0,2}(bytes|[KMGT]i?B)"
+# The start of a message, and how far behind it its numbers are: a message with 20 other processes has 1,500 letters.
+_START = re.compile(r"(?:CUDA|HIP|XPU) out of memory\.|MPS backend out of memory|(?<!\w)Tried to allocate (?=\d)")
+_REACH = 4000
+_NUMBERS = {
+    "tried": rf"Tried to allocate {_SIZE}",
+    "total": rf"(?:{_SIZE} total capacity|total capac\w{{1,4}} of {_SIZE}|max allowed: {_SIZE})",
+    "free": rf"(?:{_SIZE} free;|of which\s?{_SIZE} is free)",
+    "allocated": rf"(?:{_SIZE} already allocated|allocated memory {_SIZE} is allocated|MPS allocated: {_SIZE})",
+    "reserved": rf"{_SIZE} reserved in total by PyTorch",
+    "unallocated": rf"(?:{_SIZE} cached|{_SIZE} is reserved by PyTorch but unallocated)",
+    "own": rf"this process has {_SIZE} memory in use",
+    "limit": rf"{_SIZE} allowed;",
+    "private": rf"with {_SIZE} allocated in private pools",
+    "driver": rf"other allocations: {_SIZE}",
+}
+_PROCESS = re.compile(rf"Process \d{{1,10}} has {_SIZE} memory in use")
+_FRAME = re.compile(r'File "([^"\n]{1,500})", line (\d{1,9}), in (\S{1,200})')
+# Memory of a process outside torch's allocator: the context is at most 1,486 MiB (gpus.py), NCCL and others add some.
+_OUTSIDE = 2 * 2**30
+_FULL_SHARE, _LARGE_SHARE, _SMALL_SHARE = 0.8, 0.5, 0.1  # of the card
+
+
+def message_report(text: str, name: str) -> WhyReport:
+    """Return the report of the last out-of-memory message in a text; raises SourceError if there is none."""
+    numbers, kind = _read(text, name)
+    allocated, total = numbers.get("allocated", 0), numbers.get("total")
+    reserved = numbers.get("reserved", allocated + numbers.get("unallocated", 0))
+    other = _other(numbers, reserved)
+    values = {**numbers, "reserved": reserved, "unallocated": max(reserved - allocated, 0), "other": other}
+    found = sorted(_findings(values, kind), key=lambda reason: -reason.frees_bytes)
+    if len(found) > 1 and allocated < _FULL_SHARE * (total or allocated):
+        found = [reason for reason in found if reason.key != "why_full"]
+    return WhyReport(
+        name=name, source=MESSAGE, moment=OOM, allocated_bytes=allocated, reserved_bytes=reserved,
+        tried_bytes=numbers.get("tried"), free_bytes=numbers.get("free"), total_bytes=total, other_bytes=other,
+        phase=kind.phase, line=kind.line or kind.module,
+        findings=tuple(found),
+    )  # fmt: skip
+
+
+def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
+    """Return the numbers of the last message with any, and the stack of the traceback before it."""
+    starts = [match.start() for match in _START.finditer(text)]
+    for start in reversed(starts):
+        message = " ".join(text[start : start + _REACH].split())
+        following = _START.search(message, 200)  # of the next message, in a log of several ranks
+        numbers = dict(_numbers(message[: following.start()] if following else message))
+        if numbers.get("tried") and ("allocated" in numbers or "total" in numbers):
+            return numbers, _stack(text[:start])
+    raise SourceError(
+        "no out-of-memory message of torch with its numbers ('Tried to allocate ...'), and no memory snapshot; give "
+        "the whole message, or what torch.cuda.memory._dump_snapshot wrote", where=name
+    )  # fmt: skip
+
+
+def _numbers(message: str) -> Iterator[tuple[str, int]]:
+    for name, pattern in _NUMBERS.items():
+        if match := re.search(pattern, message):
+            amount, unit = [group for group in match.groups() if group]
+            yield name, _bytes(amount, unit)
+    processes = [_bytes(*match.groups()) for match in _PROCESS.finditer(message)]
+    if processes:
+        yield "processes", sum(processes)
+        yield "count", len(processes)
+
+
+def _bytes(amount: str, unit: str) -> int:
+    """Return the bytes of `1.24 GiB`; MPS says GB and means GiB."""
+    return parse_bytes(f"{amount.replace(',', '')}{'B' if unit == 'bytes' else f'{unit[0]}iB'}")
+
+
+def _stack(text: str) -> StackKind:
+    """Return the stack of the last traceback in a text."""
+    start = text.rfind("Traceback (most recent call last)")
+    frames = [{"filename": file, "line": int(line), "name": name.rstrip(",")}
+              for file, line, name in _FRAME.findall(text, max(start, 0))]  # fmt: skip
+    return stack_kind(frames[::-1]) if frames else NO_STACK
+
+
+def _other(numbers: dict[str, int], reserved: int) -> int:
+    """Return what other processes hold; a container may list the process itself by its number."""
+    if "total" not in numbers or "free" not in numbers:
+        return 0
+    used = numbers["total"] - numbers["free"]
+    if "own" in numbers:
+        rest = max(used - numbers["own"], 0)
+    else:
+        rest = used - reserved
+        rest = rest if rest > _OUTSIDE else 0
+    return max(rest if rest > 0.01 * numbers["total"] else 0, 0)
+
+
+def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
+    """Yield what the numbers say."""
+    tried, total, free, allocated = (of.get(key, 0) for key in ("tried", "total", "free", "allocated"))
+    unusable, other = of["unallocated"], of["other"]
+
+    if unusable >= tried and unusable:
+        yield finding("fragmentation", unusable)
+    if other:
+        yield finding("other", other, other if free < tried else 0, size_total=total)
+    if of.get("limit"):
+        yield finding("limit", of["limit"], free)
+    elif of.get("driver", 0) > allocated:
+        yield finding("driver", of["driver"])
+    elif allocated > total > 0:
+        yield finding("shared", allocated, 0, size_total=total)
+    elif free >= tried:
+        yield finding("free", free, 0, size_tried=tried)
+    if of.get("private"):
+        yield finding("private", of["private"], 0)
+    if tried > _LARGE_SHARE * (total or tried) or tried > max(allocated, free, _SMALL_SHARE * total):
+        named = [key for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)) if mark in kind.marks]
+        yield finding(named[0] if named else "request", tried, line=kind.line or kind.module)
+    if total >= allocated > 0:
+        yield finding("full", allocated, 0, size_total=total)

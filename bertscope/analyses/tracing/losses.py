@@ -1,0 +1,302 @@
+"""The losses that encoders train with: each a function from a model and its batch to what backward starts from.
+
+Each runs the operators of its class in sentence-transformers 6.2.0 in their order, and keeps what it keeps: the first
+text of the examples in a forward pass of its own, the others in one (embed_columns of merged_forward.py), the mean of
+the last hidden state (pooling.py), and the loss. The batch has a list for each input, with a tensor for each text.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import islice, pairwise
+from typing import Any
+
+from bertscope.errors import SelectionError
+from bertscope.model.lora import base_model_of
+from bertscope.settings.losses import MODEL, loss_parts
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import source_of
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn, torch, tree_map
+
+Batch = dict[str, Any]
+_SCALE, _MARGIN = 20.0, 5  # `scale` and `triplet_margin` of the classes
+
+
+def batch_of_texts(run_config: RunConfig, inputs: Any) -> Any:
+    """Return the batch of a loss on meta from the inputs of one text; for the model's own loss the inputs.
+
+    A reranker has its texts in one tensor, since all of them are pairs.
+    """
+    name = loss_parts(run_config.loss)[0]
+    if name == MODEL:
+        return inputs
+    if not isinstance(inputs, Mapping):
+        raise SelectionError(f"loss {run_config.loss} takes a model whose inputs have names")
+    lists, rows = (1, run_config.texts) if name == "reranker" else (run_config.texts, 1)
+    batch: Batch = {
+        key: [tree_map(lambda like: like.new_empty(rows * len(like), *like.shape[1:]), value) for _ in range(lists)]
+        for key, value in inputs.items()
+    }
+    if name == "cosent" or (name == "reranker" and not run_config.hard_negatives):
+        batch["targets"] = torch.empty(run_config.batch, device="meta")
+    return batch
+
+
+def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[[nn.Module, Batch], Any] | None:
+    """Return the function of a loss; None for that of the model.
+
+    With `is_short` two of equal mini-batches run; the others only leave their embeddings.
+    """
+    name, argument = loss_parts(run_config.loss)
+    if name == MODEL:
+        return None
+    given: dict[str, dict[str, Any]] = {
+        "cached-mnrl": {"size": argument, "is_short": is_short}, "reranker": {"group": run_config.texts},
+    }  # fmt: skip
+    return partial(_FUNCTIONS[name], **given.get(name, {}))
+
+
+def _texts(batch: Batch) -> list[Batch]:
+    """Return the inputs of each text."""
+    lists = {name: value for name, value in batch.items() if isinstance(value, list)}
+    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
+    """Return the mean of the last hidden state over the tokens, which the text refers to from then on.
+
+    hidden (batch, seq, hidden_size) -> (batch, hidden_size)
+    """
+    text["hidden"] = hidden = _hidden(model, model(**text))
+    if hidden.dim() == 2:  # of a model with pooling of its own
+        return hidden
+    mask = text.get("attention_mask")
+    mask = torch.ones(hidden.shape[:-1], dtype=torch.int64, device=hidden.device) if mask is None else mask
+    weights = mask.unsqueeze(-1).to(hidden.dtype)
+    wide = torch.float32 if hidden.itemsize < 4 else hidden.dtype
+    total = (hidden * weights).sum(dim=1, dtype=wide)
+    count = torch.clamp(weights.sum(dim=1, dtype=wide), min=1e-9)
+    return torch.cat([(total / count).to(hidden.dtype)], dim=-1)
+
+
+def _hidden(model: nn.Module, output: Any) -> torch.Tensor:
+    found = output if isinstance(output, torch.Tensor) else getattr(output, "last_hidden_state", None)
+    if not isinstance(found, torch.Tensor):
+        raise SelectionError(
+            f"the loss embeds texts by the last hidden state, which {type(base_model_of(model)).__name__} does not "
+            "return; choose a class without a head, such as --architecture BertModel, or loss reranker"
+        )
+    return found
+
+
+def _embeddings(model: nn.Module, texts: list[Batch]) -> list[torch.Tensor]:
+    """Return the embeddings of each text."""
+    first, *others = texts
+    found = [_embedding(model, first)]
+    if len(others) < 2:
+        return found + [_embedding(model, other) for other in others]
+    merged = {name: torch.cat([other[name] for other in others]) for name in others[0]}
+    together = _embedding(model, merged)
+    return found + list(together.reshape(len(others), -1, together.shape[-1]).unbind(0))
+
+
+def _cosines(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the cosines of all rows of one with all rows of the other."""
+    norms = [nn.functional.normalize(rows, p=2, dim=-1) for rows in (one, other)]
+    return torch.mm(norms[0], norms[1].transpose(0, 1))
+
+
+def _ranked(queries: torch.Tensor, texts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the loss of the chosen queries, each of which should find the text of its number among all texts.
+
+    queries (batch, hidden_size), texts (texts * batch, hidden_size) -> scores (chosen, texts * batch)
+    """
+    numbers = torch.arange(len(chosen), device=queries.device)
+    asked = queries[chosen]
+    scores = _cosines(asked, texts)
+    scores = scores * _SCALE
+    found = scores[numbers, chosen]
+    joint = torch.cat([scores], dim=1)
+    return -(found - torch.logsumexp(joint, dim=1)).mean()
+
+
+def mnrl(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return MultipleNegativesRankingLoss: the texts of all other examples are negatives."""
+    texts = _texts(batch)
+    queries, *others = _embeddings(model, texts)
+    return _ranked(queries, torch.cat(others), torch.arange(len(queries), device=queries.device))
+
+
+def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> torch.Tensor:
+    """Return CachedMultipleNegativesRankingLoss, whose mini-batches of `size` run twice (GradCache, arXiv:2101.06983).
+
+    The first pass has no gradients. The loss goes back to the embeddings, and the backward pass of what is returned
+    runs the mini-batches again and goes back from the gradients of their embeddings.
+    """
+    texts, autocast = _texts(batch), _same_autocast(batch)
+    count = len(next(iter(texts[0].values())))
+    rows = min(int(size), count)
+    cuts = [_cuts(count, rows, number, len(texts), is_short) for number in range(len(texts))]
+    parts = [(text, *cut) for text, own in zip(texts, cuts, strict=True) for cut in own]
+    running = (0, len(parts) - 1) if is_short else range(len(parts))
+    embeddings: list[torch.Tensor] = []
+    states = []
+    for number, (text, begin, end) in enumerate(parts):
+        states.append([torch.get_rng_state() for _ in range(begin, end, rows)])
+        if number in running:
+            with torch.no_grad():
+                found = _of_rows(model, text, begin, end)
+        else:
+            found = embeddings[0].new_empty(end - begin, *embeddings[0].shape[1:])
+        embeddings.append(found.detach().requires_grad_())
+    begins = sorted({0, count - rows}) if is_short else range(0, count, rows)
+    value = _ranked_in_parts(embeddings, list(map(len, cuts)), begins, rows).detach().requires_grad_()
+    gradients: list[Any] = [embedding.grad for embedding in embeddings]
+
+    def again(outer: torch.Tensor) -> None:
+        """Run the mini-batches with gradients."""
+        for number in running:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad(), autocast:
+                torch.set_rng_state(states[number][0])
+                found = _of_rows(model, *parts[number])
+            with torch.enable_grad():
+                wide = torch.promote_types(found.dtype, torch.float32)
+                surrogate = torch.dot(found.flatten().to(wide), gradients[number].flatten().to(wide)) * outer
+                surrogate.backward()
+
+    value.register_hook(again)
+    return value
+
+
+def _cuts(count: int, rows: int, number: int, texts: int, is_short: bool) -> list[tuple[int, int]]:
+    """Return the begin and end of the mini-batches of a text of all examples.
+
+    With `is_short` the first of the first text and the last of the last have all rows, and others are one.
+    """
+    if not is_short:
+        return [(begin, min(begin + rows, count)) for begin in range(0, count, rows)]
+    between = [rows] * (number == 0) + [count - rows] * (number == texts - 1)
+    edges = [0, *between, count]
+    return [(begin, end) for begin, end in pairwise(edges) if end > begin]
+
+
+def _of_rows(model: nn.Module, text: Batch, begin: int, end: int) -> torch.Tensor:
+    """Return the embeddings of a mini-batch."""
+    return _embedding(model, {name: value[begin:end] for name, value in text.items()})
+
+
+def _same_autocast(batch: Batch) -> AbstractContextManager[Any]:
+    """Return the context of autocast that is active now, for backward, which runs outside of it."""
+    device = next(value[0] for value in batch.values() if isinstance(value, list)).device.type
+    is_on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=is_on)
+
+
+def _ranked_in_parts(
+    embeddings: list[torch.Tensor], parts: list[int], begins: Iterable[int], size: int
+) -> torch.Tensor:
+    """Return the sum of the losses of mini-batches of queries, each of which goes back to the embeddings.
+
+    `parts` has the number of tensors that each text has.
+    """
+    rest = iter(embeddings)
+    queries, *others = [torch.cat(list(islice(rest, number))) for number in parts]
+    candidates = torch.cat(others)
+    numbers = torch.arange(len(queries), device=queries.device)
+    total = queries.new_zeros(())
+    for begin in begins:
+        chosen = numbers[begin : begin + size]
+        loss = _ranked(queries, candidates, chosen) * len(chosen) / len(queries)
+        loss.backward()
+        total = total + loss.detach()
+    return total
+
+
+def cosent(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return CoSENTLoss: of two pairs, the one with the higher target has the higher cosine."""
+    texts = _texts(batch)
+    one, other = (nn.functional.normalize(rows, p=2, dim=-1) for rows in _embeddings(model, texts))
+    scores = (one * other).sum(dim=-1).to(torch.float32) * _SCALE
+    targets, order = batch["targets"].sort()
+    scores = scores[order]
+    starts = torch.searchsorted(targets, targets, right=True)
+    sums = torch.logcumsumexp(-scores.flip(0), dim=0).flip(0)
+    sums = torch.cat((sums, scores.new_full((1,), -torch.inf)))
+    return torch.logsumexp(torch.cat((scores.new_zeros(1), scores + sums[starts])), dim=0)
+
+
+def triplet(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return TripletLoss: the positive is nearer to the anchor than the negative, by a margin."""
+    texts = _texts(batch)
+    anchor, *others = _embeddings(model, texts)
+    near, far = (torch.linalg.vector_norm(anchor - other, dim=-1) for other in others)
+    return nn.functional.relu(near - far + _MARGIN).mean()
+
+
+def reranker(model: nn.Module, batch: Batch, group: int) -> torch.Tensor:
+    """Return BinaryCrossEntropyLoss of a cross-encoder's scores; with hard negatives cross-entropy over each group.
+
+    The latter is the loss of FlagEmbedding's rerankers. A class with several labels scores by the first.
+    """
+    output = model(**_texts(batch)[0])
+    logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
+        raise SelectionError(
+            f"loss reranker takes a class that returns a score of each pair, such as --architecture "
+            f"BertForSequenceClassification; {type(base_model_of(model)).__name__} does not"
+        )
+    scores = logits.view(-1) if logits.shape[1] == 1 else logits[:, 0]
+    if "targets" in batch:
+        return nn.functional.binary_cross_entropy_with_logits(scores, batch["targets"])
+    grouped = scores.view(-1, group)
+    return nn.functional.cross_entropy(grouped, torch.zeros(len(grouped), dtype=torch.long, device=scores.device))
+
+
+def distil(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the mean squared difference of the embeddings from those of the teacher, which runs without gradients."""
+    teacher: Any = model.teacher
+    texts = _texts(batch)
+    with torch.no_grad():
+        goals = [_embedding(teacher, dict(text)) for text in texts]
+    found = [teacher.projected(embedding) for embedding in _embeddings(model, texts)]
+    return torch.stack([nn.functional.mse_loss(*pair) for pair in zip(found, goals, strict=True)]).mean()
+
+
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "mnrl": mnrl, "cached-mnrl": cached_mnrl, "cosent": cosent, "triplet": triplet, "reranker": reranker,
+    "distil": distil,
+}  # fmt: skip
+
+
+class Teacher(nn.Module):
+    """A frozen model in eval mode; if its embeddings are of another size, with a trained projection of the student's.
+
+    Source: EmbedDistillLoss of sentence-transformers, with its `projection_dim`.
+    """
+
+    def __init__(self, model: nn.Module, student: nn.Module) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False)
+        own, other = (
+            getattr(getattr(base_model_of(one), "config", None), "hidden_size", 0) for one in (student, model)
+        )
+        device = next(model.parameters()).device
+        self.projected = nn.Linear(own, other, device=device) if own and other and own != other else nn.Identity()
+
+    def train(self, mode: bool = True) -> "Teacher":
+        """Leave the model in eval mode."""
+        return super().train(False)
+
+    def forward(self, **inputs: Any) -> Any:
+        """Return the output of the model."""
+        return self.model(**inputs)
+
+
+def add_teacher(model: nn.Module, run_config: RunConfig, build: Callable[[ModelSource], nn.Module]) -> None:
+    """Add the teacher of loss `distil`, if the run has it, to the model as its part `teacher`."""
+    name, argument = loss_parts(run_config.loss)
+    if name == "distil":
+        source = source_of(argument)
+        source = source.with_options(architecture="BertModel") if source.bert_config is not None else source
+        model.teacher = Teacher(build(source.implemented_by(run_config.implementation)), model)

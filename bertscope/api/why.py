@@ -1,0 +1,151 @@
+"""`bertscope.why`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from bertscope.analyses.memory.fit import estimate_on
+from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.why.reading import read_why
+from bertscope.api.asked import Asked, Model, Plan, TrainingArguments, card_for
+from bertscope.api.memory import fit
+from bertscope.errors import BertscopeError, SelectionError
+from bertscope.gpus import Gpu
+from bertscope.progress import expect
+from bertscope.reports.memory import FitReport, Memory
+from bertscope.reports.why import BEFORE, MESSAGE, OOM, WhyFinding, WhyPart, WhyReport
+from bertscope.settings.checkpointing import FULL, NONE
+from bertscope.settings.generate import changed, with_settings
+from bertscope.settings.resolve import Layer
+from bertscope.settings.run_config import DEFAULTS, ESTIMATED, RunConfig
+from bertscope.sources.find import source_of
+from bertscope.sources.model_source import ModelSource
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertscope.settings.keywords import RunSettings
+
+_BEYOND, _LEAST = 1.25, 64 * 2**20  # an excess over the estimate that is named: a share, and bytes
+_EXPLAINED = {  # parts whose excess a finding explains
+    "parameters": {"why_models", "why_copy"}, "optimizer_state": {"why_optimizers"}, "gradients": {"why_gradients"},
+    "activations": {"why_graph", "why_grad_eval", "why_outputs", "why_previous", "why_cache"},
+}  # fmt: skip
+
+
+@with_settings(*ESTIMATED)
+def why(
+    file: str | PathLike[str],
+    model: Model | None = None,
+    *,
+    training_file: TrainingArguments = None,
+    plan: Plan = None,
+    layers: Sequence[Layer] = (),
+    **settings: Unpack[RunSettings],
+) -> WhyReport:
+    """Explain what filled a card: a memory snapshot, a profiler's memory timeline, or a log with the error message.
+
+    The snapshot is what `torch.cuda.memory._dump_snapshot` wrote; `-` reads a message from standard input. With a
+    model, the report has the estimate of its step with the settings, and names what the step does not explain. Raises
+    SourceError for a file that is none of these, and SelectionError for settings without a model.
+
+    >>> report = bertscope.why("oom.log")
+    >>> report.findings[0].key, report.tried_bytes == 3 * 2**30
+    ('why_fragmentation', True)
+    """
+    report = read_why(str(file))
+    asked = Asked.of(settings, layers, training_file=training_file, plan=plan)
+    if model is None:
+        if asked.named or training_file is not None or plan is not None:
+            raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")
+        return report
+    source = source_of(model)
+    ((run, limit),) = asked.resolved(source, **DEFAULTS["why"]).points
+    card = card_for(limit, run)
+    other = report.other_bytes
+    if card is not None and report.moment == OOM and report.source != MESSAGE and report.free_bytes is not None:
+        outside = report.free_bytes + (report.reserved_bytes or report.allocated_bytes) + card.context_high_bytes
+        other = max(card.memory_bytes - outside, 0)
+        report = replace(report, total_bytes=card.memory_bytes, other_bytes=other)
+    report = _compared(report, source, run, card)
+    return replace(report, training_file=asked.noted([run]))
+
+
+def _compared(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu | None) -> WhyReport:
+    """Return the report with the estimate of a step, and with findings on what the step does not explain."""
+    runs = [run, *([run.changed(checkpointing=FULL)] if run.checkpointing == NONE else [])]
+    expect(len(runs))
+    steps = Steps(source)
+    if len(runs) > 1 and FULL not in steps.facts(run).strategies:
+        runs = [run]
+    (run, *_), estimate = estimate_on(source, runs, card, steps)
+    memories = [variant.estimated for variant in estimate.variants if variant.estimated is not None]
+    held = {part.part: part for part in report.parts}
+    of_phase = {phase.phase: phase for phase in memories[0].phases}.get(report.phase, memories[0].peak)
+    sizes = {part: size for part, size in vars(of_phase.parts).items() if size or part in held}
+    parts = tuple(
+        replace(held.get(part, WhyPart(part=part, held_bytes=0, blocks=0)), estimated_bytes=sizes.get(part))
+        for part in dict.fromkeys((*held, *sizes))
+    )
+    report = replace(report, parts=parts, subject=estimate.subject, run=run)
+    found = [*_kept(report, memories), *_beyond(report), *_fitting(report, source, run, card)]
+    return replace(report, findings=tuple(sorted(found, key=lambda finding: -finding.frees_bytes)))
+
+
+def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]:
+    """Yield the findings of the file; what checkpointing frees is that of the estimates."""
+    peaks = [memory.peak.peak_bytes for memory in memories]
+    for finding in report.findings:
+        if finding.key in ("why_activations", "why_activations_all") and len(peaks) > 1:
+            frees = max(peaks[0] - peaks[1], 0)
+            yield replace(finding, key="why_activations", frees_bytes=frees,
+                          values={"line": "", "layers": 1, **finding.values, "size_frees": frees})  # fmt: skip
+        else:
+            yield finding
+
+
+def _beyond(report: WhyReport) -> Iterator[WhyFinding]:
+    """Yield the parts that hold more than in the estimate, unless a finding explains them."""
+    keys = {finding.key for finding in report.findings}
+    total = sum(part.estimated_bytes or 0 for part in report.parts)
+    if report.source == MESSAGE:
+        yield WhyFinding(key="why_estimate", values={"size": total, "size_held": report.allocated_bytes})
+        if report.allocated_bytes > _BEYOND * total + _LEAST:
+            yield WhyFinding(key="why_more", values={"size": report.allocated_bytes - total},
+                             frees_bytes=report.allocated_bytes - total)  # fmt: skip
+        return
+    unknown = sum(part.held_bytes for part in report.parts if part.part == BEFORE)
+    if (report.other_bytes or 0) > _LEAST:
+        yield WhyFinding(key="why_other", values={"size": report.other_bytes, "size_total": report.total_bytes},
+                         frees_bytes=report.other_bytes or 0)  # fmt: skip
+    for part in report.parts:
+        expected = part.estimated_bytes or 0
+        excess = part.held_bytes - expected
+        if part.part == BEFORE:  # the parameters and the state of the optimizer exist before a recording
+            excess = unknown - sum(max((p.estimated_bytes or 0) - p.held_bytes, 0) for p in report.parts)
+            expected = unknown - excess
+        is_much = excess > _LEAST and part.held_bytes > _BEYOND * expected
+        if is_much and not keys & _EXPLAINED.get(part.part, set()):
+            sizes = {"size": part.held_bytes, "size_estimated": expected}
+            yield WhyFinding(key="why_beyond", frees_bytes=excess, values={"part": part.part, **sizes})
+
+
+def _fitting(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu | None) -> Iterator[WhyFinding]:
+    """Yield the batches of the step that fit on the card without other processes."""
+    memory = card.memory_bytes if card else report.total_bytes
+    if memory is None or report.moment != OOM:
+        return
+    given = {name: value for name, value in changed(run).items()
+             if name not in ("batch", "checkpointing", "reentrant", "seq", "precision")}  # fmt: skip
+    try:
+        found: FitReport = fit(source, memory, seq=run.seq, precision=run.precision,
+                               checkpointing=[NONE, FULL] if run.checkpointing == NONE else [run.checkpointing],
+                               **given)  # fmt: skip
+    except BertscopeError:  # a strategy that the model does not have
+        return
+    for row in found.rows:
+        asked = {"asked": run.batch, "checkpointing": row.checkpointing}
+        yield WhyFinding(key="why_fits", values={"size_total": memory, "batch": row.batch, **asked})

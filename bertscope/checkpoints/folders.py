@@ -1,0 +1,170 @@
+"""Folders that trainers and sentence-transformers write: DeepSpeed's ZeRO, FSDP's `.distcp` files, `modules.json`.
+
+Sources: `deepspeed/runtime/engine.py` and `utils/zero_to_fp32.py` of DeepSpeed 0.19; `metadata.py` in
+`torch.distributed.checkpoint` of torch 2.13; `SentenceTransformer.save` of sentence-transformers 6.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bertscope.checkpoints.files import ITEM_BYTES, Budget, OpenFile, StoredFile, is_size, opened
+from bertscope.checkpoints.tensorflow import OPTIMIZER
+from bertscope.checkpoints.torch_files import (
+    MAX_PICKLE_BYTES,
+    Global,
+    Opaque,
+    PickledDict,
+    Tensor,
+    described_in,
+    read_zip,
+    top_level,
+)
+from bertscope.reports.checkpoint import FilePart, StoredTensor
+
+MODULES = "modules.json"
+MAX_MODULES = 100
+_MAX_TEXT_BYTES = 1 << 20  # of modules.json, and of the configuration of a module
+_SHAPES = ("param_shapes", "frozen_param_shapes")
+
+
+def read_distcp(file: OpenFile) -> StoredFile:
+    """Return the tensors in an open `.metadata` of torch.distributed.checkpoint, without those of an optimizer."""
+    if file.size > MAX_PICKLE_BYTES:
+        raise file.broken(f"a pickle of {file.size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
+    metadata = described_in(file, BytesIO(file.take(file.size)))
+    if not isinstance(metadata, Opaque) or metadata.function.name != "Metadata":
+        raise file.broken("not the metadata of torch.distributed.checkpoint")
+    entries, places = metadata.get("state_dict_metadata"), metadata.get("storage_data")
+    if not isinstance(entries, PickledDict) or not isinstance(places, PickledDict):
+        raise file.broken("metadata without tensors, or without their files")
+    used = _distcp_files(file, places)
+    first = next(iter(used), file.path.name)
+    tensors = [_distcp_tensor(file, name, entry, first) for name, entry in entries.items()
+               if isinstance(entry, Opaque) and entry.function.name == "TensorStorageMetadata"]  # fmt: skip
+    kept = [tensor for tensor in tensors if not OPTIMIZER.search(tensor.name)]
+    if not kept:
+        raise file.broken("metadata without a tensor of a model")
+    others, problems = file.beside(used)
+    parts = (FilePart(file=file.path.name, what="header", bytes=file.size), *others)
+    return StoredFile(format="distcp", tensors=tuple(kept), parts=parts, problems=tuple(problems))
+
+
+def _distcp_tensor(file: OpenFile, name: str, entry: Opaque, stored_in: str) -> StoredTensor:
+    shape, properties = entry.get("size"), entry.get("properties")
+    state = properties.state if isinstance(properties, Opaque) else None
+    found = [state.get("dtype")] if isinstance(state, PickledDict) else state
+    dtype = found[0] if isinstance(found, (list, tuple)) and found else None
+    if not isinstance(shape, tuple) or not isinstance(dtype, Global) or dtype.name not in ITEM_BYTES:
+        raise file.broken(f"tensor {str(name)[:60]!r} has no shape or dtype")
+    return file.tensor(str(name), dtype.name, shape, file=stored_in)
+
+
+def _distcp_files(file: OpenFile, places: PickledDict) -> dict[str, Counter[str]]:
+    """Return the bytes of each file by their use; a place is a file, an offset and a length."""
+    used: dict[str, Counter[str]] = {}
+    for key, place in places.others:
+        record = place if isinstance(place, Opaque) else Opaque(Global("", ""), ())
+        name, length = record.get("relative_path"), record.get("length")
+        if not isinstance(name, str) or not is_plain(name) or not is_size(length):
+            raise file.broken("a record that is not in a file of the folder")
+        fqn = found if isinstance(found := key.get("fqn"), str) else ""
+        what = "optimizer state" if OPTIMIZER.search(fqn) else "tensors"
+        used.setdefault(name, Counter())[what] += length
+    return used
+
+
+def is_plain(name: str) -> bool:
+    """Return True for the name of a file in the same folder."""
+    return PurePosixPath(name).name == name and not set(name) & set("\\\0:") and name not in ("", "..")
+
+
+# ---- DeepSpeed ----
+
+
+def zero_states(folder: Path) -> Path | None:
+    """Return the file with the model's states in a folder of DeepSpeed, or in that which its file `latest` names."""
+    latest = folder / "latest"
+    if latest.is_file() and latest.stat().st_size <= 256:
+        name = latest.read_text(errors="replace").strip()
+        folder = folder / name if is_plain(name) else folder
+    names = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def read_zero(file: OpenFile) -> StoredFile:
+    """Return the tensors of a model trained by DeepSpeed: stored as they are, or by their shapes (ZeRO-3)."""
+    top = top_level(file)
+    module = top.get("module") if isinstance(top, PickledDict) else None
+    if not isinstance(module, PickledDict):
+        raise file.broken("not the states of a model that DeepSpeed writes")
+    groups = [group for field in _SHAPES for group in _groups(top.get(field))]
+    shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
+    parts = [FilePart(file=path.name, what=_use(path), bytes=path.stat().st_size)
+             for path in sorted(file.path.parent.iterdir()) if _use(path)]  # fmt: skip
+    stored = {name: value for name, value in module.items() if isinstance(value, Tensor)}
+    if not shapes or any(value.shape == shapes.get(name) for name, value in stored.items()):
+        file.stream.seek(0)
+        found = read_zip(file)
+        others = [part for part in parts if part.file != file.path.name]
+        return StoredFile(**vars(found) | {"format": "deepspeed", "parts": (*found.parts, *others)})
+    buffers = top.get("buffer_names")
+    names = [name for name in (buffers if isinstance(buffers, list) else []) if isinstance(name, str)]
+    rows = [(name, "float32", shape) for name, shape in shapes.items()]  # the copies of the optimizer
+    rows += [(name, stored[name].dtype, stored[name].shape) for name in names if name in stored]
+    tensors = tuple(file.tensor(*row) for row in rows)
+    return StoredFile(format="deepspeed ZeRO-3", tensors=tensors, parts=tuple(parts))
+
+
+def _groups(shapes: Any) -> list[PickledDict]:
+    """Return the groups of parameters: a list of tables, or one table."""
+    return [group for group in (shapes if isinstance(shapes, list) else [shapes]) if isinstance(group, PickledDict)]
+
+
+def _use(path: Path) -> str:
+    uses = {"model_states.pt": "model states", "optim_states.pt": "optimizer state"}
+    return next((use for end, use in uses.items() if path.name.endswith(end) and path.is_file()), "")
+
+
+# ---- sentence-transformers ----
+
+
+def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
+    """Yield path in the folder, folder and description of each module in a `modules.json`."""
+    with opened(folder / MODULES, budget) as file:
+        listed = _json(file)
+        if (
+            not isinstance(listed, list)
+            or len(listed) > MAX_MODULES
+            or not all(isinstance(item, dict) for item in listed)
+        ):
+            raise file.broken(f"it is no list of at most {MAX_MODULES} modules")
+        for item in listed:
+            path, kind = item.get("path"), str(item.get("type")).rpartition(".")[2]
+            if not isinstance(path, str) or (path and not is_plain(path)):
+                raise file.broken("a module that is not in the folder")
+            yield path, folder / path, f"{kind}{_pooling(folder / path / 'config.json', budget)}"
+
+
+def _pooling(path: Path, budget: Budget) -> str:
+    """Return the modes of a Pooling module by its configuration: ` (mean)`; empty for another module."""
+    if not path.is_file():
+        return ""
+    with opened(path, budget) as file:
+        config = _json(file)
+    found = config if isinstance(config, dict) else {}
+    modes = [
+        key.removeprefix("pooling_mode_").partition("_token")[0]
+        for key, value in found.items()
+        if key.startswith("pooling_mode_") and value is True
+    ]
+    modes += [mode] if isinstance(mode := found.get("pooling_mode"), str) else []  # since version 6
+    return f" ({', '.join(modes)})" if modes else ""
+
+
+def _json(file: OpenFile) -> Any:
+    if file.size > _MAX_TEXT_BYTES:
+        raise file.broken(f"more than {_MAX_TEXT_BYTES:,} bytes")
+    return file.json(file.take(file.size), "the file")

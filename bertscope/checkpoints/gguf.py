@@ -1,0 +1,131 @@
+"""The header of a GGUF file of llama.cpp: metadata by key, then name, shape, type and offset of each tensor.
+
+Source: the specification in ggml's `docs/gguf.md`, versions 2 and 3; integers are little-endian.
+"""
+
+import math
+import re
+import struct
+from pathlib import Path
+
+from bertscope.checkpoints.files import OpenFile, Placed, StoredFile
+from bertscope.reports.checkpoint import StoredTensor
+
+MAX_SPLITS = 1000
+_MAX_DEPTH = 4  # of arrays in arrays
+_SHOWN_KEYS = 200  # of the metadata; arrays, such as the words of a tokenizer, are skipped
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+# Number of a type of metadata -> its bytes; 7 is bool, 8 text, 9 array.
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_TEXT, _ARRAY = 8, 9
+_SIGNED, _FLOATS = (1, 3, 5, 11), {6: "<f", 12: "<d"}
+
+# Number of a type of tensor -> its name, elements and bytes of a block.
+# Source: `GGML_QUANT_SIZES` in `constants.py` of the package gguf 0.19.
+TYPES = {
+    0: ("float32", 1, 4), 1: ("float16", 1, 2), 28: ("float64", 1, 8), 30: ("bfloat16", 1, 2),
+    24: ("int8", 1, 1), 25: ("int16", 1, 2), 26: ("int32", 1, 4), 27: ("int64", 1, 8),
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56),
+    34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}  # fmt: skip
+
+
+def splits(path: Path) -> list[Path]:
+    """Return the files of a model that llama.cpp has split, by the name of one of them; else this file."""
+    found = _SPLIT.fullmatch(path.name)
+    count = int(found[3]) if found else 0
+    if found is None or not 0 < count <= MAX_SPLITS:
+        return [path]
+    return [path.with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+
+
+def read_gguf(file: OpenFile) -> StoredFile:
+    """Return the tensors of an open GGUF file; raise SourceError for any other file."""
+    file.take(4)
+    version = file.number(4)
+    if version not in (2, 3):
+        raise file.broken(f"version {version:,} of GGUF; 2 and 3 in little-endian order are read")
+    tensors, keys = file.number(8), file.number(8)
+    file.budget.spend("tensors", tensors)
+    file.budget.spend("instructions", keys)
+    metadata: dict[str, str] = {}
+    alignment = 32
+    for _ in range(keys):
+        key = file.text(file.number(8))
+        value = _value(file, file.number(4), 0)
+        if value is not None and len(metadata) < _SHOWN_KEYS:
+            metadata[key] = value
+        if key == "general.alignment":
+            alignment = int(value) if value and value.isdecimal() else 0
+    if not 0 < alignment <= 1 << 20:
+        raise file.broken("general.alignment is no number of bytes")
+    entries = [_entry(file) for _ in range(tensors)]
+    header = file.stream.tell()
+    start = math.ceil(header / alignment) * alignment
+    placed = [Placed(start + offset, start + offset + tensor.bytes, tensor) for offset, tensor in entries]
+    for item in placed:
+        if item.end > file.size:
+            raise file.broken(f"tensor {item.tensor.name[:60]!r} ends at byte {item.end:,} of {file.size:,}: truncated")
+    file.in_order(placed)
+    if len({item.tensor.name for item in placed}) < len(placed):
+        raise file.broken("two tensors have one name")
+    found = [item.tensor for item in placed]
+    return file.stored("gguf", found, {"header": header, "tensors": sum(item.bytes for item in found)},
+                       metadata=metadata)  # fmt: skip
+
+
+def _entry(file: OpenFile) -> tuple[int, StoredTensor]:
+    """Return the offset of the next tensor, and the tensor; GGUF has its innermost dimension first."""
+    name, dimensions = file.text(file.number(8)), file.number(4)
+    if dimensions > 8:  # GGML_MAX_DIMS is 4
+        raise file.broken(f"tensor {name[:60]!r} has {dimensions:,} dimensions")
+    shape = [file.number(8) for _ in range(dimensions)]
+    kind = file.number(4)
+    if kind not in TYPES:
+        raise file.broken(f"tensor {name[:60]!r} has the unknown type {kind:,}")
+    dtype, elements, size = TYPES[kind]
+    if shape and shape[0] % elements:
+        raise file.broken(f"tensor {name[:60]!r} has rows of {shape[0]:,}, and {dtype} has blocks of {elements}")
+    blocks = math.prod(shape) // elements
+    tensor = file.tensor(name, dtype, reversed(shape), blocks * size, packing="GGUF" if elements > 1 else None)
+    return file.number(8), tensor
+
+
+def _value(file: OpenFile, kind: int, depth: int) -> str | None:
+    """Return the next value as text; skip an array and return None."""
+    if kind == _TEXT:
+        count = file.number(8)
+        if count <= 200:
+            return file.take(count).decode(errors="replace")
+        _skip(file, count)
+        return None
+    if kind == _ARRAY:
+        kind, count = file.number(4), file.number(8)
+        if kind in _SIZES:
+            _skip(file, count * _SIZES[kind])
+            return None
+        if depth == _MAX_DEPTH:
+            raise file.broken("arrays in arrays, nested too deeply")
+        file.budget.spend("instructions", count)
+        for _ in range(count):
+            if kind == _TEXT:
+                _skip(file, file.number(8))
+            else:
+                _value(file, kind, depth + 1)
+        return None
+    if kind not in _SIZES:
+        raise file.broken(f"metadata of the unknown type {kind:,}")
+    raw = file.take(_SIZES[kind])
+    if kind in _FLOATS:
+        return f"{struct.unpack(_FLOATS[kind], raw)[0]:g}"
+    return str(int.from_bytes(raw, "little", signed=kind in _SIGNED))
+
+
+def _skip(file: OpenFile, count: int) -> None:
+    file.seek(file.stream.tell() + count)

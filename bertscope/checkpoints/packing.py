@@ -1,0 +1,182 @@
+"""Quantized weights: the tensors of a file that store one weight become one tensor of its shape.
+
+A packing is a row: the name of the packed tensor, those of its scales and zero points, and a function that derives the
+shape and the dtype of the weight. Sources: bitsandbytes 0.50 (`QuantState`, `Int8Params`), AutoGPTQ 0.7 and GPTQModel
+(`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`, `WQLinear_GEMV`), compressed-tensors 0.20 (`compressors`), transformers'
+`Mxfp4`, modelopt's NVFP4, onnxruntime 1.32 (`quantize_dynamic`, `MatMulNBitsQuantizer`).
+"""
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from bertscope.checkpoints.files import is_size
+from bertscope.reports.checkpoint import StoredTensor
+
+MAX_VALUE_BYTES = 4096  # of a tensor that describes a packing; bitsandbytes' has about 150
+_DESCRIBES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4", ".weight_shape")
+
+Parts = Mapping[str, StoredTensor]  # end of the name -> tensor
+Weight = tuple[str, tuple[int, ...]]  # dtype and shape
+
+
+def describes(tensor: StoredTensor) -> bool:
+    """Return True for a small tensor whose values are the shape of a packed weight."""
+    return tensor.bytes <= MAX_VALUE_BYTES and tensor.name.endswith(_DESCRIBES)
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """A way to store weights. A name is that of the weight with the end `main` in place of the end `weight`."""
+
+    name: str
+    main: str
+    weight: str
+    needs: tuple[str, ...]  # at least one, with the same front
+    unpacked: Callable[[Parts, Mapping[str, bytes]], Weight | None]  # None: another packing
+    also: tuple[str, ...] = ()
+    forms: tuple[str, ...] = ("safetensors", "pytorch")
+
+
+def _bitsandbytes(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return dtype and shape in the quantization state, a record of JSON; without it the weights in one dimension."""
+    packed = parts[""]
+    kind, state = next((end[-3:], tensor) for end, tensor in parts.items() if "bitsandbytes__" in end)
+    try:
+        shape = json.loads(values.get(state.name, b"{}")).get("shape")
+    except (ValueError, RecursionError, AttributeError):
+        shape = None
+    if not isinstance(shape, list) or not all(map(is_size, shape)) or -(-math.prod(shape) // 2) != packed.bytes:
+        shape = [2 * packed.bytes]
+    return kind, tuple(shape)
+
+
+def _int8(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    return ("int8", parts["weight"].shape) if parts["weight"].dtype == "int8" else None
+
+
+def _gptq(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return (out, in): qweight is (in * bits / 32, out), qzeros (groups, out * bits / 32), scales (groups, out)."""
+    packed, scales, zeros, order = (parts.get(end) for end in ("qweight", "scales", "qzeros", "g_idx"))
+    if packed is None or scales is None or len(packed.shape) != 2 or packed.shape[1] != scales.shape[-1]:
+        return None
+    (rows, outputs), bits = packed.shape, 0.0
+    if order is not None and order.params:
+        bits = rows * 32 / order.params
+    elif zeros is not None and outputs:
+        bits = zeros.shape[-1] * 32 / outputs
+    if bits not in (2, 3, 4, 8):
+        return None
+    return f"int{int(bits)}", (outputs, rows * 32 // int(bits))
+
+
+def _awq(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return (out, in): qweight is (in, out / 8) with scales (groups, out), and for GEMV (out, in / 8)."""
+    packed, scales = parts["qweight"], parts["scales"]
+    if packed.dtype != "int32" or len(packed.shape) != 2 or len(scales.shape) != 2:
+        return None
+    rows, columns = packed.shape
+    if columns * 8 == scales.shape[1]:
+        return "int4", (scales.shape[1], rows)
+    return ("int4", (rows, columns * 8)) if rows == scales.shape[0] else None
+
+
+def _compressed(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return the shape in `weight_shape`; without it weight_packed is two elements a byte (fp4)."""
+    packed, stored = parts["weight_packed"], parts.get("weight_shape")
+    raw = values.get(stored.name, b"") if stored is not None else b""
+    form = "<q" if stored is not None and stored.dtype == "int64" else "<i"
+    whole = len(raw) // struct.calcsize(form) * struct.calcsize(form)
+    shape = tuple(number for (number,) in struct.iter_unpack(form, raw[:whole]))
+    if not shape and packed.dtype == "uint8" and packed.shape:
+        return "fp4", (*packed.shape[:-1], packed.shape[-1] * 2)
+    if not shape or not packed.shape or not packed.shape[-1] or not all(map(is_size, shape)):
+        return None
+    bits = 32 // max(1, math.ceil(shape[-1] / packed.shape[-1]))  # 32 // bits integers in one of 32 bits
+    fits = shape[:-1] == packed.shape[:-1] and 0 < bits <= 16 and -(-shape[-1] // (32 // bits)) == packed.shape[-1]
+    return (f"int{bits}", shape) if fits else None
+
+
+def _scaled(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return a weight of 8 bits; of modelopt's NVFP4, with two scales, two elements are in a byte."""
+    packed = parts["weight"]
+    if packed.dtype == "uint8" and "weight_scale_2" in parts and packed.shape:
+        return "fp4", (*packed.shape[:-1], packed.shape[-1] * 2)
+    return (packed.dtype, packed.shape) if packed.dtype.startswith(("float8", "int8")) else None
+
+
+def _mxfp4(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return the rows of blocks: blocks are (..., groups, bytes), with a scale (..., groups)."""
+    packed, scales = parts["_blocks"], parts["_scales"]
+    if packed.dtype != "uint8" or packed.shape[:-1] != scales.shape or len(packed.shape) < 3:
+        return None
+    *front, groups, size = packed.shape
+    return "mxfp4", (*front, groups * size * 2)
+
+
+def _onnx_int8(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    packed = parts["_quantized"]
+    return (packed.dtype, packed.shape) if packed.dtype.lstrip("u") in ("int8", "int4") else None
+
+
+def _onnx_blocks(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return (out, in) of blocks of two elements a byte: (out, blocks, bytes)."""
+    packed = next(tensor for end, tensor in parts.items() if end.startswith("_Q4"))
+    if packed.dtype != "uint8" or len(packed.shape) != 3:
+        return None
+    outputs, blocks, size = packed.shape
+    return "int4", (outputs, blocks * size * 2)
+
+
+_INPUTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "k_scale",
+           "v_scale")  # fmt: skip
+_PACKINGS = (
+    *(_Packing("bitsandbytes", "", "", (f".quant_state.bitsandbytes__{kind}",), _bitsandbytes,
+               (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")) for kind in ("nf4", "fp4")),
+    _Packing("bitsandbytes", "weight", "weight", ("SCB",), _int8, ("weight_format",)),
+    _Packing("GPTQ", "qweight", "weight", ("scales",), _gptq, ("qzeros", "g_idx")),
+    _Packing("AWQ", "qweight", "weight", ("scales",), _awq, ("qzeros",)),
+    _Packing("compressed-tensors", "weight_packed", "weight", ("weight_scale",), _compressed,
+             ("weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale", *_INPUTS)),
+    _Packing("scaled", "weight", "weight", ("weight_scale", "weight_scale_inv"), _scaled,
+             ("weight_scale_2", "weight_zero_point", "weight_shape", *_INPUTS)),
+    _Packing("MXFP4", "_blocks", "", ("_scales",), _mxfp4),
+    _Packing("onnxruntime", "_quantized", "", ("_scale",), _onnx_int8, ("_zero_point",), ("onnx",)),
+    *(_Packing("onnxruntime", end, "", ("_scales",), _onnx_blocks, ("_zero_points",), ("onnx",))
+      for end in ("_Q4", "_Q4G32", "_Q4G64", "_Q4G128")),
+)  # fmt: skip
+
+
+def unpacked(tensors: Iterable[StoredTensor], values: Mapping[str, bytes], form: str) -> tuple[StoredTensor, ...]:
+    """Return the tensors with each quantized weight as one tensor; those that belong to no weight stay."""
+    found = {tensor.name: tensor for tensor in tensors}
+    for packing in _PACKINGS:
+        for end in packing.needs if form in packing.forms else ():
+            for name in [name for name in found if name.endswith(end)]:
+                _unite(found, packing, name[: len(name) - len(end)], values)
+    return tuple(found.values())
+
+
+def _unite(found: dict[str, StoredTensor], packing: _Packing, front: str, values: Mapping[str, bytes]) -> None:
+    """Replace the tensors of one weight by the weight."""
+    if front and packing.weight and not front.endswith("."):
+        return  # `my_weight_scale` is no `weight_scale`
+    ends = dict.fromkeys((packing.main, *packing.needs, *packing.also))
+    parts = {end: found[front + end] for end in ends if front + end in found}
+    if packing.main not in parts:
+        return
+    weight = packing.unpacked(parts, values)
+    name = front + packing.weight
+    if weight is None or (name in found and packing.main != packing.weight):
+        return
+    (dtype, shape), main = weight, parts[packing.main]
+    if not is_size(math.prod(shape)):
+        return
+    united = replace(main, name=name, dtype=dtype, shape=shape, params=math.prod(shape), packing=packing.name,
+                     bytes=sum(part.bytes for part in parts.values()), tensors=len(parts))  # fmt: skip
+    for end in parts:
+        if end != packing.main or name != main.name:
+            del found[front + end]
+    found[name] = united

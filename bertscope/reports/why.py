@@ -1,0 +1,93 @@
+"""The report of `why`: what held a card's memory when it was full, and what would free most of it. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, ClassVar
+
+from bertscope.frozen import dataclass
+from bertscope.reports.base import Note, Subject, TableReport
+from bertscope.reports.memory import TrainingFile
+from bertscope.settings.run_config import RunConfig
+
+SNAPSHOT, TIMELINE, MESSAGE = "snapshot", "timeline", "message"  # what a file was
+OOM, PEAK, END = "oom", "peak", "end"  # the moment: a request that failed, the highest sum, or the end of the file
+BEFORE, TENSORS = "before", "tensors"  # parts: allocated before the recording; by code of the user outside any module
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyPart:
+    """The blocks of one part at the moment, and its size in the estimate of MODEL."""
+
+    part: str  # a part of Parts, or BEFORE or TENSORS
+    held_bytes: int
+    blocks: int
+    estimated_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyRow:
+    """The blocks at the moment that one line of code allocated in one module."""
+
+    part: str
+    line: str  # of the user's code: `train.py:31 (main)`; empty if no frame was recorded
+    module: str  # the innermost function of a module, in the same form
+    blocks: int
+    passes: int  # forward passes that allocated them
+    held_bytes: int
+    smallest_bytes: int
+    largest_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyFinding:
+    """A reason for the memory, a sentence by its key in the catalogue of texts, and the bytes that its remedy frees."""
+
+    key: str
+    values: dict[str, Any] = field(default_factory=dict)  # names that begin with `size` are bytes
+    frees_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhySample:
+    """The bytes of each part at one moment of the history."""
+
+    event: int
+    held: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class WhyReport(TableReport[WhyRow]):
+    """The memory of a card at the moment that a snapshot, a timeline or an error message tells of.
+
+    Sizes are None where the file does not have them. The first finding is the one whose remedy frees most.
+    """
+
+    kind: ClassVar[str] = "why"
+    name: str
+    source: str
+    moment: str
+    allocated_bytes: int
+    reserved_bytes: int | None = None  # by torch, with what is unusable
+    tried_bytes: int | None = None  # by the request that failed
+    free_bytes: int | None = None  # on the card
+    total_bytes: int | None = None  # of the card
+    other_bytes: int | None = None  # of other processes on it
+    largest_free_bytes: int | None = None  # the largest block that torch has reserved and not given out
+    phase: str = ""  # of a step, that ran at the moment
+    line: str = ""  # that ran at the moment
+    passes: int = 0  # forward passes in the history
+    events: int = 0
+    parts: tuple[WhyPart, ...] = ()
+    rows: tuple[WhyRow, ...] = ()
+    findings: tuple[WhyFinding, ...] = ()
+    timeline: tuple[WhySample, ...] = ()
+    subject: Subject | None = None  # MODEL
+    run: RunConfig | None = None  # its step
+    training_file: TrainingFile | None = None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def unusable_bytes(self) -> int | None:
+        """Return what torch has reserved and not given out."""
+        return None if self.reserved_bytes is None else max(self.reserved_bytes - self.allocated_bytes, 0)

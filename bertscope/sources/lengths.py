@@ -1,0 +1,168 @@
+"""The lengths of real sequences in tokens: of a file (numbers, JSONL, CSV, Parquet), or of a normal distribution."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bertscope.errors import SelectionError, SourceError, suggestion
+from bertscope.settings.rows import MAX_SIZE
+from bertscope.sources.find import cached_folder
+from bertscope.text_files import readable
+
+MAX_LENGTHS = 10_000_000
+_MAX_LINE_BYTES = 2**20
+_NORMAL, _NORMAL_COUNT = "normal:", 10_000
+_FIELDS = ("length", "text")  # taken without a name, the first that a file has
+_AT_ONCE = 1000  # texts that are tokenized together
+_LEAST_PYARROW = 15  # versions before 14.0.1 unpickle what a file names (CVE-2023-47248)
+_WANTED = "give a file with one number a line, .jsonl, .csv or .parquet, or normal:256,64,16,512"
+_Rows = Iterator[tuple[str, Any]]  # the place of each value, and the value
+
+
+def read_lengths(
+    given: str | os.PathLike[str] | Iterable[int], *, field: str = "", tokenizer: str = ""
+) -> dict[int, int]:
+    """Return the number of sequences of each length, the shortest first; raise SourceError for what has none.
+
+    `given` are numbers, `normal:MEAN,DEVIATION,LEAST,MOST`, or a file: one number a line, or by its suffix JSONL, CSV
+    or Parquet, whose `field` has numbers, lists of token ids, or texts (of JSONL lists of texts too) for a `tokenizer`.
+    """
+    name = given if isinstance(given, str | os.PathLike) else "lengths"
+    with readable(name):
+        if not isinstance(given, str | os.PathLike):
+            rows: _Rows = (("lengths", value) for value in given)
+        elif isinstance(given, str) and given.startswith(_NORMAL):
+            rows = ((given, value) for value in _normal(given.removeprefix(_NORMAL)))
+        else:
+            path = Path(given).expanduser()
+            if path.exists() and not path.is_file():
+                raise SourceError(f"{{path}} is no regular file; {_WANTED}", path=path)
+            rows = _READERS.get(path.suffix.lower(), _lines)(path, field)
+        found = _counted(rows, tokenizer)
+    if not found:
+        raise SourceError(f"{{path}} has no lengths; {_WANTED}", path=name)
+    return dict(sorted(found.items()))
+
+
+def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:
+    found: Counter[int] = Counter()
+    texts: list[str] = []
+    count = _tokenizer(tokenizer) if tokenizer else None
+    for number, (where, value) in enumerate(rows, 1):
+        if number > MAX_LENGTHS:
+            raise SourceError("there are more than {most:,} lengths; give a sample of them", most=MAX_LENGTHS)
+        own = value if isinstance(value, list) else [value]
+        if own is value and all(type(item) is int for item in own):
+            value = len(own)
+        if length := _length(value):
+            found[length] += 1
+        elif count and all(isinstance(item, str) for item in own):
+            texts += own
+        else:
+            raise SourceError("{value} is no length, a whole number from 1 to below 2**31; of texts --tokenizer counts "
+                              "the tokens", value=repr(value)[:60], where=where)  # fmt: skip
+        if count and len(texts) >= _AT_ONCE:
+            found.update(count(texts))
+            texts.clear()
+    return found + Counter(count(texts)) if count else found
+
+
+def _length(value: Any) -> int:
+    """Return the length that a number or its text is; 0 for anything else."""
+    if isinstance(value, str):
+        value = float(value) if re.fullmatch(r"\s*\d{1,10}(\.0*)?\s*", value, re.ASCII) else 0
+    is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+    return int(value) if is_whole and 1 <= value < MAX_SIZE else 0
+
+
+def _normal(text: str) -> Iterator[int]:
+    """Yield lengths at evenly spaced quantiles of a normal distribution, cut to the least and the most."""
+    from statistics import NormalDist
+
+    numbers = [float(word) if re.fullmatch(r"\d{1,10}(\.\d*)?", word) else -1.0 for word in text.split(",")]
+    if len(numbers) != 4 or min(numbers) < 0 or not 1 <= numbers[2] <= numbers[3] < MAX_SIZE:
+        raise SelectionError("normal: takes MEAN,DEVIATION,LEAST,MOST, such as normal:256,64,16,512; got {given!r}",
+                             given=text[:60])  # fmt: skip
+    mean, deviation, least, most = numbers
+    for number in range(_NORMAL_COUNT):
+        value = NormalDist(mean, deviation or 1e-9).inv_cdf((number + 0.5) / _NORMAL_COUNT)
+        yield round(min(max(value, math.ceil(least)), math.floor(most)))
+
+
+def _lines(path: Path, field: str = "") -> Iterator[tuple[str, str]]:
+    if field:
+        raise SelectionError("{path} has one number a line; --lengths-field is for other files", path=path)
+    with path.open("rb") as file:
+        for number in range(1, 2 * MAX_LENGTHS):
+            raw, where = file.readline(_MAX_LINE_BYTES + 1), f"{path}:{number}"
+            if len(raw) > _MAX_LINE_BYTES:
+                raise SourceError(f"a line of more than 1 MiB is no length; {_WANTED}", where=where)
+            if not raw:
+                return
+            if text := raw.decode("utf-8-sig", errors="replace").strip():
+                yield where, text
+
+
+def _json(path: Path, field: str) -> _Rows:
+    for where, line in _lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SourceError("this is no JSON: {reason}", reason=str(error)[:100], where=where) from None
+        yield where, row[_field(row, field, where)] if isinstance(row, Mapping) else row
+
+
+def _csv(path: Path, field: str) -> _Rows:
+    reader = csv.DictReader(f"{line}\n" for _, line in _lines(path))
+    name = _field(dict.fromkeys(reader.fieldnames or ()), field, f"{path}:1")
+    yield from ((f"{path}:{reader.line_num}", row[name]) for row in reader)
+
+
+def _parquet(path: Path, field: str) -> _Rows:
+    try:
+        from pyarrow import __version__ as version
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        version = "0"
+    if int(version.partition(".")[0]) < _LEAST_PYARROW:
+        raise SourceError("{path}: Parquet needs pyarrow {version} or newer ('pip install pyarrow'); or write the "
+                          "lengths to a .csv", path=path, version=_LEAST_PYARROW)  # fmt: skip
+    table = ParquetFile(path)
+    name = _field(dict.fromkeys(table.schema_arrow.names), field, str(path))
+    for batch in table.iter_batches(columns=[name]):
+        yield from ((str(path), value) for value in batch.column(0).to_pylist())
+
+
+_READERS: dict[str, Callable[[Path, str], _Rows]] = {".jsonl": _json, ".csv": _csv, ".parquet": _parquet}
+
+
+def _field(row: Mapping[str, Any], field: str, where: str) -> str:
+    name = field or next((name for name in _FIELDS if name in row), next(iter(row)) if len(row) == 1 else _FIELDS[0])
+    if name not in row:
+        raise SourceError("no field {name!r}, which --lengths-field names; {words}", name=name[:60],
+                          words=suggestion(name[:60], map(str, row)), where=where)  # fmt: skip
+    return name
+
+
+def _tokenizer(name: str) -> Callable[[list[str]], Iterable[int]]:
+    """Return the function from texts to their lengths; a tokenizer.json is data, and no code of a model is run."""
+    path = Path(name).expanduser()
+    folder = path if path.exists() else cached_folder(name) or path
+    file = folder / "tokenizer.json" if folder.is_dir() else folder
+    if not file.is_file():
+        raise SourceError("{name}: there is no tokenizer.json; give a folder with one, or a model in the Hugging Face "
+                          "cache", name=name[:100])  # fmt: skip
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return lambda texts: [max(len(found.ids), 1) for found in tokenizer.encode_batch(texts)]

@@ -1,0 +1,124 @@
+"""FLOPs within the windows of local attention: closed forms, and the attention weights of transformers."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.analyses.flops import FlopsRun
+from bertscope.analyses.tracing.windows import Window, windows_of
+from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.sources.find import find
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+H, S, LAYERS = 32, 24, 3
+SIZES = {"vocab_size": 99, "hidden_size": H, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "pad_token_id": 0,
+         "intermediate_size": 40, "max_position_embeddings": 64}  # fmt: skip
+_GROUPS = {**SIZES, "num_key_value_heads": 2, "head_dim": 16}
+# model_type -> class, configuration, and the pairs of each layer
+FAMILIES = {
+    "modernbert": ("ModernBertModel", {**SIZES, "local_attention": 8, "global_attn_every_n_layers": 3},
+                   [S * S, S * 9 - 4 * 5, S * 9 - 4 * 5]),
+    "mistral": ("MistralModel", {**_GROUPS, "sliding_window": 4}, [10 + (S - 4) * 4] * LAYERS),
+    "gemma2": ("Gemma2Model", {**_GROUPS, "sliding_window": 4},
+               [10 + (S - 4) * 4, S * (S + 1) // 2, 10 + (S - 4) * 4]),
+    "gemma3_text": ("Gemma3TextModel", {**_GROUPS, "sliding_window": 4, "sliding_window_pattern": 2},
+                    [10 + (S - 4) * 4, S * (S + 1) // 2, 10 + (S - 4) * 4]),
+}  # fmt: skip
+known = pytest.mark.parametrize("family", [name for name in FAMILIES if name in CONFIG_MAPPING])
+
+
+def source(folder, family, config, architecture, attention=None):
+    path = folder / f"{family}.json"
+    path.write_text(json.dumps({"model_type": family, "architectures": [architecture], **config}))
+    return find(path, attention=attention)
+
+
+def work(source, **run):
+    return FlopsRun(source=source, run=RunConfig(**{"mode": INFERENCE, **run})).of_all_layers(1, S).rows[0].total
+
+
+@pytest.mark.parametrize(("left", "right"), [(2, 2), (4, 0), (-1, 0), (3, -1), (90, 90), (0, 0)])
+def test_pairs_are_the_ones_of_a_mask(left, right):
+    shown = [i - j <= left or left < 0 for i in range(7) for j in range(7) if j <= i]
+    shown += [j - i <= right or right < 0 for i in range(7) for j in range(7) if j > i]
+    assert Window(left, right).pairs(7) == sum(shown)
+
+
+def test_a_window_of_one_to_each_side_shows_seven_of_nine_pairs():
+    assert Window(1, 1).pairs(3) == 7
+
+
+@known
+def test_the_windows_are_those_of_the_attention_weights(family):
+    architecture, config, pairs = FAMILIES[family]
+    model = getattr(transformers, architecture)(CONFIG_MAPPING[family](**config, attn_implementation="eager")).eval()
+    weights = model(torch.randint(1, 99, (1, S)), output_attentions=True).attentions
+    assert [int((layer[0, 0] > 0).sum()) for layer in weights] == pairs
+    assert [window.pairs(S) for window in windows_of(model).values()] == [own for own in pairs if own < S * S]
+
+
+@known
+def test_flops_within_windows_equal_the_closed_form(tmp_path, family):
+    """Scores and context are 4 FLOPs for each pair and element of the width; those of hidden pairs are not needed."""
+    architecture, config, pairs = FAMILIES[family]
+    own = source(tmp_path, family, config, architecture)
+    found = work(own)
+    assert found.matmul_flops - found.needed_flops == sum(4 * H * (S * S - shown) for shown in pairs)
+    trained = work(own, mode=TRAINING)
+    assert trained.matmul_flops - trained.needed_flops == 3 * (found.matmul_flops - found.needed_flops)
+
+
+@known
+def test_flash_attention_has_the_flops_of_eager_attention(tmp_path, family):
+    architecture, config, _ = FAMILIES[family]
+    eager, flash = (work(source(tmp_path, family, config, architecture, kernel), mode=TRAINING)
+                    for kernel in ("eager", "flash_attention_2"))  # fmt: skip
+    assert (flash.matmul_flops, flash.needed_flops) == (eager.matmul_flops, eager.needed_flops)
+
+
+def test_longformers_chunks_are_wider_than_its_window(tmp_path):
+    """With 4 keys to each side: scores of 5 chunks of 8 x 8, context of 24 queries with 12 keys, needed 24 x 9 - 20."""
+    config = {**SIZES, "attention_window": [8] * LAYERS}
+    found = work(source(tmp_path, "longformer", config, "LongformerModel"))
+    computed, needed = 5 * 64 + S * 12, 2 * (S * 9 - 20)
+    assert found.matmul_flops - found.needed_flops == LAYERS * 2 * H * (computed - needed)
+
+
+def test_padding_takes_the_flops_of_packed_attention(tmp_path):
+    """Half of the tokens have a quarter of the pairs."""
+    family = "bert" if int(transformers.__version__.partition(".")[0]) >= 5 else "distilbert"
+    config = SIZES if family == "bert" else {"vocab_size": 99, "dim": H, "n_layers": LAYERS, "n_heads": 2,
+                                             "hidden_dim": 40}  # fmt: skip
+    own = source(tmp_path, family, config, "BertModel" if family == "bert" else "DistilBertModel", "flash_attention_2")
+    full, half = (work(own, padding=share, implementation="transformers-installed") for share in (0.0, 0.5))
+    assert full.matmul_flops - half.matmul_flops == LAYERS * 4 * H * (S * S - S * S // 4)
+
+
+def test_a_model_without_windows_has_no_such_column(tmp_path):
+    report = bertscope.flops("bert-tiny")
+    assert not report.is_local
+    assert report.rows[0].total.needed_flops == report.rows[0].total.matmul_flops
+
+
+def test_modernbert_at_8192_tokens_needs_three_fifths(tmp_path, cli):
+    """8 layers see all of 8,192 tokens, 14 see 64 to each side: 8,192 x 129 - 64 x 65 pairs of 768 x 4 FLOPs."""
+    if "modernbert" not in CONFIG_MAPPING:
+        pytest.skip("this version of transformers has no ModernBERT")
+    base = {"vocab_size": 50368, "hidden_size": 768, "num_hidden_layers": 22, "num_attention_heads": 12,
+            "intermediate_size": 1152, "local_attention": 128, "global_attn_every_n_layers": 3,
+            "max_position_embeddings": 8192, "pad_token_id": 0}  # fmt: skip
+    own = source(tmp_path, "modernbert", base, "ModernBertForMaskedLM")
+    total = FlopsRun(source=own).at(1, 8192).rows[0].total
+    layer = 2 * 8192 * (768 * 3 * 768 + 768 * 768 + 768 * 2 * 1152 + 1152 * 768)
+    linear = 22 * layer + 2 * 8192 * 768 * (768 + 50368)
+    local, whole = 4 * 768 * (8192 * 129 - 64 * 65), 4 * 768 * 8192**2
+    rotary = total.matmul_flops - linear - 22 * whole  # transformers 4 has tables by a product
+    assert total.needed_flops - rotary == linear + 8 * whole + 14 * local == 4_145_085_284_352
+    assert rotary in (0, 11_534_336)

@@ -1,0 +1,121 @@
+"""Inputs that a user describes, in dictionaries and variadic too, and the default sizes of those that are derived."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.analyses.tracing.inputs import given_inputs
+from bertscope.errors import SelectionError
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import DEFAULTS, ESTIMATED, MEASURED
+
+IN_A_DICTIONARY = (
+    "from torch import nn\n"
+    "class Net(nn.Module):\n"
+    "    def __init__(self):\n        super().__init__()\n        self.linear = nn.Linear(8, 10)\n"
+    "    def forward(self, batch):\n        return self.linear(batch['image'])\n"
+    "class Variadic(Net):\n"
+    "    def forward(self, *args):\n        return self.linear(args[0])\n"
+)
+
+
+@pytest.fixture
+def own_code(tmp_path):
+    """Return the path of a file with modules whose forward takes a dictionary, or any tensors."""
+    (tmp_path / "own.py").write_text(IN_A_DICTIONARY)
+    return tmp_path / "own.py"
+
+
+@pytest.mark.parametrize("command", [
+    ("flops",), ("estimate", "--gpu", "t4"), ("estimate", "--precision", "autocast-bf16"), ("fit", "--budget", "1MiB"),
+    ("profile", "--steps", "1"), ("tree", "--shapes"),
+], ids=" ".join)  # fmt: skip
+def test_an_input_in_a_dictionary_is_given_by_its_key(cli, own_code, command):
+    done = cli(command[0], f"{own_code}:Net", *command[1:], "--input", "batch.image=Bx8:float32", "--format", "json")
+    assert done.code == 0, done.err
+    if command[0] == "flops":
+        assert done.json["rows"][0]["forward"]["matmul_flops"] == 2 * 8 * 10  # one row of 8 features, 10 outputs
+
+
+def test_the_tensors_of_a_dictionary_are_nested_by_their_names():
+    found = given_inputs(["batch.image=Bx3:float32", "batch.text.ids=BxS:int64", "mask=BxS:bool"], 2, 5)
+    assert list(found) == ["batch", "mask"]
+    assert (*found["batch"]["image"].shape, *found["batch"]["text"]["ids"].shape) == (2, 3, 2, 5)
+    for twice in (["batch=B:float32", "batch.image=B:float32"], ["batch.image=B:float32", "batch=B:float32"]):
+        with pytest.raises(SelectionError, match="takes a name, once"):
+            given_inputs(twice, 1, 1)
+
+
+def test_variadic_arguments_are_not_proposed_as_an_input(cli, own_code):
+    asked = cli("flops", f"{own_code}:Variadic").err
+    assert "forward takes *args" in asked
+    assert "--input args=" not in asked
+    (proposed,) = re.findall(r"such as (x=\S+)", asked)
+    assert cli("flops", f"{own_code}:Variadic", "--input", proposed).code == 0
+    assert "in a dictionary batch.KEY=SHAPE:DTYPE" in cli("flops", f"{own_code}:Net").err
+
+
+def test_fit_scales_given_inputs_along_their_batch():
+    net = torch.nn.Linear(1000, 10, bias=False)
+    given = bertscope.fit(net, "64MiB", inputs=torch.ones(4, 1000), checkpointing="none", precision="stored")
+    of_size = bertscope.fit(net, "64MiB", input_size=(1, 1000), checkpointing="none", precision="stored")
+    assert given.rows == of_size.rows
+    row = given.rows[0]
+    # An input row has 1,000 floats and an output row 10; the parameters, their state and gradients have 160 kB.
+    assert row.batch == pytest.approx((64 * 2**20 - 160_000) / 4 / 1_010, rel=0.02)
+    with pytest.raises(SelectionError, match="no tensor whose first size is the batch"):
+        bertscope.fit(net, "64MiB", inputs={"scale": 3})
+
+
+def test_a_module_with_inputs_has_an_answer_for_a_gpu():
+    net, size = torch.nn.Linear(100, 10), (4, 100)
+    on_cuda = bertscope.estimate(net, input_size=size, device="cuda")["none"]
+    on_card = bertscope.estimate(net, input_size=size, gpu="t4")["none"]
+    assert (on_card.answer, on_cuda.answer) == ("yes", "")
+    assert on_card.memory.peak.parts.inputs == on_cuda.memory.peak.parts.inputs
+    assert on_card.memory.peak.peak_bytes == on_cuda.memory.peak.peak_bytes
+    with pytest.raises(SelectionError, match="gpu and budget are for an estimate without loss"):
+        bertscope.estimate(net, input_size=size, gpu="t4", loss=lambda module, inputs: None)
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def test_a_default_length_is_at_most_that_of_the_model_and_a_given_one_is_an_error():
+    short = {"model_type": "bert", "max_position_embeddings": 40, **SMALL}
+    assert bertscope.estimate(short).run.seq == 40
+    assert bertscope.estimate({**short, "max_position_embeddings": 200}).run.seq == 128
+    assert [row.seq for row in bertscope.fit(short, "1GiB").rows][:1] == [40]
+    assert bertscope.flops(short)[""] == bertscope.flops(short, seq=40)[""]
+    with pytest.raises(SelectionError, match=r"seq must be at least 1 and at most .*40; got 128"):
+        bertscope.estimate(short, seq=128)
+
+
+def test_a_default_length_leaves_out_the_positions_that_padding_takes():
+    pytest.importorskip("transformers")
+    short = {"model_type": "roberta", "vocab_size": 99, "max_position_embeddings": 42, "pad_token_id": 1, **SMALL}
+    assert bertscope.estimate(short).run.seq == 40  # positions begin after that of the padding: 2 to 41
+
+
+@pytest.mark.parametrize("name", ["estimate", "profile", "plan", "fit", "fits", "flops"])
+def test_the_keywords_of_a_function_have_the_defaults_of_its_command(name):
+    table = rows(*(MEASURED if name == "profile" else ESTIMATED))
+    keywords = inspect.signature(getattr(bertscope, name)).parameters
+    own = DEFAULTS.get("fit" if name == "fits" else name, {})
+    for key, row in table.items():
+        if key not in ("batch", "budget") or name not in ("fit", "fits", "plan"):  # which search them
+            assert keywords[key].default == own.get(key, row.default)
+    assert name != "estimate" or keywords["batch"].default == 8
+
+
+def test_python_and_the_command_have_the_same_default_batch(cli):
+    report = bertscope.estimate("bert-tiny")
+    assert cli("estimate", "bert-tiny", "--format", "json").json["run"]["batch"] == report.run.batch == 8
+    net = torch.nn.Linear(16, 4)
+    net.example_inputs = lambda batch, seq: (torch.ones(batch, 16),)
+    assert bertscope.profile(net, steps=0).run.batch == bertscope.estimate(net).run.batch == 8
