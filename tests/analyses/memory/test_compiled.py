@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from bertscope import estimate
 from bertscope.analyses.memory.estimate import module_trace
 from bertscope.analyses.memory.profiler_run import measured
 from bertscope.analyses.memory.step import ModelStep
 from bertscope.errors import SelectionError
+from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 
 COMPILED = RunConfig(optimizer="none", loop="freed", compile=True)
@@ -72,8 +72,9 @@ def test_without_the_names_of_inductor_a_range_and_its_reason_are_said(monkeypat
 
 
 def test_a_compiled_model_on_several_ranks_is_refused():
+    ranks = RunConfig(parallelism=Parallelism(strategy="ddp", world_size=2))
     with pytest.raises(SelectionError, match="one rank only"):
-        estimate(torch.compile(Block()), torch.ones(2, 64), strategy="ddp", world_size=2)
+        module_trace(torch.compile(Block()), torch.ones(2, 64), ranks, None)
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor compiles C++")
