@@ -4,6 +4,7 @@ A program that inductor writes for a graph allocates its buffers by `empty_strid
 of fused operators, and frees each buffer after its last use. On fake tensors it runs with kernels that do nothing.
 """
 
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -76,6 +77,8 @@ def inductor_without_kernels() -> Iterator[None]:
     # Nothing is read from a cache or written to it; simdlen 1 tries no instruction set of this processor.
     settings = {"force_disable_caches": True, "compile_threads": 1, "cpp.simdlen": 1}
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "dynamo_pgo")  # it says that the caches are disabled
         stack.callback(codecache.PyCodeCache.cache_clear)
         stack.callback(torch._dynamo.reset)
         torch._dynamo.reset()

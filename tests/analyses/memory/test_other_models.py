@@ -245,6 +245,7 @@ def test_the_remedy_for_a_step_that_reads_values_is_a_measurement(cli, own):
     assert max(phase["peak_bytes"] for phase in variant["measured"]["phases"]) > 4 * 500 * 60
 
 
+@pytest.mark.filterwarnings("always::bertscope.errors.BertscopeWarning")
 def test_a_compiled_module_has_the_estimate_of_the_same_module_with_compile(cli, own):
     estimates = [cli("estimate", f"{own}:{name}", *options, "--format", "json")
                  for name, options in (("Tagger", ()), ("Tagger", ["--compile"]), ("compiled", ()))]  # fmt: skip
@@ -252,7 +253,6 @@ def test_a_compiled_module_has_the_estimate_of_the_same_module_with_compile(cli,
         [phase["peak_bytes"] for phase in result.json["variants"][0]["estimated"]["phases"]] for result in estimates
     ]
     assert asked == compiled != eager
-    assert "compiled: the whole model" in estimates[2].err
 
 
 def test_inputs_that_nothing_describes_are_given_by_an_option(cli, own):
