@@ -272,7 +272,8 @@ def shortened(command: str) -> str:
         return command
     words = [re.sub(r"^bert-(base|large)-\S+$", "bert-tiny", word) for word in words]
     if name != "estimate":
-        words = [",".join(word.split(",")[: 1 + (option == "--gpu")]) for option, word in pairwise(["", *words])]
+        words = [word if option == "--lengths" else ",".join(word.split(",")[: 1 + (option == "--gpu")])
+                 for option, word in pairwise(["", *words])]  # fmt: skip
     model = [] if words[:1] and words[0].startswith("bert-") else ["bert-tiny"]
     if name == "profile":
         words = [LONG[name].get(option, word) if option in SIZES else word for option, word in pairwise(["", *words])]

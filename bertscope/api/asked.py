@@ -88,9 +88,9 @@ def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequen
 def function_of(settings: RunSettings) -> Loss | None:
     """Take the loss out of the settings if it is a function, and return it."""
     found = settings.get("loss")
-    if found is None or isinstance(found, str):
+    if isinstance(found, str):
         return None
-    del settings["loss"]
+    settings.pop("loss", None)
     return found
 
 

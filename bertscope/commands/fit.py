@@ -16,12 +16,8 @@ EXAMPLES = """
   bertscope fit bert-large-uncased --gpu a100-40gb --world-size 8 --strategy fsdp --checkpointing full
   bertscope fit bert-large-uncased --gpu t4 --batch-total 64 --seq 128 --precision autocast-fp16
   bertscope fit bert-large-uncased --budget 16GiB --seq 512
-  bertscope fit --gpu t4 --precision fp32,autocast-fp16 --checkpointing none,full
-  bertscope fit bert-large-uncased --gpu t4,a10,h100 --batch 32 --checkpointing none,full --precision autocast-fp16
-  bertscope fit bert-base-chinese --budget 8GiB --seq 512 --batch 32
   bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512 --format flagembedding
   bertscope fit bert-base-uncased --gpu t4 --seq 512 --mode inference --precision fp16 --format tei
-  bertscope fit bert-tiny --budget 2GiB --seq 64,128,256,384,512 --checkpointing none
 """
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -258,7 +260,8 @@ def test_what_is_wrong_in_a_file_is_one_line_with_its_place(cli, tmp_path, monke
 def test_a_run_that_the_model_cannot_do_is_told_beside_what_was_checked(checked, entry, words):
     result, found = checked(TINY_MLM + "  distinct_params: 4416698\n" + entry)
     assert result.code == 2
-    assert result.err.startswith("error: mine.bertscope.yaml:6: ")
+    error = json.loads(result.err)["error"]  # with --format json
+    assert (error["file"], error["line"]) == ("mine.bertscope.yaml", 6)
     assert words in result.err
     assert found["distinct_params"]["status"] == "passed"
     assert [finding["status"] for finding in found.values()].count("error") == 1

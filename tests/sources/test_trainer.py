@@ -122,7 +122,9 @@ def test_every_optim_is_the_table_s_optimizer_or_named_as_not_modelled(tmp_path,
     path = tmp_path / "args.json"
     path.write_text(json.dumps({"output_dir": "x", "optim": word}))
     file = read_training_file(path)
-    is_other = any(part in word for part in ("paged", "galore", "lomo", "npu", "xla", "anyprecision"))
+    is_other = any(
+        part in word for part in ("paged_lion", "paged_ademamix", "galore", "lomo", "npu", "xla", "anyprecision")
+    )
     if is_other or word in ("lion_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"):
         assert [row.key for row in file.not_modelled] == ["optim"]
         assert "optimizer" not in file.fields

@@ -531,7 +531,8 @@ def test_a_model_of_another_family_has_a_dataflow_with_its_layers_once(kind, siz
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes))
     report = bertscope.diagram(model, "forward", given=Given(seq=16))
-    assert [path for path, _ in _boxes(report) if path.rpartition(".")[2][0].isdigit()] == layers
+    found = [path for path, _ in _boxes(report) if path.rpartition(".")[2][0].isdigit()]
+    assert found == layers or (kind == "vit" and found == ["layers.0-2"])  # of transformers 5
     inputs, outputs = ({node.id for node in report.nodes if node.role == role} for role in ("input", "output"))
     assert inputs & {edge.source for edge in report.edges}
     assert outputs <= {edge.target for edge in report.edges}
