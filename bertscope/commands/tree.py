@@ -83,7 +83,7 @@ def tree(
     if is_torchinfo:
         check_style(out, {})
     needs_run = layout.needs_run()
-    if path := stored_alone(model.model):
+    if path := stored_alone(model.model, beside_config=False):
         given = {
             "--style torchinfo": is_torchinfo,
             "--freeze": bool(freeze),

@@ -246,13 +246,14 @@ def weights_path(model: str, *, download: bool = False) -> Path:
     return folder
 
 
-def stored_alone(model: str) -> Path | None:
+def stored_alone(model: str, *, beside_config: bool = True) -> Path | None:
     """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them.
 
-    A folder of sentence-transformers with a Dense is one too, since its configuration is that of the first module only.
+    A file next to its configuration is one too, unless `beside_config` is False. A folder of sentence-transformers with a Dense is one too, since its configuration is that of the first module only.
     """
     place = _place(model)
-    is_model = place.is_folder and place.config and not has_modules(place.path)
+    uses_config = place.is_folder or not beside_config
+    is_model = uses_config and place.config and not (place.is_folder and has_modules(place.path))
     is_alone = place.has_weights and not is_model and model not in preset_paths()
     return place.path if is_alone else None
 
