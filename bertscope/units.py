@@ -141,13 +141,21 @@ def _indented(data: Any, start: str) -> str:
     """Return what json.dumps returns with indent=2, whose encoder is slow; `start` begins a line."""
     inner = f"{start}  "
     items = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
-    if not any(isinstance(item, (dict, list, tuple)) for item in items):
+    if _NESTED.isdisjoint(map(type, items)):
         text = _encoder(f",{inner}").encode(data)
         return f"{text[0]}{inner}{text[1:-1]}{start}{text[-1]}" if items else text
     if isinstance(data, dict):
-        lines = [f"{_encoder(',').encode(str(key))}: {_indented(item, inner)}" for key, item in data.items()]
+        lines = [f"{_quoted(key)}: {_indented(item, inner)}" for key, item in data.items()]
         return f"{{{inner}{f',{inner}'.join(lines)}{start}}}"
     return f"[{inner}{f',{inner}'.join(_indented(item, inner) for item in data)}{start}]"
+
+
+_NESTED = frozenset({dict, list, tuple})
+
+
+@cache
+def _quoted(key: object) -> str:
+    return _encoder(",").encode(str(key))
 
 
 @cache
