@@ -11,7 +11,6 @@ import os
 import re
 import stat
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -122,6 +121,8 @@ def _write(path: Path, text: bytes) -> None:
     if len(packed) > _MOST_FILE_BYTES - 100 or len(text) > _MOST_TEXT_BYTES:
         return
     with uninterrupted():
+        import tempfile  # on writing only: it takes 4 ms
+
         descriptor, temporary = tempfile.mkstemp(_SUFFIX, _BEGUN, path.parent)
         try:
             with open(descriptor, "wb") as file:

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -152,6 +151,8 @@ def check_outputs(paths: Sequence[Path]) -> None:
     for path in paths:
         with _explained(path):
             if not _is_device(path):
+                import tempfile  # 4 ms, for those who name a file
+
                 with tempfile.TemporaryFile(dir=path.resolve().parent) as file:
                     file.write(b"\0")  # on a full disk the file can be created and the byte cannot be written
                 files.append(path.resolve())
@@ -197,6 +198,8 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, content: bytes) -> None:
+    import tempfile
+
     target = path.resolve()
     if target.is_symlink():  # a loop of links, which resolve() leaves as it is since Python 3.13
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))

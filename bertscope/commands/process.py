@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -55,6 +54,8 @@ def failure(error: BaseException) -> int:
     if isinstance(error, Leave):
         return int(error.code or 0)
     if is_debug():
+        import traceback
+
         traceback.print_exception(type(error), error, error.__traceback__)
     if isinstance(error, BertscopeError):
         return complain(error.message, error.exit_code, error.where)
@@ -111,6 +112,8 @@ def _as_json(message: str, code: int, where: str) -> str:
 
 def _place(error: BaseException) -> str:
     """Return the file and line that raised, without the folders of the installation."""
+    import traceback
+
     place = "unknown place"
     for frame, line in traceback.walk_tb(error.__traceback__):
         place = f"{'/'.join(frame.f_code.co_filename.split(os.sep)[-3:])}:{line}"

@@ -10,7 +10,6 @@ extra: {directionality: bidi}   # other members of a config.json, for `convert` 
 expected: {distinct_params: 108340804, ...}   # more in `expectations`
 """
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -29,7 +28,7 @@ MEMBER = "bertscope"  # the member of a config.json with the keys that only a pr
 
 def preset_dir() -> Path:
     """Return the folder of presets: inside an installed wheel, or at the top of a checkout."""
-    inside = Path(str(files("bertscope") / "_presets"))
+    inside = Path(__file__).parents[1] / "_presets"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "presets"
 
 

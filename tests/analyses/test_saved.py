@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -269,7 +270,7 @@ def test_a_full_disk_means_no_cache_and_no_failure(folder, monkeypatch, name):
     first = peak_bytes()
     for path in folder.iterdir():
         path.unlink()
-    monkeypatch.setattr(module.tempfile if name == "mkstemp" else module.os, name, full)
+    monkeypatch.setattr(tempfile if name == "mkstemp" else os, name, full)
     assert peak_bytes() == first
     assert list(folder.iterdir()) == []
 
