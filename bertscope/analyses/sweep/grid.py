@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from itertools import product
@@ -20,7 +20,7 @@ from bertscope.analyses.memory.plan import check_plan
 from bertscope.analyses.saved import default_threads
 from bertscope.errors import BertscopeError, MissingExtraError, SourceError
 from bertscope.gpus import Gpu, find_gpu
-from bertscope.reports.base import FAILED
+from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.sweep import REFUSED, SweepRow
@@ -140,13 +140,13 @@ class Task:
 
         The more of the first fields are equal, the more they share.
         """
-        run = asdict(self.run_config) | {"batch": 1, "seq": 1}
+        run = as_data(self.run_config) | {"batch": 1, "seq": 1}
         last = {name: run.pop(name) for name in ("checkpointing", "reentrant")}
         return json.dumps([self.source, self.threads]), json.dumps(run), json.dumps(last)
 
     def to_json(self) -> str:
         """Return the task as one line of JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(as_data(self))
 
     @classmethod
     def from_json(cls, text: str) -> Task:
@@ -193,7 +193,7 @@ def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRo
     found = versions() if is_bert else versions("transformers", "peft")
     card = find_gpu(limit.gpu) if limit.gpu else None
     return Task(
-        key=_hash(settings, found, kind, data, asdict(card) if card else None, _own_code(model.model)),
+        key=_hash(settings, found, kind, data, as_data(card) if card else None, _own_code(model.model)),
         point=settings, unused=tuple(sorted(point.idle)), source=(kind, data), run_config=run_config,
         threads=settings["threads"], budget_bytes=card.memory_bytes if card else limit.budget, card=card,
         context_bytes=limit.context, versions=found,
