@@ -6,18 +6,16 @@ reports an estimate and a measurement. A trace has no addresses: equal blocks ar
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate, groupby, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import FORWARD, Parts
-
-if TYPE_CHECKING:
-    pass
 
 RETURN, UPDATE = "return of forward", "update"
 _KEPT = "activations"
@@ -123,8 +121,8 @@ class MemoryTrace:
         layout = self.layout
         for part, size in zip(layout.state_parts, self.state_sizes, strict=True):
             sums[part] += size
-        for part, size in zip(layout.parts[: index + 1], self.sizes, strict=False):
-            sums[part] += size
+        for part, numbers in layout.events_of.items():
+            sums[part] += sum(map(self.sizes.__getitem__, numbers[: bisect_right(numbers, index)]))
         return sums
 
     def block(self, number: int) -> Block:
@@ -158,6 +156,14 @@ class Layout:
             stop = start + sum(1 for _ in run)
             found.append((phase, start, stop))
             start = stop
+        return found
+
+    @cached_property
+    def events_of(self) -> dict[str, list[int]]:
+        """Return the numbers of the events of each part."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for number, part in enumerate(self.parts):
+            found[part].append(number)
         return found
 
     @cached_property
