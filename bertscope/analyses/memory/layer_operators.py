@@ -14,7 +14,8 @@ from bertscope.analyses.modules.repeat import layer_stacks
 from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, tensors
 from bertscope.analyses.tracing.trace import ModuleTracker
-from bertscope.model.keep import call_name, layer_lists
+from bertscope.model.keep import call_name
+from bertscope.model.lists import layer_lists
 from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.losses import MODEL

@@ -19,7 +19,7 @@ from bertscope.analyses.memory.plan import PlanSpace, plan_report, strategy_text
 from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.model import BertModel
-from bertscope.model.keep import layer_lists
+from bertscope.model.lists import layer_lists
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.other_models import GivenModule
