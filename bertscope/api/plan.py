@@ -9,7 +9,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.plan import plan_report
-from bertscope.analyses.memory.steps import Steps
 from bertscope.api.asked import Asked, Model, TrainingArguments, calibration_for, card_for
 from bertscope.api.memory import no_time_notes, timer_for
 from bertscope.config import LORA_EXAMPLE
@@ -20,7 +19,7 @@ from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import with_settings
 from bertscope.settings.optimizers import LEANER
 from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import AUTOCAST, DEFAULTS, ESTIMATED, Limit, RunConfig
+from bertscope.settings.run_config import AUTOCAST, DEFAULTS, ESTIMATED, RunConfig
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 
@@ -91,18 +90,13 @@ def plan(
             runs.append((_run_with(asked, source, changed), changed))
         except BertscopeError as error:
             notes.append(Note(key="plan_unchanged", values={"names": ", ".join(names), "why": str(error)}))
-    report = plan_report(source, runs, memory, batch_total=batch_total, context_bytes=limit.context)
-    report = replace(report, training_file=asked.noted([run]), notes=(*notes, *report.notes))
-    return _timed(report, source, limit) if limit.time or calibration_for(limit, run) else report
-
-
-def _timed(report: PlanReport, source: ModelSource, limit: Limit) -> PlanReport:
-    """Return the report with the time of each step, or with a note that says why there is none."""
-    if (timer := timer_for(report.card, Steps(source), limit, report.run)) is not None:
-        from bertscope.analyses.calibrate.step_time import with_plan_times
-
-        report = with_plan_times(report, timer)
-    return replace(report, notes=(*report.notes, *no_time_notes(limit, report.run, report.rows)))
+    is_timed = limit.time or calibration_for(limit, run)
+    report = plan_report(
+        source, runs, memory, batch_total=batch_total, context_bytes=limit.context,
+        timer_of=lambda steps: timer_for(card, steps, limit, run) if is_timed else None,
+    )  # fmt: skip
+    why = no_time_notes(limit, run, report.rows) if is_timed else ()
+    return replace(report, training_file=asked.noted([run]), notes=(*notes, *report.notes, *why))
 
 
 def _changes(may_change: str | Sequence[str]) -> list[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from bertscope.render.memory import needed_text, time_notes
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
-from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ATTENTION
 from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, flops_text
@@ -46,19 +46,19 @@ def product_role(product: PlanOperator) -> str:
 
 
 def label(row: PlanRow) -> str:
-    """Return a plan in words: `keep q, k and v, and FFN-up in the last 18 of 24 layers`."""
+    """Return a plan in words: `keep FFN-down; FFN-up (last 4 of 24)`."""
     if not row.lists:
         return say("plan_none")
-    if not any(own.kept for own in row.lists):
-        return say("plan_full")
-    if not any(own.again for own in row.lists):
-        return say("plan_products")
-    parts = []
+    if all(len(own.recomputed) == own.layers for own in row.lists):
+        if not any(own.kept for own in row.lists):
+            return say("plan_full")
+        if not any(own.again for own in row.lists):
+            return say("plan_products")
     paths = list(dict.fromkeys(own.path for own in row.lists))
-    for path in paths:
-        words = _kept_words([own for own in row.lists if own.path == path])
-        parts.append(words if len(paths) == 1 else say("named", name=path, text=words))
-    return say("plan_keep", words="; ".join(parts))
+    words = [_kept_words([own for own in row.lists if own.path == path]) for path in paths]
+    if len(paths) > 1:
+        words = [say("named", name=path, text=text) for path, text in zip(paths, words, strict=True)]
+    return say("plan_keep", words="; ".join(words))
 
 
 def _kept_words(lists: Sequence[PlanList]) -> str:
@@ -67,25 +67,21 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
     for own in lists:
         for product in own.kept:
             counts[product] += len(own.recomputed)
-    layers, found = sum(len(own.recomputed) for own in lists), []
-    whole = [product_role(product) for product, count in counts.items() if count == layers]
-    not_all = [product_role(product) for product, count in counts.items() if count < layers]
-    if len(whole) > max(len(counts) - len(whole), _MOST_NAMED - 1):
-        found.append(say("plan_all_but", words=_joined(not_all)) if not_all else say("plan_all"))
-    elif whole:
-        found.append(_joined(whole))
-    if any(0 < count < layers for count in counts.values()) and found:
-        found = [say("plan_in_all", words=found[0])]
-    for count in sorted({count for count in counts.values() if 0 < count < layers}, reverse=True):
-        words = _joined(product_role(product) for product, own in counts.items() if own == count)
-        found.append(say("plan_last", words=words, count=count, layers=layers))
-    if layers < lists[0].layers:
-        found.append(say("plan_whole"))
-    return say("comma").join(found) or say("plan_no_product")
+    layers = sum(len(own.recomputed) for own in lists)
+    by_count = {count: _joined(product for product, own in counts.items() if own == count)
+                for count in sorted(counts.values(), reverse=True)}  # fmt: skip
+    whole, not_all = by_count.pop(layers, ""), _joined(product for product, own in counts.items() if own < layers)
+    if list(counts.values()).count(layers) > max(len(counts) // 2, _MOST_NAMED - 1):
+        whole = say("plan_all_but", words=not_all) if not_all else say("plan_all")
+    by_count.pop(0, None)
+    found = [whole, *(say("plan_last", words=words, count=count, layers=layers) for count, words in by_count.items())]
+    if kept_whole := lists[0].layers - layers:
+        found.append(say("plan_whole", count=kept_whole))
+    return "; ".join(filter(None, found)) or say("plan_no_product")
 
 
-def _joined(words: Iterable[str]) -> str:
-    return say("comma").join(dict.fromkeys(words))
+def _joined(products: Iterable[PlanOperator]) -> str:
+    return say("comma").join(dict.fromkeys(map(product_role, products)))
 
 
 def share(row: PlanRow) -> str:
@@ -121,6 +117,7 @@ def _settings(report: PlanReport) -> Iterator[str]:
     yield title(report)
     words = kernel_word(report.subject.attention, run, report.card, [run.precision]), mode_word(run)
     yield from filter(None, (*words, run.precision, *loop_words(run), run.device))
+    yield say("plan_by_time") if report.objective == TIME else say("plan_by_flops")
 
 
 def columns(report: PlanReport) -> list[Column]:

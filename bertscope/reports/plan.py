@@ -12,6 +12,8 @@ from bertscope.reports.calibration import StepTime, TimeRange
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.run_config import RunConfig
 
+TIME, FLOPS = "time", "FLOPs again"  # the order of plans: on a calibrated card, and else
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOperator:
@@ -83,8 +85,8 @@ class PlanPoint:
 class PlanReport(TableReport[PlanRow]):
     """The plans for a limit, the cheapest that fits first; each was run on fake tensors.
 
-    After the answer come plans that need less memory, then those of runs with other settings. `cheaper` is the next
-    cheaper plan, which does not fit; None if the first recomputes nothing, or if the leanest does not fit.
+    After the answer come plans that need less memory, then those of runs with other settings; by `objective` time all
+    are in its order. `cheaper` is the next cheaper plan, which does not fit; None if the first recomputes nothing.
     """
 
     kind: ClassVar[str] = "plan"
@@ -94,6 +96,7 @@ class PlanReport(TableReport[PlanRow]):
     budget_bytes: int
     card: Gpu | None = None
     batch_total: int | None = None
+    objective: str = FLOPS
     rows: tuple[PlanRow, ...]
     cheaper: PlanRow | None = None
     front: tuple[PlanPoint, ...] = ()  # all plans of the answer's run that were tried, the leanest first

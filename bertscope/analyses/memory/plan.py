@@ -11,12 +11,13 @@ the same memory at once. Each plan that is shown was run on fake tensors.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
+from bertscope.analyses.memory.growth import largest
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.errors import BertscopeError, SelectionError, Text
@@ -24,7 +25,7 @@ from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Note
 from bertscope.reports.memory import YES
-from bertscope.reports.plan import PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
+from bertscope.reports.plan import FLOPS, TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE, Kept, kept_text
 from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.settings.run_config import TRAINING, RunConfig
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 # A product that some layers of a list keep and others do not makes a further kind of layer to run. After one of this
 # share of the layers' FLOPs, 1 % of those of a step, no further product fills what is left.
 _FINE = 0.03
-_COARSE = 0.1  # the gap, of the layers' FLOPs, at which the two kinds of plans are compared
 _FINEST = 0.005
 _TRIED = 16  # plans that a search runs at most
 _LEANER = 3  # rows below the answer
@@ -65,11 +65,10 @@ class PlanSpace:
         """Return the plan that keeps all products."""
         return tuple(own.recomputed for own, _ in self.products)
 
-    @property
-    def with_last_whole(self) -> PlanSpace | None:
-        """Return the plans that keep the layer whole whose backward pass comes first; None if it is the only one."""
+    def with_whole(self, count: int) -> PlanSpace:
+        """Return the plans that keep the last layers whole, whose backward pass comes first."""
         *others, last = self.lists
-        return PlanSpace((*others, replace(last, whole=1))) if last.layers > 1 else None
+        return PlanSpace((*others, replace(last, whole=count)))
 
     def filled(self, room_bytes: int) -> Counts:
         """Return the plan that keeps products of so many bytes."""
@@ -101,7 +100,7 @@ class PlanSpace:
         """Return the bytes that the other operators move again."""
         return sum(own.recomputed * own.moved_bytes for own in self.lists)
 
-    def leanest(self, flops: int) -> Counts:
+    def leanest(self, flops: float) -> Counts:
         """Return the plan with the fewest bytes that runs fewer FLOPs again; without one that of all products."""
         most = self.kept_bytes(self.everything)
         size = bisect_left(range(most), True, key=lambda size: self.flops_again(self.filled(size)) < flops)
@@ -154,74 +153,123 @@ def strategy_text(lists: Sequence[PlanList]) -> str:
     )  # fmt: skip
 
 
+class StepTimes(Protocol):
+    """The times of the steps of one model on a card."""
+
+    def byte_flops(self, run_config: RunConfig) -> float:
+        """Return the FLOPs of products that take as long as moving a byte; 0 if they were not measured."""
+
+    def times(self, run_config: RunConfig) -> dict[str, Any]:
+        """Return the fields of a row on times."""
+
+
 @dataclass(eq=False)
 class PlanSearch:
     """The search for the cheapest plan of one run that fits."""
 
     fitter: Fitter
     run_config: RunConfig
-    space: PlanSpace
+    space_of: Callable[[Steps, RunConfig], PlanSpace]
     changes: dict[str, Any]
+    timer: StepTimes | None
     rows: dict[tuple[PlanSpace | None, Counts], PlanRow] = field(default_factory=dict)
 
-    def found(self) -> tuple[list[PlanRow], PlanRow | None]:
-        """Return the plan that fits with the fewest FLOPs again and leaner ones, and the next cheaper one."""
-        plain, lean = self.plain(), self.space.nothing
-        if plain.answer == YES:
-            return [plain], None
-        if not self.space.products:
-            raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
-        if self.row(self.space, lean).answer != YES:
-            return [self.row(self.space, lean)], plain
-        answer, cheaper = self._cheapest(self.space, lean, plain, _COARSE)
-        # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
-        for space in filter(None, (self.space.with_last_whole, self.space)):
-            better = space.leanest(answer.flops_again // self.run_config.accumulate)
-            if answer.flops_again and self.row(space, better).answer == YES:
-                answer, cheaper = self._cheapest(space, better, cheaper, _FINEST)
-            elif answer.flops_again and space is self.space and better != space.everything:
-                cheaper = max(cheaper, self.row(space, better), key=lambda row: row.flops_again)
-        return [answer, *self._leaner(answer)], cheaper
+    @cached_property
+    def space(self) -> PlanSpace:
+        """Return the plans of the run, whatever its optimizer is."""
+        return self.space_of(self.fitter.steps, self.run_config.changed(optimizer="none"))
 
+    @cached_property
+    def byte_flops(self) -> float:
+        """Return the FLOPs that cost as much as moving a byte: without a calibration only FLOPs count."""
+        return self.timer.byte_flops(self.run_config) if self.timer else 0.0
+
+    @property
     def plain(self) -> PlanRow:
         """Return the run without recomputation."""
         return self.row(None, ())
 
-    def _cheapest(self, space: PlanSpace, low: Counts, cheaper: PlanRow, gap: float) -> tuple[PlanRow, PlanRow]:
-        """Return the plan that fits while a cheaper one, which is returned too, does not; `low` fits.
+    @cached_property
+    def answer(self) -> PlanRow:
+        """Return the cheapest plan that fits; the leanest one if none does."""
+        if self.plain.answer == YES:
+            return self._timed(self.plain)
+        lean = self.space.nothing
+        if not self.space.products:
+            raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
+        if self.row(self.space, lean).answer != YES:
+            return self._timed(self.row(self.space, lean))
+        # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
+        most = self.space.lists[-1].layers - 1
+        spaces = [self.space.with_whole(count) for count in (1, 0) if count <= most]
+        spaces.sort(key=lambda space: (self.row(space, lean).answer != YES, self.row(space, lean).peak_bytes))
+        self._narrow(spaces[0], lean)
+        for space in spaces[1:]:
+            least = self._cost(self._best())[0] / self.run_config.accumulate - self.byte_flops * space.moved_bytes
+            better = space.leanest(least)
+            if space.flops_again(better) < least and self.row(space, better).answer == YES:
+                self._narrow(space, better)
+        if not any(own.again for own in self._best().lists):  # further layers kept whole move fewer bytes
+            spaces = [self.space.with_whole(count) for count in range(most + 1)]
+            largest(lambda count: self.row(spaces[count], spaces[count].everything).answer == YES, most)
+        return self._timed(self._best())
 
-        Between them is no plan, or at most this share of the layers' FLOPs. `cheaper` is one that is known not to fit.
+    @property
+    def cheaper(self) -> PlanRow | None:
+        """Return the next cheaper plan, which does not fit."""
+        found = (row for row in self.rows.values() if self._cost(row) < self._cost(self.answer))
+        return max(found, key=self._cost, default=None)
+
+    def rank(self, is_timed: bool) -> tuple[bool, float, int]:
+        """Return what makes the answer better, the smaller the better: the time of a step, or the share again."""
+        found = self.answer
+        seconds = found.predicted.seconds if is_timed and found.predicted else found.share_again
+        return found.answer != YES, seconds, len(self.changes)
+
+    def _best(self) -> PlanRow:
+        return min((row for row in self.rows.values() if row.answer == YES), key=self._cost)
+
+    def _cost(self, row: PlanRow) -> tuple[float, int]:
+        return row.flops_again + self.byte_flops * row.moved_bytes_again, row.moved_bytes_again
+
+    def _narrow(self, space: PlanSpace, low: Counts) -> None:
+        """Run plans until none is between one that fits and one that does not; `low` fits.
+
+        A gap of at most _FINEST of the layers' FLOPs stays.
         """
         flops, kept = space.flops_again, space.kept_bytes
         least, top = -1, kept(space.everything) + 1  # FLOPs and bytes of a plan that does not fit
         last = self.row(space, low)
-        for turn in range(_TRIED):
+        is_slow = False  # the last plan fits, and has the fewest bytes more than the one before
+        for _ in range(_TRIED):
             free = self.fitter.budget_bytes - last.card_bytes  # as if each kept byte were one at the peak
             known = kept(low) if last.answer == YES else top
-            room = (kept(low) + top) // 2 if turn % 2 else known + free
+            room = (kept(low) + top) // 2 if is_slow else known + free
             tried = space.filled(max(min(room, top - 1), 0)), space.next(low)
             between = next((plan for plan in tried if flops(low) > flops(plan) > least), None)
-            if between is None or (least >= 0 and flops(low) - least <= gap * space.flops):
+            if between is None or (least >= 0 and flops(low) - least <= _FINEST * space.flops):
                 break
             last = self.row(space, between)
+            is_slow = last.answer == YES and between == tried[1]
             if last.answer == YES:
                 low = between
             else:
-                cheaper, least, top = last, flops(between), kept(between)
-        return self.row(space, low), cheaper
+                least, top = flops(between), kept(between)
 
-    def _leaner(self, answer: PlanRow) -> Iterator[PlanRow]:
+    def leaner(self) -> Iterator[PlanRow]:
         """Yield plans that need less, to the leanest: of all layers alike, and of all products that save as much."""
+        if not self.answer.lists or self.answer.answer != YES:
+            return
         products = self.space.products
         rates = [product.flops / product.kept_bytes for _, product in products]
         ends = [number for number in range(1, len(rates)) if rates[number - 1] > rates[number]]
         plans = [tuple(own.layers * (place < end) for place, (own, _) in enumerate(products)) for end in ends]
-        above = answer.flops_again // self.run_config.accumulate
+        above = self.answer.flops_again // self.run_config.accumulate
         leaner = [plan for plan in plans if self.space.flops_again(plan) > above][-_LEANER:]
         for plan in (*reversed(leaner), self.space.nothing):
             row = self.row(self.space, plan)
-            if row.peak_bytes < answer.peak_bytes:
-                yield row
+            if row.peak_bytes < self.answer.peak_bytes:
+                yield self._timed(row)
 
     def row(self, space: PlanSpace | None, counts: Counts) -> PlanRow:
         """Return a plan with its memory; without a space that of the run without recomputation."""
@@ -245,7 +293,7 @@ class PlanSearch:
             reserved_bytes=reserved,
             card_bytes=reserved + self.fitter.overhead.context_high_bytes,
             flops_again=again,
-            share_again=again / (self.space.flops * run.accumulate) if self.space.flops else 0.0,
+            share_again=again / (space.flops * run.accumulate) if space and space.flops else 0.0,
             moved_bytes_again=run.accumulate * space.moved_bytes if space else 0,
             step_flops=self.fitter.steps.flops(replace(run, checkpointing=NONE)) + again,
             answer=answer,
@@ -253,21 +301,9 @@ class PlanSearch:
             lists=lists,
         )
 
-
-@dataclass(frozen=True)
-class _Answer:
-    """The rows of one run, the answer first, and the next cheaper plan."""
-
-    rows: list[PlanRow]
-    cheaper: PlanRow | None
-    space: PlanSpace
-    tried: list[PlanRow]
-
-    @property
-    def rank(self) -> tuple[bool, float, int]:
-        """Return what makes an answer better, the smaller the better."""
-        first = self.rows[0]
-        return first.answer != YES, first.share_again, len(first.changes)
+    def _timed(self, row: PlanRow) -> PlanRow:
+        run = replace(self.run_config, checkpointing=row.checkpointing)
+        return replace(row, **self.timer.times(run)) if self.timer else row
 
 
 def plan_report(
@@ -277,28 +313,39 @@ def plan_report(
     *,
     batch_total: int | None = None,
     context_bytes: int | None = None,
+    timer_of: Callable[[Steps], StepTimes | None] = lambda steps: None,
 ) -> PlanReport:
-    """Return the plan with the fewest FLOPs again that fits in a budget of bytes or on a GPU.
+    """Return the plan with the least time of a step that fits in a budget of bytes or on a GPU.
 
-    `runs` has the run as it is asked for, then others, each with what it changes, which are tried if no run before
-    them fits without recomputation. With `batch_total` the micro-batch is the largest one that needs none, else the
-    smallest. Raises SelectionError for a model without products to keep, and for inference.
+    Without measured times it is the one with the fewest FLOPs again. `runs` has the run as it is asked for, then
+    others, each with what it changes, which are tried if no run before them fits without recomputation. With
+    `batch_total` the micro-batch is the largest one that needs none, else the smallest; a larger one if it takes less
+    time. Raises SelectionError for a model without products to keep, and for inference.
     """
-    (first, _), answers, notes = runs[0], [], []
-    asked, card = fitter_for(source, first, budget, context_bytes, {})
+    (first, _), searches, notes = runs[0], [], []
+    known = {source.architecture: Steps(source, one_batch=True)}
+    asked, card = fitter_for(source, first, budget, context_bytes, known)
+    space_of = cache(_space)
     for run, changes in runs:
         try:
             own = source.with_options(lora=changes["lora"]) if "lora" in changes else source
-            fitter = fitter_for(own, run, budget, context_bytes, {})[0] if changes else asked
-            answers.append(_answer(own, on_card(run, card), fitter, changes, batch_total))
+            steps = known if own is source else {own.architecture: Steps(own, one_batch=True)}
+            fitter = fitter_for(own, run, budget, context_bytes, steps)[0]
+            search = PlanSearch(fitter, on_card(run, card), space_of, changes, timer_of(fitter.steps))
+            searches.append(_sized(search, batch_total))
         except BertscopeError as error:
             if not changes:
                 raise
             notes.append(Note(key="plan_unchanged", values={"names": ", ".join(changes), "why": str(error)}))
-        if not answers[-1].rank[1] and answers[-1].rows[0].answer == YES:
+        if searches[-1].plain.answer == YES:
             break
-    best = min(answers, key=lambda answer: answer.rank)
-    others = [answer.rows[0] for answer in answers if answer is not best]
+    fitting = [search.answer for search in searches if search.answer.answer == YES]
+    is_timed = bool(fitting) and all(row.predicted for row in fitting)
+    best = min(searches, key=lambda search: search.rank(is_timed))
+    others = [search.answer for search in searches if search is not best]
+    rows = [best.answer, *best.leaner(), *others]
+    if is_timed:
+        rows.sort(key=lambda row: (row.answer != YES, row.predicted.seconds if row.predicted else 0.0))
     facts = asked.steps.facts(first.changed(checkpointing=NONE))
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
@@ -307,35 +354,42 @@ def plan_report(
         budget_bytes=asked.budget_bytes,
         card=card,
         batch_total=batch_total,
-        rows=(*best.rows, *others),
+        objective=TIME if is_timed else FLOPS,
+        rows=tuple(rows),
         cheaper=best.cheaper,
         layers_flops=best.space.flops,
-        front=tuple(_point(row) for row in sorted(best.tried, key=lambda row: row.peak_bytes)),
-        tried=sum(len(answer.tried) for answer in answers),
+        front=tuple(_point(row) for row in sorted(best.rows.values(), key=lambda row: row.peak_bytes)),
+        tried=sum(len(search.rows) for search in searches),
         notes=tuple(notes),
     )
 
 
-def _answer(
-    source: ModelSource, run: RunConfig, fitter: Fitter, changes: dict[str, Any], batch_total: int | None
-) -> _Answer:
-    """Return the plans of one run."""
+def _space(steps: Steps, run_config: RunConfig) -> PlanSpace:
+    from bertscope.analyses.memory.layer_operators import layer_costs
+
+    return PlanSpace(tuple(layer_costs(steps.source, replace(run_config, parallelism=ONE_PROCESS))))
+
+
+def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
+    """Return the search with the micro-batch of a batch of an optimizer step, after it."""
+    run = search.run_config
     if run.mode != TRAINING:
         raise SelectionError("a plan is for training; {mode} keeps nothing for a backward pass", mode=run.mode)
     if run.reentrant:
         raise SelectionError("reentrant checkpointing keeps no operators; leave reentrant out")
-    from bertscope.analyses.memory.layer_operators import layer_costs
-
-    space = PlanSpace(tuple(layer_costs(source, replace(run, parallelism=ONE_PROCESS))))
-    total = batch_total or run.batch
-    sizes = [size for size in range(total, 0, -1) if total % size == 0] if batch_total else [total]
-    for size in sizes:
-        sized = replace(run, batch=size, accumulate=total // size) if batch_total else run
-        search = PlanSearch(fitter, sized, space, changes)
-        if search.plain().answer == YES or size == sizes[-1]:
+    if batch_total is None:
+        sizes = [run]
+    else:
+        divisors = [size for size in range(batch_total, 0, -1) if batch_total % size == 0]
+        sizes = [replace(run, batch=size, accumulate=batch_total // size) for size in divisors]
+    searches = [replace(search, run_config=run, rows={}) for run in sizes]
+    number = next((number for number, own in enumerate(searches) if own.plain.answer == YES), len(searches) - 1)
+    found = searches[number]
+    for larger in reversed(searches[:number] if found.answer.predicted else []):
+        if larger.rank(is_timed=True) >= found.rank(is_timed=True):
             break
-    rows, cheaper = search.found()
-    return _Answer(rows, cheaper, space, [*search.rows.values()])
+        found = larger
+    return found
 
 
 def _point(row: PlanRow) -> PlanPoint:
