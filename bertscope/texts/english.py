@@ -138,7 +138,7 @@ TEXTS: dict[str, str] = {
     "plan_cheaper": "the next cheaper plan, {what} ({share}), needs {size}",
     "plan_remedies": "what may change too: --may-change lora,freeze,8bit,precision,sgd, a smaller batch, a shorter seq",
     "plan_unchanged": "{names} cannot change: {why}",
-    "plan_run": "plans that were run: {count}; every operator dispatched with the kernels of the device, nothing allocated",
+    "plan_run": "plans that were run: {count}; every operator dispatched with the device's kernels, nothing allocated",
     "plan_limit": "limit {size}",
     "plan_chart": "Each plan that was run: what it needs on the card, and the share of the layers' FLOPs again",
     "plan_again": "FLOPs again: the share of the layers' forward pass, {flops} for one micro-batch",

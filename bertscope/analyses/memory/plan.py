@@ -119,38 +119,31 @@ class PlanSpace:
         """Return what each list of layers keeps; layers that keep the same are one item."""
         found: list[PlanList] = []
         for own in self.lists:
-            pairs = [(count, product) for count, (other, product) in zip(counts, self.products, strict=True)
-                     if other is own]  # fmt: skip
-            kept = [tuple(product for count, product in pairs if number >= own.recomputed - count)
-                    for number in range(own.recomputed)]  # fmt: skip
-            products = [product for product in own.operators if product.again]
-            for operators in dict.fromkeys(kept):
-                numbers = tuple(number for number, other in enumerate(kept) if other == operators)
-                found.append(
-                    PlanList(
-                        path=own.path, layers=own.layers, recomputed=numbers,
-                        kept=tuple(product for product in products if product in operators),
-                        again=tuple(product for product in products if product not in operators),
-                        layer_paths=() if _is_numbered(own) else own.layer_paths,
-                    )
-                )  # fmt: skip
+            pairs = zip(counts, self.products, strict=True)
+            first = {product: own.recomputed - count for count, (other, product) in pairs if other is own}
+            groups: dict[tuple[PlanOperator, ...], list[int]] = {}
+            for layer in range(own.recomputed):
+                kept = tuple(item for item in own.operators if item.again and layer >= first[item])
+                groups.setdefault(kept, []).append(layer)
+            is_numbered = own.layer_paths == tuple(f"{own.path}.{number}" for number in range(own.layers))
+            for kept, layers in groups.items():
+                again = tuple(item for item in own.operators if item.again and item not in kept)
+                paths = () if is_numbered else own.layer_paths
+                found.append(PlanList(path=own.path, layers=own.layers, recomputed=tuple(layers), kept=kept,
+                                      again=again, layer_paths=paths))  # fmt: skip
         return tuple(found)
-
-
-def _is_numbered(own: LayerCosts) -> bool:
-    """Return True if the layers of a list have its path and their numbers."""
-    return own.layer_paths == tuple(f"{own.path}.{number}" for number in range(own.layers))
 
 
 def strategy_text(lists: Sequence[PlanList]) -> str:
     """Return the strategy of checkpointing that recomputes these layers so."""
     return kept_text(
         Kept(
-            path=own.path, operators=frozenset(f"{product.name}.{product.number}" for product in own.kept),
+            path=own.path,
+            operators=frozenset(f"{product.name}.{product.number}" for product in own.kept),
             layers=None if len(own.recomputed) == own.layers else frozenset(own.recomputed),
         )
         for own in lists
-    )  # fmt: skip
+    )
 
 
 class StepTimes(Protocol):
@@ -268,24 +261,20 @@ class PlanSearch:
         leaner = [plan for plan in plans if self.space.flops_again(plan) > above][-_LEANER:]
         for plan in (*reversed(leaner), self.space.nothing):
             row = self.row(self.space, plan)
-            if row.peak_bytes < self.answer.peak_bytes:
+            if row.peak_bytes < self.answer.peak_bytes and row.answer == YES:
                 yield self._timed(row)
 
     def row(self, space: PlanSpace | None, counts: Counts) -> PlanRow:
         """Return a plan with its memory; without a space that of the run without recomputation."""
-        key = space, counts
-        if key not in self.rows:
-            progress(Text("plan {number}", number=len(self.rows) + 1))
-            self.rows[key] = self._row(space, counts)
-        return self.rows[key]
-
-    def _row(self, space: PlanSpace | None, counts: Counts) -> PlanRow:
+        if (space, counts) in self.rows:
+            return self.rows[space, counts]
+        progress(Text("plan {number}", number=len(self.rows) + 1))
         lists = space.in_lists(counts) if space else ()
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         again = run.accumulate * space.flops_again(counts) if space else 0
         answer = self.fitter.answer(run)
         reserved = self.fitter.reserved_bytes(run, is_limited=answer == YES)
-        return PlanRow(
+        self.rows[space, counts] = PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
@@ -300,6 +289,7 @@ class PlanSearch:
             changes=self.changes,
             lists=lists,
         )
+        return self.rows[space, counts]
 
     def _timed(self, row: PlanRow) -> PlanRow:
         run = replace(self.run_config, checkpointing=row.checkpointing)
@@ -308,35 +298,39 @@ class PlanSearch:
 
 def plan_report(
     source: ModelSource,
-    runs: Sequence[tuple[RunConfig, dict[str, Any]]],
+    first: RunConfig,
     budget: int | Gpu,
     *,
+    changes: Sequence[dict[str, Any]] = (),
+    changed_run: Callable[[dict[str, Any]], RunConfig] | None = None,
     batch_total: int | None = None,
     context_bytes: int | None = None,
     timer_of: Callable[[Steps], StepTimes | None] = lambda steps: None,
 ) -> PlanReport:
     """Return the plan with the least time of a step that fits in a budget of bytes or on a GPU.
 
-    Without measured times it is the one with the fewest FLOPs again. `runs` has the run as it is asked for, then
-    others, each with what it changes, which are tried if no run before them fits without recomputation. With
-    `batch_total` the micro-batch is the largest one that needs none, else the smallest; a larger one if it takes less
-    time. Raises SelectionError for a model without products to keep, and for inference.
+    Without measured times it has the fewest FLOPs again. `changed_run` returns the run with each of the `changes`; they
+    are tried if no run before them fits without recomputation. With `batch_total` the micro-batch is the largest one
+    that needs none, else the smallest, or a larger one that takes less time. Raises SelectionError for a model without
+    products to keep, and for inference.
     """
-    (first, _), searches, notes = runs[0], [], []
+    searches: list[PlanSearch] = []
+    notes: list[Note] = []
     known = {source.architecture: Steps(source, one_batch=True)}
     asked, card = fitter_for(source, first, budget, context_bytes, known)
     space_of = cache(_space)
-    for run, changes in runs:
+    for own in ({}, *changes):
         try:
-            own = source.with_options(lora=changes["lora"]) if "lora" in changes else source
-            steps = known if own is source else {own.architecture: Steps(own, one_batch=True)}
-            fitter = fitter_for(own, run, budget, context_bytes, steps)[0]
-            search = PlanSearch(fitter, on_card(run, card), space_of, changes, timer_of(fitter.steps))
+            run = changed_run(own) if own and changed_run else first
+            other = source.with_options(lora=own["lora"]) if "lora" in own else source
+            steps = known if other is source else {other.architecture: Steps(other, one_batch=True)}
+            fitter = fitter_for(other, run, budget, context_bytes, steps)[0]
+            search = PlanSearch(fitter, on_card(run, card), space_of, own, timer_of(fitter.steps))
             searches.append(_sized(search, batch_total))
         except BertscopeError as error:
-            if not changes:
+            if not own:
                 raise
-            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(changes), "why": str(error)}))
+            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(own), "why": str(error)}))
         if searches[-1].plain.answer == YES:
             break
     fitting = [search.answer for search in searches if search.answer.answer == YES]
@@ -401,33 +395,32 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
 
     A plan that was made with other versions runs again.
     """
-    row, steps = report.rows[0], Steps(source)
-    facts = steps.facts(report.run.changed(checkpointing=NONE))
-    lora = row.changes.get("lora") is not None
+    row, steps, planned = report.rows[0], Steps(source), report.subject
+    found = steps.facts(report.run.changed(checkpointing=NONE)).subject
     for name in ("architecture", "attention", "config"):
-        planned, found = getattr(report.subject, name), getattr(facts.subject, name)
-        if planned != found:
-            fields = [key for key in planned if planned[key] != found.get(key)] if name == "config" and found else []
-            shown = (f"{fields[0]} {planned[fields[0]]}", f"{found[fields[0]]}") if fields else (planned, found)
+        pair = [getattr(subject, name) for subject in (planned, found)]
+        if pair[0] != pair[1]:
+            if all(isinstance(config, dict) for config in pair):
+                key = next(key for key in pair[0] | pair[1] if pair[0].get(key) != pair[1].get(key))
+                pair = [f"{key} {config.get(key)}" for config in pair]
             raise SelectionError("the plan is for another {name}: {planned}, and this model has {found}; make a plan "
-                                 "for it", name=name, planned=shown[0], found=shown[1])  # fmt: skip
-    if lora != bool(facts.subject.lora) and lora:
-        raise SelectionError("the plan is for adapters: give them by --lora {lora}", lora=row.changes["lora"])
+                                 "for it", name=name, planned=pair[0], found=pair[1])  # fmt: skip
+    if (lora := row.changes.get("lora")) and not found.lora:
+        raise SelectionError("the plan is for adapters: give them by --lora {lora}", lora=lora)
     versions = ("bertscope_version", "torch_version", "implementation")
-    if all(getattr(report.subject, name) == getattr(facts.subject, name) for name in versions):
+    if all(getattr(planned, name) == getattr(found, name) for name in versions):
         return
-    from bertscope.analyses.memory.layer_operators import layer_costs
-
-    made = f"bertscope {report.subject.bertscope_version}, torch {report.subject.torch_version}"
+    made = f"bertscope {planned.bertscope_version}, torch {planned.torch_version}"
     changed = {name: value for name, value in row.changes.items() if name != "lora"}
     run = replace(report.run, batch=row.batch, accumulate=row.accumulate).changed(**changed)
-    costs = {own.path: own.operators for own in layer_costs(source, replace(run, parallelism=ONE_PROCESS))}
+    operators = {own.path: own.operators for own in _space(steps, run).lists}
     for own in row.lists:
-        names = {(product.name, product.number, product.module) for product in costs.get(own.path, ())}
-        if gone := [item for item in own.kept if (item.name, item.number, item.module) not in names]:
-            raise SelectionError("the plan was made by {made}, and now the layers of {path} call no {name}.{number} in "
-                                 "{module}; make it again", made=made, path=own.path, name=gone[0].name,
-                                 number=gone[0].number, module=gone[0].module)  # fmt: skip
+        names = {(item.name, item.number, item.module) for item in operators.get(own.path, ())}
+        for item in own.kept:
+            if (item.name, item.number, item.module) not in names:
+                raise SelectionError("the plan was made by {made}, and now the layers of {path} call no {name}.{number}"
+                                     " in {module}; make it again", made=made, path=own.path, name=item.name,
+                                     number=item.number, module=item.module)  # fmt: skip
     peak = steps.trace(run.changed(checkpointing=row.checkpointing)).peak_bytes
     if peak != row.peak_bytes:
         raise SelectionError("the plan was made by {made} for a peak of {planned:,} bytes, which is {peak:,} now; make "
