@@ -30,9 +30,9 @@ def keep_layers(model: nn.Module, chosen: Checkpointing) -> None:
     chosen.check_lists(lists)
     plan: dict[str, Collection[str]] = {}
     for path, layers in lists.items():
-        if own := chosen.of(path):
-            own.check_layers(len(layers))
-            plan |= {layer: own.kept_in(number) for number, layer in enumerate(layers) if own.covers(number)}
+        chosen.check_layers(path, len(layers))
+        kept = zip(layers, chosen.kept_in(path, len(layers)), strict=True)
+        plan |= {layer: operators for layer, operators in kept if operators is not None}
     keep_operators(model, plan)
 
 
