@@ -10,6 +10,7 @@ from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.calibration import StepTime, TimeRange
 from bertscope.reports.memory import TrainingFile
+from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
 
 TIME, FLOPS = "time", "FLOPs again"  # the order of plans: on a calibrated card, and else
@@ -112,6 +113,14 @@ class PlanReport(TableReport[PlanRow]):
     def fits(self) -> bool:
         """Return True if a plan fits for certain."""
         return bool(self.rows) and self.rows[0].answer == "yes"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the run of the first plan that are not the defaults, without checkpointing."""
+        row, table = self.rows[0], rows(RunConfig)
+        found = {name: value for name, value in self.run.flat().items() if value != table[name].default}
+        found |= {name: value for name, value in row.changes.items() if name in table}
+        return found | {"batch": row.batch, "accumulate": row.accumulate}
 
     def apply(self, model: Any, row: int = 0) -> None:
         """Make a live module recompute its layers as a row says, as the code of `--emit torch` does."""
