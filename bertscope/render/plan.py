@@ -15,6 +15,9 @@ from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ATTENTION
+from bertscope.settings.generate import option_words
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import RunConfig
 from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, flops_text
 
@@ -141,7 +144,11 @@ def columns(report: PlanReport) -> list[Column]:
 
 
 def _changed(row: PlanRow) -> str:
-    return say("comma").join(f"{name} {value}" for name, value in row.changes.items()) or "-"
+    texts = {
+        name: " ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
+        for name, value in row.changes.items()
+    }
+    return "; ".join(f"{name} {text}" for name, text in texts.items()) or "-"
 
 
 def notes(report: PlanReport) -> Iterator[str]:
@@ -160,10 +167,12 @@ def notes(report: PlanReport) -> Iterator[str]:
 
 def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Yield the options that run the answer."""
-    row = report.rows[0]
-    if report.fits and row.lists:
-        sizes = f"--batch {row.batch} --accumulate {row.accumulate} " if report.batch_total else ""
-        yield say("use_it"), f"{sizes}--checkpointing={shlex.quote(row.checkpointing)}"
+    row, table = report.rows[0], rows(RunConfig)
+    if report.fits and (row.lists or row.changes):
+        found = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
+        words = [word for name, value in (found | row.changes).items()
+                 for word in (option_words(table[name], value) if name in table else (f"--{name}", value))]  # fmt: skip
+        yield say("use_it"), f"{shlex.join(words)} --checkpointing={shlex.quote(row.checkpointing)}".strip()
 
 
 VIEW = View(
