@@ -168,10 +168,11 @@ def notes(report: PlanReport) -> Iterator[str]:
 def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Yield the options that run the answer."""
     row, table = report.rows[0], rows(RunConfig)
+    words: list[str] = []
     if report.fits and (row.lists or row.changes):
-        found = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
-        words = [word for name, value in (found | row.changes).items()
-                 for word in (option_words(table[name], value) if name in table else (f"--{name}", value))]  # fmt: skip
+        sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
+        for name, value in (sizes | row.changes).items():
+            words += option_words(table[name], value) if name in table else [f"--{name}", str(value)]
         yield say("use_it"), f"{shlex.join(words)} --checkpointing={shlex.quote(row.checkpointing)}".strip()
 
 

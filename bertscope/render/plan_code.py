@@ -5,6 +5,7 @@ libraries keep operators by name in all layers, so they cannot express each plan
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
@@ -16,7 +17,7 @@ from bertscope.reports.memory import YES
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ATTENTION, ranges_text
 from bertscope.settings.run_config import AUTOCAST
-from bertscope.units import bytes_text, visible
+from bertscope.units import BF16, FP16, bytes_text, visible
 
 _WIDTH = 100
 _REMEDY = "use --emit torch"
@@ -148,11 +149,12 @@ def _lightning(report: PlanReport, row: PlanRow) -> str:
 
 def _trainer(report: PlanReport, row: PlanRow) -> str:
     """Return Python of transformers with context_fn, or, if not all layers are alike, with keep_operators."""
-    precision = str(row.changes.get("precision", report.run.precision))
+    precision = row.changes.get("precision", report.run.precision)
     reason = _difference(row) or ("" if _recomputed(row) else "no layer is recomputed")
     if not reason and any(item.layer_paths for item in row.lists):
         reason = "other modules than numbered layers are recomputed"
-    settings = f"    {precision.removeprefix(AUTOCAST)}=True,\n" if precision.startswith(AUTOCAST) else ""
+    halves = [half for half in (FP16.name, BF16.name) if precision == f"{AUTOCAST}{half}"]
+    settings = "".join(f"    {half}=True,\n" for half in halves)
     settings += f"    gradient_checkpointing=False,  # it is of all layers: {reason}" if reason else _OF_ALL_LAYERS
     plan = _plan(row) if reason else f"KEPT = {_set_text(row.lists[0].kept)}\n"
     return f"{_source()}\n\n{plan}{_TRAINER.format(row=row, settings=settings)}{_CALL if reason else ''}"
@@ -234,7 +236,7 @@ def _torchtitan(report: PlanReport, row: PlanRow) -> str:
         raise SelectionError("torchtitan keeps every second mm, and this plan keeps {kept} of {calls}; {remedy}",
                              kept=f"mm.{ranges_text(numbers)}", calls=products[0].calls, remedy=_REMEDY)  # fmt: skip
     names = [*_names([item for item in kept if item.name != "mm"], "torchtitan"), *(["aten::mm"] if products else [])]
-    paths = (name.replace("::", ".") if "." in name else f"{name.replace('::', '.')}.default" for name in names)
+    paths = (re.sub(r"[^\w.]+", ".", name if "." in name else f"{name}.default") for name in names)
     operators = ", ".join(f"torch.ops.{path}" for path in paths)
     return _TORCHTITAN.format(operators=f"{{{operators}}}" if names else "set()")
 

@@ -236,6 +236,17 @@ def test_the_text_of_a_name_is_no_code(form, name):
     assert len(tree.body) == len(ast.parse(emitted(plan(layers("layer", 2, *LINEAR)), form)).body)
 
 
+def test_the_name_of_an_operator_and_a_precision_in_a_file_are_no_code():
+    hostile = "mm}; open('x'); {torch.ops.aten.mm"
+    row = layers("layers", 2, "mm.0", calls=1)
+    row = replace(row, kept=tuple(replace(item, name="x\ny", torch_name=hostile) for item in row.kept))
+    report = plan(row)
+    assert "open(" not in emitted(report, "torchtitan")
+    changed = replace(report, rows=(replace(report.rows[0], changes={"precision": "autocast-x); open('x'); (y"}),))
+    tree = ast.parse(emitted(changed, "trainer"))
+    assert not any(isinstance(node, ast.Name) and node.id == "open" for node in ast.walk(tree))
+
+
 def test_layers_are_at_their_paths():
     names: dict[str, Any] = {}
     lists = (layers("a{b}.c", 6, "mm.0", recomputed=(0, 1, 2, 5)), layers("d", 1, layer_paths=("d.first",)))
