@@ -139,14 +139,6 @@ def _about(report: PlanReport, row: PlanRow) -> str:
 # ---- Python ----
 
 
-def _torch(report: PlanReport, row: PlanRow) -> str:
-    return f"{_source()}\n\n{_plan(row)}{_TORCH}"
-
-
-def _lightning(report: PlanReport, row: PlanRow) -> str:
-    return f"{_source()}\n\n{_plan(row)}{_LIGHTNING}"
-
-
 def _trainer(report: PlanReport, row: PlanRow) -> str:
     """Return Python of transformers with context_fn, or, if not all layers are alike, with keep_operators."""
     precision = row.changes.get("precision", report.run.precision)
@@ -287,7 +279,12 @@ def _names(kept: Sequence[PlanOperator], form: str) -> list[str]:
 
 
 _WRITERS: dict[str, Callable[[PlanReport, PlanRow], str]] = {
-    "torch": _torch, "trainer": _trainer, "lightning": _lightning, "trl": _trl, "axolotl": _axolotl,
-    "prime-rl": _prime_rl, "torchtitan": _torchtitan,
-}  # fmt: skip
+    "torch": lambda report, row: f"{_source()}\n\n{_plan(row)}{_TORCH}",
+    "trainer": _trainer,
+    "lightning": lambda report, row: f"{_source()}\n\n{_plan(row)}{_LIGHTNING}",
+    "trl": _trl,
+    "axolotl": _axolotl,
+    "prime-rl": _prime_rl,
+    "torchtitan": _torchtitan,
+}
 FORMS = (*_WRITERS, "json")

@@ -3,9 +3,9 @@
 A layer may keep the output of each of its matrix products, or compute it again. The products are taken in the order of
 the FLOPs that a kept byte saves, layer by layer from the last one, until the memory is full: this meets the front of
 all sets of products (all 256 sets of a layer of BERT were tried), and layers that keep more than others fill what is
-left. The last layers keep more, since their backward pass comes first. A layer that is kept whole needs more bytes than
-one that keeps all its products, and saves no further FLOPs: only the last layer is, where its recomputation would need
-the same memory at once. Each plan that is shown was run on fake tensors.
+left. The last layers keep more, since their backward pass comes first. A layer that is kept whole needs more bytes and
+saves no further FLOPs: the last one is where its recomputation would need the same memory at once, others where all
+products are kept. Each plan that is shown was run on fake tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
-from bertscope.analyses.memory.growth import largest
+from bertscope.analyses.memory.growth import LARGEST_BATCH, largest
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.errors import BertscopeError, SelectionError, Text
@@ -371,12 +371,10 @@ def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
         raise SelectionError("a plan is for training; {mode} keeps nothing for a backward pass", mode=run.mode)
     if run.reentrant:
         raise SelectionError("reentrant checkpointing keeps no operators; leave reentrant out")
-    if batch_total is None:
-        sizes = [run]
-    else:
-        divisors = [size for size in range(batch_total, 0, -1) if batch_total % size == 0]
-        sizes = [replace(run, batch=size, accumulate=batch_total // size) for size in divisors]
-    searches = [replace(search, run_config=run, rows={}) for run in sizes]
+    total = batch_total or 0
+    sizes = [size for size in range(min(total, LARGEST_BATCH), 0, -1) if total % size == 0]
+    runs = [replace(run, batch=size, accumulate=total // size) for size in sizes] or [run]
+    searches = [replace(search, run_config=own, rows={}) for own in runs]
     number = next((number for number, own in enumerate(searches) if own.plain.answer == YES), len(searches) - 1)
     found = searches[number]
     for larger in reversed(searches[:number] if found.answer.predicted else []):
