@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 from bertscope.render.columns import Column, csv_only, number, values
 from bertscope.render.fit import time_columns
@@ -96,14 +98,8 @@ def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence."""
     row = report.rows[0]
     on = say("on", name=report.card.name) if report.card else ""
-    sized = say(
-        "plan_batch",
-        batch=count_text(row.batch),
-        accumulate=count_text(row.accumulate),
-        seq=report.run.seq,
-        on=on,
-        memory=needed_text(report, row),
-    )
+    sizes = {"batch": count_text(row.batch), "accumulate": count_text(row.accumulate), "seq": report.run.seq}
+    sized = say("plan_batch", **sizes, on=on, memory=needed_text(report, row))
     if not report.fits:
         answer = say("plan_no", what=label(row), sized=sized)
     elif not row.lists:
@@ -125,6 +121,10 @@ def _settings(report: PlanReport) -> Iterator[str]:
 
 def columns(report: PlanReport) -> list[Column]:
     """Return the columns; a CPU reserves nothing."""
+
+    def changed(row: PlanRow) -> str:
+        return _options(row.changes) or "-"
+
     on_gpu = report.run.device == "cuda"
     several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
     return [
@@ -138,17 +138,17 @@ def columns(report: PlanReport) -> list[Column]:
         Column(say("flops_again"), share, values("share_again", "flops_again"), right=True),
         number(say("step_flops"), "step_flops", flops_text, detail=True),
         *time_columns(report.rows),
-        Column(say("what_changes"), _changed, shown=any(row.changes for row in report.rows)),
-        csv_only({"changes": lambda row: _changed(row), "moved_bytes_again": lambda row: row.moved_bytes_again}),
+        Column(say("what_changes"), changed, shown=any(row.changes for row in report.rows)),
+        csv_only({"changes": changed, "moved_bytes_again": lambda row: row.moved_bytes_again}),
     ]  # fmt: skip
 
 
-def _changed(row: PlanRow) -> str:
-    texts = {
-        name: " ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
-        for name, value in row.changes.items()
-    }
-    return "; ".join(f"{name} {text}" for name, text in texts.items()) or "-"
+def _options(settings: dict[str, Any]) -> str:
+    """Return the options that give these settings, for a shell."""
+    table = rows(RunConfig)
+    words = (option_words(table[name], value) if name in table else [f"--{name}", str(value)]
+             for name, value in settings.items())  # fmt: skip
+    return shlex.join(chain.from_iterable(words))
 
 
 def notes(report: PlanReport) -> Iterator[str]:
@@ -167,13 +167,11 @@ def notes(report: PlanReport) -> Iterator[str]:
 
 def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Yield the options that run the answer."""
-    row, table = report.rows[0], rows(RunConfig)
-    words: list[str] = []
+    row = report.rows[0]
     if report.fits and (row.lists or row.changes):
         sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
-        for name, value in (sizes | row.changes).items():
-            words += option_words(table[name], value) if name in table else [f"--{name}", str(value)]
-        yield say("use_it"), f"{shlex.join(words)} --checkpointing={shlex.quote(row.checkpointing)}".strip()
+        strategy = f"--checkpointing={shlex.quote(row.checkpointing)}"
+        yield say("use_it"), f"{_options(sizes | row.changes)} {strategy}".strip()
 
 
 VIEW = View(

@@ -70,16 +70,6 @@ _OF_ALL_LAYERS = """\
     report_to="none",  # the logs of TensorBoard and others write the arguments as JSON, which has no functions"""
 _CALL = "# Before Trainer(model=model, args=arguments, ...): keep_operators(model, PLAN)\n"
 
-_YAML = """\
-{batch}: {row.batch}
-gradient_accumulation_steps: {row.accumulate}
-gradient_checkpointing: {is_on}
-"""
-_YAML_ON = """\
-gradient_checkpointing_kwargs:
-  use_reentrant: false
-"""
-
 # Earlier versions of torchtitan have a fixed list. The policy recomputes every second mm.
 _TORCHTITAN = """\
 from dataclasses import dataclass
@@ -236,7 +226,9 @@ def _torchtitan(report: PlanReport, row: PlanRow) -> str:
 def _yaml(row: PlanRow, batch: str) -> str:
     """Return the YAML that trl and axolotl have from transformers' TrainingArguments, with their name of the batch."""
     is_on = bool(_recomputed(row))
-    return _YAML.format(batch=batch, row=row, is_on=json.dumps(is_on)) + (_YAML_ON if is_on else "")
+    lines = [f"{batch}: {row.batch}", f"gradient_accumulation_steps: {row.accumulate}"]
+    keywords = ["gradient_checkpointing_kwargs:", "  use_reentrant: false"] if is_on else []
+    return "\n".join([*lines, f"gradient_checkpointing: {json.dumps(is_on)}", *keywords, ""])
 
 
 def _recomputed(row: PlanRow) -> list[PlanList]:
