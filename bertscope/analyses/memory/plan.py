@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
 from bertscope.analyses.memory.growth import LARGEST_BATCH, largest
@@ -54,11 +54,6 @@ class PlanSpace:
         """Return the products that would run again, those that save the most FLOPs for a byte first."""
         found = [(own, product) for own in self.lists for product in own.operators if product.again]
         return tuple(sorted(found, key=lambda item: (-item[1].flops / item[1].kept_bytes, -item[1].kept_bytes)))
-
-    @property
-    def nothing(self) -> Counts:
-        """Return the plan that keeps no product."""
-        return (0,) * len(self.products)
 
     @property
     def everything(self) -> Counts:
@@ -146,16 +141,6 @@ def strategy_text(lists: Sequence[PlanList]) -> str:
     )
 
 
-class StepTimes(Protocol):
-    """The times of the steps of one model on a card."""
-
-    def byte_flops(self, run_config: RunConfig) -> float:
-        """Return the FLOPs of products that take as long as moving a byte; 0 if they were not measured."""
-
-    def times(self, run_config: RunConfig) -> dict[str, Any]:
-        """Return the fields of a row on times."""
-
-
 @dataclass(eq=False)
 class PlanSearch:
     """The search for the cheapest plan of one run that fits."""
@@ -164,7 +149,7 @@ class PlanSearch:
     run_config: RunConfig
     space_of: Callable[[Steps, RunConfig], PlanSpace]
     changes: dict[str, Any]
-    timer: StepTimes | None
+    timer: Any  # the Timer of a card (calibrate/step_time.py) or None
     rows: dict[tuple[PlanSpace | None, Counts], PlanRow] = field(default_factory=dict)
 
     @cached_property
@@ -187,7 +172,7 @@ class PlanSearch:
         """Return the cheapest plan that fits; the leanest one if none does."""
         if self.plain.answer == YES:
             return self._timed(self.plain)
-        lean = self.space.nothing
+        lean = self.space.filled(0)
         if not self.space.products:
             raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
         if self.row(self.space, lean).answer != YES:
@@ -259,7 +244,7 @@ class PlanSearch:
         plans = [tuple(own.layers * (place < end) for place, (own, _) in enumerate(products)) for end in ends]
         above = self.answer.flops_again // self.run_config.accumulate
         leaner = [plan for plan in plans if self.space.flops_again(plan) > above][-_LEANER:]
-        for plan in (*reversed(leaner), self.space.nothing):
+        for plan in (*reversed(leaner), self.space.filled(0)):
             row = self.row(self.space, plan)
             if row.peak_bytes < self.answer.peak_bytes and row.answer == YES:
                 yield self._timed(row)
@@ -305,7 +290,7 @@ def plan_report(
     changed_run: Callable[[dict[str, Any]], RunConfig] | None = None,
     batch_total: int | None = None,
     context_bytes: int | None = None,
-    timer_of: Callable[[Steps], StepTimes | None] = lambda steps: None,
+    timer_of: Callable[[Steps], Any] = lambda steps: None,
 ) -> PlanReport:
     """Return the plan with the least time of a step that fits in a budget of bytes or on a GPU.
 
