@@ -61,9 +61,12 @@ class PlanSpace:
         return tuple(own.recomputed for own, _ in self.products)
 
     def with_whole(self, count: int) -> PlanSpace:
-        """Return the plans that keep the last layers whole, whose backward pass comes first."""
-        *others, last = self.lists
-        return PlanSpace((*others, replace(last, whole=count)))
+        """Return the plans that keep the last layers whole, whose backward pass comes first; one of each list is not."""
+        found: list[LayerCosts] = []
+        for own in reversed(self.lists):
+            found.insert(0, replace(own, whole=min(count, own.layers - 1)))
+            count -= found[0].whole
+        return PlanSpace(tuple(found))
 
     def filled(self, room_bytes: int) -> Counts:
         """Return the plan that keeps products of so many bytes."""
@@ -178,7 +181,7 @@ class PlanSearch:
         if self.row(self.space, lean).answer != YES:
             return self._timed(self.row(self.space, lean))
         # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
-        most = self.space.lists[-1].layers - 1
+        most = sum(own.layers - 1 for own in self.space.lists)
         spaces = [self.space.with_whole(count) for count in (1, 0) if count <= most]
         spaces.sort(key=lambda space: (self.row(space, lean).answer != YES, self.row(space, lean).peak_bytes))
         self._narrow(spaces[0], lean)
