@@ -61,7 +61,7 @@ class PlanSpace:
         return tuple(own.recomputed for own, _ in self.products)
 
     def with_whole(self, count: int) -> PlanSpace:
-        """Return the plans that keep the last layers whole, whose backward pass comes first; one of each list is not."""
+        """Return plans that keep the last layers whole, whose backward pass comes first; one of each list is not."""
         found: list[LayerCosts] = []
         for own in reversed(self.lists):
             found.insert(0, replace(own, whole=min(count, own.layers - 1)))
