@@ -358,7 +358,7 @@ def _plan(
     if limit is None or not plain or any(row.fits for row in plain) or run_config.mode != TRAINING:
         return None
     with suppress(BertscopeError):  # a model without layers whose products could be kept
-        return plan_report(source, [(run_config.changed(checkpointing=NONE), {})], limit, context_bytes=context)
+        return plan_report(source, run_config.changed(checkpointing=NONE), limit, context_bytes=context)
     return None
 
 

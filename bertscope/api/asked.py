@@ -176,10 +176,10 @@ class Asked:
         before both; its strategy is compared with others that are asked for.
         """
         if plan is not None:
-            from bertscope.sources.plan_files import read_plan, settings_of
+            from bertscope.sources.plan_files import read_plan
 
             report = plan if isinstance(plan, PlanReport) else read_plan(plan)
-            found = Layer(settings_of(report), is_default=True, compared=("freeze", "input"), records=records)
+            found = Layer(report.settings, is_default=True, compared=("freeze", "input"), records=records)
             planned = cls.of(
                 settings, [found, *layers], compared=compared, training_file=training_file, records=records
             )

@@ -24,7 +24,6 @@ from bertscope.settings.run_config import DEFAULTS, ESTIMATED
 if TYPE_CHECKING:
     from bertscope.commands.model_options import ModelOptions
     from bertscope.reports.memory import LengthsReport, MemoryReport
-    from bertscope.reports.plan import PlanReport
 
 _FROM = (
     "Take the loop from TrainingArguments (the JSON of to_json_string()) or from an accelerate config; options replace "
@@ -36,11 +35,11 @@ PLAN = "Recompute as the plan in the JSON of 'bertscope plan --emit json' says; 
 
 @dataclass(frozen=True)
 class CommandSettings:
-    """The settings of a command line: layers of the options and of the project, and the file of --from."""
+    """The settings of a command line: layers of the options and of the project, and the files of --from and --plan."""
 
     layers: tuple[Layer, ...]
     training_file: TrainingFile | None = None
-    plan: PlanReport | None = None
+    plan: Path | None = None
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -121,11 +120,7 @@ class Takes:
         if own and found is not None:
             stronger = [layer, Layer(file.fields, is_default=True)] if file else [layer]
             found.note_used([str(own[name]) for name in used_settings(layers[-1], stronger, self.records)])
-        if (plan := given.get("plan")) is not None:
-            from bertscope.sources.plan_files import read_plan
-
-            plan = read_plan(plan)
-        return CommandSettings(tuple(layers), file, plan)
+        return CommandSettings(tuple(layers), file, given.get("plan"))
 
     def _of_project(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of a project that the command takes; of several values only where it compares them."""

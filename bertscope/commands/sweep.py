@@ -267,9 +267,7 @@ def sweep(
     address = _check(on)
     found = read_grid(grid, allow_code=allow_code)
     if plan is not None:
-        from bertscope.sources.plan_files import read_plan
-
-        found = found.with_plan(read_plan(plan))
+        found = found.with_plan(plan)
     points = tasks_of(found)
     blank = [point if isinstance(point, SweepRow) else point.row() for point in points]
     report = SweepReport(grid=Path(grid).name, varied=found.varied, rows=tuple(blank))

@@ -5,7 +5,7 @@ Letters in the shapes: B batch, S sequence length, H hidden size, I intermediate
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from bertscope.model.outputs import BaseModelOutputWithPastAndCrossAttentions
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.torch_access import Embedding, index_row
 
+LAYERS = "encoder.layer"  # the path of the layers in a BertModel
 # The operators whose outputs selective checkpointing saves: matrix products and fused attention kernels.
 _SAVED = {
     "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -29,13 +30,13 @@ _SAVED = {
 }  # fmt: skip
 
 
-def recomputed(layer: nn.Module, how: Checkpointing, number: int) -> Callable[..., Any]:
+def recomputed(layer: nn.Module, how: Checkpointing, kept: Collection[str]) -> Callable[..., Any]:
     """Return the layer as a function that saves only its inputs for backward; dropout repeats its masks."""
     from torch.utils.checkpoint import checkpoint
 
     options: dict[str, Any] = {"context_fn": selective_contexts} if how.selective else {}
     if how.kept:
-        options = {"context_fn": partial(keep_contexts, how.kept_in(number))}
+        options = {"context_fn": partial(keep_contexts, kept)}
     return partial(checkpoint, layer, use_reentrant=how.use_reentrant, **options)
 
 
@@ -273,9 +274,9 @@ class BertEncoder(nn.Module):
             hidden_states = hidden_states if hidden_states.requires_grad else hidden_states.detach().requires_grad_()
         hidden_of_layers, caches = [hidden_states], []
         attentions, cross_attentions = [], []
-        for index, layer in enumerate(self.layer):
-            covered = recomputes and self.checkpointing.covers(index)
-            run = recomputed(layer, self.checkpointing, index) if covered else layer
+        kept = self.checkpointing.kept_in(LAYERS, len(self.layer)) if recomputes else [None] * len(self.layer)
+        for index, (layer, operators) in enumerate(zip(self.layer, kept, strict=True)):
+            run = layer if operators is None else recomputed(layer, self.checkpointing, operators)
             hidden_states, *others = run(
                 hidden_states,
                 attention_mask,

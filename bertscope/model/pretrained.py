@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertscope.config import BertConfig
-from bertscope.model.encoder import BertEncoder
+from bertscope.model.encoder import LAYERS, BertEncoder
 from bertscope.model.state_dict import translated
 from bertscope.settings.checkpointing import FULL, Checkpointing
 
@@ -138,9 +138,8 @@ class BertPreTrainedModel(nn.Module):
         encoder = self._encoder()
         chosen = Checkpointing.parse(strategy, use_reentrant=use_reentrant)
         if chosen is not None:
-            chosen.check_lists(["encoder.layer"])
-            chosen = chosen.of("encoder.layer") or chosen
-            chosen.check_layers(len(encoder.layer))
+            chosen.check_lists([LAYERS])
+            chosen.check_layers(LAYERS, len(encoder.layer))
         encoder.gradient_checkpointing = chosen is not None
         encoder.checkpointing = chosen or Checkpointing()
 

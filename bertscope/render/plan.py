@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 from bertscope.render.columns import Column, csv_only, number, values
 from bertscope.render.fit import time_columns
@@ -13,8 +15,11 @@ from bertscope.render.memory import needed_text, time_notes
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
-from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ATTENTION
+from bertscope.settings.generate import option_words
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import RunConfig
 from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, flops_text
 
@@ -46,19 +51,19 @@ def product_role(product: PlanOperator) -> str:
 
 
 def label(row: PlanRow) -> str:
-    """Return a plan in words: `keep q, k and v, and FFN-up in the last 18 of 24 layers`."""
+    """Return a plan in words: `keep FFN-down; FFN-up (last 4 of 24)`."""
     if not row.lists:
         return say("plan_none")
-    if not any(own.kept for own in row.lists):
-        return say("plan_full")
-    if not any(own.again for own in row.lists):
-        return say("plan_products")
-    parts = []
+    if all(len(own.recomputed) == own.layers for own in row.lists):
+        if not any(own.kept for own in row.lists):
+            return say("plan_full")
+        if not any(own.again for own in row.lists):
+            return say("plan_products")
     paths = list(dict.fromkeys(own.path for own in row.lists))
-    for path in paths:
-        words = _kept_words([own for own in row.lists if own.path == path])
-        parts.append(words if len(paths) == 1 else say("named", name=path, text=words))
-    return say("plan_keep", words="; ".join(parts))
+    words = [_kept_words([own for own in row.lists if own.path == path]) for path in paths]
+    if len(paths) > 1:
+        words = [say("named", name=path, text=text) for path, text in zip(paths, words, strict=True)]
+    return say("plan_keep", words="; ".join(words))
 
 
 def _kept_words(lists: Sequence[PlanList]) -> str:
@@ -67,25 +72,21 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
     for own in lists:
         for product in own.kept:
             counts[product] += len(own.recomputed)
-    layers, found = sum(len(own.recomputed) for own in lists), []
-    whole = [product_role(product) for product, count in counts.items() if count == layers]
-    not_all = [product_role(product) for product, count in counts.items() if count < layers]
-    if len(whole) > max(len(counts) - len(whole), _MOST_NAMED - 1):
-        found.append(say("plan_all_but", words=_joined(not_all)) if not_all else say("plan_all"))
-    elif whole:
-        found.append(_joined(whole))
-    if any(0 < count < layers for count in counts.values()) and found:
-        found = [say("plan_in_all", words=found[0])]
-    for count in sorted({count for count in counts.values() if 0 < count < layers}, reverse=True):
-        words = _joined(product_role(product) for product, own in counts.items() if own == count)
-        found.append(say("plan_last", words=words, count=count, layers=layers))
-    if layers < lists[0].layers:
-        found.append(say("plan_whole"))
-    return say("comma").join(found) or say("plan_no_product")
+    layers = sum(len(own.recomputed) for own in lists)
+    by_count = {count: _joined(product for product, own in counts.items() if own == count)
+                for count in sorted(counts.values(), reverse=True)}  # fmt: skip
+    whole, not_all = by_count.pop(layers, ""), _joined(product for product, own in counts.items() if own < layers)
+    if list(counts.values()).count(layers) > max(len(counts) // 2, _MOST_NAMED - 1):
+        whole = say("plan_all_but", words=not_all) if not_all else say("plan_all")
+    by_count.pop(0, None)
+    found = [whole, *(say("plan_last", words=words, count=count, layers=layers) for count, words in by_count.items())]
+    if kept_whole := lists[0].layers - layers:
+        found.append(say("plan_whole", count=kept_whole))
+    return "; ".join(filter(None, found)) or say("plan_no_product")
 
 
-def _joined(words: Iterable[str]) -> str:
-    return say("comma").join(dict.fromkeys(words))
+def _joined(products: Iterable[PlanOperator]) -> str:
+    return say("comma").join(dict.fromkeys(map(product_role, products)))
 
 
 def share(row: PlanRow) -> str:
@@ -97,14 +98,8 @@ def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence."""
     row = report.rows[0]
     on = say("on", name=report.card.name) if report.card else ""
-    sized = say(
-        "plan_batch",
-        batch=count_text(row.batch),
-        accumulate=count_text(row.accumulate),
-        seq=report.run.seq,
-        on=on,
-        memory=needed_text(report, row),
-    )
+    sizes = {"batch": count_text(row.batch), "accumulate": count_text(row.accumulate), "seq": report.run.seq}
+    sized = say("plan_batch", **sizes, on=on, memory=needed_text(report, row))
     if not report.fits:
         answer = say("plan_no", what=label(row), sized=sized)
     elif not row.lists:
@@ -121,10 +116,15 @@ def _settings(report: PlanReport) -> Iterator[str]:
     yield title(report)
     words = kernel_word(report.subject.attention, run, report.card, [run.precision]), mode_word(run)
     yield from filter(None, (*words, run.precision, *loop_words(run), run.device))
+    yield say("plan_by_time") if report.objective == TIME else say("plan_by_flops")
 
 
 def columns(report: PlanReport) -> list[Column]:
     """Return the columns; a CPU reserves nothing."""
+
+    def changed(row: PlanRow) -> str:
+        return _options(row.changes) or "-"
+
     on_gpu = report.run.device == "cuda"
     several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
     return [
@@ -138,13 +138,17 @@ def columns(report: PlanReport) -> list[Column]:
         Column(say("flops_again"), share, values("share_again", "flops_again"), right=True),
         number(say("step_flops"), "step_flops", flops_text, detail=True),
         *time_columns(report.rows),
-        Column(say("what_changes"), _changed, shown=any(row.changes for row in report.rows)),
-        csv_only({"changes": lambda row: _changed(row), "moved_bytes_again": lambda row: row.moved_bytes_again}),
+        Column(say("what_changes"), changed, shown=any(row.changes for row in report.rows)),
+        csv_only({"changes": changed, "moved_bytes_again": lambda row: row.moved_bytes_again}),
     ]  # fmt: skip
 
 
-def _changed(row: PlanRow) -> str:
-    return say("comma").join(f"{name} {value}" for name, value in row.changes.items()) or "-"
+def _options(settings: dict[str, Any]) -> str:
+    """Return the options that give these settings, for a shell."""
+    table = rows(RunConfig)
+    words = (option_words(table[name], value) if name in table else [f"--{name}", str(value)]
+             for name, value in settings.items())  # fmt: skip
+    return shlex.join(chain.from_iterable(words))
 
 
 def notes(report: PlanReport) -> Iterator[str]:
@@ -164,9 +168,10 @@ def notes(report: PlanReport) -> Iterator[str]:
 def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Yield the options that run the answer."""
     row = report.rows[0]
-    if report.fits and row.lists:
-        sizes = f"--batch {row.batch} --accumulate {row.accumulate} " if report.batch_total else ""
-        yield say("use_it"), f"{sizes}--checkpointing={shlex.quote(row.checkpointing)}"
+    if report.fits and (row.lists or row.changes):
+        sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
+        strategy = f"--checkpointing={shlex.quote(row.checkpointing)}"
+        yield say("use_it"), f"{_options(sizes | row.changes)} {strategy}".strip()
 
 
 VIEW = View(

@@ -23,20 +23,21 @@ def plan_svg(report: PlanReport) -> str:
         return round(x, 1), round(_HEIGHT - _BOTTOM - size / top * (_HEIGHT - _BOTTOM - _TOP), 1)
 
     base, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    parts = [f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>']
+    _, line = place(0, limit)
+    way = " ".join(f"{x},{y}" for x, y in (place(*key) for key, _ in points))
+    parts = [
+        f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>',
+        _text((_LEFT + right) / 2, _HEIGHT - 8, say("flops_again"), "middle"),
+        _text(6, 13, f"{say('on_the_card')}, {name}", "start"),
+        f'<path d="M{_LEFT} {line}H{right}" stroke="currentColor" stroke-dasharray="6 4"/>',
+        _text(right, line - 5, say("plan_limit", size=bytes_text(limit)), "end"),
+        f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
+        *(_circle(*place(*key), point, point.card_bytes <= limit) for key, point in points),
+    ]
     for number in range(_TICKS + 1):
-        x, _ = place(number / _TICKS, 0)
-        _, y = place(0, top * number / _TICKS)
+        x, y = place(number / _TICKS, top * number / _TICKS)
         parts.append(_text(x, base + 16, f"{100 * number // _TICKS} %", "middle"))
         parts.append(_text(_LEFT - 6, y + 4, f"{top * number / _TICKS / unit:.1f}", "end"))
-    parts.append(_text((_LEFT + right) / 2, _HEIGHT - 8, say("flops_again"), "middle"))
-    parts.append(_text(6, 13, f"{say('on_the_card')}, {name}", "start"))
-    _, line = place(0, limit)
-    parts.append(f'<path d="M{_LEFT} {line}H{right}" stroke="currentColor" stroke-dasharray="6 4"/>')
-    parts.append(_text(right, line - 5, say("plan_limit", size=bytes_text(limit)), "end"))
-    way = " ".join(f"{x},{y}" for x, y in (place(*key) for key, _ in points))
-    parts.append(f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>')
-    parts += [_circle(*place(*key), point, point.card_bytes <= limit) for key, point in points]
     box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
     style = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *parts, "</svg>\n"])

@@ -10,7 +10,10 @@ from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.calibration import StepTime, TimeRange
 from bertscope.reports.memory import TrainingFile
+from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
+
+TIME, FLOPS = "time", "FLOPs again"  # the order of plans: on a calibrated card, and else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,8 @@ class PlanPoint:
 class PlanReport(TableReport[PlanRow]):
     """The plans for a limit, the cheapest that fits first; each was run on fake tensors.
 
-    After the answer come plans that need less memory, then those of runs with other settings. `cheaper` is the next
-    cheaper plan, which does not fit; None if the first recomputes nothing, or if the leanest does not fit.
+    After the answer come plans that need less memory, then those of runs with other settings; by `objective` time all
+    are in its order. `cheaper` is the next cheaper plan, which does not fit; None if the first recomputes nothing.
     """
 
     kind: ClassVar[str] = "plan"
@@ -94,6 +97,7 @@ class PlanReport(TableReport[PlanRow]):
     budget_bytes: int
     card: Gpu | None = None
     batch_total: int | None = None
+    objective: str = FLOPS
     rows: tuple[PlanRow, ...]
     cheaper: PlanRow | None = None
     front: tuple[PlanPoint, ...] = ()  # all plans of the answer's run that were tried, the leanest first
@@ -110,9 +114,17 @@ class PlanReport(TableReport[PlanRow]):
         """Return True if a plan fits for certain."""
         return bool(self.rows) and self.rows[0].answer == "yes"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the run of the first plan that are not the defaults, without checkpointing."""
+        row, table = self.rows[0], rows(RunConfig)
+        found = {name: value for name, value in self.run.flat().items() if value != table[name].default}
+        found |= {name: value for name, value in row.changes.items() if name in table}
+        return found | {"batch": row.batch, "accumulate": row.accumulate}
+
     def apply(self, model: Any, row: int = 0) -> None:
         """Make a live module recompute its layers as a row says, as the code of `--emit torch` does."""
-        from bertscope.model.keep import keep_layers
+        from bertscope.model.lists import keep_layers
         from bertscope.settings.checkpointing import Checkpointing
 
         if (chosen := Checkpointing.parse(self.rows[row].checkpointing)) is not None:

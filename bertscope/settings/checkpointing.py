@@ -33,10 +33,6 @@ class Kept:
         place = "" if self.layers is None else f"@{ranges_text(self.layers)}"
         return f"{self.path}{'=' if self.path else ''}{'+'.join(shown) or NONE}{place}"
 
-    def has(self, layer: int) -> bool:
-        """Return True if the layer of that number is recomputed so."""
-        return self.layers is None or layer in self.layers
-
     def is_of(self, path: str) -> bool:
         """Return True if the list at this path is meant: one path may be the end of the other."""
         own, other = f".{self.path}", f".{path}"
@@ -76,21 +72,14 @@ class Checkpointing:
             kind = "selective checkpointing" if self.selective else "checkpointing that keeps operators"
             raise ConfigError("{kind} cannot be reentrant; leave use_reentrant false", kind=kind)
 
-    @property
-    def period(self) -> int | None:
-        """Return the period, in layers, of the pattern of recomputed layers; None if it has none."""
-        return self.every if self.layers is None and not self.kept else None
-
-    def of(self, path: str) -> Checkpointing | None:
-        """Return the checkpointing of the list of layers at this path; None if none of them is recomputed."""
+    def kept_in(self, path: str, layers: int) -> list[frozenset[str] | None]:
+        """Return for each layer of the list at this path the operators that it keeps; None if it is not recomputed."""
         if not self.kept:
-            return self
-        found = tuple(kept for kept in self.kept if kept.is_of(path))
-        return replace(self, kept=found) if found else None
-
-    def kept_in(self, layer: int) -> frozenset[str]:
-        """Return the operators that the layer of that number keeps; those of the last group that has it."""
-        return next((kept.operators for kept in reversed(self.kept) if kept.has(layer)), frozenset())
+            covered = range(0, layers, self.every) if self.layers is None else self.layers
+            return [frozenset() if layer in covered else None for layer in range(layers)]
+        groups = [kept for kept in reversed(self.kept) if kept.is_of(path)]
+        return [next((kept.operators for kept in groups if kept.layers is None or layer in kept.layers), None)
+                for layer in range(layers)]  # fmt: skip
 
     def check_lists(self, lists: Collection[str]) -> None:
         """Raise ConfigError for a list that a model with these lists of layers does not have."""
@@ -99,15 +88,9 @@ class Checkpointing:
                 raise ConfigError("checkpointing names the layers {path} and the model has {names}",
                                   path=kept.path, names=", ".join(lists) or "no lists of layers")  # fmt: skip
 
-    def covers(self, layer: int) -> bool:
-        """Return True if the layer of that number is recomputed."""
-        if self.kept:
-            return any(kept.has(layer) for kept in self.kept)
-        return layer in self.layers if self.layers is not None else layer % self.every == 0
-
-    def check_layers(self, layers: int) -> None:
-        """Raise ConfigError for a named layer that a stack of `layers` does not have."""
-        named = [self.layers, *(kept.layers for kept in self.kept)]
+    def check_layers(self, path: str, layers: int) -> None:
+        """Raise ConfigError for a named layer that the list at this path, of so many `layers`, does not have."""
+        named = [self.layers, *(kept.layers for kept in self.kept if kept.is_of(path))]
         absent = sorted(layer for numbers in named for layer in numbers or () if layer >= layers)
         if absent:
             shown = ", ".join(map(str, absent[:5]))

@@ -147,7 +147,7 @@ class OtherSource:
             return
         chosen = Checkpointing.parse(strategy, use_reentrant=reentrant)
         if chosen is not None and chosen.kept:
-            from bertscope.model.keep import keep_layers
+            from bertscope.model.lists import keep_layers
 
             keep_layers(model, chosen)
             return

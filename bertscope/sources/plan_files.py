@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.checkpointing import Checkpointing
-from bertscope.settings.rows import rows
-from bertscope.settings.run_config import RunConfig
 from bertscope.text_files import read_text, readable
 
 _WANTED = "give what 'bertscope plan ... --emit json' wrote"
@@ -34,11 +31,3 @@ def read_plan(path: str | os.PathLike[str]) -> PlanReport:
     if not report.fits:
         raise SourceError("{path}: no plan in it fits; {words}", path=file, words=_WANTED)
     return report
-
-
-def settings_of(report: PlanReport) -> dict[str, Any]:
-    """Return the settings of the run of a plan, those that are not the defaults, without checkpointing."""
-    row, table = report.rows[0], rows(RunConfig)
-    found = {name: value for name, value in report.run.flat().items() if value != table[name].default}
-    found |= {name: value for name, value in row.changes.items() if name in table}
-    return found | {"batch": row.batch, "accumulate": row.accumulate}

@@ -232,7 +232,19 @@ def test_an_example_by_hand():
 @pytest.mark.parametrize("name", ['a "quoted" \\ name', 'three """ quotes', "two\nlines", "模型 {braces}"])
 def test_the_text_of_a_name_is_no_code(form, name):
     tree = ast.parse(emitted(plan(layers("layer{0}.x", 2, *LINEAR), name=name), form))
-    assert isinstance(tree.body[1], ast.ImportFrom)
+    assert isinstance(tree.body[0], ast.ImportFrom)
+    assert len(tree.body) == len(ast.parse(emitted(plan(layers("layer", 2, *LINEAR)), form)).body)
+
+
+def test_the_name_of_an_operator_and_a_precision_in_a_file_are_no_code():
+    hostile = "mm}; open('x'); {torch.ops.aten.mm"
+    row = layers("layers", 2, "mm.0", calls=1)
+    row = replace(row, kept=tuple(replace(item, name="x\ny", torch_name=hostile) for item in row.kept))
+    report = plan(row)
+    assert "open(" not in emitted(report, "torchtitan")
+    changed = replace(report, rows=(replace(report.rows[0], changes={"precision": "autocast-x); open('x'); (y"}),))
+    tree = ast.parse(emitted(changed, "trainer"))
+    assert not any(isinstance(node, ast.Name) and node.id == "open" for node in ast.walk(tree))
 
 
 def test_layers_are_at_their_paths():
@@ -243,7 +255,7 @@ def test_layers_are_at_their_paths():
 
 
 def test_the_code_says_for_which_run_it_is():
-    text = ast.get_docstring(ast.parse(emitted(plan(ENCODER, optimizer="sgd"), "torch"))).replace("\n", " ")
+    text = emitted(plan(ENCODER, optimizer="sgd"), "torch").partition("\n\n")[0].replace("\n# ", " ")
     for part in ("bert-tiny", "batch 2 x 6", "fp32", "sgd", "1.00 GiB", "16.00 GiB", "torch 2.13.0", "accumulate 3"):
         assert part in text
 

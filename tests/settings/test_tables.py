@@ -88,8 +88,7 @@ def test_a_row_more_is_a_strategy_more(monkeypatch):
     assert tables.parse_strategies("none,from-2,full") == ("none", "from-2", "full")
     assert not tables.takes_reentrant(RunConfig(checkpointing="from-2").checkpointing)
     chosen = Checkpointing.parse("from-2")
-    assert [layer for layer in range(4) if chosen.covers(layer)] == [2, 3]
-    assert chosen.period is None
+    assert chosen.kept_in("encoder.layer", 4) == [None, None, frozenset(), frozenset()]
 
 
 def test_the_default_strategies_of_fit_are_strategies_and_each_example_is_one():
@@ -97,9 +96,8 @@ def test_the_default_strategies_of_fit_are_strategies_and_each_example_is_one():
     assert all(tables.are_strategies(example) for example in tables.EXAMPLE_STRATEGIES)
 
 
-@pytest.mark.parametrize(("strategy", "period"), [("full", 1), ("every-3", 3), ("selective", 1), ("layers:1", None)])
-def test_a_strategy_says_after_how_many_layers_it_repeats_itself(strategy, period):
-    assert Checkpointing.parse(strategy).period == period
+def test_a_period_begins_with_the_first_layer():
+    assert Checkpointing.parse("every-3").kept_in("encoder.layer", 5) == [frozenset(), None, None, frozenset(), None]
 
 
 @pytest.mark.parametrize("name", PRECISIONS)

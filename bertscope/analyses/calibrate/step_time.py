@@ -30,7 +30,6 @@ from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
 from bertscope.gpus import Gpu, bandwidth, peak_flops
 from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime, TimeRange
 from bertscope.reports.memory import OPTIMIZER, FitReport, FitRow, MemoryReport
-from bertscope.reports.plan import PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -111,6 +110,11 @@ class Timer:
     calibration: CalibrationReport | None
     sequences: int | None = None  # of an epoch
 
+    def byte_flops(self, run_config: RunConfig) -> float:
+        """Return the FLOPs of products that take as long as moving a byte; 0 if they were not measured."""
+        rates = rates_of(self.calibration) if self.calibration else None
+        return rates.products.get(run_config.compute_precision, 0.0) / rates.moved if rates else 0.0
+
     def times(self, run_config: RunConfig) -> dict[str, Any]:
         """Return the fields of a report's row on times."""
         found, span = None, None
@@ -145,18 +149,6 @@ def with_fit_times(report: FitReport, timer: Timer, variants: Sequence[RunConfig
             return row
         run = replace(runs[row.checkpointing, row.precision], seq=row.seq, batch=row.batch)
         return replace(row, **timer.times(run))
-
-    return replace(report, rows=tuple(map(timed, report.rows)))
-
-
-def with_plan_times(report: PlanReport, timer: Timer) -> PlanReport:
-    """Return the plans with the time of a step; those of adapters, which are another model, without one."""
-
-    def timed(row: PlanRow) -> PlanRow:
-        if "lora" in row.changes:
-            return row
-        run = replace(report.run, batch=row.batch, accumulate=row.accumulate, checkpointing=row.checkpointing)
-        return replace(row, **timer.times(run.changed(**row.changes)))
 
     return replace(report, rows=tuple(map(timed, report.rows)))
 

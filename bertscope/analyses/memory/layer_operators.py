@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,8 @@ from bertscope.analyses.modules.repeat import layer_stacks
 from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, tensors
 from bertscope.analyses.tracing.trace import ModuleTracker
-from bertscope.model.keep import call_name, layer_lists
+from bertscope.model.keep import call_name
+from bertscope.model.lists import layer_lists
 from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.losses import MODEL
@@ -48,82 +49,71 @@ class LayerCosts:
         return self.layers - self.whole
 
 
-@dataclass
-class _Record:
-    """The operators of a layer in forward, and again in backward; a copy of the layer has the same record."""
-
-    operators: list[PlanOperator] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)  # bytes, for each operator of forward
-    again: int = 0  # operators that ran again, from the first on
-    overwritten: set[int] = field(default_factory=set)  # those whose output a later operator changes, as relu_ does
-
-    def __deepcopy__(self, memo: object) -> _Record:
-        return self
-
-
 def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     """Return the costs of the layers of each list of the model, from a run of few layers on fake tensors."""
     counts = {stack.field: len(stack.few(_UNITS)) for stack in layer_stacks(source)}
-    deep = _repeated_lists(source.build())
+    found = layer_lists(source.build())
+    deep = {path: layers for path, layers in found.items() if len(layers) > 1} or found
     few = source.with_layer_counts(counts) if counts else source
     # A layer costs the same for the texts of an example together as one after the other.
     run_config = run_config.changed(checkpointing=NONE, batch=run_config.batch * run_config.texts, loss=MODEL)
     model = run_model(few, run_config)
-    records = {path: _recording(model, layers[-1]) for path, layers in layer_lists(model).items() if path in deep}
+    records = {path: _Recorder(model.get_submodule(layers[-1]))
+               for path, layers in layer_lists(model).items() if path in deep}  # fmt: skip
     inputs = meta_inputs(model, run_config)
     with running(few.implemented_by(run_config.implementation), model, "fake tensors", run_config.input):
         module_trace(model, inputs, run_config, None, few.layer_path)
-    return [_costs(path, deep[path], record) for path, record in records.items() if record.operators and record.again]
-
-
-def _repeated_lists(model: Any) -> dict[str, list[str]]:
-    """Return the lists of several layers with their paths; all lists of a model without such a list."""
-    found = layer_lists(model)
-    return {path: layers for path, layers in found.items() if len(layers) > 1} or found
-
-
-def _recording(model: Any, path: str) -> _Record:
-    """Have the layer recomputed, and return the record of what it runs."""
-    from torch.utils.checkpoint import checkpoint
-
-    layer, record = model.get_submodule(path), _Record()
-    layer.forward = partial(checkpoint, partial(_recorded, layer.forward, record), use_reentrant=False)
-    return record
-
-
-def _recorded(forward: Callable[..., Any], record: _Record, *args: Any, **kwargs: Any) -> Any:
-    tracker = ModuleTracker()
-    layer = forward.__self__  # type: ignore[attr-defined]  # a bound method
-    if in_backward():
-        with _Counting(record):
-            return forward(*args, **kwargs)
-    if record.operators:  # a later call, such as that of shared layers
-        return forward(*args, **kwargs)
-    with tracker.track(layer), _Recorder(record, tracker):
-        return forward(*args, **kwargs)
+    return [record.costs(path, deep[path]) for path, record in records.items() if record.operators and record.again]
 
 
 class _Recorder(DispatchMode):
-    """Records the operators of a layer's forward pass."""
+    """The operators of a layer in forward, and the number of those that run again in backward.
 
-    def __init__(self, record: _Record, tracker: ModuleTracker) -> None:
+    The layer is recomputed, up to the last operator whose output backward needs.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        from torch.utils.checkpoint import checkpoint
+
         super().__init__()
-        self.record, self.tracker = record, tracker
+        self.operators: list[PlanOperator] = []
+        self.moved: list[int] = []  # bytes, for each operator
+        self.overwritten: set[int] = set()  # operators whose output a later one changes, as relu_ does
+        self.again = 0
         self.calls: Counter[str] = Counter()
         self.makers: dict[Any, int] = {}  # storage -> the operator whose output it is
+        self.tracker = ModuleTracker()
+        layer.forward = partial(checkpoint, partial(self.run, layer.forward), use_reentrant=False)
+
+    def __deepcopy__(self, memo: object) -> _Recorder:
+        """Return the same: a copy of the layer adds to its record."""
+        return self
+
+    def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the layer, and record its first call and its repetition."""
+        if in_backward():
+            self.again = 0
+        elif self.operators:  # a later call, such as that of shared layers
+            return forward(*args, **kwargs)
+        with self.tracker.track(forward.__self__), self:  # type: ignore[attr-defined]  # a bound method
+            return forward(*args, **kwargs)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = operator(*args, **kwargs)
-        if not _computes(operator):
+        # Not what torch adds to a repetition: questions such as prim::device, and detach of what it saves.
+        if operator.name().startswith(("prim::", "aten::detach")):
+            return out
+        if in_backward():
+            self.again += 1
             return out
         name = call_name(operator)
         given = {storage_key(tensor) for tensor in tensors((args, kwargs))}
         made = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors(out)}
         written = {storage_key(tensor) for tensor in written_tensors(operator, args, or_returned=True)}
-        self.record.overwritten.update(self.makers[key] for key in written if key in self.makers)
-        self.makers.update({key: len(self.record.operators) for key in made if key not in given})
-        self.record.operators.append(
+        self.overwritten.update(self.makers[key] for key in written if key in self.makers)
+        self.makers.update({key: len(self.operators) for key in made if key not in given})
+        self.operators.append(
             PlanOperator(
                 name=name,
                 number=self.calls[name],
@@ -134,41 +124,21 @@ class _Recorder(DispatchMode):
                 again=False,
             )
         )
-        self.record.moved.append(bytes_moved(operator, args, kwargs, out))
+        self.moved.append(bytes_moved(operator, args, kwargs, out))
         self.calls[name] += 1
         return out
 
-
-class _Counting(DispatchMode):
-    """Counts the operators of a recomputation, which ends in the middle of the layer."""
-
-    def __init__(self, record: _Record) -> None:
-        super().__init__()
-        self.record = record
-        record.again = 0
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = operator(*args, **(kwargs or {}))
-        self.record.again += _computes(operator)
-        return out
-
-
-def _computes(operator: Any) -> bool:
-    """Return False for what torch adds to a repetition: questions such as prim::device, and detach of what it saves."""
-    return not operator.name().startswith(("prim::", "aten::detach"))
-
-
-def _costs(path: str, layers: Sequence[str], record: _Record) -> LayerCosts:
-    calls = Counter(operator.name for operator in record.operators)
-    ran = [replace(operator, again=number < record.again, calls=calls[operator.name])
-           for number, operator in enumerate(record.operators)]  # fmt: skip
-    moved = zip(ran, record.moved, strict=True)
-    lost = [ran[number] for number in record.overwritten]
-    return LayerCosts(
-        path=path,
-        layer_paths=tuple(layers),
-        operators=tuple(product for product in ran if product.flops and product.kept_bytes and product not in lost),
-        flops=sum(operator.flops for operator in ran),
-        always_flops=sum(product.flops for product in lost if product.again),
-        moved_bytes=sum(size for operator, size in moved if operator.again and not operator.flops),
-    )
+    def costs(self, path: str, layers: Sequence[str]) -> LayerCosts:
+        """Return the costs of a layer of the list at this path."""
+        ran = [replace(operator, again=number < self.again, calls=self.calls[operator.name])
+               for number, operator in enumerate(self.operators)]  # fmt: skip
+        lost = [ran[number] for number in self.overwritten]
+        moved = zip(ran, self.moved, strict=True)
+        return LayerCosts(
+            path=path,
+            layer_paths=tuple(layers),
+            operators=tuple(product for product in ran if product.flops and product.kept_bytes and product not in lost),
+            flops=sum(operator.flops for operator in ran),
+            always_flops=sum(product.flops for product in lost if product.again),
+            moved_bytes=sum(size for operator, size in moved if operator.again and not operator.flops),
+        )

@@ -3,20 +3,21 @@
 A layer may keep the output of each of its matrix products, or compute it again. The products are taken in the order of
 the FLOPs that a kept byte saves, layer by layer from the last one, until the memory is full: this meets the front of
 all sets of products (all 256 sets of a layer of BERT were tried), and layers that keep more than others fill what is
-left. The last layers keep more, since their backward pass comes first. A layer that is kept whole needs more bytes than
-one that keeps all its products, and saves no further FLOPs: only the last layer is, where its recomputation would need
-the same memory at once. Each plan that is shown was run on fake tensors.
+left. The last layers keep more, since their backward pass comes first. A layer that is kept whole needs more bytes and
+saves no further FLOPs: the last one is where its recomputation would need the same memory at once, others where all
+products are kept. Each plan that is shown was run on fake tensors.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
+from bertscope.analyses.memory.growth import LARGEST_BATCH, largest
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.errors import BertscopeError, SelectionError, Text
@@ -24,7 +25,7 @@ from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Note
 from bertscope.reports.memory import YES
-from bertscope.reports.plan import PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
+from bertscope.reports.plan import FLOPS, TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE, Kept, kept_text
 from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.settings.run_config import TRAINING, RunConfig
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 # A product that some layers of a list keep and others do not makes a further kind of layer to run. After one of this
 # share of the layers' FLOPs, 1 % of those of a step, no further product fills what is left.
 _FINE = 0.03
-_COARSE = 0.1  # the gap, of the layers' FLOPs, at which the two kinds of plans are compared
 _FINEST = 0.005
 _TRIED = 16  # plans that a search runs at most
 _LEANER = 3  # rows below the answer
@@ -56,20 +56,17 @@ class PlanSpace:
         return tuple(sorted(found, key=lambda item: (-item[1].flops / item[1].kept_bytes, -item[1].kept_bytes)))
 
     @property
-    def nothing(self) -> Counts:
-        """Return the plan that keeps no product."""
-        return (0,) * len(self.products)
-
-    @property
     def everything(self) -> Counts:
         """Return the plan that keeps all products."""
         return tuple(own.recomputed for own, _ in self.products)
 
-    @property
-    def with_last_whole(self) -> PlanSpace | None:
-        """Return the plans that keep the layer whole whose backward pass comes first; None if it is the only one."""
-        *others, last = self.lists
-        return PlanSpace((*others, replace(last, whole=1))) if last.layers > 1 else None
+    def with_whole(self, count: int) -> PlanSpace:
+        """Return plans that keep the last layers whole, whose backward pass comes first; one of each list is not."""
+        found: list[LayerCosts] = []
+        for own in reversed(self.lists):
+            found.insert(0, replace(own, whole=min(count, own.layers - 1)))
+            count -= found[0].whole
+        return PlanSpace(tuple(found))
 
     def filled(self, room_bytes: int) -> Counts:
         """Return the plan that keeps products of so many bytes."""
@@ -101,7 +98,7 @@ class PlanSpace:
         """Return the bytes that the other operators move again."""
         return sum(own.recomputed * own.moved_bytes for own in self.lists)
 
-    def leanest(self, flops: int) -> Counts:
+    def leanest(self, flops: float) -> Counts:
         """Return the plan with the fewest bytes that runs fewer FLOPs again; without one that of all products."""
         most = self.kept_bytes(self.everything)
         size = bisect_left(range(most), True, key=lambda size: self.flops_again(self.filled(size)) < flops)
@@ -120,38 +117,31 @@ class PlanSpace:
         """Return what each list of layers keeps; layers that keep the same are one item."""
         found: list[PlanList] = []
         for own in self.lists:
-            pairs = [(count, product) for count, (other, product) in zip(counts, self.products, strict=True)
-                     if other is own]  # fmt: skip
-            kept = [tuple(product for count, product in pairs if number >= own.recomputed - count)
-                    for number in range(own.recomputed)]  # fmt: skip
-            products = [product for product in own.operators if product.again]
-            for operators in dict.fromkeys(kept):
-                numbers = tuple(number for number, other in enumerate(kept) if other == operators)
-                found.append(
-                    PlanList(
-                        path=own.path, layers=own.layers, recomputed=numbers,
-                        kept=tuple(product for product in products if product in operators),
-                        again=tuple(product for product in products if product not in operators),
-                        layer_paths=() if _is_numbered(own) else own.layer_paths,
-                    )
-                )  # fmt: skip
+            pairs = zip(counts, self.products, strict=True)
+            first = {product: own.recomputed - count for count, (other, product) in pairs if other is own}
+            groups: dict[tuple[PlanOperator, ...], list[int]] = {}
+            for layer in range(own.recomputed):
+                kept = tuple(item for item in own.operators if item.again and layer >= first[item])
+                groups.setdefault(kept, []).append(layer)
+            is_numbered = own.layer_paths == tuple(f"{own.path}.{number}" for number in range(own.layers))
+            for kept, layers in groups.items():
+                again = tuple(item for item in own.operators if item.again and item not in kept)
+                paths = () if is_numbered else own.layer_paths
+                found.append(PlanList(path=own.path, layers=own.layers, recomputed=tuple(layers), kept=kept,
+                                      again=again, layer_paths=paths))  # fmt: skip
         return tuple(found)
-
-
-def _is_numbered(own: LayerCosts) -> bool:
-    """Return True if the layers of a list have its path and their numbers."""
-    return own.layer_paths == tuple(f"{own.path}.{number}" for number in range(own.layers))
 
 
 def strategy_text(lists: Sequence[PlanList]) -> str:
     """Return the strategy of checkpointing that recomputes these layers so."""
     return kept_text(
         Kept(
-            path=own.path, operators=frozenset(f"{product.name}.{product.number}" for product in own.kept),
+            path=own.path,
+            operators=frozenset(f"{product.name}.{product.number}" for product in own.kept),
             layers=None if len(own.recomputed) == own.layers else frozenset(own.recomputed),
         )
         for own in lists
-    )  # fmt: skip
+    )
 
 
 @dataclass(eq=False)
@@ -160,84 +150,119 @@ class PlanSearch:
 
     fitter: Fitter
     run_config: RunConfig
-    space: PlanSpace
+    space_of: Callable[[Steps, RunConfig], PlanSpace]
     changes: dict[str, Any]
+    timer: Any  # the Timer of a card (calibrate/step_time.py) or None
     rows: dict[tuple[PlanSpace | None, Counts], PlanRow] = field(default_factory=dict)
 
-    def found(self) -> tuple[list[PlanRow], PlanRow | None]:
-        """Return the plan that fits with the fewest FLOPs again and leaner ones, and the next cheaper one."""
-        plain, lean = self.plain(), self.space.nothing
-        if plain.answer == YES:
-            return [plain], None
-        if not self.space.products:
-            raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
-        if self.row(self.space, lean).answer != YES:
-            return [self.row(self.space, lean)], plain
-        answer, cheaper = self._cheapest(self.space, lean, plain, _COARSE)
-        # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
-        for space in filter(None, (self.space.with_last_whole, self.space)):
-            better = space.leanest(answer.flops_again // self.run_config.accumulate)
-            if answer.flops_again and self.row(space, better).answer == YES:
-                answer, cheaper = self._cheapest(space, better, cheaper, _FINEST)
-            elif answer.flops_again and space is self.space and better != space.everything:
-                cheaper = max(cheaper, self.row(space, better), key=lambda row: row.flops_again)
-        return [answer, *self._leaner(answer)], cheaper
+    @cached_property
+    def space(self) -> PlanSpace:
+        """Return the plans of the run, whatever its optimizer is."""
+        return self.space_of(self.fitter.steps, self.run_config.changed(optimizer="none"))
 
+    @cached_property
+    def byte_flops(self) -> float:
+        """Return the FLOPs that cost as much as moving a byte: without a calibration only FLOPs count."""
+        return self.timer.byte_flops(self.run_config) if self.timer else 0.0
+
+    @property
     def plain(self) -> PlanRow:
         """Return the run without recomputation."""
         return self.row(None, ())
 
-    def _cheapest(self, space: PlanSpace, low: Counts, cheaper: PlanRow, gap: float) -> tuple[PlanRow, PlanRow]:
-        """Return the plan that fits while a cheaper one, which is returned too, does not; `low` fits.
+    @cached_property
+    def answer(self) -> PlanRow:
+        """Return the cheapest plan that fits; the leanest one if none does."""
+        if self.plain.answer == YES:
+            return self._timed(self.plain)
+        lean = self.space.filled(0)
+        if not self.space.products:
+            raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
+        if self.row(self.space, lean).answer != YES:
+            return self._timed(self.row(self.space, lean))
+        # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
+        most = sum(own.layers - 1 for own in self.space.lists)
+        spaces = [self.space.with_whole(count) for count in (1, 0) if count <= most]
+        spaces.sort(key=lambda space: (self.row(space, lean).answer != YES, self.row(space, lean).peak_bytes))
+        self._narrow(spaces[0], lean)
+        for space in spaces[1:]:
+            least = self._cost(self._best())[0] / self.run_config.accumulate - self.byte_flops * space.moved_bytes
+            better = space.leanest(least)
+            if space.flops_again(better) < least and self.row(space, better).answer == YES:
+                self._narrow(space, better)
+        if not any(own.again for own in self._best().lists):  # further layers kept whole move fewer bytes
+            spaces = [self.space.with_whole(count) for count in range(most + 1)]
+            largest(lambda count: self.row(spaces[count], spaces[count].everything).answer == YES, most)
+        return self._timed(self._best())
 
-        Between them is no plan, or at most this share of the layers' FLOPs. `cheaper` is one that is known not to fit.
+    @property
+    def cheaper(self) -> PlanRow | None:
+        """Return the next cheaper plan, which does not fit."""
+        found = (row for row in self.rows.values() if self._cost(row) < self._cost(self.answer))
+        return max(found, key=self._cost, default=None)
+
+    def rank(self, is_timed: bool) -> tuple[bool, float, int]:
+        """Return what makes the answer better, the smaller the better: the time of a step, or the share again."""
+        found = self.answer
+        seconds = found.predicted.seconds if is_timed and found.predicted else found.share_again
+        return found.answer != YES, seconds, len(self.changes)
+
+    def _best(self) -> PlanRow:
+        return min((row for row in self.rows.values() if row.answer == YES), key=self._cost)
+
+    def _cost(self, row: PlanRow) -> tuple[float, int]:
+        return row.flops_again + self.byte_flops * row.moved_bytes_again, row.moved_bytes_again
+
+    def _narrow(self, space: PlanSpace, low: Counts) -> None:
+        """Run plans until none is between one that fits and one that does not; `low` fits.
+
+        A gap of at most _FINEST of the layers' FLOPs stays.
         """
         flops, kept = space.flops_again, space.kept_bytes
         least, top = -1, kept(space.everything) + 1  # FLOPs and bytes of a plan that does not fit
         last = self.row(space, low)
-        for turn in range(_TRIED):
+        is_slow = False  # the last plan fits, and has the fewest bytes more than the one before
+        for _ in range(_TRIED):
             free = self.fitter.budget_bytes - last.card_bytes  # as if each kept byte were one at the peak
             known = kept(low) if last.answer == YES else top
-            room = (kept(low) + top) // 2 if turn % 2 else known + free
+            room = (kept(low) + top) // 2 if is_slow else known + free
             tried = space.filled(max(min(room, top - 1), 0)), space.next(low)
             between = next((plan for plan in tried if flops(low) > flops(plan) > least), None)
-            if between is None or (least >= 0 and flops(low) - least <= gap * space.flops):
+            if between is None or (least >= 0 and flops(low) - least <= _FINEST * space.flops):
                 break
             last = self.row(space, between)
+            is_slow = last.answer == YES and between == tried[1]
             if last.answer == YES:
                 low = between
             else:
-                cheaper, least, top = last, flops(between), kept(between)
-        return self.row(space, low), cheaper
+                least, top = flops(between), kept(between)
 
-    def _leaner(self, answer: PlanRow) -> Iterator[PlanRow]:
+    def leaner(self) -> Iterator[PlanRow]:
         """Yield plans that need less, to the leanest: of all layers alike, and of all products that save as much."""
+        if not self.answer.lists or self.answer.answer != YES:
+            return
         products = self.space.products
         rates = [product.flops / product.kept_bytes for _, product in products]
         ends = [number for number in range(1, len(rates)) if rates[number - 1] > rates[number]]
         plans = [tuple(own.layers * (place < end) for place, (own, _) in enumerate(products)) for end in ends]
-        above = answer.flops_again // self.run_config.accumulate
+        above = self.answer.flops_again // self.run_config.accumulate
         leaner = [plan for plan in plans if self.space.flops_again(plan) > above][-_LEANER:]
-        for plan in (*reversed(leaner), self.space.nothing):
+        for plan in (*reversed(leaner), self.space.filled(0)):
             row = self.row(self.space, plan)
-            if row.peak_bytes < answer.peak_bytes:
-                yield row
+            if row.peak_bytes < self.answer.peak_bytes and row.answer == YES:
+                yield self._timed(row)
 
     def row(self, space: PlanSpace | None, counts: Counts) -> PlanRow:
         """Return a plan with its memory; without a space that of the run without recomputation."""
-        key = space, counts
-        if key not in self.rows:
-            progress(Text("plan {number}", number=len(self.rows) + 1))
-            self.rows[key] = self._row(space, counts)
-        return self.rows[key]
-
-    def _row(self, space: PlanSpace | None, counts: Counts) -> PlanRow:
+        if (space, counts) in self.rows:
+            return self.rows[space, counts]
+        progress(Text("plan {number}", number=len(self.rows) + 1))
         lists = space.in_lists(counts) if space else ()
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         again = run.accumulate * space.flops_again(counts) if space else 0
         answer = self.fitter.answer(run)
         reserved = self.fitter.reserved_bytes(run, is_limited=answer == YES)
-        return PlanRow(
+        self.rows[space, counts] = PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
@@ -245,60 +270,64 @@ class PlanSearch:
             reserved_bytes=reserved,
             card_bytes=reserved + self.fitter.overhead.context_high_bytes,
             flops_again=again,
-            share_again=again / (self.space.flops * run.accumulate) if self.space.flops else 0.0,
+            share_again=again / (space.flops * run.accumulate) if space and space.flops else 0.0,
             moved_bytes_again=run.accumulate * space.moved_bytes if space else 0,
             step_flops=self.fitter.steps.flops(replace(run, checkpointing=NONE)) + again,
             answer=answer,
             changes=self.changes,
             lists=lists,
         )
+        return self.rows[space, counts]
 
-
-@dataclass(frozen=True)
-class _Answer:
-    """The rows of one run, the answer first, and the next cheaper plan."""
-
-    rows: list[PlanRow]
-    cheaper: PlanRow | None
-    space: PlanSpace
-    tried: list[PlanRow]
-
-    @property
-    def rank(self) -> tuple[bool, float, int]:
-        """Return what makes an answer better, the smaller the better."""
-        first = self.rows[0]
-        return first.answer != YES, first.share_again, len(first.changes)
+    def _timed(self, row: PlanRow) -> PlanRow:
+        run = replace(self.run_config, checkpointing=row.checkpointing)
+        return replace(row, **self.timer.times(run)) if self.timer else row
 
 
 def plan_report(
     source: ModelSource,
-    runs: Sequence[tuple[RunConfig, dict[str, Any]]],
+    first: RunConfig,
     budget: int | Gpu,
     *,
+    changes: Sequence[dict[str, Any]] = (),
+    changed_run: Callable[[dict[str, Any]], RunConfig] | None = None,
     batch_total: int | None = None,
     context_bytes: int | None = None,
+    timer_of: Callable[[Steps], Any] = lambda steps: None,
 ) -> PlanReport:
-    """Return the plan with the fewest FLOPs again that fits in a budget of bytes or on a GPU.
+    """Return the plan with the least time of a step that fits in a budget of bytes or on a GPU.
 
-    `runs` has the run as it is asked for, then others, each with what it changes, which are tried if no run before
-    them fits without recomputation. With `batch_total` the micro-batch is the largest one that needs none, else the
-    smallest. Raises SelectionError for a model without products to keep, and for inference.
+    Without measured times it has the fewest FLOPs again. `changed_run` returns the run with each of the `changes`; they
+    are tried if no run before them fits without recomputation. With `batch_total` the micro-batch is the largest one
+    that needs none, else the smallest, or a larger one that takes less time. Raises SelectionError for a model without
+    products to keep, and for inference.
     """
-    (first, _), answers, notes = runs[0], [], []
-    asked, card = fitter_for(source, first, budget, context_bytes, {})
-    for run, changes in runs:
+    searches: list[PlanSearch] = []
+    notes: list[Note] = []
+    known = {source.architecture: Steps(source, one_batch=True)}
+    asked, card = fitter_for(source, first, budget, context_bytes, known)
+    space_of = cache(_space)
+    for own in ({}, *changes):
         try:
-            own = source.with_options(lora=changes["lora"]) if "lora" in changes else source
-            fitter = fitter_for(own, run, budget, context_bytes, {})[0] if changes else asked
-            answers.append(_answer(own, on_card(run, card), fitter, changes, batch_total))
+            run = changed_run(own) if own and changed_run else first
+            other = source.with_options(lora=own["lora"]) if "lora" in own else source
+            steps = known if other is source else {other.architecture: Steps(other, one_batch=True)}
+            fitter = fitter_for(other, run, budget, context_bytes, steps)[0]
+            search = PlanSearch(fitter, on_card(run, card), space_of, own, timer_of(fitter.steps))
+            searches.append(_sized(search, batch_total))
         except BertscopeError as error:
-            if not changes:
+            if not own:
                 raise
-            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(changes), "why": str(error)}))
-        if not answers[-1].rank[1] and answers[-1].rows[0].answer == YES:
+            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(own), "why": str(error)}))
+        if searches[-1].plain.answer == YES:
             break
-    best = min(answers, key=lambda answer: answer.rank)
-    others = [answer.rows[0] for answer in answers if answer is not best]
+    fitting = [search.answer for search in searches if search.answer.answer == YES]
+    is_timed = bool(fitting) and all(row.predicted for row in fitting)
+    best = min(searches, key=lambda search: search.rank(is_timed))
+    others = [search.answer for search in searches if search is not best]
+    rows = [best.answer, *best.leaner(), *others]
+    if is_timed:
+        rows.sort(key=lambda row: (row.answer != YES, row.predicted.seconds if row.predicted else 0.0))
     facts = asked.steps.facts(first.changed(checkpointing=NONE))
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
@@ -307,35 +336,40 @@ def plan_report(
         budget_bytes=asked.budget_bytes,
         card=card,
         batch_total=batch_total,
-        rows=(*best.rows, *others),
+        objective=TIME if is_timed else FLOPS,
+        rows=tuple(rows),
         cheaper=best.cheaper,
         layers_flops=best.space.flops,
-        front=tuple(_point(row) for row in sorted(best.tried, key=lambda row: row.peak_bytes)),
-        tried=sum(len(answer.tried) for answer in answers),
+        front=tuple(_point(row) for row in sorted(best.rows.values(), key=lambda row: row.peak_bytes)),
+        tried=sum(len(search.rows) for search in searches),
         notes=tuple(notes),
     )
 
 
-def _answer(
-    source: ModelSource, run: RunConfig, fitter: Fitter, changes: dict[str, Any], batch_total: int | None
-) -> _Answer:
-    """Return the plans of one run."""
+def _space(steps: Steps, run_config: RunConfig) -> PlanSpace:
+    from bertscope.analyses.memory.layer_operators import layer_costs
+
+    return PlanSpace(tuple(layer_costs(steps.source, replace(run_config, parallelism=ONE_PROCESS))))
+
+
+def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
+    """Return the search with the micro-batch of a batch of an optimizer step, after it."""
+    run = search.run_config
     if run.mode != TRAINING:
         raise SelectionError("a plan is for training; {mode} keeps nothing for a backward pass", mode=run.mode)
     if run.reentrant:
         raise SelectionError("reentrant checkpointing keeps no operators; leave reentrant out")
-    from bertscope.analyses.memory.layer_operators import layer_costs
-
-    space = PlanSpace(tuple(layer_costs(source, replace(run, parallelism=ONE_PROCESS))))
-    total = batch_total or run.batch
-    sizes = [size for size in range(total, 0, -1) if total % size == 0] if batch_total else [total]
-    for size in sizes:
-        sized = replace(run, batch=size, accumulate=total // size) if batch_total else run
-        search = PlanSearch(fitter, sized, space, changes)
-        if search.plain().answer == YES or size == sizes[-1]:
+    total = batch_total or 0
+    sizes = [size for size in range(min(total, LARGEST_BATCH), 0, -1) if total % size == 0]
+    runs = [replace(run, batch=size, accumulate=total // size) for size in sizes] or [run]
+    searches = [replace(search, run_config=own, rows={}) for own in runs]
+    number = next((number for number, own in enumerate(searches) if own.plain.answer == YES), len(searches) - 1)
+    found = searches[number]
+    for larger in reversed(searches[:number] if found.answer.predicted else []):
+        if larger.rank(is_timed=True) >= found.rank(is_timed=True):
             break
-    rows, cheaper = search.found()
-    return _Answer(rows, cheaper, space, [*search.rows.values()])
+        found = larger
+    return found
 
 
 def _point(row: PlanRow) -> PlanPoint:
@@ -347,33 +381,32 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
 
     A plan that was made with other versions runs again.
     """
-    row, steps = report.rows[0], Steps(source)
-    facts = steps.facts(report.run.changed(checkpointing=NONE))
-    lora = row.changes.get("lora") is not None
+    row, steps, planned = report.rows[0], Steps(source), report.subject
+    found = steps.facts(report.run.changed(checkpointing=NONE)).subject
     for name in ("architecture", "attention", "config"):
-        planned, found = getattr(report.subject, name), getattr(facts.subject, name)
-        if planned != found:
-            fields = [key for key in planned if planned[key] != found.get(key)] if name == "config" and found else []
-            shown = (f"{fields[0]} {planned[fields[0]]}", f"{found[fields[0]]}") if fields else (planned, found)
+        pair = [getattr(subject, name) for subject in (planned, found)]
+        if pair[0] != pair[1]:
+            if all(isinstance(config, dict) for config in pair):
+                key = next(key for key in pair[0] | pair[1] if pair[0].get(key) != pair[1].get(key))
+                pair = [f"{key} {config.get(key)}" for config in pair]
             raise SelectionError("the plan is for another {name}: {planned}, and this model has {found}; make a plan "
-                                 "for it", name=name, planned=shown[0], found=shown[1])  # fmt: skip
-    if lora != bool(facts.subject.lora) and lora:
-        raise SelectionError("the plan is for adapters: give them by --lora {lora}", lora=row.changes["lora"])
+                                 "for it", name=name, planned=pair[0], found=pair[1])  # fmt: skip
+    if (lora := row.changes.get("lora")) and not found.lora:
+        raise SelectionError("the plan is for adapters: give them by --lora {lora}", lora=lora)
     versions = ("bertscope_version", "torch_version", "implementation")
-    if all(getattr(report.subject, name) == getattr(facts.subject, name) for name in versions):
+    if all(getattr(planned, name) == getattr(found, name) for name in versions):
         return
-    from bertscope.analyses.memory.layer_operators import layer_costs
-
-    made = f"bertscope {report.subject.bertscope_version}, torch {report.subject.torch_version}"
+    made = f"bertscope {planned.bertscope_version}, torch {planned.torch_version}"
     changed = {name: value for name, value in row.changes.items() if name != "lora"}
     run = replace(report.run, batch=row.batch, accumulate=row.accumulate).changed(**changed)
-    costs = {own.path: own.operators for own in layer_costs(source, replace(run, parallelism=ONE_PROCESS))}
+    operators = {own.path: own.operators for own in _space(steps, run).lists}
     for own in row.lists:
-        names = {(product.name, product.number, product.module) for product in costs.get(own.path, ())}
-        if gone := [item for item in own.kept if (item.name, item.number, item.module) not in names]:
-            raise SelectionError("the plan was made by {made}, and now the layers of {path} call no {name}.{number} in "
-                                 "{module}; make it again", made=made, path=own.path, name=gone[0].name,
-                                 number=gone[0].number, module=gone[0].module)  # fmt: skip
+        names = {(item.name, item.number, item.module) for item in operators.get(own.path, ())}
+        for item in own.kept:
+            if (item.name, item.number, item.module) not in names:
+                raise SelectionError("the plan was made by {made}, and now the layers of {path} call no {name}.{number}"
+                                     " in {module}; make it again", made=made, path=own.path, name=item.name,
+                                     number=item.number, module=item.module)  # fmt: skip
     peak = steps.trace(run.changed(checkpointing=row.checkpointing)).peak_bytes
     if peak != row.peak_bytes:
         raise SelectionError("the plan was made by {made} for a peak of {planned:,} bytes, which is {peak:,} now; make "

@@ -55,10 +55,10 @@ class ModelFacts:
 
 
 class Steps:
-    """The steps of one model, which its reports share."""
+    """The steps of one model, which its reports share; with `one_batch` each step runs at its batch only."""
 
-    def __init__(self, source: ModelSource) -> None:
-        self.source = source
+    def __init__(self, source: ModelSource, *, one_batch: bool = False) -> None:
+        self.source, self.one_batch = source, one_batch or source.has_own_dtypes
         self.trace = lru_cache(_KEPT)(self._trace)
         self.facts = lru_cache(_KEPT)(self._facts)
         self._grown = lru_cache(4 * _KEPT)(self._growth)
@@ -104,8 +104,7 @@ class Steps:
 
     def growth_to(self, run_config: RunConfig) -> MemoryGrowth | None:
         """Return the growth that gives the step at this batch; None if the batch itself has to run."""
-        is_traced = run_config.batch < SMALLEST or self.source.has_own_dtypes
-        return None if is_traced else self.growth(run_config)
+        return None if self.one_batch or run_config.batch < SMALLEST else self.growth(run_config)
 
     def _growth(self, run_config: RunConfig) -> MemoryGrowth | None:
         found: MemoryGrowth | None = None

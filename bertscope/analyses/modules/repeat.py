@@ -103,12 +103,12 @@ def layer_stacks(
     Layers are of one kind if they have equal modules, parameters and settings, and are recomputed and frozen alike. A
     model with fewer layers must have the same kinds.
     """
-    chosen = Checkpointing.parse(checkpointing)
-    if chosen and source.layer_path:
-        chosen.check_layers(source.layers)
+    chosen = Checkpointing.parse(checkpointing) or Checkpointing(layers=frozenset())
+    if source.layer_path:
+        chosen.check_layers(source.layer_path, source.layers)
     if source.has_equal_layers and not frozen:
         (field,) = source.layer_counts(None)
-        kinds = [(operators,) for operators in _recomputed(chosen, source.layer_path, source.layers)]
+        kinds = [(operators,) for operators in chosen.kept_in(source.layer_path, source.layers)]
         return (LayerStack.of(source.layer_path, field, kinds),)
     try:
         model = _frozen(source, {}, frozen)
@@ -124,17 +124,11 @@ def layer_stacks(
     return tuple(found)
 
 
-def _recomputed(chosen: Checkpointing | None, path: str, layers: int) -> list[frozenset[str] | None]:
-    """Return for each layer of the list at `path` the operators that it keeps; None if it is not recomputed."""
-    own = chosen and chosen.of(path)
-    return [own.kept_in(number) if own and own.covers(number) else None for number in range(layers)]
-
-
 def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
     """Return the strategy that recomputes the layers of these kinds, by their lists, as in the deep model."""
     chosen = Checkpointing.parse(checkpointing)
     covered = {path: [kind[0] for kind in kinds] for path, kinds in stacks.items()}
-    is_same = chosen is None or all(_recomputed(chosen, path, len(kinds)) == kinds for path, kinds in covered.items())
+    is_same = chosen is None or all(chosen.kept_in(path, len(kinds)) == kinds for path, kinds in covered.items())
     if chosen is None or (is_same and all(kept.layers is None for kept in chosen.kept)):
         return checkpointing
     groups: dict[tuple[str, frozenset[str]], list[int]] = {}
@@ -149,7 +143,7 @@ def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _stack(
-    source: ModelSource, model: Any, field: str, layers: int, chosen: Checkpointing | None, frozen: Sequence[str]
+    source: ModelSource, model: Any, field: str, layers: int, chosen: Checkpointing, frozen: Sequence[str]
 ) -> LayerStack | None:
     """Return the one list of the model that has fewer layers if the field has; None if no or another list has."""
     few = min(RAN, layers - 1)
@@ -157,7 +151,7 @@ def _stack(
     changed = [path for path, found in _lists(model).items() if fewer.get(path, len(found)) != len(found)]
     if len(changed) != 1 or fewer[changed[0]] != few or len(_lists(model)[changed[0]]) != layers:
         return None
-    covered = _recomputed(chosen, changed[0], layers)
+    covered = chosen.kept_in(changed[0], layers)
     settings = _settings(model, changed[0], field)
     return LayerStack.of(changed[0], field, [(one, *other) for one, other in zip(covered, settings, strict=True)])
 

@@ -11,7 +11,7 @@ from typing import Any
 from bertscope.analyses.modules.repeat import all_parameters
 from bertscope.errors import SelectionError
 from bertscope.model.encoder import BertLayer
-from bertscope.model.keep import layer_lists, outermost
+from bertscope.model.lists import layer_lists, outermost
 from bertscope.reports.memory import RankGroup
 from bertscope.settings.parallelism import TENSOR, Parallelism
 from bertscope.sources.building import REPEATED

@@ -22,7 +22,6 @@ from bertscope.errors import BertscopeError, MissingExtraError, SourceError
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
-from bertscope.reports.plan import PlanReport
 from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.settings.resolve import Combination, Layer, check_use, combinations, merged, unknown_setting
 from bertscope.settings.rows import rows
@@ -30,7 +29,7 @@ from bertscope.settings.run_config import DEFAULTS, INSTALLED, STORED, SWEPT, Ru
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import refuse_code
-from bertscope.sources.plan_files import settings_of
+from bertscope.sources.plan_files import read_plan
 from bertscope.text_files import read_text, read_yaml, readable
 
 MAX_POINTS = 100_000  # a row has 1.5 KB, and a point takes 0.1 s or more
@@ -51,14 +50,15 @@ class Grid:
         usual = Layer({"model": DEFAULT_MODEL, **DEFAULTS["sweep"]}, is_default=True, records=SWEPT)
         return merged((self.layer, usual), KEYS)
 
-    def with_plan(self, report: PlanReport) -> Grid:
+    def with_plan(self, path: Path) -> Grid:
         """Return the grid with the strategy of a plan, after its own; raises SelectionError for another model."""
+        report = read_plan(path)
         models = (self.values.get(name, (None,)) for name in ("model", "architecture", "attention", "pooler", "lora"))
         for model in product(*models):
             check_plan(_source(*model), report)
         strategies = (*self.layer.get("checkpointing", ()), report.rows[0].checkpointing)
         layer = Layer({}, is_default=self.layer.is_default, where=self.layer.where, records=SWEPT)
-        usual = Layer(settings_of(report), compared=("freeze", "input"), records=SWEPT)
+        usual = Layer(report.settings, compared=("freeze", "input"), records=SWEPT)
         layer.update({**usual, **self.layer, "checkpointing": strategies})
         return replace(self, layer=layer)
 
