@@ -47,7 +47,13 @@ OtherModels = Annotated[
     typer.Argument(metavar="[MODEL...]", help="Further models, one row for each.", autocompletion=complete_model),
 ]
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.", rich_help_panel="common")]
-Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.", rich_help_panel="common")]
+Seq = Annotated[
+    int | None,
+    typer.Option(
+        "--seq", "-s", metavar="N", rich_help_panel="common",
+        help=f"The sequence length. [default: {RunConfig.seq}, or what the model takes]",
+    ),
+]  # fmt: skip
 Architecture = Annotated[
     str | None,
     typer.Option(
@@ -193,7 +199,13 @@ class SizeOptions:
     """Options for the sizes of the inputs."""
 
     batch: Batch = RunConfig.batch
-    seq: Seq = RunConfig.seq
+    seq: Seq = None
+
+    def length(self, *sources: ModelSource) -> int:
+        """Return the sequence length; a default above the limit of a model is that limit."""
+        from bertscope.api.asked import usual_length
+
+        return usual_length(*sources) if self.seq is None else self.seq
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,4 +221,4 @@ class ShapeOptions(SizeOptions):
             return None
         from bertscope.analyses.tracing.trace import source_shapes
 
-        return source_shapes(source, self.batch, self.seq, self.inputs or ())
+        return source_shapes(source, self.batch, self.length(source), self.inputs or ())

@@ -190,8 +190,9 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
               *(column for column in of_setting if column.title != say("fits"))]  # fmt: skip
     notes = _notes([(report.card.name, list(fit.notes(report))) for report in reports if report.card])
     csv_columns = [gpu[0], *of_setting]
-    asked, seqs = reports[0].asked_batch, dict.fromkeys(row.seq for row in reports[0].rows)
-    sizes = (say("batch", count=count_text(asked)) if asked else "", say("sequence", count=",".join(map(str, seqs))))
+    asked, seqs = reports[0].asked_batch, ",".join(map(str, dict.fromkeys(row.seq for row in reports[0].rows)))
+    sizes = (say("batch", count=count_text(asked)) if asked else "",
+             "" if reports[0].length_given else say("sequence", count=seqs))  # fmt: skip
     settings = fit.settings_text(reports[0], *sizes)
     verdict = say("assumed", answer=fit.common_verdict(reports), settings=settings)
     return _Table(of_gpu, best, notes, f"{verdict}\n", csv=(csv_columns, records), shows_csv=True)

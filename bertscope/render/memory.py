@@ -144,9 +144,12 @@ def _peaks(report: MemoryReport) -> str:
     if len(known) > 2:  # the table has the others
         known = [known[sizes.index(min(sizes))]]
     names = [_name(variant) for variant, _ in known]
-    names[0] = say("checkpointing_name", name=names[0])
-    peaks = [say("peak_with", size=bytes_text(memory.peak.peak_bytes), name=name)
-             for name, (_, memory) in zip(names, known, strict=True)]  # fmt: skip
+    first = next((name for name in names if name != NONE), "")  # the word stands once
+    peaks = [
+        say("peak_without" if name == NONE else "peak_with", size=bytes_text(memory.peak.peak_bytes),
+            name=say("checkpointing_name", name=name) if name == first else name)
+        for name, (_, memory) in zip(names, known, strict=True)
+    ]  # fmt: skip
     found = say("comma").join(peaks)
     return say("lowest_peak", count=len(sizes), peaks=found) if len(sizes) > 2 else say("peaks_are", peaks=found)
 
@@ -174,7 +177,7 @@ def _fits(report: MemoryReport) -> str:
             names.setdefault(variant.answer, []).append(_name(variant))
     on, answers = say("on", name=report.card.name) if report.card else "", []
     for answer in filter(names.get, (YES, UNCERTAIN, NO)):
-        key = "fits_with" if len(report.variants) > 1 else "fits_only"
+        key = "fits_only" if len(report.variants) == 1 else "fits_without" if names[answer] == [NONE] else "fits_with"
         answers.append(say(key, answer=say(f"fits_{answer}"), on=on, names=listed(names[answer])))
         on = ""
     return say("step_fits", answers=say("and_answer").join(answers)) if answers else ""

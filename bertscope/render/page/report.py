@@ -163,7 +163,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
 def _needs(model: ModelPart, variant: Variant, peak: str) -> str:
     """Return the sentence on the memory of a variant: peak, on CUDA reserved, on a known GPU also its context."""
     size = say("page_size", batch=count_text(model.batch), seq=count_text(model.seq))
-    said = {"size": size, "way": _way(_precision(model), variant.checkpointing), "peak": peak}
+    said = {"size": size, "way": fit_words.way(_precision(model), variant.checkpointing), "peak": peak}
     if variant.memory is None or variant.memory.device is None:
         return say("needs", **said)
     reserved = variant.memory.device.reserved_bytes
@@ -187,13 +187,8 @@ def _precision(model: ModelPart) -> str:
     return model.memory.run.precision
 
 
-def _way(precision: str, strategy: str) -> str:
-    shown = say("way_stored") if precision == STORED else precision
-    return say("way_plain" if strategy == "none" else "way", precision=shown, strategy=strategy)
-
-
 def _way_of(row: FitRow) -> str:
-    return _way(row.precision, row.checkpointing)
+    return fit_words.way(row.precision, row.checkpointing)
 
 
 def _largest(row: FitRow) -> str:
@@ -222,7 +217,7 @@ def _bars(model: ModelPart) -> dict[str, Any]:
     bars = []
     for strategy, sizes in known:
         texts = {part: f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items()}
-        way = _way(_precision(model), strategy)
+        way = fit_words.way(_precision(model), strategy)
         bars.append({
             "name": way,
             "label": say("peak_bar", way=way, parts=say("comma").join(texts.values())),
