@@ -117,14 +117,8 @@ def _checked(table: Any, path: Path) -> Project:
             raise wrong(unknown_setting(key, [*own, *SETTINGS]))
         words = value if key == "check" else [value]
         if key in own and (not isinstance(words, list) or not all(isinstance(word, str) and word for word in words)):
-            raise wrong(
-                Text(
-                    "{name} must be {rule}; got {given!r}",
-                    name=key,
-                    rule="a list of files" if key == "check" else "a text",
-                    given=str(value)[:60],
-                )
-            )
+            rule = "a list of files" if key == "check" else "a text"
+            raise wrong(Text("{name} must be {rule}; got {given!r}", name=key, rule=rule, given=str(value)[:60]))
     if table.get("lang", LANGUAGES[0]) not in LANGUAGES:
         raise wrong(f"lang must be one of {', '.join(LANGUAGES)}; got {table['lang'][:40]!r}")
     if table.get("architecture") not in (None, *ARCHITECTURES):

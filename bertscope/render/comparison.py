@@ -212,12 +212,8 @@ def _fit_column(place: int, column: Column) -> Column:
     return replace(
         column,
         text=lambda line: fit.columns(line.report)[place].text(line.row),
-        csv={name: partial(_fit_value, place, name) for name in column.csv},
+        csv={name: lambda line, name=name: fit.columns(line.report)[place].csv[name](line.row) for name in column.csv},
     )
-
-
-def _fit_value(place: int, name: str, line: _ModelRow) -> Any:
-    return fit.columns(line.report)[place].csv[name](line.row)
 
 
 def _notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:

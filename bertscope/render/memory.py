@@ -241,14 +241,10 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
         text += say("takes", ratio=f"{ratio:.2f}")
         if first.timing.flops and other.timing.flops:
             text += say("takes_flops", ratio=f"{other.timing.flops / first.timing.flops:.2f}")
-        if _overlap(first.timing.step_seconds, other.timing.step_seconds):
+        some, others = first.timing.step_seconds, other.timing.step_seconds
+        if min(len(some), len(others)) > 1 and min(some) <= max(others) and min(others) <= max(some):
             text += say("times_overlap")
     return say("named", name=_name(other), text=text)
-
-
-def _overlap(some: Sequence[float], others: Sequence[float]) -> bool:
-    """Return True if both have several times, and neither has only times below those of the other."""
-    return min(len(some), len(others)) > 1 and min(some) <= max(others) and min(others) <= max(some)
 
 
 def footnotes(report: MemoryReport) -> Iterator[str]:
@@ -413,7 +409,8 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
         yield line(name, "memory.peak.parts", partial(_sum_text, group))
     yield line(say("peak"), "memory.peak.peak_bytes", is_strong=True)
     for number, phase in enumerate(next((variant.memory.phases for variant in variants if variant.memory), ())):
-        yield line(word("row", phase.phase), "memory.phases", partial(_phase_peak, number), is_detail=True)
+        peaks = [variant.memory.phases[number].peak_bytes if variant.memory else None for variant in variants]
+        yield _MemoryLine(word("row", phase.phase), tuple(map(_bytes_or_nothing, peaks)), is_detail=True)
     if report.run.mode != INFERENCE:
         yield line(say("saved"), "memory.kept_bytes")
     if has("predicted"):
@@ -433,10 +430,8 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
     if report.card and has("answer"):
         yield line(say("fits_row", name=report.card.name), "answer", lambda answer: say(f"answer_{answer}"))
     if any(variant.error is not None for variant in variants):
-        both = [variant.estimated if variant.measured else None for variant in variants]
-        yield _MemoryLine(
-            say("estimated_peak"), tuple(bytes_text(memory.peak.peak_bytes) if memory else "" for memory in both)
-        )
+        peaks = [_at(variant, "estimated.peak.peak_bytes") if variant.measured else None for variant in variants]
+        yield _MemoryLine(say("estimated_peak"), tuple(map(_bytes_or_nothing, peaks)))
         yield _MemoryLine(say("worst_error"), tuple(map(_error_text, variants)))
     if has("process"):
         yield line(say("process_step"), "process", _step_text, is_detail=True)
@@ -445,7 +440,8 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
         steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
         yield line(say("step_median", count=steps), "timing", _seconds)
         if steps > 1:
-            yield line(say("spread"), "timing", _spread)
+            yield line(say("spread"), "timing.step_seconds",
+                       lambda seconds: f"{max(seconds) - min(seconds):.3f} s" if seconds else "")  # fmt: skip
     if has("timing.tokens_per_second"):
         yield line(say("tokens_per_second"), "timing.tokens_per_second", lambda rate: f"{rate:,.0f}", is_detail=True)
         yield line(say("flops_per_second"), "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G",
@@ -459,12 +455,12 @@ def _at(item: Any, path: str) -> Any:
     return item
 
 
+def _bytes_or_nothing(size: int | None) -> str:
+    return "" if size is None else bytes_text(size)
+
+
 def _sum_text(names: Sequence[str], parts: Parts) -> str:
     return bytes_text(sum(getattr(parts, name) for name in names))
-
-
-def _phase_peak(number: int, phases: Sequence[PhasePeak]) -> str:
-    return bytes_text(phases[number].peak_bytes)
 
 
 def _error_text(variant: Variant) -> str:
@@ -485,19 +481,6 @@ def _seconds(timing: Timing) -> str:
     return f"{timing.median_seconds:.3f} s" if timing.step_seconds else ""
 
 
-def _spread(timing: Timing) -> str:
-    seconds = timing.step_seconds
-    return f"{max(seconds) - min(seconds):.3f} s" if seconds else ""
-
-
-def _cell(number: int, line: _MemoryLine) -> str:
-    return line.cells[number]
-
-
-def _kept_cell(number: int, row: tuple[KeptRow, tuple[int, ...]]) -> str:
-    return bytes_text(row[1][number])
-
-
 def memory_columns(report: MemoryReport) -> list[Column]:
     """Return the column of names, and one for each variant."""
     obtained = [word("obtained", variant.memory.obtained if variant.memory else "nothing")
@@ -509,7 +492,10 @@ def memory_columns(report: MemoryReport) -> list[Column]:
         names = [say("variant", name=name, obtained=word) for name, word in zip(names, obtained, strict=True)]
     return [
         Column(first, lambda line: line.name),
-        *(Column(name, partial(_cell, number), right=True) for number, name in enumerate(names)),
+        *(
+            Column(name, lambda line, number=number: line.cells[number], right=True)
+            for number, name in enumerate(names)
+        ),
     ]
 
 
@@ -524,7 +510,7 @@ def kept_columns(report: MemoryReport) -> list[Column]:
         Column(say("each"), lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "",
                below=2),
         Column(say("tensors"), lambda row: count_text(row[0].tensors), right=True, below=1),
-        *(Column(_name(variant), partial(_kept_cell, number), right=True)
+        *(Column(_name(variant), lambda row, number=number: bytes_text(row[1][number]), right=True)
           for number, variant in enumerate(report.variants)),
     ]  # fmt: skip
 

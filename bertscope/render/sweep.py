@@ -34,13 +34,15 @@ def columns(report: SweepReport) -> list[Column]:
         csv_only(constant),
         Column("fits", lambda row: row.fits or "", values("fits"), shown=has_fits),
         _bytes("peak", "peak_bytes"),
-        *(_bytes(phase, f"{phase}_bytes", partial(_phase, phase), detail=True) for phase in _PHASES),
-        csv_only({f"{part}_bytes": partial(_part, part) for part in PARTS}),
+        *(_bytes(phase, f"{phase}_bytes", lambda row, phase=phase: row.phases.get(phase), detail=True)
+          for phase in _PHASES),
+        csv_only({f"{part}_bytes": lambda row, part=part: getattr(row.parts, part, None) for part in PARTS}),
         _bytes("saved", "saved_bytes", detail=True),
         _bytes("reserved", "reserved_bytes", detail=True, shown=on_cuda),
         _bytes("on the card", "card_bytes", shown=on_cuda),
         _bytes("sent", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),
-        csv_only({f"{kind.replace('-', '_')}_bytes": partial(_traffic, kind) for kind in COLLECTIVES}),
+        csv_only({f"{kind.replace('-', '_')}_bytes": lambda row, kind=kind: row.traffic.get(kind)
+                  for kind in COLLECTIVES}),
         Column("parameters", lambda row: _text(count_text, row.parameters), values("parameters"), right=True,
                detail=True, shown="model" in report.varied),
         Column("FLOPs", lambda row: _text(short_count_text, row.flops), values("flops"), right=True, detail=True),
@@ -76,18 +78,6 @@ def _bytes(title: str, name: str, read: Callable[[SweepRow], int | None] | None 
 
 def _text(shown: Callable[[int], str], value: int | None) -> str:
     return "--" if value is None else shown(value)
-
-
-def _phase(phase: str, row: SweepRow) -> int | None:
-    return row.phases.get(phase)
-
-
-def _traffic(kind: str, row: SweepRow) -> int | None:
-    return row.traffic.get(kind)
-
-
-def _part(part: str, row: SweepRow) -> int | None:
-    return getattr(row.parts, part) if row.parts else None
 
 
 def ordered(report: SweepReport, sort: str | None) -> Sequence[SweepRow]:

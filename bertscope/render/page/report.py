@@ -3,8 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -277,13 +276,10 @@ def markdown(report: PageReport) -> str:
 def csv(report: PageReport) -> str:
     """Return a record for each module of each model: the name of the model, and what `tree` has."""
     columns = sorted(tree_table(report.models[0].tree)[0], key=lambda column: column.csv_order)
-    reads = {name: partial(_of_line, read) for column in columns for name, read in column.csv.items()}
+    reads = {name: lambda record, read=read: read(record[1])
+             for column in columns for name, read in column.csv.items()}  # fmt: skip
     records = [(model.name, line) for model in report.models for line in tree_table(model.tree)[1]]
     return csv_text([csv_only({"model": itemgetter(0), **reads})], records)
-
-
-def _of_line(read: Callable[[Any], Any], record: tuple[str, Any]) -> Any:
-    return read(record[1])
 
 
 def html(report: PageReport) -> str:

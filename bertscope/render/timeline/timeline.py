@@ -35,12 +35,12 @@ def html(report: MemoryReport) -> str:
 
 def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str, Any]:
     """Return what a page shows: a chart for each variant, and the peaks as a table, if wanted with their parts."""
-    picture = pictured(report)
+    picture, run = pictured(report), run_text(report.run, inputs_given=report.inputs_given)
     obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
     peaks = [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases]
     has_paths = any(phase.path for _, phase in peaks)
     return {
-        "run": f"{_run(report)}; {report.machine}" if "measured" in obtained else _run(report),
+        "run": f"{run}; {report.machine}" if "measured" in obtained else run,
         "colors": {part_name(part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
         "columns": _columns(picture.parts if with_parts else (), are_mixed=len(obtained) > 1, has_paths=has_paths),
@@ -82,18 +82,13 @@ def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[
         *([Column("obtained", lambda row: word("obtained", row[0].memory.obtained))] if are_mixed else []),
         Column("phase", lambda row: word("phase", row[1].phase)),
         Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
-        *(_part_column(part) for part in parts),
+        *(
+            Column(part_name(part), lambda row, part=part: bytes_text(getattr(row[1].parts, part)), right=True)
+            for part in parts
+        ),
         Column("operator", lambda row: row[1].operator),
         *([Column("module", lambda row: row[1].path)] if has_paths else []),
     ]
-
-
-def _part_column(part: str) -> Column:
-    return Column(part_name(part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)
-
-
-def _run(report: MemoryReport) -> str:
-    return run_text(report.run, inputs_given=report.inputs_given)
 
 
 LIBRARIES = {"html": "", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
