@@ -57,14 +57,10 @@ Seq = Annotated[
 Architecture = Annotated[
     str | None,
     typer.Option(
-        "--architecture",
-        "-a",
-        metavar="CLASS",
+        "--architecture", "-a", metavar="CLASS", autocompletion=lambda: list(ARCHITECTURES), rich_help_panel="model",
         help=f"The class to build instead of the model's own: {', '.join(ARCHITECTURES)}.",
-        autocompletion=lambda: list(ARCHITECTURES),
-        rich_help_panel="model",
     ),
-]
+]  # fmt: skip
 Attention = Annotated[
     Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None,
     typer.Option(help="The attention kernel instead of the model's own.", rich_help_panel="model"),
@@ -76,12 +72,10 @@ Pooler = Annotated[
 LoraText = Annotated[
     str | None,
     typer.Option(
-        "--lora",
-        metavar="KEY=VALUE[,...]",
+        "--lora", metavar="KEY=VALUE[,...]", rich_help_panel="common",
         help=f"LoRA adapters as of peft, such as {LORA_EXAMPLE}; keys: {', '.join(LORA_RULES)}.",
-        rich_help_panel="common",
     ),
-]
+]  # fmt: skip
 Freeze = Annotated[
     list[str] | None,
     typer.Option(

@@ -209,11 +209,8 @@ class LengthOptions:
 
     def report(self, model: ModelOptions, others: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
         """Return the report on the lengths, None without any; raises SelectionError for options without effect."""
-        own: dict[str, Any] = {
-            "field": self.lengths_field,
-            "tokenizer": self.tokenizer,
-            "tokens_per_batch": self.tokens_per_batch,
-        }
+        own: dict[str, Any] = {"field": self.lengths_field, "tokenizer": self.tokenizer,
+                               "tokens_per_batch": self.tokens_per_batch}  # fmt: skip
         options = ("--lengths-field", "--tokenizer", "--tokens-per-batch")
         given = dict(zip(options, own.values(), strict=True)) if self.lengths is None else others
         if name := next((name for name, value in given.items() if value), ""):

@@ -46,10 +46,10 @@ def _formula(formula: Formula | None) -> str:
 
 
 def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
-    def of(field: str, missing: Any) -> Callable[[Step], Any]:
-        return lambda step: getattr(getattr(step, name), field, missing)
-
-    return {f"{name}_formula": of("symbols", ""), name: of("value", 0)}
+    return {
+        f"{name}_formula": lambda step: getattr(getattr(step, name), "symbols", ""),
+        name: lambda step: getattr(getattr(step, name), "value", 0),
+    }
 
 
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
@@ -60,7 +60,8 @@ def table(report: ExplainReport, target: Target, naming: str | None = None) -> s
         f"\n{_said('question', item)}\n{_wrapped(_said('answer', item), target)}" for item in report.questions
     )
     if report.steps:
-        blocks = f"{wrapped(_conditions(report), target, 4)}\n{blocks}\n"
+        sizes = _notes(report) if report.batch is None else say("explain_sizes", batch=report.batch, seq=report.seq)
+        blocks = f"{wrapped(sizes, target, 4)}\n{blocks}\n"
     sections = "".join(f"\n{_section(section, target)}" for section in report.sections)
     return f"{title(report)}\n{blocks}{sums}{questions}{sections}"
 
@@ -101,12 +102,6 @@ def _point(section: Section, point: Point) -> str:
     return say(
         "named", name=f"{word('explain_point', point.name)}{shape}{sizes}{kind}", text=section_text(section, point.key)
     )
-
-
-def _conditions(report: ExplainReport) -> str:
-    if report.batch is None:
-        return _notes(report)
-    return say("explain_sizes", batch=report.batch, seq=report.seq)
 
 
 def _notes(report: ExplainReport) -> str:

@@ -144,14 +144,8 @@ def part_name(part: str) -> str:
 def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = True) -> str:
     """Return `training, batch 8, sequence 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
     sizes = [] if inputs_given else [say("batch", count=run.batch), say("sequence", count=run.seq)]
-    return say("comma").join([
-        mode_word(run), *sizes, *([precision_word(run.precision)] if precision else ()), *loop_words(run), run.device
-    ])  # fmt: skip
-
-
-def precision_word(precision: str) -> str:
-    """Return a precision in words: its own name, or that parameters keep their dtypes."""
-    return say("own_dtypes") if precision == STORED else precision
+    dtypes = [say("own_dtypes") if run.precision == STORED else run.precision] if precision else []
+    return say("comma").join([mode_word(run), *sizes, *dtypes, *loop_words(run), run.device])
 
 
 def kernel_word(attention: str | None, run: RunConfig, card: Gpu | None, precisions: Iterable[str]) -> str:
