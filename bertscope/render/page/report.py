@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -403,7 +404,7 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     reports = [report for report in (fit, model.asked) if report is not None]
     return {
         "heading": say("largest_at", place=place(fit), seq=model.seq),
-        "columns": fit_words.columns(fit)[1:],  # the heading has the length
+        "columns": fit_words.columns(replace(fit, length_given=True)),  # the heading has the length
         "rows": fit.rows,
         "notes": list(fit_words.notes(fit)),
         "commands": [fit_command(model, report) for report in reports],

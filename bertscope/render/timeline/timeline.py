@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +50,7 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
 
 
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
-    """Return the data of the chart of one variant; each part is its changes from sample to sample, in bytes."""
+    """Return the data of the chart of one variant; each part is its changes, in bytes."""
     columns = [
         [word("phase", sample.phase) for sample in panel.samples],
         [sample.path for sample in panel.samples],
@@ -67,12 +67,18 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
         "total": say("total"),
         "whole": say("whole"),
         "parts": [(part_name(part), variable("part", part)) for part in picture.parts],
-        "changes": [[size - before for before, size in pairwise([0, *sizes])] for sizes in heights],
+        "changes": [_changes(sizes) for sizes in heights],
         "names": [list(known) for known in names],
         "places": [[known[text] for text in column] for known, column in zip(names, columns, strict=True)],
         "marks": [(mark.phase, mark.peak_text, mark.start, mark.end, mark.row, mark.at_end) for mark in panel.marks],
         "peak": (panel.peak_index, panel.peak_text),
     }
+
+
+def _changes(sizes: Sequence[int]) -> list[int | str]:
+    """Return the changes from sample to sample; as text the number of samples without one."""
+    runs = groupby((size - before for before, size in pairwise([0, *sizes])), bool)
+    return [item for is_change, run in runs for item in (run if is_change else [str(len([*run]))])]
 
 
 def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[Column]:
