@@ -205,5 +205,6 @@ def _other_option(error: Any) -> str:
     if new := new_name(option.strip("-").replace("-", "_"), {row.name for row in ctx.command.params}, OPTIONS):
         error.possibilities = None
         return say("option_is_now", option=option, new=new)
-    having = commands_with(option, ctx)
+    if having := commands_with(option, ctx):
+        error.possibilities = None
     return say("option_of", option=option, commands=", ".join(having)) if having else ""
