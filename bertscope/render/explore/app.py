@@ -392,9 +392,8 @@ class Explorer(App[BaseException]):
         order, found = self.modules.order(), self._matching()
         if found:
             here = order.index(self.modules.place)
-            ahead = [place for place in found if order.index(place) > here]
-            before = [place for place in found if order.index(place) < here]
-            self.modules.go_to((before or found)[-1] if step < 0 else (ahead or found)[0])
+            others = [place for place in found if (order.index(place) - here) * step > 0] or found
+            self.modules.go_to(others[-1 if step < 0 else 0])
         self._say_match()
 
 

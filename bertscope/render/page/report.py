@@ -225,10 +225,12 @@ def _bars(model: ModelPart) -> dict[str, Any]:
             "parts": [(_color(part), round(100 * size / whole, 3), texts[part]) for part, size in sizes.items()],
         })  # fmt: skip
     used = {part for _, sizes in known for part in sizes}
+    memory, card = bytes_text(budget), model.fit.card if model.fit else None
+    limit = say("named", name=card.name, text=memory) if card else say("limit", memory=memory)
     return {
         "bars": bars,
         "budget": round(100 * budget / whole, 3) if budget else None,
-        "limit": _limit_name(model.fit) if model.fit else "",
+        "limit": limit if model.fit else "",
         "colors": {part_name(part): _color(part) for part in (*PARTS, RESERVED, CONTEXT) if part in used},
     }
 
@@ -238,12 +240,6 @@ def _sum_text(model: ModelPart, size: str) -> str:
     if model.memory.run.device != CUDA:
         return say("peak_size", size=size)
     return say("on_card", size=size) if model.fit else say("reserved_size", size=size)
-
-
-def _limit_name(fit: FitReport) -> str:
-    """Return the label of the line of the limit."""
-    memory = bytes_text(fit.budget_bytes)
-    return say("named", name=fit.card.name, text=memory) if fit.card else say("limit", memory=memory)
 
 
 def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
