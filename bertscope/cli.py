@@ -180,7 +180,7 @@ _CLICK = {
 def _clicks_text(english: str) -> str:
     """Return a message of Click with its values; unchanged if it is none of those that are known."""
     found = ((re.fullmatch(pattern, english), template) for pattern, template in _CLICK.items())
-    return next((Text(template, **match.groupdict()) for match, template in found if match), english)
+    return next((Text(template, forms=None, **match.groupdict()) for match, template in found if match), english)
 
 
 def _near_choice(message: str) -> str:

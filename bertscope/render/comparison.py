@@ -209,7 +209,10 @@ def _fit_column(place: int, column: Column) -> Column:
     return replace(
         column,
         text=lambda line: fit.columns(line.report)[place].text(line.row),
-        csv={name: lambda line, name=name: fit.columns(line.report)[place].csv[name](line.row) for name in column.csv},
+        csv={
+            name: partial(lambda name, line: fit.columns(line.report)[place].csv[name](line.row), name)
+            for name in column.csv
+        },
     )
 
 

@@ -416,8 +416,8 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
     if has("predicted"):
         yield line(say("predicted_step"), "predicted.seconds", lambda seconds: f"{1000 * seconds:,.2f} ms")
         yield line(say("tokens_per_second"), "predicted.tokens_per_second", lambda rate: f"{rate:,.0f}")
-        peaks = {variant.predicted.peak_flops for variant in variants if variant.predicted}
-        for peak in filter(None, peaks):
+        known = {variant.predicted.peak_flops for variant in variants if variant.predicted}
+        for peak in filter(None, known):
             yield line(say("mfu", peak=f"{peak / 1e12:,.1f}"), "predicted.mfu", share_text)
     if has("time_range"):
         yield line(say("time_range"), "time_range", time_text)
@@ -493,7 +493,7 @@ def memory_columns(report: MemoryReport) -> list[Column]:
     return [
         Column(first, lambda line: line.name),
         *(
-            Column(name, lambda line, number=number: line.cells[number], right=True)
+            Column(name, partial(lambda number, line: line.cells[number], number), right=True)
             for number, name in enumerate(names)
         ),
     ]
@@ -510,7 +510,7 @@ def kept_columns(report: MemoryReport) -> list[Column]:
         Column(say("each"), lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "",
                below=2),
         Column(say("tensors"), lambda row: count_text(row[0].tensors), right=True, below=1),
-        *(Column(_name(variant), lambda row, number=number: bytes_text(row[1][number]), right=True)
+        *(Column(_name(variant), partial(lambda number, row: bytes_text(row[1][number]), number), right=True)
           for number, variant in enumerate(report.variants)),
     ]  # fmt: skip
 

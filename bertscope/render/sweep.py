@@ -34,14 +34,14 @@ def columns(report: SweepReport) -> list[Column]:
         csv_only(constant),
         Column("fits", lambda row: row.fits or "", values("fits"), shown=has_fits),
         _bytes("peak", "peak_bytes"),
-        *(_bytes(phase, f"{phase}_bytes", lambda row, phase=phase: row.phases.get(phase), detail=True)
+        *(_bytes(phase, f"{phase}_bytes", partial(lambda phase, row: row.phases.get(phase), phase), detail=True)
           for phase in _PHASES),
-        csv_only({f"{part}_bytes": lambda row, part=part: getattr(row.parts, part, None) for part in PARTS}),
+        csv_only({f"{part}_bytes": partial(lambda part, row: getattr(row.parts, part, None), part) for part in PARTS}),
         _bytes("saved", "saved_bytes", detail=True),
         _bytes("reserved", "reserved_bytes", detail=True, shown=on_cuda),
         _bytes("on the card", "card_bytes", shown=on_cuda),
         _bytes("sent", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),
-        csv_only({f"{kind.replace('-', '_')}_bytes": lambda row, kind=kind: row.traffic.get(kind)
+        csv_only({f"{kind.replace('-', '_')}_bytes": partial(lambda kind, row: row.traffic.get(kind), kind)
                   for kind in COLLECTIVES}),
         Column("parameters", lambda row: _text(count_text, row.parameters), values("parameters"), right=True,
                detail=True, shown="model" in report.varied),

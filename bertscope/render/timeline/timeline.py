@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -89,7 +90,9 @@ def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[
         Column("phase", lambda row: word("phase", row[1].phase)),
         Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
         *(
-            Column(part_name(part), lambda row, part=part: bytes_text(getattr(row[1].parts, part)), right=True)
+            Column(
+                part_name(part), partial(lambda part, row: bytes_text(getattr(row[1].parts, part)), part), right=True
+            )
             for part in parts
         ),
         Column("operator", lambda row: row[1].operator),
