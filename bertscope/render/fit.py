@@ -5,7 +5,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.gpus import sdpa_kernel
-from bertscope.render.columns import Column, csv_only, number, values
+from bertscope.render.columns import Column, csv_only, number, optional, values
 from bertscope.render.footer import title
 from bertscope.render.memory import needed_text, range_columns, range_text, time_notes, with_other_loop, with_time
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word, strategy_name
@@ -60,10 +60,7 @@ def time_columns(rows: Sequence[FitRow | PlanRow | LengthsRow]) -> list[Column]:
         def value(row: FitRow | PlanRow | LengthsRow) -> Any:
             return getattr(row.predicted, name, None)
 
-        def shown(row: FitRow | PlanRow | LengthsRow) -> str:
-            return "" if value(row) is None else text(value(row))
-
-        return Column(title, shown, {name: value}, right=True)
+        return Column(title, lambda row: optional(text)(value(row)), {name: value}, right=True)
 
     predicted = [
         column(say("predicted_step"), "seconds", lambda seconds: f"{1000 * seconds:,.2f} ms"),
@@ -140,12 +137,12 @@ def verdict(report: FitReport) -> str:
         share = -(-report.batch_total // row.ranks)
         answer = say(f"verdict_ranks_{YES if row.fits else NO}", ranks=count_text(row.ranks), on=on,
                      total=count_text(report.batch_total), at=_at(report, seq), strategy=word("strategy", row.strategy),
-                     batch=count_text(share), way=_way(row), memory=memory)  # fmt: skip
+                     batch=count_text(share), way=way_of(row), memory=memory)  # fmt: skip
         return say("assumed", answer=answer, settings=settings_text(report))
     if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
         batch = say("batch_of_tokens", batch=batch, tokens=count_text(row.batch * seq))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
-    answer = say(f"verdict_{outcome}", batch=batch, on=on, at=_at(report, seq), way=_way(row), memory=memory)
+    answer = say(f"verdict_{outcome}", batch=batch, on=on, at=_at(report, seq), way=way_of(row), memory=memory)
     answer = with_time(answer, row) if row.fits else answer
     answer = with_other_loop(answer, report.run, row.other_loop_bytes, row.peak_bytes)
     return say("assumed", answer=answer, settings=settings_text(report))
@@ -183,7 +180,7 @@ def notes(report: FitReport) -> Iterator[str]:
             say(
                 "note_head_answer",
                 answer=say(f"answer_{row.other_head_answer}"),
-                way=_way(row),
+                way=way_of(row),
                 at=_at(report, row.seq),
             )
             for row in other
@@ -195,7 +192,7 @@ def notes(report: FitReport) -> Iterator[str]:
     if report.asked_batch and len(lengths) > 1:
         for seq in lengths:
             # the rows come in the order of their cost
-            fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
+            fitting = (way_of(row) for row in report.rows if row.fits and row.seq == seq)
             cheapest = next(fitting, say("nothing_tried"))
             yield say("note_cheapest", batch=report.asked_batch, at=_at(report, seq), way=cheapest)
     if len(report.tried_ranks) > 1:
@@ -257,7 +254,8 @@ def way(precision: str, strategy: str) -> str:
     return say("way_plain" if strategy == NONE else "way", precision=shown, strategy=strategy)
 
 
-def _way(row: FitRow) -> str:
+def way_of(row: FitRow) -> str:
+    """Return the setting of a row in words."""
     return way(row.precision, row.checkpointing)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.render.columns import Column, csv_only, values
+from bertscope.render.columns import Column, csv_only, optional, values
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.timeline.panels import kernel_word, part_name, run_text, strategy_name, variant_name
@@ -312,23 +312,13 @@ def time_text(span: TimeRange) -> str:
 def range_columns(rows: Sequence[Any], of: str = "") -> list[Column]:
     """Return the columns of the ranges of times that a row has; a row's variant is its attribute `of`."""
 
-    def read(row: Any, name: str) -> TimeRange | None:
-        found: TimeRange | None = attrgetter(f"{of}.{name}" if of else name)(row)
-        return found
+    def column(name: str) -> Column:
+        read, ends = attrgetter(f"{of}.{name}" if of else name), ("low_seconds", "high_seconds")
+        csv = {f"{name}_{end}": partial(lambda end, row: getattr(read(row), end, None), end) for end in ends}
+        return Column(say(name), lambda row: optional(time_text)(read(row)), csv, right=True,
+                      shown=any(map(read, rows)))  # fmt: skip
 
-    def shown(row: Any, name: str) -> str:
-        span = read(row, name)
-        return time_text(span) if span else ""
-
-    def end(row: Any, name: str, which: str) -> float | None:
-        return getattr(read(row, name), which, None)
-
-    ends = ("low_seconds", "high_seconds")
-    return [
-        Column(say(name), partial(shown, name=name), {f"{name}_{which}": partial(end, name=name, which=which)
-                                                      for which in ends}, right=True)
-        for name in ("time_range", "epoch") if any(read(row, name) for row in rows)
-    ]  # fmt: skip
+    return [column for column in map(column, ("time_range", "epoch")) if column.shown]
 
 
 def with_time(answer: str, row: Variant | FitRow) -> str:
@@ -402,7 +392,7 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
 
     def line(name: str, path: str, text: Callable[[Any], str] = bytes_text, **is_what: bool) -> _MemoryLine:
         values = [_at(variant, path) for variant in variants]
-        return _MemoryLine(name, tuple("" if value is None else text(value) for value in values), **is_what)
+        return _MemoryLine(name, tuple(map(optional(text), values)), **is_what)
 
     for group in part_groups:
         name = say("comma").join(map(part_name, group))
@@ -410,7 +400,7 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
     yield line(say("peak"), "memory.peak.peak_bytes", is_strong=True)
     for number, phase in enumerate(next((variant.memory.phases for variant in variants if variant.memory), ())):
         peaks = [variant.memory.phases[number].peak_bytes if variant.memory else None for variant in variants]
-        yield _MemoryLine(word("row", phase.phase), tuple(map(_bytes_or_nothing, peaks)), is_detail=True)
+        yield _MemoryLine(word("row", phase.phase), tuple(map(optional(bytes_text), peaks)), is_detail=True)
     if report.run.mode != INFERENCE:
         yield line(say("saved"), "memory.kept_bytes")
     if has("predicted"):
@@ -431,7 +421,7 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
         yield line(say("fits_row", name=report.card.name), "answer", lambda answer: say(f"answer_{answer}"))
     if any(variant.error is not None for variant in variants):
         peaks = [_at(variant, "estimated.peak.peak_bytes") if variant.measured else None for variant in variants]
-        yield _MemoryLine(say("estimated_peak"), tuple(map(_bytes_or_nothing, peaks)))
+        yield _MemoryLine(say("estimated_peak"), tuple(map(optional(bytes_text), peaks)))
         yield _MemoryLine(say("worst_error"), tuple(map(_error_text, variants)))
     if has("process"):
         yield line(say("process_step"), "process", _step_text, is_detail=True)
@@ -453,10 +443,6 @@ def _at(item: Any, path: str) -> Any:
     for name in path.split("."):
         item = None if item is None else getattr(item, name)
     return item
-
-
-def _bytes_or_nothing(size: int | None) -> str:
-    return "" if size is None else bytes_text(size)
 
 
 def _sum_text(names: Sequence[str], parts: Parts) -> str:

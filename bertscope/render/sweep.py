@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import SelectionError, one_line, suggestion
-from bertscope.render.columns import Column, csv_only, values
+from bertscope.render.columns import Column, csv_only, number, optional, values
 from bertscope.render.console import PARTS, Target
 from bertscope.render.views import Table, View
 from bertscope.reports.base import FAILED
@@ -43,9 +43,8 @@ def columns(report: SweepReport) -> list[Column]:
         _bytes("sent", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),
         csv_only({f"{kind.replace('-', '_')}_bytes": partial(lambda kind, row: row.traffic.get(kind), kind)
                   for kind in COLLECTIVES}),
-        Column("parameters", lambda row: _text(count_text, row.parameters), values("parameters"), right=True,
-               detail=True, shown="model" in report.varied),
-        Column("FLOPs", lambda row: _text(short_count_text, row.flops), values("flops"), right=True, detail=True),
+        number("parameters", "parameters", optional(count_text, "--"), detail=True, shown="model" in report.varied),
+        number("FLOPs", "flops", optional(short_count_text, "--"), detail=True),
         Column("error", lambda row: one_line(row.error, limit=60), values("error"), shown=has_errors),
         csv_only(values("outcome", "key")),
     ]  # fmt: skip
@@ -73,11 +72,7 @@ def _setting(name: str) -> Column:
 
 def _bytes(title: str, name: str, read: Callable[[SweepRow], int | None] | None = None, **options: Any) -> Column:
     found = read or attrgetter(name)
-    return Column(title, lambda row: _text(bytes_text, found(row)), {name: found}, right=True, **options)
-
-
-def _text(shown: Callable[[int], str], value: int | None) -> str:
-    return "--" if value is None else shown(value)
+    return Column(title, lambda row: optional(bytes_text, "--")(found(row)), {name: found}, right=True, **options)
 
 
 def ordered(report: SweepReport, sort: str | None) -> Sequence[SweepRow]:

@@ -28,7 +28,7 @@ from bertscope.render.tree import tree_table
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.memory import NO, YES, FitReport, FitRow, Memory, Variant
+from bertscope.reports.memory import NO, YES, FitReport, Memory, Variant
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import changed, setting_options
@@ -139,14 +139,17 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         answer, heading = "unasked", say("heading_unasked", peak=peak)
         assumed = [subtitle(model.memory), run_text(model.memory.run)]
     else:
-        row = next(row for row in asked.rows
-                   if (row.precision, row.checkpointing) == (_precision(model), first.checkpointing))  # fmt: skip
+        wanted = model.memory.run.precision, first.checkpointing
+        row = next(row for row in asked.rows if (row.precision, row.checkpointing) == wanted)
         answer, heading = row.answer, say(f"heading_{row.answer}", place=place(fit))
         if row.answer == NO:
             sentences.append(say("short_of", bytes=missing_text(asked, row)))
-        if row.answer != YES and (others := [_way_of(other) for other in asked.rows if other.answer == YES]):
+        if row.answer != YES and (others := [fit_words.way_of(other) for other in asked.rows if other.answer == YES]):
             sentences.append(say("other_ways", ways=say("semicolon").join(others)))
-        largest = say("semicolon").join(_largest(found) for found in fit.rows)
+        largest = say("semicolon").join(
+            say("largest_of" if found.fits else "none_fits", batch=count_text(found.batch), way=fit_words.way_of(found))
+            for found in fit.rows
+        )
         rows.insert(0, (say("largest"), [largest]))
         assumed = [subtitle(fit), *settings(fit)]
     rows.append((say("assumed_title"), [say("comma").join(assumed)]))
@@ -163,7 +166,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
 def _needs(model: ModelPart, variant: Variant, peak: str) -> str:
     """Return the sentence on the memory of a variant: peak, on CUDA reserved, on a known GPU also its context."""
     size = say("page_size", batch=count_text(model.batch), seq=count_text(model.seq))
-    said = {"size": size, "way": fit_words.way(_precision(model), variant.checkpointing), "peak": peak}
+    said = {"size": size, "way": fit_words.way(model.memory.run.precision, variant.checkpointing), "peak": peak}
     if variant.memory is None or variant.memory.device is None:
         return say("needs", **said)
     reserved = variant.memory.device.reserved_bytes
@@ -181,18 +184,6 @@ def place(fit: FitReport) -> str:
     """Return the budget, or the GPU and its memory."""
     memory = bytes_text(fit.budget_bytes)
     return say("place_gpu" if fit.card else "place_budget", card=fit.card.name if fit.card else "", memory=memory)
-
-
-def _precision(model: ModelPart) -> str:
-    return model.memory.run.precision
-
-
-def _way_of(row: FitRow) -> str:
-    return fit_words.way(row.precision, row.checkpointing)
-
-
-def _largest(row: FitRow) -> str:
-    return say("largest_of" if row.fits else "none_fits", batch=count_text(row.batch), way=_way_of(row))
 
 
 def _color(part: str) -> str:
@@ -217,7 +208,7 @@ def _bars(model: ModelPart) -> dict[str, Any]:
     bars = []
     for strategy, sizes in known:
         texts = {part: f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items()}
-        way = fit_words.way(_precision(model), strategy)
+        way = fit_words.way(model.memory.run.precision, strategy)
         bars.append({
             "name": way,
             "label": say("peak_bar", way=way, parts=say("comma").join(texts.values())),
