@@ -154,15 +154,13 @@ def _phase_cell(number: int, item: _RankItem) -> str:
 def _differences(row: RankRow, other: RankRow) -> Iterator[str]:
     """Yield the bytes of one group of ranks and those of the other, where they differ."""
     pairs = {
-        "between_steps": (row.state_bytes, other.state_bytes),
-        "peak": (row.peak.peak_bytes, other.peak.peak_bytes),
-        "sends": (row.sent_bytes, other.sent_bytes),
+        say("between_steps"): (row.state_bytes, other.state_bytes),
+        say("peak"): (row.peak.peak_bytes, other.peak.peak_bytes),
+        say("sends"): (row.sent_bytes, other.sent_bytes),
     }
-    different = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    for name, (own, others) in different.items():
-        yield say("difference", name=say(name), own=bytes_text(own), others=bytes_text(others), by=f"{own - others:+,}")
-    if not different:
-        for phase, its in zip(row.phases, other.phases, strict=False):
-            if phase.peak_bytes != its.peak_bytes:
-                yield say("difference", name=word("row", phase.phase).strip(), own=bytes_text(phase.peak_bytes),
-                          others=bytes_text(its.peak_bytes), by=f"{phase.peak_bytes - its.peak_bytes:+,}")  # fmt: skip
+    if all(own == others for own, others in pairs.values()):
+        phases = zip(row.phases, other.phases, strict=False)
+        pairs = {word("row", own.phase).strip(): (own.peak_bytes, others.peak_bytes) for own, others in phases}
+    for name, (own, others) in pairs.items():
+        if own != others:
+            yield say("difference", name=name, own=bytes_text(own), others=bytes_text(others), by=f"{own - others:+,}")

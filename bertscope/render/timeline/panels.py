@@ -65,13 +65,9 @@ class Pictured:
     unit_bytes: int
     top: float  # of the vertical axis, in units, with space for the names above the highest peak
 
-    def heights(self, panel: Panel, part: str) -> list[float]:
-        """Return one part over the samples, in units."""
-        return [getattr(sample.parts, part) / self.unit_bytes for sample in panel.samples]
-
     def tops(self, panel: Panel) -> list[tuple[str, list[float]]]:
         """Return each part with the upper edge of its area, the lowest area first."""
-        heights = (self.heights(panel, part) for part in self.parts)
+        heights = ([getattr(sample.parts, part) / self.unit_bytes for sample in panel.samples] for part in self.parts)
         tops = accumulate(heights, lambda below, part: [*map(operator.add, below, part)])
         return list(zip(self.parts, tops, strict=True))
 
