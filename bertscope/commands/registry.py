@@ -132,9 +132,21 @@ class CommandGroup(TyperGroup):
 
 
 def commands_with(option: str, ctx: Any) -> list[str]:
-    """Return the commands that have an option; the modules of all are imported, without torch."""
+    """Return the commands that have an option. Only the modules of those that may have it are imported.
+
+    They are those whose files have its name, all for a name in a file that commands share, none for an unknown name.
+    """
+    from bertscope.settings.generate import OPTIONS
+
+    words = map(re.escape, option.strip("-").split("-"))
+    name = re.compile(rf"\b{'[-_]'.join(words)}\b")
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
+    files = {file for file, text in texts.items() if name.search(text)}
+    is_shared = bool(files - COMMANDS.keys())
+    if option in OPTIONS.values():
+        files |= {file for file, text in texts.items() if "Takes(" in text}
     group = ctx.parent.command
-    found = (group.get_command(ctx.parent, name) for name in COMMANDS)
+    found = (group.get_command(ctx.parent, file) for file in COMMANDS if is_shared or file in files)
     return [command.name for command in found if any(option in row.opts for row in command.params)]
 
 
