@@ -83,10 +83,8 @@ def _read(path: Path) -> Project | None:
     if _MARK not in content:
         return None
     if sys.version_info < (3, 11):  # which has no reader of TOML
-        print(
-            f"note: {one_line(str(path), limit=200)}: [tool.bertscope] needs Python 3.11; it is ignored",
-            file=sys.stderr,
-        )
+        name = one_line(str(path), limit=200)
+        print(f"note: {name}: [tool.bertscope] needs Python 3.11; it is ignored", file=sys.stderr)
         return None
     if len(content) > MAX_BYTES:
         raise SourceError(f"has more than {MAX_BYTES:,} bytes; remove [tool.bertscope] from it", where=str(path))

@@ -57,9 +57,7 @@ def setting_text(name: str, row: SweepRow) -> Any:
 
 
 def _setting(name: str) -> Column:
-    read = partial(setting_text, name)
-
-    own = rows(*ESTIMATED).get(name)
+    read, own = partial(setting_text, name), rows(*ESTIMATED).get(name)
 
     def text(row: SweepRow) -> str:
         value = read(row)

@@ -129,7 +129,6 @@ def _tflops(row: CalibrationRow) -> str:
     return f"{sum(row.work.matmul_flops.values()) / row.median_seconds / 1e12:,.1f}"
 
 
-_CALIBRATION_PLAN = (Column("point", lambda row: row.name, values("name")),)
 _STEPS = (
     Column("step", _settings),
     number("allocated", "allocated_bytes", optional(bytes_text)),
@@ -189,7 +188,7 @@ def _card_lines(report: CalibrationReport) -> Iterator[tuple[str, str]]:
     for row in report.rows:
         if row.workspaces:
             sizes = ", ".join(f"{one_line(name)} {bytes_text(size)}" for name, size in row.workspaces.items())
-            yield f"{row.name}", sizes
+            yield row.name, sizes
     for name, rate in report.rates.items():
         yield one_line(f"rate {name}"), f"{rate / 1e9:,.0f} GB/s" if name == COPY else f"{rate / 1e12:,.1f} TFLOP/s"
     for row in report.rows:
@@ -199,7 +198,7 @@ def _card_lines(report: CalibrationReport) -> Iterator[tuple[str, str]]:
 
 def _calibration_tables(report: CalibrationReport, target: Target | None) -> list[Table]:
     if report.machine is None:
-        return [Table(_CALIBRATION_PLAN, report.rows)]
+        return [Table([Column("point", lambda row: row.name, values("name"))], report.rows)]
     found = [Table(_STEPS, report.measured(STEP)), Table(_LIMITS, report.measured(LIMIT))]
     return [table for table in found if table.rows]
 

@@ -44,7 +44,7 @@ def model_command(model: ModelPart, name: str, words: str = "") -> str:
 
 def _command(name: str, words: str, subject: Subject, *others: Subject) -> str:
     """Return a command about a model, with the options that select its class if they hold for the others too."""
-    chosen = _model_words(subject) if {_model_words(other) for other in others} <= {_model_words(subject)} else ""
+    chosen = _model_words(subject) if {*map(_model_words, others)} <= {_model_words(subject)} else ""
     return _joined(f"bertscope {name}", shlex.quote(subject.name), words, chosen)
 
 

@@ -237,10 +237,8 @@ def _figure(report: MemoryReport) -> Any:
     rows = -(-len(picture.panels) // columns) or 1
     width, height = columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 1
     figure = Figure(figsize=(width, height), layout="constrained")
-    heading = textwrap.wrap(title(report), 70 * columns) + textwrap.wrap(
-        run_text(report.run, inputs_given=report.inputs_given), 70 * columns
-    )
-    figure.suptitle("\n".join(heading), fontsize=11)
+    heading = title(report), run_text(report.run, inputs_given=report.inputs_given)
+    figure.suptitle("\n".join(line for text in heading for line in textwrap.wrap(text, 70 * columns)), fontsize=11)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for panel, axes in zip(picture.panels, grid.flat, strict=False):
         _draw(axes, panel, picture)
