@@ -1,6 +1,6 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,30 +8,23 @@ from bertscope.render.columns import Column, copies_text, csv_text, markdown_tex
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.reports.base import Note
-from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
+from bertscope.reports.explain import ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.texts import in_language, phrase, say, word
 from bertscope.units import count_text
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
 
 
-def _dims(dims: Dims) -> str:
-    return f"[{', '.join(dims)}]"
-
-
 def _flow(step: Step) -> str:
-    named = _arrow(step, step.inputs, step.output)
-    numbered = _arrow(step, *((_sized(step, dims) for dims in step.inputs), _sized(step, step.output)))
-    return named if numbered == named else f"{named}  =  {numbered}"
+    """Return the shapes of inputs and output, with names, and with numbers where they are known."""
+    return "  =  ".join(dict.fromkeys(_arrow(step, sizes) for sizes in ({}, step.sizes)))
 
 
-def _arrow(step: Step, inputs: Iterable[Dims], output: Dims) -> str:
-    given = say("both").join(map(_dims, inputs)) or ("" if step.type else say("explain_ids"))
-    return f"{given} -> {_dims(output)}" if output or not step.type else given
-
-
-def _sized(step: Step, dims: Dims) -> Dims:
-    return tuple(str(step.sizes.get(name, name)) for name in dims)
+def _arrow(step: Step, sizes: Mapping[str, int]) -> str:
+    shapes = (", ".join(str(sizes.get(name, name)) for name in dims) for dims in (*step.inputs, step.output))
+    *inputs, output = (f"[{shape}]" for shape in shapes)
+    given = say("both").join(inputs) or ("" if step.type else say("explain_ids"))
+    return f"{given} -> {output}" if step.output or not step.type else given
 
 
 def _formula(formula: Formula | None) -> str:
