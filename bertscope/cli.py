@@ -160,11 +160,27 @@ def _text_of(error: Any, english: str) -> str:
     if kind == "MissingParameter" and param is not None:
         return Text("Missing {words} {name}", words=param.param_type_name, name=param.get_error_hint(error.ctx))
     if kind == "BadParameter" and param is not None:
-        hint = param.get_error_hint(error.ctx)
-        return Text(
-            "Invalid value for {option}: {words}", option=hint, words=" ".join(error.message.split()).rstrip(".")
-        )
-    return getattr(error, "message", "") if isinstance(getattr(error, "message", ""), Text) else english
+        reason = _clicks_text(" ".join(error.message.split()).rstrip("."))
+        return Text("Invalid value for {option}: {words}", option=param.get_error_hint(error.ctx), words=reason)
+    return error.message if isinstance(getattr(error, "message", ""), Text) else _clicks_text(english)
+
+
+# The other messages of Click, and templates of the same text, which have a Chinese one.
+_CLICK = {
+    r"'(?P<given>.*)' is not one of (?P<names>'.*')": "{given!r} is not one of {names}",
+    r"'(?P<given>.*)' is not a valid (?P<kind>[\w ]+)": "{given!r} is not a valid {kind}",
+    r"(?P<given>\S+) is not in the range (?P<range>.*)": "{given} is not in the range {range}",
+    r"Got unexpected extra argument\(?s?\)? \((?P<given>.*)\)": "Got unexpected extra argument(s) ({given})",
+    r"Option '(?P<option>.*)' requires an argument": "Option {option!r} requires an argument",
+    r"Option '(?P<option>.*)' does not take a value": "Option {option!r} does not take a value",
+    "Missing command": "Missing command",
+}
+
+
+def _clicks_text(english: str) -> str:
+    """Return a message of Click with its values; unchanged if it is none of those that are known."""
+    found = ((re.fullmatch(pattern, english), template) for pattern, template in _CLICK.items())
+    return next((Text(template, forms=None, **match.groupdict()) for match, template in found if match), english)
 
 
 def _near_choice(message: str) -> str:
@@ -189,5 +205,6 @@ def _other_option(error: Any) -> str:
     if new := new_name(option.strip("-").replace("-", "_"), {row.name for row in ctx.command.params}, OPTIONS):
         error.possibilities = None
         return say("option_is_now", option=option, new=new)
-    having = commands_with(option, ctx)
+    if having := commands_with(option, ctx):
+        error.possibilities = None
     return say("option_of", option=option, commands=", ".join(having)) if having else ""

@@ -534,3 +534,23 @@ def test_an_absurd_width_is_passed_over(cli, monkeypatch):
 def test_every_golden_file_belongs_to_a_test():
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     assert all(path.name in tests for path in (ROOT / "tests" / "golden").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("count", "--by", "rows"), "'rows' 不在可选值 'group', "),
+        (("count", "--batch", "many"), "'many' 不是有效的 int"),
+        (("estimate", "--rows", "-1"), "-1 超出范围"),
+        (("explain", "bert-tiny", "pooler", "more"), "多出的参数 more"),
+        (("count", "--lora"), "选项 '--lora' 需要一个值"),
+    ],
+)
+def test_the_messages_of_click_are_in_the_chosen_language(cli, words, said):
+    result = cli("--lang", "zh", *words) if words[-1] == "--lora" else cli(*words, "--lang", "zh")
+    assert (result.code, said in result.err) == (2, True), result.err
+
+
+def test_an_option_of_other_commands_suggests_no_option_of_this_one(cli):
+    err = cli("estimate", "--budget", "8GiB").err
+    assert err.startswith("error: No such option: --budget; --budget is an option of fit, ")

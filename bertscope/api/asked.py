@@ -132,14 +132,14 @@ class ShapesOfRun(TypedDict, total=False):
 
     shapes: Mapping[str, InOut] | bool | None
     batch: int
-    seq: int
+    seq: int | None
     input_size: Size | None
     inputs: Any
     dtypes: Sequence[torch.dtype] | None
 
 
 def shapes_of_run(
-    model: Model, *, shapes: Mapping[str, InOut] | bool | None = None, batch: int = 1, seq: int = 128,
+    model: Model, *, shapes: Mapping[str, InOut] | bool | None = None, batch: int = 1, seq: int | None = None,
     input_size: Size | None = None, inputs: Any = None, dtypes: Sequence[torch.dtype] | None = None,
 ) -> Mapping[str, InOut] | None:  # fmt: skip
     """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
@@ -147,7 +147,8 @@ def shapes_of_run(
     if given is not None or shapes is True:
         from bertscope.analyses.tracing.trace import source_shapes
 
-        return source_shapes(source_of(model if given is None else built(model)[0], inputs=given), batch, seq)
+        source = source_of(model if given is None else built(model)[0], inputs=given)
+        return source_shapes(source, batch, usual_length(*[source] * (given is None)) if seq is None else seq)
     return shapes or None
 
 
@@ -276,6 +277,11 @@ class Asked:
                 effect = "it is searched" if name == searched else f"an option sets {words}"
                 replaced.append(TrainingKey(key=name, value=value, effect=effect))
         return replace(self.training_file, replaced=tuple(replaced))
+
+
+def usual_length(*sources: ModelSource) -> int:
+    """Return the default length, or the limit of a model that takes less."""
+    return min([RunConfig.seq, *(_longest(source, RunConfig.seq) for source in sources)])
 
 
 def _longest(source: ModelSource, usual: int) -> int:

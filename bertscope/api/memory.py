@@ -12,6 +12,7 @@ from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report
 from bertscope.analyses.memory.lengths import Data, LengthSteps
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
+from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.api.asked import (
     Asked,
     Model,
@@ -50,6 +51,7 @@ from bertscope.settings.run_config import (
     Limit,
     RunConfig,
 )
+from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import ModelSource
@@ -371,7 +373,16 @@ class _FitSearch:
 
                 report = with_fit_times(report, timer, variants)
             report = replace(report, notes=no_time_notes(limit, runs[0], report.rows))
-        return replace(report, training_file=self.asked.noted(runs, searched="batch"))
+        file = self.asked.noted(runs, searched="batch")
+        return replace(report, training_file=file, length_given=self._is_length_given(runs[0]))
+
+    def _is_length_given(self, run_config: RunConfig) -> bool:
+        """Return True if the inputs of the run do not follow its length."""
+        if not run_config.input:
+            return getattr(self.source, "inputs", None) is not None
+        model = built_for_counting(self.source)
+        short, longer = (repr(inputs_for(model, 1, seq, given=run_config.input)) for seq in (1, 2))
+        return short == longer
 
     def runs(self, limit: Limit) -> list[RunConfig]:
         """Return the runs for one limit, with the precisions that suit its card."""

@@ -169,7 +169,8 @@ def diagram(
     from bertscope.analyses.diagram.diagram import diagram as analyse
     from bertscope.analyses.diagram.forward import Given
 
-    inputs = Given(batch=drawn.batch, seq=drawn.seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask)
+    seq = drawn.length(*[source] * (kind == "forward"))
+    inputs = Given(batch=drawn.batch, seq=seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask)
     classes = Classes(around=drawn.class_name, implementation=drawn.implementation, nn_module=drawn.nn_module)
     with source.confined():
         report = analyse(built_for_counting(source), kind, path, name=source.name, depth=drawn.depth,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from bertscope.checkpoints.reading import read_checkpoint
+from bertscope.checkpoints.reading import Checkpoint, read_checkpoint
 from bertscope.commands.model_options import (
     Architecture,
     Attention,
@@ -51,6 +51,7 @@ def diff(
     )  # fmt: skip
     from bertscope.analyses.page import diff as analyse
 
-    report = analyse(one, other, batch=sizes.batch, seq=sizes.seq)
+    models = [model for model in (one, other) if not isinstance(model, Checkpoint)]
+    report = analyse(one, other, batch=sizes.batch, seq=sizes.length(*models))
     out.show(report)
     return 1 if exit_code and not report.is_empty else 0

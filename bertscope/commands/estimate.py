@@ -40,12 +40,8 @@ def estimate(
     """
     model.only_one({"--timeline": view.timeline is not None, "--snapshot": view.snapshot is not None})
     view.check_timeline()
-    others = {
-        "--timeline": view.timeline,
-        "--snapshot": view.snapshot,
-        "--rows": view.rows,
-        "a second MODEL": model.others,
-    }
+    others = {"--timeline": view.timeline, "--snapshot": view.snapshot, "--rows": view.rows,
+              "a second MODEL": model.others}  # fmt: skip
     if (found := data.report(model, others, **run.keywords)) is not None:
         out.show(found)
         return

@@ -52,5 +52,5 @@ def explain(
         source.require("--naming")
     from bertscope.analyses.explain.steps import explain as analyse
 
-    report = analyse(source, path, batch=sizes.batch, seq=sizes.seq, inputs=inputs or ())
+    report = analyse(source, path, batch=sizes.batch, seq=sizes.length(source), inputs=inputs or ())
     out.show(report, naming=naming)

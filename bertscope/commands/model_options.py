@@ -47,18 +47,20 @@ OtherModels = Annotated[
     typer.Argument(metavar="[MODEL...]", help="Further models, one row for each.", autocompletion=complete_model),
 ]
 Batch = Annotated[int, typer.Option("--batch", "-b", metavar="N", help="The batch size.", rich_help_panel="common")]
-Seq = Annotated[int, typer.Option("--seq", "-s", metavar="N", help="The sequence length.", rich_help_panel="common")]
+Seq = Annotated[
+    int | None,
+    typer.Option(
+        "--seq", "-s", metavar="N", rich_help_panel="common",
+        help=f"The sequence length. [default: {RunConfig.seq}, or what the model takes]",
+    ),
+]  # fmt: skip
 Architecture = Annotated[
     str | None,
     typer.Option(
-        "--architecture",
-        "-a",
-        metavar="CLASS",
+        "--architecture", "-a", metavar="CLASS", autocompletion=lambda: list(ARCHITECTURES), rich_help_panel="model",
         help=f"The class to build instead of the model's own: {', '.join(ARCHITECTURES)}.",
-        autocompletion=lambda: list(ARCHITECTURES),
-        rich_help_panel="model",
     ),
-]
+]  # fmt: skip
 Attention = Annotated[
     Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None,
     typer.Option(help="The attention kernel instead of the model's own.", rich_help_panel="model"),
@@ -70,12 +72,10 @@ Pooler = Annotated[
 LoraText = Annotated[
     str | None,
     typer.Option(
-        "--lora",
-        metavar="KEY=VALUE[,...]",
+        "--lora", metavar="KEY=VALUE[,...]", rich_help_panel="common",
         help=f"LoRA adapters as of peft, such as {LORA_EXAMPLE}; keys: {', '.join(LORA_RULES)}.",
-        rich_help_panel="common",
     ),
-]
+]  # fmt: skip
 Freeze = Annotated[
     list[str] | None,
     typer.Option(
@@ -193,7 +193,13 @@ class SizeOptions:
     """Options for the sizes of the inputs."""
 
     batch: Batch = RunConfig.batch
-    seq: Seq = RunConfig.seq
+    seq: Seq = None
+
+    def length(self, *sources: ModelSource) -> int:
+        """Return the sequence length; a default above the limit of a model is that limit."""
+        from bertscope.api.asked import usual_length
+
+        return usual_length(*sources) if self.seq is None else self.seq
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,4 +215,4 @@ class ShapeOptions(SizeOptions):
             return None
         from bertscope.analyses.tracing.trace import source_shapes
 
-        return source_shapes(source, self.batch, self.seq, self.inputs or ())
+        return source_shapes(source, self.batch, self.length(source), self.inputs or ())

@@ -83,10 +83,8 @@ def _read(path: Path) -> Project | None:
     if _MARK not in content:
         return None
     if sys.version_info < (3, 11):  # which has no reader of TOML
-        print(
-            f"note: {one_line(str(path), limit=200)}: [tool.bertscope] needs Python 3.11; it is ignored",
-            file=sys.stderr,
-        )
+        name = one_line(str(path), limit=200)
+        print(f"note: {name}: [tool.bertscope] needs Python 3.11; it is ignored", file=sys.stderr)
         return None
     if len(content) > MAX_BYTES:
         raise SourceError(f"has more than {MAX_BYTES:,} bytes; remove [tool.bertscope] from it", where=str(path))
@@ -117,14 +115,8 @@ def _checked(table: Any, path: Path) -> Project:
             raise wrong(unknown_setting(key, [*own, *SETTINGS]))
         words = value if key == "check" else [value]
         if key in own and (not isinstance(words, list) or not all(isinstance(word, str) and word for word in words)):
-            raise wrong(
-                Text(
-                    "{name} must be {rule}; got {given!r}",
-                    name=key,
-                    rule="a list of files" if key == "check" else "a text",
-                    given=str(value)[:60],
-                )
-            )
+            rule = "a list of files" if key == "check" else "a text"
+            raise wrong(Text("{name} must be {rule}; got {given!r}", name=key, rule=rule, given=str(value)[:60]))
     if table.get("lang", LANGUAGES[0]) not in LANGUAGES:
         raise wrong(f"lang must be one of {', '.join(LANGUAGES)}; got {table['lang'][:40]!r}")
     if table.get("architecture") not in (None, *ARCHITECTURES):

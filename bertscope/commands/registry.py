@@ -19,32 +19,17 @@ from bertscope.errors import SelectionError, Text, suggestion
 from bertscope.render.console import choose_color
 from bertscope.units import parse_bytes
 
+_of_output = functools.partial(typer.Option, show_default=False, rich_help_panel="output")
 Color = Annotated[
     Literal["auto", "always", "never"] | None,
-    typer.Option(
-        help="Use colour; auto: as the terminal, NO_COLOR and FORCE_COLOR allow.",
-        show_default=False,
-        rich_help_panel="output",
-    ),
+    _of_output(help="Use colour; auto: as the terminal, NO_COLOR and FORCE_COLOR allow."),
 ]
 Debug = Annotated[
-    bool,
-    typer.Option(
-        "--debug",
-        help="Show the traceback of an error, and all progress; as BERTSCOPE_DEBUG=1.",
-        show_default=False,
-        rich_help_panel="output",
-    ),
+    bool, _of_output("--debug", help="Show the traceback of an error, and all progress; as BERTSCOPE_DEBUG=1.")
 ]
-NoCache = Annotated[
-    bool,
-    typer.Option(
-        "--no-cache",
-        help="Neither read nor write what earlier commands computed ('bertscope doctor' names the folder).",
-        show_default=False,
-        rich_help_panel="output",
-    ),
-]
+NoCache = Annotated[bool, _of_output(
+    "--no-cache", help="Neither read nor write what earlier commands computed ('bertscope doctor' names the folder)."
+)]  # fmt: skip
 
 
 def _show_whole_help(ctx: typer.Context, value: bool) -> None:
@@ -53,17 +38,10 @@ def _show_whole_help(ctx: typer.Context, value: bool) -> None:
         raise typer.Exit
 
 
-HelpAll = Annotated[
-    bool,
-    typer.Option(
-        "--help-all",
-        callback=_show_whole_help,
-        is_eager=True,
-        help="Show this message with every option explained, and exit.",
-        show_default=False,
-        rich_help_panel="output",
-    ),
-]
+HelpAll = Annotated[bool, _of_output(
+    "--help-all", callback=_show_whole_help, is_eager=True,
+    help="Show this message with every option explained, and exit.",
+)]  # fmt: skip
 # `cli` reads it before the words are parsed, so that errors are in the language too.
 Lang = Annotated[
     Literal["en", "zh"], typer.Option(help="The language of the output and of errors.", rich_help_panel="output")
@@ -202,12 +180,9 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
         if code:
             raise typer.Exit(code)
 
-    params = [param for item in own for param in _options(item)]
-    params.append(_option("color", None, Color))
-    params.append(_option("debug", False, Debug))
-    params.append(_option("no_cache", False, NoCache))
-    params.append(_option("lang", "en", Lang))
-    params.append(_option("help_all", False, HelpAll))
+    of_all = (("color", None, Color), ("debug", False, Debug), ("no_cache", False, NoCache), ("lang", "en", Lang),
+              ("help_all", False, HelpAll))  # fmt: skip
+    params = [*(param for item in own for param in _options(item)), *(_option(*row) for row in of_all)]
     run.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
     run.__annotations__ = {param.name: param.annotation for param in params}
     return run

@@ -73,17 +73,11 @@ class Takes:
     def parameters(self) -> list[inspect.Parameter]:
         """Return a parameter for each option; None is an option that is not given."""
         found = [_parameter(name, *self._option(own)) for name, own in self.table.items()]
-        if self.has_file:
-            found.append(
-                _parameter(
-                    "training_file", Path, typer.Option("--from", metavar="FILE", help=_FROM, rich_help_panel="loop")
-                )
-            )
-        if self.has_file and "checkpointing" in self.table:
-            found.append(
-                _parameter("plan", Path, typer.Option("--plan", metavar="FILE", help=PLAN, rich_help_panel="loop"))
-            )
-        return found
+        files = [("training_file", "--from", _FROM), ("plan", "--plan", PLAN)][: 1 + ("checkpointing" in self.table)]
+        return found + [
+            _parameter(name, Path, typer.Option(option, metavar="FILE", help=text, rich_help_panel="loop"))
+            for name, option, text in files * self.has_file
+        ]
 
     def _option(self, own: Row) -> tuple[Any, Any]:
         option, is_compared = OPTIONS[own.name], own.name in self.compared
@@ -204,11 +198,8 @@ class LengthOptions:
 
     def report(self, model: ModelOptions, others: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
         """Return the report on the lengths, None without any; raises SelectionError for options without effect."""
-        own: dict[str, Any] = {
-            "field": self.lengths_field,
-            "tokenizer": self.tokenizer,
-            "tokens_per_batch": self.tokens_per_batch,
-        }
+        own: dict[str, Any] = {"field": self.lengths_field, "tokenizer": self.tokenizer,
+                               "tokens_per_batch": self.tokens_per_batch}  # fmt: skip
         options = ("--lengths-field", "--tokenizer", "--tokens-per-batch")
         given = dict(zip(options, own.values(), strict=True)) if self.lengths is None else others
         if name := next((name for name, value in given.items() if value), ""):

@@ -101,12 +101,10 @@ class ResultsFile:
     def _row(self, line: bytes, number: int) -> SweepRow:
         with suppress(BertscopeError, ValueError, RecursionError, OverflowError):
             row = SweepRow.from_line(line)
-            if _is_possible(row, json.loads(line)) and self._is_same_point(row):
+            point = json.loads(json.dumps(self.points.get(row.key, row.point)))
+            if _is_possible(row, json.loads(line)) and row.point == point:
                 return row
         raise self._not_a_row(line, number)
-
-    def _is_same_point(self, row: SweepRow) -> bool:
-        return row.key not in self.points or row.point == json.loads(json.dumps(self.points[row.key]))
 
     def _not_a_row(self, line: bytes, number: int) -> SourceError:
         found = _OTHER_SCHEMA.match(line)
@@ -192,22 +190,6 @@ EXAMPLES = """
 """
 
 
-SAMPLE = """\
-# A grid: a value, or a list of values, for each setting. Every combination is a point.
-# bertscope sweep FILE --output results.jsonl
-model: [bert-base-uncased, bert-large-uncased]  # a preset, a file, or a name in the Hugging Face cache
-gpu: t4                                         # or a budget, such as budget: 16GiB
-batch: [8, 32]
-seq: [128, 512]
-precision: [fp32, autocast-fp16]
-checkpointing: [none, full]
-# optimizer: [adamw, adamw-8bit]
-# lora: "r=8,target=query+value"
-# strategy: fsdp                                # with world_size: how several GPUs share the work
-# world_size: [2, 4, 8]
-"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Options for the place where the points are computed."""
@@ -284,7 +266,7 @@ def _write_sample(path: Path) -> int:
     """Write the sample of a grid; raises SourceError for a file that exists."""
     if path.exists():
         raise SourceError("{path} exists; name a new file for the sample", path=path)
-    write_file(path, SAMPLE)
+    write_file(path, Path(__file__).with_name("sample_grid.yaml").read_text(encoding="utf-8"))
     note(Text("the sample is in {path}", path=path))
     return 0
 

@@ -79,18 +79,12 @@ def tree(
     Every row sums its module and all below it, so the totals are the same at every depth. A number
     such as 3-6 means the sixth module at depth 3, as in torchinfo.
     """
-    is_torchinfo = layout.style == "torchinfo"
-    if is_torchinfo:
+    if is_torchinfo := layout.style == "torchinfo":
         check_style(out, {})
     needs_run = layout.needs_run()
     if path := stored_alone(model.model, beside_config=False):
-        given = {
-            "--style torchinfo": is_torchinfo,
-            "--freeze": bool(freeze),
-            "--shapes": run.shapes,
-            "--unfold": unfold,
-        }
-        if options := [option for option, is_given in given.items() if is_given]:
+        given = {"--style torchinfo": is_torchinfo, "--freeze": freeze, "--shapes": run.shapes, "--unfold": unfold}
+        if options := [*filter(given.get, given)]:
             raise SelectionError(f"{options[0]} is for models, and {path} has only tensors")
         from bertscope.checkpoints.reading import read_checkpoint, stored_report
 
@@ -103,8 +97,7 @@ def tree(
         return
     from bertscope.analyses.params import tree as analyse
 
-    report = analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found)
-    out.show(report)
+    out.show(analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found))
 
 
 def check_style(out: DetailedOutputOptions, options: Mapping[str, bool]) -> None:

@@ -49,9 +49,8 @@ def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
     if stored.weights and (stored.weights != stored.distinct_params or any(row.packing for row in stored.dtypes)):
         bits = f"{8 * stored.weight_bytes / stored.weights:.2f}"
         size = bytes_text(stored.weight_bytes)
-        lines.append(
-            (say("stored_weights"), say("weight_bits", count=count_text(stored.weights), bits=bits, size=size))
-        )
+        weights = say("weight_bits", count=count_text(stored.weights), bits=bits, size=size)
+        lines.append((say("stored_weights"), weights))
     if stored.stored_params != stored.distinct_params:
         lines.append((say("under_all_names"), count_text(stored.stored_params)))
     size = bytes_text(stored.file_bytes)

@@ -51,6 +51,11 @@ def number(title: str, name: str, text: Callable[[Any], str] = count_text, of: s
     return Column(title, lambda row: text(read(row)), values(name, of=of), right=True, **options)
 
 
+def optional(text: Callable[[Any], str], missing: str = "") -> Callable[[Any], str]:
+    """Return the function that writes None as nothing, or as `missing`."""
+    return lambda value: missing if value is None else text(value)
+
+
 def csv_only(csv: Mapping[str, Callable[[Any], Any]]) -> Column:
     """Return a column that CSV holds and no table shows."""
     return Column("", str, csv, shown=False)

@@ -32,16 +32,14 @@ class _ModelRow:
 
 
 @dataclass(frozen=True)
-class _Table:
-    """The table of a comparison, the heading above it and the notes below it."""
+class _Comparison:
+    """The table of a comparison, the notes below it and the heading above it."""
 
-    columns: Sequence[Column]
-    rows: Sequence[Any]
+    table: Table
     notes: Sequence[str]
     heading: str = ""
-    names: int = 0  # if not 0, a narrow terminal gets several tables, each with this number of first columns
-    csv: tuple[Sequence[Column], Sequence[Any]] | None = None  # the columns and rows of CSV, if they are others
-    shows_csv: bool = False  # the table of the rows of CSV comes second, in a terminal if both fit or with -v
+    records: Table | None = None  # of CSV, if they are others
+    shows_records: bool = False  # they come second, in a terminal if both fit or with -v
 
 
 _number = partial(number, of="row")
@@ -79,7 +77,7 @@ def _totals(has_frozen: bool) -> list[Column]:
     ]
 
 
-def _count_table(reports: Sequence[CountReport]) -> _Table:
+def _count_table(reports: Sequence[CountReport]) -> _Comparison:
     """Return a row for each model, or by group a row for each group and a column for each model."""
     notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
     if reports[0].by != "group":
@@ -87,7 +85,7 @@ def _count_table(reports: Sequence[CountReport]) -> _Table:
             Text("bytes: of the unique parameters in {dtype}; 1 MiB = 2**20 B", dtype=reports[0].subject.dtype)
         )
         lines = [_ModelRow(report, report.totals) for report in reports]
-        return _Table(_totals(any(line.row.frozen_params for line in lines)), lines, list(map(phrase, notes)))
+        return _Comparison(Table(_totals(any(line.row.frozen_params for line in lines)), lines), [*map(phrase, notes)])
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
     rows = [
         *((name, [sum(row.params for row in report.rows if row.name == name) for report in reports]) for name in names),
@@ -96,7 +94,7 @@ def _count_table(reports: Sequence[CountReport]) -> _Table:
     ]
     columns = [Column("group", itemgetter(0)), *(_params_of(place, report) for place, report in enumerate(reports))]
     records = [_ModelRow(report, row) for report in reports for row in report.rows]
-    return _Table(columns, rows, list(map(phrase, notes)), names=1, csv=(_GROUP_RECORDS, records))
+    return _Comparison(Table(columns, rows, names=1), [*map(phrase, notes)], records=Table(_GROUP_RECORDS, records))
 
 
 def _params_of(place: int, report: CountReport) -> Column:
@@ -105,7 +103,7 @@ def _params_of(place: int, report: CountReport) -> Column:
     return Column(title, lambda row: count_text(row[1][place]) if row[1][place] else "--", right=True)
 
 
-def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
+def _flops_table(reports: Sequence[FlopsReport]) -> _Comparison:
     """Return a row for each model, batch size and sequence length."""
     is_training = reports[0].mode == "training"
     phase = partial(_number, shown=is_training)
@@ -128,10 +126,10 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Table:
              words=reports[0].mode),
     ]  # fmt: skip
     rows = [_ModelRow(report, point) for report in reports for point in report.sweep]
-    return _Table(columns, rows, list(map(phrase, notes)))
+    return _Comparison(Table(columns, rows), [*map(phrase, notes)])
 
 
-def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
+def _memory_table(reports: Sequence[MemoryReport]) -> _Comparison:
     """Return a row for each model and checkpointing choice: the peak, its moment and its parts."""
     lines = [_ModelRow(report, variant) for report in reports for variant in report.variants]
     parts = [name for name in PARTS if any(getattr(line.row.memory.peak.parts, name) for line in lines)]
@@ -154,7 +152,7 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Table:
         *range_columns(lines, "row"),
     ]  # fmt: skip
     notes = _notes([(one_line(report.subject.name, limit=120), list(footnotes(report))) for report in reports])
-    return _Table(columns, lines, notes, f"{run_text(reports[0].run, precision=len(precisions) == 1)}\n")
+    return _Comparison(Table(columns, lines), notes, run_text(reports[0].run, precision=len(precisions) == 1))
 
 
 def _part(name: str, *, shown: bool) -> Column:
@@ -174,7 +172,7 @@ def _of_device(name: str, title: str, lines: Sequence[_ModelRow]) -> Column:
                   detail=name == "reserved_bytes", shown=all(map(read, lines)))  # fmt: skip
 
 
-def _fit_table(reports: Sequence[FitReport]) -> _Table:
+def _fit_table(reports: Sequence[FitReport]) -> _Comparison:
     """Return the answer for each GPU and sequence length with its best setting, and a table of all settings."""
     columns = fit.columns(reports[0])
     of_setting = [_fit_column(place, column) for place, column in enumerate(columns)]
@@ -189,12 +187,12 @@ def _fit_table(reports: Sequence[FitReport]) -> _Table:
     of_gpu = [*(gpu if reports[0].batch_total is None else (gpu[0], gpu[2])),
               *(column for column in of_setting if column.title != say("fits"))]  # fmt: skip
     notes = _notes([(report.card.name, list(fit.notes(report))) for report in reports if report.card])
-    csv_columns = [gpu[0], *of_setting]
-    asked, seqs = reports[0].asked_batch, dict.fromkeys(row.seq for row in reports[0].rows)
-    sizes = (say("batch", count=count_text(asked)) if asked else "", say("sequence", count=",".join(map(str, seqs))))
+    asked, seqs = reports[0].asked_batch, ",".join(map(str, dict.fromkeys(row.seq for row in reports[0].rows)))
+    sizes = (say("batch", count=count_text(asked)) if asked else "",
+             "" if reports[0].length_given else say("sequence", count=seqs))  # fmt: skip
     settings = fit.settings_text(reports[0], *sizes)
     verdict = say("assumed", answer=fit.common_verdict(reports), settings=settings)
-    return _Table(of_gpu, best, notes, f"{verdict}\n", csv=(csv_columns, records), shows_csv=True)
+    return _Comparison(Table(of_gpu, best), notes, verdict, Table([gpu[0], *of_setting], records), shows_records=True)
 
 
 def _gpu_columns() -> list[Column]:
@@ -211,12 +209,11 @@ def _fit_column(place: int, column: Column) -> Column:
     return replace(
         column,
         text=lambda line: fit.columns(line.report)[place].text(line.row),
-        csv={name: partial(_fit_value, place, name) for name in column.csv},
+        csv={
+            name: partial(lambda name, line: fit.columns(line.report)[place].csv[name](line.row), name)
+            for name in column.csv
+        },
     )
-
-
-def _fit_value(place: int, name: str, line: _ModelRow) -> Any:
-    return fit.columns(line.report)[place].csv[name](line.row)
 
 
 def _notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
@@ -226,8 +223,7 @@ def _notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     return common + [note if note.startswith(name) else say("named", name=name, text=note) for name, note in own]
 
 
-# The table of each kind of report.
-_TABLES: dict[str, Callable[[Any], _Table]] = {
+_OF_KIND: dict[str, Callable[[Any], _Comparison]] = {
     "count": _count_table,
     "flops": _flops_table,
     "memory": _memory_table,
@@ -235,30 +231,29 @@ _TABLES: dict[str, Callable[[Any], _Table]] = {
 }
 
 
+def _compared(report: ComparisonReport) -> _Comparison:
+    return _OF_KIND[report.of](report.reports)
+
+
 def _tables(report: ComparisonReport, target: Target | None) -> list[Table]:
     """Return the table, and that of the records where it is shown: in a terminal with -v or if both fit on a screen."""
-    made = _table(report)
-    records = [Table(*made.csv)] if made.csv and made.shows_csv and not _hidden_rows(report, target) else []
-    return [Table(made.columns, made.rows, names=made.names), *records]
+    found = _compared(report)
+    is_shown = found.records is not None and found.shows_records and not _hidden_rows(report, target)
+    return [found.table, *([found.records] if found.records and is_shown else [])]
 
 
 def _hidden_rows(report: ComparisonReport, target: Target | None) -> int:
-    made = _table(report)
-    if not (made.csv and made.shows_csv and target and target.width) or target.verbose:
+    found = _compared(report)
+    if not (found.records and found.shows_records and target and target.width) or target.verbose:
         return 0
-    texts = (Table(made.columns, made.rows), Table(*made.csv))
-    lines = "".join(table.text(target) for table in texts).count("\n") + made.heading.count("\n") + 2
-    return len(made.csv[1]) if lines > SCREEN_LINES else 0
-
-
-def _table(report: ComparisonReport) -> _Table:
-    return _TABLES[report.of](report.reports)
+    lines = (found.table.text(target) + found.records.text(target)).count("\n") + 3
+    return len(found.records.rows) if lines > SCREEN_LINES else 0
 
 
 VIEW = View(
-    answer=lambda report: _table(report).heading.strip(),
+    answer=lambda report: _compared(report).heading,
     tables=_tables,
-    notes=lambda report, target: _table(report).notes,
+    notes=lambda report, target: _compared(report).notes,
     hidden_rows=_hidden_rows,
-    records=lambda report: Table(*(_table(report).csv or (_table(report).columns, _table(report).rows))),
+    records=lambda report: _compared(report).records or _compared(report).table,
 )

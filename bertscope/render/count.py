@@ -25,12 +25,13 @@ def _table(report: CountReport, rows: Sequence[CountRow]) -> tuple[list[Column],
     lines = [line for row in rows for line in (Line(row, ""), *(Line(part, _INDENT) for part in row.parts))]
     columns = [
         Column("path", _label, {"depth": lambda line: int(line.branches == _INDENT)} | _values("name", "path")),
-        Column("type", _type_text, _values("type"), detail=True),
+        Column("type", lambda line: " + ".join(dict.fromkeys(line.row.type.split(" + "))),
+               _values("type"), detail=True),
         Column("tensors", lambda line: phrase(_shapes(line)), {"shapes": _shapes}, csv_order=3,
                detail=report.by == "layer", shown=report.by != "group"),
         *tensor_columns([line.row for line in lines], csv_order=3),
-        Column("per layer", _each_text, _values("copies", "each_params"), right=True,
-               shown=any(row.copies > 1 for row in rows)),
+        Column("per layer", lambda line: count_text(line.row.each_params) if line.row.copies > 1 else "",
+               _values("copies", "each_params"), right=True, shown=any(row.copies > 1 for row in rows)),
         Column("params", lambda line: count_text(line.row.params), _values("params", "distinct_params"), right=True),
         _number("share", "share", share_text, csv_order=2),
         _number("bytes", "bytes", bytes_text, detail=True, csv_order=1),
@@ -47,7 +48,8 @@ def _with_sums(report: CountReport) -> list[CountRow]:
     for parent, group in groupby(report.rows, lambda row: row.path.rpartition(".")[0]):
         parts = list(group)
         below = [row for row in report.rows if row.path.startswith(f"{parent}.")]
-        if report.by == "layer" and parent and 1 < len(parts) == len(below) < len(report.rows) and not _nested(parts):
+        is_nested = any(row.parts or row.copies > 1 for row in parts)
+        if report.by == "layer" and parent and 1 < len(parts) == len(below) < len(report.rows) and not is_nested:
             own = [rows.pop()] if rows and rows[-1].path == parent else []  # the tensors of the module itself
             parts = [sum_of_rows(parent, [*own, *parts])]
         rows += parts
@@ -55,10 +57,6 @@ def _with_sums(report: CountReport) -> list[CountRow]:
     everything = sum_of_rows(_TOTAL, report.rows)
     return [*rows, replace(everything, params=totals.layer_params, share=1.0, bytes=totals.param_bytes, parts=(),
                            trainable_params=totals.trainable_layer_params)]  # fmt: skip
-
-
-def _nested(rows: Sequence[CountRow]) -> bool:
-    return any(row.parts or row.copies > 1 for row in rows)
 
 
 def _headline(report: CountReport) -> str:
@@ -74,14 +72,6 @@ def _label(line: Line) -> str:
     if line.branches:
         return line.branches + row.name
     return (row.path or (phrase(row.name) if row.name == _TOTAL else row.name)) + copies_text(row.copies)
-
-
-def _each_text(line: Line) -> str:
-    return count_text(line.row.each_params) if line.row.copies > 1 else ""
-
-
-def _type_text(line: Line) -> str:
-    return " + ".join(dict.fromkeys(line.row.type.split(" + ")))
 
 
 def _shapes(line: Line) -> str:

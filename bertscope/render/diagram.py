@@ -351,26 +351,21 @@ def _quoted(written: str) -> str:
 # ---- pictures ----
 
 
-def svg(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
+def svg(report: ClassReport | GraphReport) -> str:
     """Return a picture by Graphviz; its colours follow the reader's light or dark mode."""
-    picture = _picture(report, is_narrow)
+    picture = _picture(report)
     end = picture.index(">", picture.index("<svg")) + 1
     return f"{picture[:end]}\n<style>\n{filled('diagram.css')}\n</style>{picture[end:]}"
 
 
 def html(report: ClassReport | GraphReport) -> str:
     """Return one page with the picture and its Mermaid text; it asks nothing of the network."""
-    picture = _inline(_picture(report))
-    return filled("diagram.html", title=diagram_title(report), svg=markup(picture), source=source(report))
+    return filled("diagram.html", title=diagram_title(report), svg=markup(inline_svg(report)), source=source(report))
 
 
 def inline_svg(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
-    """Return the picture as part of a page, with its own style sheet."""
-    return _inline(svg(report, is_narrow))
-
-
-def _inline(picture: str) -> str:
-    """Return the picture without its XML declaration, for a page has its own."""
+    """Return the picture as part of a page, which has the style sheet, without an XML declaration."""
+    picture = _picture(report, is_narrow)
     return picture[picture.index("<svg") :]
 
 

@@ -3,13 +3,14 @@
 import shlex
 
 from bertscope.errors import Text
-from bertscope.render.columns import Column, copies_text, csv_only, values
+from bertscope.render.columns import Column, copies_text, csv_only, optional, values
 from bertscope.render.views import Table, View
 from bertscope.reports.base import Shape
 from bertscope.reports.page import DiffReport
 from bertscope.texts import phrase
 from bertscope.units import count_text, shape_text, signed_text
 
+_value, _count, _shape = optional(str, "--"), optional(count_text, "--"), optional(shape_text, "--")
 _FIELDS = (
     Column("setting", lambda change: change.field),
     Column("a", lambda change: _value(change.a)),
@@ -30,18 +31,6 @@ _TOTALS = (
     Column("b", lambda item: _count(item[2]), right=True),
     Column("difference", lambda item: "--" if None in item else signed_text(item[2] - item[1]), right=True),
 )
-
-
-def _value(value: object) -> str:
-    return "--" if value is None else str(value)
-
-
-def _count(value: int | None) -> str:
-    return "--" if value is None else count_text(value)
-
-
-def _shape(shape: Shape) -> str:
-    return "--" if shape is None else shape_text(shape)
 
 
 def _shapes(a: Shape, b: Shape) -> str:

@@ -1,6 +1,6 @@
 """The walk of `explain` as text, CSV and Markdown."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,30 +8,23 @@ from bertscope.render.columns import Column, copies_text, csv_text, markdown_tex
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.reports.base import Note
-from bertscope.reports.explain import Dims, ExplainReport, Formula, Point, Section, Step, Sum
+from bertscope.reports.explain import ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.texts import in_language, phrase, say, word
 from bertscope.units import count_text
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
 
 
-def _dims(dims: Dims) -> str:
-    return f"[{', '.join(dims)}]"
-
-
 def _flow(step: Step) -> str:
-    named = _arrow(step, step.inputs, step.output)
-    numbered = _arrow(step, *((_sized(step, dims) for dims in step.inputs), _sized(step, step.output)))
-    return named if numbered == named else f"{named}  =  {numbered}"
+    """Return the shapes of inputs and output, with names, and with numbers where they are known."""
+    return "  =  ".join(dict.fromkeys(_arrow(step, sizes) for sizes in ({}, step.sizes)))
 
 
-def _arrow(step: Step, inputs: Iterable[Dims], output: Dims) -> str:
-    given = say("both").join(map(_dims, inputs)) or ("" if step.type else say("explain_ids"))
-    return f"{given} -> {_dims(output)}" if output or not step.type else given
-
-
-def _sized(step: Step, dims: Dims) -> Dims:
-    return tuple(str(step.sizes.get(name, name)) for name in dims)
+def _arrow(step: Step, sizes: Mapping[str, int]) -> str:
+    shapes = (", ".join(str(sizes.get(name, name)) for name in dims) for dims in (*step.inputs, step.output))
+    *inputs, output = (f"[{shape}]" for shape in shapes)
+    given = say("both").join(inputs) or ("" if step.type else say("explain_ids"))
+    return f"{given} -> {output}" if step.output or not step.type else given
 
 
 def _formula(formula: Formula | None) -> str:
@@ -46,10 +39,10 @@ def _formula(formula: Formula | None) -> str:
 
 
 def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
-    def of(field: str, missing: Any) -> Callable[[Step], Any]:
-        return lambda step: getattr(getattr(step, name), field, missing)
-
-    return {f"{name}_formula": of("symbols", ""), name: of("value", 0)}
+    return {
+        f"{name}_formula": lambda step: getattr(getattr(step, name), "symbols", ""),
+        name: lambda step: getattr(getattr(step, name), "value", 0),
+    }
 
 
 def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
@@ -60,7 +53,8 @@ def table(report: ExplainReport, target: Target, naming: str | None = None) -> s
         f"\n{_said('question', item)}\n{_wrapped(_said('answer', item), target)}" for item in report.questions
     )
     if report.steps:
-        blocks = f"{wrapped(_conditions(report), target, 4)}\n{blocks}\n"
+        sizes = _notes(report) if report.batch is None else say("explain_sizes", batch=report.batch, seq=report.seq)
+        blocks = f"{wrapped(sizes, target, 4)}\n{blocks}\n"
     sections = "".join(f"\n{_section(section, target)}" for section in report.sections)
     return f"{title(report)}\n{blocks}{sums}{questions}{sections}"
 
@@ -101,12 +95,6 @@ def _point(section: Section, point: Point) -> str:
     return say(
         "named", name=f"{word('explain_point', point.name)}{shape}{sizes}{kind}", text=section_text(section, point.key)
     )
-
-
-def _conditions(report: ExplainReport) -> str:
-    if report.batch is None:
-        return _notes(report)
-    return say("explain_sizes", batch=report.batch, seq=report.seq)
 
 
 def _notes(report: ExplainReport) -> str:

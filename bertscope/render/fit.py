@@ -5,7 +5,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.gpus import sdpa_kernel
-from bertscope.render.columns import Column, csv_only, number, values
+from bertscope.render.columns import Column, csv_only, number, optional, values
 from bertscope.render.footer import title
 from bertscope.render.memory import needed_text, range_columns, range_text, time_notes, with_other_loop, with_time
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word, strategy_name
@@ -14,7 +14,7 @@ from bertscope.render.views import Table, View
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, LengthsRow
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import INFERENCE
+from bertscope.settings.run_config import INFERENCE, STORED
 from bertscope.texts import listed, phrase, say, word
 from bertscope.units import BF16, FP16, FP32, bytes_text, count_text, flops_text, share_text
 
@@ -27,7 +27,7 @@ def columns(report: FitReport) -> list[Column]:
     return [
         number(say("gpus"), "ranks", shown=by_ranks),
         Column(say("strategy"), lambda row: word("strategy", row.strategy), values("strategy"), shown=by_ranks),
-        number(say("seq"), "seq"),
+        number(say("seq"), "seq", shown=not report.length_given),
         Column(say("setting"), lambda row: say("comma").join((row.precision, strategy_name(row.checkpointing))),
                shown=by_ranks),
         Column(say("precision"), lambda row: row.precision, values("precision"), shown=not by_ranks),
@@ -60,10 +60,7 @@ def time_columns(rows: Sequence[FitRow | PlanRow | LengthsRow]) -> list[Column]:
         def value(row: FitRow | PlanRow | LengthsRow) -> Any:
             return getattr(row.predicted, name, None)
 
-        def shown(row: FitRow | PlanRow | LengthsRow) -> str:
-            return "" if value(row) is None else text(value(row))
-
-        return Column(title, shown, {name: value}, right=True)
+        return Column(title, lambda row: optional(text)(value(row)), {name: value}, right=True)
 
     predicted = [
         column(say("predicted_step"), "seconds", lambda seconds: f"{1000 * seconds:,.2f} ms"),
@@ -139,13 +136,13 @@ def verdict(report: FitReport) -> str:
         on = say("times", name=report.card.name if report.card else size)
         share = -(-report.batch_total // row.ranks)
         answer = say(f"verdict_ranks_{YES if row.fits else NO}", ranks=count_text(row.ranks), on=on,
-                     total=count_text(report.batch_total), seq=seq, strategy=word("strategy", row.strategy),
-                     batch=count_text(share), way=_way(row), memory=memory)  # fmt: skip
+                     total=count_text(report.batch_total), at=_at(report, seq), strategy=word("strategy", row.strategy),
+                     batch=count_text(share), way=way_of(row), memory=memory)  # fmt: skip
         return say("assumed", answer=answer, settings=settings_text(report))
     if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
         batch = say("batch_of_tokens", batch=batch, tokens=count_text(row.batch * seq))
     outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
-    answer = say(f"verdict_{outcome}", batch=batch, on=on, seq=seq, way=_way(row), memory=memory)
+    answer = say(f"verdict_{outcome}", batch=batch, on=on, at=_at(report, seq), way=way_of(row), memory=memory)
     answer = with_time(answer, row) if row.fits else answer
     answer = with_other_loop(answer, report.run, row.other_loop_bytes, row.peak_bytes)
     return say("assumed", answer=answer, settings=settings_text(report))
@@ -180,7 +177,12 @@ def notes(report: FitReport) -> Iterator[str]:
         yield say("named", name=report.card.name, text=phrase(report.card.calibration))
     if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
         answers = say("comma").join(
-            say("note_head_answer", answer=say(f"answer_{row.other_head_answer}"), way=_way(row), seq=row.seq)
+            say(
+                "note_head_answer",
+                answer=say(f"answer_{row.other_head_answer}"),
+                way=way_of(row),
+                at=_at(report, row.seq),
+            )
             for row in other
         )
         yield say("note_head", head=report.other_head, answers=answers)
@@ -190,9 +192,9 @@ def notes(report: FitReport) -> Iterator[str]:
     if report.asked_batch and len(lengths) > 1:
         for seq in lengths:
             # the rows come in the order of their cost
-            fitting = (_way(row) for row in report.rows if row.fits and row.seq == seq)
+            fitting = (way_of(row) for row in report.rows if row.fits and row.seq == seq)
             cheapest = next(fitting, say("nothing_tried"))
-            yield say("note_cheapest", batch=report.asked_batch, seq=seq, way=cheapest)
+            yield say("note_cheapest", batch=report.asked_batch, at=_at(report, seq), way=cheapest)
     if len(report.tried_ranks) > 1:
         yield say("note_fewest")
     if report.batch_total is not None or parallel_words(report.run):
@@ -246,8 +248,20 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
     yield say("note_fit_smi")
 
 
-def _way(row: FitRow) -> str:
-    return say("way", precision=row.precision, strategy=row.checkpointing)
+def way(precision: str, strategy: str) -> str:
+    """Return a precision and a strategy in words: `fp32 without checkpointing`."""
+    shown = say("way_stored") if precision == STORED else precision
+    return say("way_plain" if strategy == NONE else "way", precision=shown, strategy=strategy)
+
+
+def way_of(row: FitRow) -> str:
+    """Return the setting of a row in words."""
+    return way(row.precision, row.checkpointing)
+
+
+def _at(report: FitReport, seq: int) -> str:
+    """Return a length in words; nothing if the inputs fix it."""
+    return "" if report.length_given else say("at_seq", seq=seq)
 
 
 _TEI_DTYPES = {FP16.name: "float16", FP32.name: "float32"}  # --dtype of text-embeddings-inference

@@ -10,6 +10,7 @@ from bertscope.render.footer import title
 from bertscope.render.tree import indented, lines_of, row_name
 from bertscope.render.views import Table, View
 from bertscope.reports.flops import FlopsReport
+from bertscope.settings.checkpointing import NONE
 from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text, share_text
 
@@ -24,7 +25,7 @@ def _columns(report: FlopsReport) -> list[Column]:
         Column("type", lambda line: line.row.type, _values("type", "copies"), detail=True),
         _phase("forward", "forward", shown=training),
         _phase("backward", "backward", shown=training),
-        _phase("recomputed", "recompute", shown=training and report.checkpointing != "none"),
+        _phase("recomputed", "recompute", shown=training and report.checkpointing != NONE),
         _number("matmul FLOPs", "total.matmul_flops", _count),
         *([_number("within windows", "total.needed_flops", _count)] if report.is_local else []),
         _number("MACs", "macs", _count, detail=True, csv_order=1),
@@ -54,7 +55,10 @@ def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str
     if report.mode == "training":
         backward, recomputed = count_text(root.backward.matmul_flops), count_text(root.recompute.matmul_flops)
         lines.append((say("flops_backward"), say("flops_from_loss", count=backward, loss=phrase(report.loss))))
-        strategy = say("flops_by_strategy", count=recomputed, strategy=report.checkpointing)
+        strategy = (
+            say("flops_without", count=recomputed) if report.checkpointing == NONE else
+            say("flops_by_strategy", count=recomputed, strategy=report.checkpointing)
+        )  # fmt: skip
         lines.append((say("flops_recomputed"), strategy))
     matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
     lines.append((say("flops_total"), say("flops_and_macs", count=matmul, macs=macs)))

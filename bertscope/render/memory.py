@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.render.columns import Column, csv_only, values
+from bertscope.render.columns import Column, csv_only, optional, values
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.timeline.panels import kernel_word, part_name, run_text, strategy_name, variant_name
@@ -144,9 +144,12 @@ def _peaks(report: MemoryReport) -> str:
     if len(known) > 2:  # the table has the others
         known = [known[sizes.index(min(sizes))]]
     names = [_name(variant) for variant, _ in known]
-    names[0] = say("checkpointing_name", name=names[0])
-    peaks = [say("peak_with", size=bytes_text(memory.peak.peak_bytes), name=name)
-             for name, (_, memory) in zip(names, known, strict=True)]  # fmt: skip
+    first = next((name for name in names if name != NONE), "")  # the word stands once
+    peaks = [
+        say("peak_without" if name == NONE else "peak_with", size=bytes_text(memory.peak.peak_bytes),
+            name=say("checkpointing_name", name=name) if name == first else name)
+        for name, (_, memory) in zip(names, known, strict=True)
+    ]  # fmt: skip
     found = say("comma").join(peaks)
     return say("lowest_peak", count=len(sizes), peaks=found) if len(sizes) > 2 else say("peaks_are", peaks=found)
 
@@ -174,7 +177,7 @@ def _fits(report: MemoryReport) -> str:
             names.setdefault(variant.answer, []).append(_name(variant))
     on, answers = say("on", name=report.card.name) if report.card else "", []
     for answer in filter(names.get, (YES, UNCERTAIN, NO)):
-        key = "fits_with" if len(report.variants) > 1 else "fits_only"
+        key = "fits_only" if len(report.variants) == 1 else "fits_without" if names[answer] == [NONE] else "fits_with"
         answers.append(say(key, answer=say(f"fits_{answer}"), on=on, names=listed(names[answer])))
         on = ""
     return say("step_fits", answers=say("and_answer").join(answers)) if answers else ""
@@ -238,14 +241,10 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
         text += say("takes", ratio=f"{ratio:.2f}")
         if first.timing.flops and other.timing.flops:
             text += say("takes_flops", ratio=f"{other.timing.flops / first.timing.flops:.2f}")
-        if _overlap(first.timing.step_seconds, other.timing.step_seconds):
+        some, others = first.timing.step_seconds, other.timing.step_seconds
+        if min(len(some), len(others)) > 1 and min(some) <= max(others) and min(others) <= max(some):
             text += say("times_overlap")
     return say("named", name=_name(other), text=text)
-
-
-def _overlap(some: Sequence[float], others: Sequence[float]) -> bool:
-    """Return True if both have several times, and neither has only times below those of the other."""
-    return min(len(some), len(others)) > 1 and min(some) <= max(others) and min(others) <= max(some)
 
 
 def footnotes(report: MemoryReport) -> Iterator[str]:
@@ -313,23 +312,13 @@ def time_text(span: TimeRange) -> str:
 def range_columns(rows: Sequence[Any], of: str = "") -> list[Column]:
     """Return the columns of the ranges of times that a row has; a row's variant is its attribute `of`."""
 
-    def read(row: Any, name: str) -> TimeRange | None:
-        found: TimeRange | None = attrgetter(f"{of}.{name}" if of else name)(row)
-        return found
+    def column(name: str) -> Column:
+        read, ends = attrgetter(f"{of}.{name}" if of else name), ("low_seconds", "high_seconds")
+        csv = {f"{name}_{end}": partial(lambda end, row: getattr(read(row), end, None), end) for end in ends}
+        return Column(say(name), lambda row: optional(time_text)(read(row)), csv, right=True,
+                      shown=any(map(read, rows)))  # fmt: skip
 
-    def shown(row: Any, name: str) -> str:
-        span = read(row, name)
-        return time_text(span) if span else ""
-
-    def end(row: Any, name: str, which: str) -> float | None:
-        return getattr(read(row, name), which, None)
-
-    ends = ("low_seconds", "high_seconds")
-    return [
-        Column(say(name), partial(shown, name=name), {f"{name}_{which}": partial(end, name=name, which=which)
-                                                      for which in ends}, right=True)
-        for name in ("time_range", "epoch") if any(read(row, name) for row in rows)
-    ]  # fmt: skip
+    return [column for column in map(column, ("time_range", "epoch")) if column.shown]
 
 
 def with_time(answer: str, row: Variant | FitRow) -> str:
@@ -403,21 +392,22 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
 
     def line(name: str, path: str, text: Callable[[Any], str] = bytes_text, **is_what: bool) -> _MemoryLine:
         values = [_at(variant, path) for variant in variants]
-        return _MemoryLine(name, tuple("" if value is None else text(value) for value in values), **is_what)
+        return _MemoryLine(name, tuple(map(optional(text), values)), **is_what)
 
     for group in part_groups:
         name = say("comma").join(map(part_name, group))
         yield line(name, "memory.peak.parts", partial(_sum_text, group))
     yield line(say("peak"), "memory.peak.peak_bytes", is_strong=True)
     for number, phase in enumerate(next((variant.memory.phases for variant in variants if variant.memory), ())):
-        yield line(word("row", phase.phase), "memory.phases", partial(_phase_peak, number), is_detail=True)
+        peaks = [variant.memory.phases[number].peak_bytes if variant.memory else None for variant in variants]
+        yield _MemoryLine(word("row", phase.phase), tuple(map(optional(bytes_text), peaks)), is_detail=True)
     if report.run.mode != INFERENCE:
         yield line(say("saved"), "memory.kept_bytes")
     if has("predicted"):
         yield line(say("predicted_step"), "predicted.seconds", lambda seconds: f"{1000 * seconds:,.2f} ms")
         yield line(say("tokens_per_second"), "predicted.tokens_per_second", lambda rate: f"{rate:,.0f}")
-        peaks = {variant.predicted.peak_flops for variant in variants if variant.predicted}
-        for peak in filter(None, peaks):
+        known = {variant.predicted.peak_flops for variant in variants if variant.predicted}
+        for peak in filter(None, known):
             yield line(say("mfu", peak=f"{peak / 1e12:,.1f}"), "predicted.mfu", share_text)
     if has("time_range"):
         yield line(say("time_range"), "time_range", time_text)
@@ -430,10 +420,8 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
     if report.card and has("answer"):
         yield line(say("fits_row", name=report.card.name), "answer", lambda answer: say(f"answer_{answer}"))
     if any(variant.error is not None for variant in variants):
-        both = [variant.estimated if variant.measured else None for variant in variants]
-        yield _MemoryLine(
-            say("estimated_peak"), tuple(bytes_text(memory.peak.peak_bytes) if memory else "" for memory in both)
-        )
+        peaks = [_at(variant, "estimated.peak.peak_bytes") if variant.measured else None for variant in variants]
+        yield _MemoryLine(say("estimated_peak"), tuple(map(optional(bytes_text), peaks)))
         yield _MemoryLine(say("worst_error"), tuple(map(_error_text, variants)))
     if has("process"):
         yield line(say("process_step"), "process", _step_text, is_detail=True)
@@ -442,7 +430,8 @@ def _memory_lines(report: MemoryReport, part_groups: Sequence[Sequence[str]]) ->
         steps = max(len(variant.timing.step_seconds) for variant in variants if variant.timing)
         yield line(say("step_median", count=steps), "timing", _seconds)
         if steps > 1:
-            yield line(say("spread"), "timing", _spread)
+            yield line(say("spread"), "timing.step_seconds",
+                       lambda seconds: f"{max(seconds) - min(seconds):.3f} s" if seconds else "")  # fmt: skip
     if has("timing.tokens_per_second"):
         yield line(say("tokens_per_second"), "timing.tokens_per_second", lambda rate: f"{rate:,.0f}", is_detail=True)
         yield line(say("flops_per_second"), "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G",
@@ -458,10 +447,6 @@ def _at(item: Any, path: str) -> Any:
 
 def _sum_text(names: Sequence[str], parts: Parts) -> str:
     return bytes_text(sum(getattr(parts, name) for name in names))
-
-
-def _phase_peak(number: int, phases: Sequence[PhasePeak]) -> str:
-    return bytes_text(phases[number].peak_bytes)
 
 
 def _error_text(variant: Variant) -> str:
@@ -482,19 +467,6 @@ def _seconds(timing: Timing) -> str:
     return f"{timing.median_seconds:.3f} s" if timing.step_seconds else ""
 
 
-def _spread(timing: Timing) -> str:
-    seconds = timing.step_seconds
-    return f"{max(seconds) - min(seconds):.3f} s" if seconds else ""
-
-
-def _cell(number: int, line: _MemoryLine) -> str:
-    return line.cells[number]
-
-
-def _kept_cell(number: int, row: tuple[KeptRow, tuple[int, ...]]) -> str:
-    return bytes_text(row[1][number])
-
-
 def memory_columns(report: MemoryReport) -> list[Column]:
     """Return the column of names, and one for each variant."""
     obtained = [word("obtained", variant.memory.obtained if variant.memory else "nothing")
@@ -506,7 +478,10 @@ def memory_columns(report: MemoryReport) -> list[Column]:
         names = [say("variant", name=name, obtained=word) for name, word in zip(names, obtained, strict=True)]
     return [
         Column(first, lambda line: line.name),
-        *(Column(name, partial(_cell, number), right=True) for number, name in enumerate(names)),
+        *(
+            Column(name, partial(lambda number, line: line.cells[number], number), right=True)
+            for number, name in enumerate(names)
+        ),
     ]
 
 
@@ -521,7 +496,7 @@ def kept_columns(report: MemoryReport) -> list[Column]:
         Column(say("each"), lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "",
                below=2),
         Column(say("tensors"), lambda row: count_text(row[0].tensors), right=True, below=1),
-        *(Column(_name(variant), partial(_kept_cell, number), right=True)
+        *(Column(_name(variant), partial(lambda number, row: bytes_text(row[1][number]), number), right=True)
           for number, variant in enumerate(report.variants)),
     ]  # fmt: skip
 

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import SelectionError, one_line, suggestion
-from bertscope.render.columns import Column, csv_only, values
+from bertscope.render.columns import Column, csv_only, number, optional, values
 from bertscope.render.console import PARTS, Target
 from bertscope.render.views import Table, View
 from bertscope.reports.base import FAILED
@@ -34,16 +34,17 @@ def columns(report: SweepReport) -> list[Column]:
         csv_only(constant),
         Column("fits", lambda row: row.fits or "", values("fits"), shown=has_fits),
         _bytes("peak", "peak_bytes"),
-        *(_bytes(phase, f"{phase}_bytes", partial(_phase, phase), detail=True) for phase in _PHASES),
-        csv_only({f"{part}_bytes": partial(_part, part) for part in PARTS}),
+        *(_bytes(phase, f"{phase}_bytes", partial(lambda phase, row: row.phases.get(phase), phase), detail=True)
+          for phase in _PHASES),
+        csv_only({f"{part}_bytes": partial(lambda part, row: getattr(row.parts, part, None), part) for part in PARTS}),
         _bytes("saved", "saved_bytes", detail=True),
         _bytes("reserved", "reserved_bytes", detail=True, shown=on_cuda),
         _bytes("on the card", "card_bytes", shown=on_cuda),
         _bytes("sent", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),
-        csv_only({f"{kind.replace('-', '_')}_bytes": partial(_traffic, kind) for kind in COLLECTIVES}),
-        Column("parameters", lambda row: _text(count_text, row.parameters), values("parameters"), right=True,
-               detail=True, shown="model" in report.varied),
-        Column("FLOPs", lambda row: _text(short_count_text, row.flops), values("flops"), right=True, detail=True),
+        csv_only({f"{kind.replace('-', '_')}_bytes": partial(lambda kind, row: row.traffic.get(kind), kind)
+                  for kind in COLLECTIVES}),
+        number("parameters", "parameters", optional(count_text, "--"), detail=True, shown="model" in report.varied),
+        number("FLOPs", "flops", optional(short_count_text, "--"), detail=True),
         Column("error", lambda row: one_line(row.error, limit=60), values("error"), shown=has_errors),
         csv_only(values("outcome", "key")),
     ]  # fmt: skip
@@ -56,9 +57,7 @@ def setting_text(name: str, row: SweepRow) -> Any:
 
 
 def _setting(name: str) -> Column:
-    read = partial(setting_text, name)
-
-    own = rows(*ESTIMATED).get(name)
+    read, own = partial(setting_text, name), rows(*ESTIMATED).get(name)
 
     def text(row: SweepRow) -> str:
         value = read(row)
@@ -71,23 +70,7 @@ def _setting(name: str) -> Column:
 
 def _bytes(title: str, name: str, read: Callable[[SweepRow], int | None] | None = None, **options: Any) -> Column:
     found = read or attrgetter(name)
-    return Column(title, lambda row: _text(bytes_text, found(row)), {name: found}, right=True, **options)
-
-
-def _text(shown: Callable[[int], str], value: int | None) -> str:
-    return "--" if value is None else shown(value)
-
-
-def _phase(phase: str, row: SweepRow) -> int | None:
-    return row.phases.get(phase)
-
-
-def _traffic(kind: str, row: SweepRow) -> int | None:
-    return row.traffic.get(kind)
-
-
-def _part(part: str, row: SweepRow) -> int | None:
-    return getattr(row.parts, part) if row.parts else None
+    return Column(title, lambda row: optional(bytes_text, "--")(found(row)), {name: found}, right=True, **options)
 
 
 def ordered(report: SweepReport, sort: str | None) -> Sequence[SweepRow]:

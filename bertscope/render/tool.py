@@ -1,12 +1,11 @@
 """The reports of `presets`, `schema`, `print`, `doctor` and `calibrate`, each with a renderer of its name."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
-from typing import Any
 
 from bertscope.errors import Text, one_line
-from bertscope.render.columns import Column, csv_only, number, values
+from bertscope.render.columns import Column, csv_only, number, optional, values
 from bertscope.render.console import Target
 from bertscope.render.views import Table, View
 from bertscope.reports.calibration import COPY, LIMIT, PLANNED, STEP, CalibrationReport, CalibrationRow
@@ -23,17 +22,12 @@ def _listing(columns: tuple[Column, ...], *notes: str, details: Sequence[str] = 
     )
 
 
-def _optional(text: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Return the function that writes None as nothing."""
-    return lambda value: "" if value is None else text(value)
-
-
 presets = _listing(
     (
         Column("preset", lambda row: row.name, values("name")),
         Column("class", lambda row: row.architecture, values("architecture"), detail=True),
-        number("unique params", "distinct_params", _optional(count_text)),
-        number("sum over layers", "layer_params", _optional(count_text), detail=True),
+        number("unique params", "distinct_params", optional(count_text)),
+        number("sum over layers", "layer_params", optional(count_text), detail=True),
         Column("description", lambda row: row.description, values("description")),
         csv_only(values("path")),
     ),
@@ -64,8 +58,8 @@ _PACKAGES = (
 _DEVICES = (
     Column("device", lambda row: row.name),
     Column("type", lambda row: row.description),
-    number("threads", "threads", _optional(str)),
-    number("memory", "memory_bytes", _optional(bytes_text)),
+    number("threads", "threads", optional(str)),
+    number("memory", "memory_bytes", optional(bytes_text)),
 )
 
 
@@ -135,21 +129,20 @@ def _tflops(row: CalibrationRow) -> str:
     return f"{sum(row.work.matmul_flops.values()) / row.median_seconds / 1e12:,.1f}"
 
 
-_CALIBRATION_PLAN = (Column("point", lambda row: row.name, values("name")),)
 _STEPS = (
     Column("step", _settings),
-    number("allocated", "allocated_bytes", _optional(bytes_text)),
-    number("error", "allocated_error", _optional(_percent)),
-    number("reserved", "reserved_bytes", _optional(bytes_text)),
-    number("error", "reserved_error", _optional(_percent)),
-    number("context", "context_bytes", _optional(bytes_text)),
-    number("nvidia-smi", "smi_bytes", _optional(bytes_text)),
-    number("ms", "median_seconds", _optional(lambda seconds: f"{1000 * seconds:,.2f}")),
+    number("allocated", "allocated_bytes", optional(bytes_text)),
+    number("error", "allocated_error", optional(_percent)),
+    number("reserved", "reserved_bytes", optional(bytes_text)),
+    number("error", "reserved_error", optional(_percent)),
+    number("context", "context_bytes", optional(bytes_text)),
+    number("nvidia-smi", "smi_bytes", optional(bytes_text)),
+    number("ms", "median_seconds", optional(lambda seconds: f"{1000 * seconds:,.2f}")),
     Column("TFLOP/s", _tflops, right=True),
 )
 _LIMITS = (
     Column("limit", _settings),
-    number("batch", "batch", _optional(count_text)),
+    number("batch", "batch", optional(count_text)),
     Column("result", lambda row: "ran" if row.ran else "out of memory"),
     Column("fit", lambda row: "right" if row.is_right else "wrong"),
 )
@@ -195,7 +188,7 @@ def _card_lines(report: CalibrationReport) -> Iterator[tuple[str, str]]:
     for row in report.rows:
         if row.workspaces:
             sizes = ", ".join(f"{one_line(name)} {bytes_text(size)}" for name, size in row.workspaces.items())
-            yield f"{row.name}", sizes
+            yield row.name, sizes
     for name, rate in report.rates.items():
         yield one_line(f"rate {name}"), f"{rate / 1e9:,.0f} GB/s" if name == COPY else f"{rate / 1e12:,.1f} TFLOP/s"
     for row in report.rows:
@@ -205,7 +198,7 @@ def _card_lines(report: CalibrationReport) -> Iterator[tuple[str, str]]:
 
 def _calibration_tables(report: CalibrationReport, target: Target | None) -> list[Table]:
     if report.machine is None:
-        return [Table(_CALIBRATION_PLAN, report.rows)]
+        return [Table([Column("point", lambda row: row.name, values("name"))], report.rows)]
     found = [Table(_STEPS, report.measured(STEP)), Table(_LIMITS, report.measured(LIMIT))]
     return [table for table in found if table.rows]
 

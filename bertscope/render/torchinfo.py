@@ -11,7 +11,7 @@ those of attention too, without biases; the size of the parameters includes thos
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -61,12 +61,10 @@ def table(
     shown = [line for line in lines if line.row.depth <= limit]
     needed = max(_INDENT * line.row.depth + 1 + len(_name(line)) for line in lines)
     name_width = max(_MIN_NAME_WIDTH, -(-needed // _INDENT) * _INDENT)
-    total = report.totals.layer_params
+    totals = report.totals
+    total = totals.layer_params
     body = [
-        [
-            _branches(line.row.depth, target.unicode) + _name(line),
-            *(_CELLS[column](line, limit, total) for column in chosen),
-        ]
+        [_branches(line.row.depth, target.unicode) + _name(line), *map(_cells(line, limit, total).__getitem__, chosen)]
         for line in shown
     ]
     head = ["Layer (type:depth-idx)", *map(COLUMNS.__getitem__, chosen)]
@@ -79,10 +77,9 @@ def table(
         """Return one line of the table."""
         return " ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip() + "\n"
 
-    totals = report.totals
     return (
         f"{divider}{text(head)}{divider}{''.join(map(text, body))}{divider}"
-        f"Total params: {count_text(totals.layer_params)}\n"
+        f"Total params: {count_text(total)}\n"
         f"Trainable params: {count_text(totals.trainable_layer_params)}\n"
         f"Non-trainable params: {count_text(totals.frozen_layer_params)}\n"
         f"{_sizes(report, lines, divider) if report.calls else ''}{divider}"
@@ -246,56 +243,25 @@ def _shape(tensors: Sequence[TensorShape]) -> str:
     return str(list(tensors[0].shape)) if tensors and tensors[0].shape else "--"
 
 
-def _is_whole(line: _CallLine, depth: int) -> bool:
-    return line.is_leaf or line.row.depth == depth
-
-
-def _own_params(line: _CallLine, depth: int) -> int:
-    return line.params if _is_whole(line, depth) else max(line.params_here, 0)
-
-
-def _params(line: _CallLine, depth: int, total: int) -> str:
-    own = _own_params(line, depth)
-    if line.again and line.params:
-        return "(recursive)"
-    if not own:
-        return "--"
-    return f"({count_text(own)})" if _is_whole(line, depth) and not line.row.trainable_params else count_text(own)
-
-
-def _percent(line: _CallLine, depth: int, total: int) -> str:
-    own = _own_params(line, depth)
-    if line.again and total:
-        return "(recursive)"
-    return f"{own / total:>7.2%}" if own and total else "     --"
-
-
-def _kernel(line: _CallLine, depth: int, total: int) -> str:
-    size = line.row.kernel_size
-    return str(list(size) if isinstance(size, tuple) else size) if size else "--"
-
-
-def _macs(line: _CallLine, depth: int, total: int) -> str:
-    macs = line.all_macs if _is_whole(line, depth) else line.macs
-    return count_text(macs) if macs else "--"
-
-
-def _trainable(line: _CallLine, depth: int, total: int) -> str:
-    row = line.row
-    if not line.params:
-        return "--"
-    return "False" if not row.trainable_params else "True" if row.trainable_params == row.params else "Partial"
-
-
-_CELLS: Mapping[str, Callable[[_CallLine, int, int], str]] = {
-    "input_size": lambda line, depth, total: _shape(line.call.inputs if line.call else ()),
-    "output_size": lambda line, depth, total: _shape(line.call.outputs if line.call else ()),
-    "num_params": _params,
-    "params_percent": _percent,
-    "kernel_size": _kernel,
-    "mult_adds": _macs,
-    "trainable": _trainable,
-}
+def _cells(line: _CallLine, depth: int, total: int) -> dict[str, str]:
+    """Return the texts of all columns; a module at the largest depth or without children has all below it."""
+    row, call, size = line.row, line.call, line.row.kernel_size
+    is_whole = line.is_leaf or row.depth == depth
+    own = line.params if is_whole else max(line.params_here, 0)
+    macs = line.all_macs if is_whole else line.macs
+    params = count_text(own) if own else "--"
+    trainable = "Partial" if row.trainable_params else "False"
+    return {
+        "input_size": _shape(call.inputs if call else ()),
+        "output_size": _shape(call.outputs if call else ()),
+        "num_params": "(recursive)" if line.again and line.params else
+                      f"({params})" if own and is_whole and not row.trainable_params else params,
+        "params_percent": "(recursive)" if line.again and total else
+                          f"{own / total:>7.2%}" if own and total else "     --",
+        "kernel_size": str(list(size) if isinstance(size, tuple) else size) if size else "--",
+        "mult_adds": count_text(macs) if macs else "--",
+        "trainable": "--" if not line.params else "True" if row.trainable_params == row.params else trainable,
+    }  # fmt: skip
 
 
 # ---- the totals ----

@@ -1,6 +1,7 @@
 """Tables of the traffic between ranks, and notes on ranks that differ."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from statistics import median
@@ -63,34 +64,23 @@ def _rows(report: MemoryReport, *, by_module: bool) -> list[_Row]:
         for row in variant.traffic:
             key = (row.phase, row.collective, row.path if by_module else "", row.ranks)
             cells = found.setdefault(key, [None] * len(report.variants))
-            cells[number] = _sum([row] if cells[number] is None else [cells[number], row])
+            if before := cells[number]:
+                names = ("calls", "full_bytes", "sent_bytes")
+                row = replace(before, **{name: getattr(before, name) + getattr(row, name) for name in names})
+            cells[number] = row
     return list(found.items())
-
-
-def _sum(rows: Iterable[TrafficRow | None]) -> TrafficRow:
-    """Return one row with the sums of the given ones."""
-    given = [row for row in rows if row is not None]
-    sums = {name: sum(getattr(row, name) for row in given) for name in ("calls", "full_bytes", "sent_bytes")}
-    return TrafficRow(**{**vars(given[0]), **sums})
 
 
 def _columns(report: MemoryReport, rows: Iterable[_Row]) -> list[Column]:
     """Return the columns; what is the same in all variants is one column."""
     sizes = {len({row.sent_bytes if row else 0 for row in cells}) for _, cells in rows}
-    names = map(variant_name, report.variants)
-    sent = (
-        [Column(say("rank_sends"), partial(_cell, 0, "sent_bytes"), right=True)]
-        if sizes == {1}
-        else [
-            Column(say("rank_sends_by", name=name), partial(_cell, number, "sent_bytes"), right=True)
-            for number, name in enumerate(names)
-        ]
-    )
+    titles = [say("rank_sends_by", name=variant_name(variant)) for variant in report.variants]
+    titles = [say("rank_sends")] if sizes == {1} else titles
     return [
         Column(say("travels"), _name),
         Column(say("calls"), lambda row: count_text(_first(row).calls), right=True),
         Column(say("full_tensors"), lambda row: bytes_text(_first(row).full_bytes), right=True),
-        *sent,
+        *(Column(title, partial(_sent, number), right=True) for number, title in enumerate(titles)),
     ]
 
 
@@ -105,9 +95,9 @@ def _first(row: _Row) -> TrafficRow:
     return next(cell for cell in row[1] if cell is not None)
 
 
-def _cell(number: int, name: str, row: _Row) -> str:
+def _sent(number: int, row: _Row) -> str:
     cell = row[1][number]
-    return bytes_text(getattr(cell, name)) if cell else ""
+    return bytes_text(cell.sent_bytes) if cell else ""
 
 
 _RankItem = tuple[Variant, RankRow]
@@ -115,8 +105,20 @@ _RankItem = tuple[Variant, RankRow]
 
 def rank_tables(report: MemoryReport) -> Iterator[tuple[list[Column], list[_RankItem]]]:
     """Yield the columns and rows of the ranks; nothing without real ranks."""
-    if rows := _rank_rows(report):
-        yield _rank_columns(report, rows), rows
+    rows = [(variant, row) for variant in report.variants for row in variant.rank_rows]
+    if not rows:
+        return
+    columns = [
+        Column(say("measured_rank"), lambda item: _named(report, item[0], numbers_text(item[1].ranks))),
+        Column(say("between_steps"), lambda item: bytes_text(item[1].state_bytes), right=True),
+        *(Column(word("row", phase.phase).strip(), partial(_phase_cell, number), right=True, detail=True)
+          for number, phase in enumerate(rows[0][1].phases)),
+        Column(say("peak"), lambda item: bytes_text(item[1].peak.peak_bytes), right=True),
+        Column(say("sends"), lambda item: bytes_text(item[1].sent_bytes), right=True),
+        Column(say("step_time"),
+               lambda item: f"{median(item[1].step_seconds):.3f} s" if item[1].step_seconds else "", right=True),
+    ]  # fmt: skip
+    yield columns, rows
 
 
 def ranks_notes(report: MemoryReport) -> Iterator[str]:
@@ -141,27 +143,6 @@ def numbers_text(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else f"{run[0][1]}" for run in runs)
 
 
-def _rank_rows(report: MemoryReport) -> list[_RankItem]:
-    return [(variant, row) for variant in report.variants for row in variant.rank_rows]
-
-
-def _rank_columns(report: MemoryReport, rows: Sequence[_RankItem]) -> list[Column]:
-    phases = next((row.phases for _, row in rows), ())
-    return [
-        Column(say("measured_rank"), lambda item: _rank_name(report, *item)),
-        Column(say("between_steps"), lambda item: bytes_text(item[1].state_bytes), right=True),
-        *(Column(word("row", phase.phase).strip(), partial(_phase_cell, number), right=True, detail=True)
-          for number, phase in enumerate(phases)),
-        Column(say("peak"), lambda item: bytes_text(item[1].peak.peak_bytes), right=True),
-        Column(say("sends"), lambda item: bytes_text(item[1].sent_bytes), right=True),
-        Column(say("step_time"), _seconds, right=True),
-    ]  # fmt: skip
-
-
-def _rank_name(report: MemoryReport, variant: Variant, row: RankRow) -> str:
-    return _named(report, variant, numbers_text(row.ranks))
-
-
 def _named(report: MemoryReport, variant: Variant, text: str) -> str:
     return say("named", name=variant_name(variant), text=text) if len(report.variants) > 1 else text
 
@@ -170,22 +151,16 @@ def _phase_cell(number: int, item: _RankItem) -> str:
     return bytes_text(item[1].phases[number].peak_bytes) if number < len(item[1].phases) else ""
 
 
-def _seconds(item: _RankItem) -> str:
-    return f"{median(item[1].step_seconds):.3f} s" if item[1].step_seconds else ""
-
-
 def _differences(row: RankRow, other: RankRow) -> Iterator[str]:
     """Yield the bytes of one group of ranks and those of the other, where they differ."""
     pairs = {
-        "between_steps": (row.state_bytes, other.state_bytes),
-        "peak": (row.peak.peak_bytes, other.peak.peak_bytes),
-        "sends": (row.sent_bytes, other.sent_bytes),
+        say("between_steps"): (row.state_bytes, other.state_bytes),
+        say("peak"): (row.peak.peak_bytes, other.peak.peak_bytes),
+        say("sends"): (row.sent_bytes, other.sent_bytes),
     }
-    different = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    for name, (own, others) in different.items():
-        yield say("difference", name=say(name), own=bytes_text(own), others=bytes_text(others), by=f"{own - others:+,}")
-    if not different:
-        for phase, its in zip(row.phases, other.phases, strict=False):
-            if phase.peak_bytes != its.peak_bytes:
-                yield say("difference", name=word("row", phase.phase).strip(), own=bytes_text(phase.peak_bytes),
-                          others=bytes_text(its.peak_bytes), by=f"{phase.peak_bytes - its.peak_bytes:+,}")  # fmt: skip
+    if all(own == others for own, others in pairs.values()):
+        phases = zip(row.phases, other.phases, strict=False)
+        pairs = {word("row", own.phase).strip(): (own.peak_bytes, others.peak_bytes) for own, others in phases}
+    for name, (own, others) in pairs.items():
+        if own != others:
+            yield say("difference", name=name, own=bytes_text(own), others=bytes_text(others), by=f"{own - others:+,}")

@@ -67,7 +67,9 @@ def _columns(report: TreeReport) -> list[Column]:
         Column("module", lambda line: line.branches + row_name(line.row),
                _values("depth", "depth_index", "path", "name")),
         Column("type: depth-index", lambda line: _type(line.row), _values("type")),
-        Column("per layer", lambda line: _each(line.row), _values("copies", "each_params"), right=True, detail=True,
+        Column("per layer",
+               lambda line: count_text(line.row.each_params) if line.row.copies > 1 and line.row.params else "",
+               _values("copies", "each_params"), right=True, detail=True,
                shown=any(row.copies > 1 for row in report.rows)),
         *tensor_columns(report.rows, csv_order=1),
         Column("params", lambda line: count_text(line.row.params) if line.row.params else "--",
@@ -87,10 +89,6 @@ def _kernel_text(line: Line) -> str:
 def _type(row: TreeRow) -> str:
     text = f"{row.type}: {row.depth_index}" if row.depth_index else row.type
     return f"{text} (same module as {row.same_as})" if row.same_as is not None else text
-
-
-def _each(row: TreeRow) -> str:
-    return count_text(row.each_params) if row.copies > 1 and row.params else ""
 
 
 def tree_table(report: TreeReport) -> tuple[list[Column], list[Line]]:

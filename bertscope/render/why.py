@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bertscope.render.columns import Column, number, values
+from bertscope.render.columns import Column, number, optional, values
 from bertscope.render.console import Target
 from bertscope.render.footer import title
 from bertscope.render.timeline.panels import COLORS, part_name, run_text
 from bertscope.render.views import Table, View
-from bertscope.reports.why import MESSAGE, WhyFinding, WhyPart, WhyReport
+from bertscope.reports.why import MESSAGE, WhyFinding, WhyReport
 from bertscope.texts import has_text, say
 from bertscope.units import binary_unit, bytes_text, html_text
 
@@ -56,14 +56,10 @@ def _tables(report: WhyReport, target: Target | None) -> Sequence[Table]:
         Column(say("why_share"), lambda part: f"{100 * part.held_bytes / total:.0f} %", right=True,
                shown=report.source != MESSAGE),
         number(say("why_blocks"), "blocks", shown=any(part.blocks for part in report.parts)),
-        Column(say("why_estimated"), _estimated, values("estimated_bytes"), right=True, shown=report.run is not None),
+        number(say("why_estimated"), "estimated_bytes", optional(bytes_text, "-"), shown=report.run is not None),
     ]  # fmt: skip
     tables = [Table(parts, report.parts)] if report.source != MESSAGE or report.run else []
     return [*tables, *([Table(_row_columns(report), rows)] if report.rows else [])]
-
-
-def _estimated(part: WhyPart) -> str:
-    return "-" if part.estimated_bytes is None else bytes_text(part.estimated_bytes)
 
 
 def _row_columns(report: WhyReport) -> list[Column]:

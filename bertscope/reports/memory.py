@@ -400,6 +400,7 @@ class FitReport(TableReport[FitRow]):
     units: str = ""  # modules whose parameters FSDP gathers together, such as `12 x BertLayer`
     training_file: TrainingFile | None = None  # of --from
     notes: tuple[Note, ...] = ()  # on the numbers
+    length_given: bool = False  # by the inputs; `seq` then has no effect
 
     @property
     def fits(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,15 +47,6 @@ def option_words(own: Row, value: Any) -> list[str]:
         return [option if value else f"--no-{option[2:]}"]
     texts = [f"{value}B"] if own.is_size else list(value) if own.is_list else [str(value)]
     return [word for text in texts for word in ([f"{option}={text}"] if text.startswith("-") else [option, text])]
-
-
-def command_of(
-    command: str, model: str, *records: Settings, values: Mapping[str, Any] | None = None, without: Collection[str] = ()
-) -> str:
-    """Return the command that asks for these records; `values` are further settings, such as those compared."""
-    given = {**changed(*records), **(values or {})}
-    words = [word for name, value in given.items() if name not in without for word in option_words(_ALL[name], value)]
-    return shlex.join(["bertscope", command, model, *words])
 
 
 def setting_options(values: Mapping[str, Any]) -> str:
@@ -149,21 +140,6 @@ def markdown(*records: type[Settings]) -> str:
         default = "" if own.default in (None, (), "") else f"`{str(own.default).lower()}`"
         lines.append(f"| `{name}` | {own.takes} | {default} | {own.help} |")
     return "\n".join(lines) + "\n"
-
-
-def json_schema(*records: type[Settings]) -> dict[str, Any]:
-    """Return the JSON Schema of flat settings, as grids and expectation files have them."""
-    names = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    properties: dict[str, Any] = {}
-    for name, own in rows(*records).items():
-        one: dict[str, Any] = {"type": names[own.kind]}
-        if own.kind in (int, float):
-            one |= {"minimum": own.low, "exclusiveMaximum": own.below}
-        elif own.words and not own.convert:
-            one["enum"] = list(own.words)
-        properties[name] = {"type": "array", "items": one} if own.is_list else one
-        properties[name] |= {"description": own.help}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 if __name__ == "__main__":

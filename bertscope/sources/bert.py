@@ -51,7 +51,7 @@ class BertSource:
     @property
     def notice(self) -> str:
         """Return a note on layers that are not built and fields that do not affect a BERT."""
-        ignored = ", ".join(self.config.ignored)
+        ignored = ", ".join(name for name in self.config.ignored if name != "_name_or_path")  # which names the model
         ignored = f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
         if self.layers <= MAX_BUILT_LAYERS or not self.has_equal_layers:
             return ignored

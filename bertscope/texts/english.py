@@ -17,6 +17,7 @@ TEXTS: dict[str, str] = {
     "flops_count": "{count} FLOPs",
     "flops_from_loss": "{count} FLOPs, from {loss}",
     "flops_by_strategy": "{count} FLOPs (checkpointing {strategy})",
+    "flops_without": "{count} FLOPs (without checkpointing)",
     "flops_and_macs": "{count} FLOPs = {macs} MACs, matrix products only",
     "flops_more": "{count} more (GELU 8, LayerNorm 5, softmax 5 for each element)",
     "flops_polynomial": "batch * ({terms}), verified at batch {batch}, seq {seq}",
@@ -160,11 +161,12 @@ TEXTS: dict[str, str] = {
     "batch_of_tokens": "{batch} ({tokens} tokens)",
     "step_flops": "step FLOPs",
     "more_flops": "more FLOPs",
-    "verdict_yes": "yes: batch {batch} fits{on} at seq {seq} with {way}: {memory}",
-    "verdict_uncertain": "not certain: batch {batch} may fit{on} at seq {seq} with {way}: {memory}",
-    "verdict_no": "no: batch {batch} does not fit{on} at seq {seq}; the closest setting is {way}: {memory}",
-    "verdict_no_batch": "no: not even batch {batch} fits{on} at seq {seq} with {way}: {memory}",
+    "verdict_yes": "yes: batch {batch} fits{on}{at} with {way}: {memory}",
+    "verdict_uncertain": "not certain: batch {batch} may fit{on}{at} with {way}: {memory}",
+    "verdict_no": "no: batch {batch} does not fit{on}{at}; the closest setting is {way}: {memory}",
+    "verdict_no_batch": "no: not even batch {batch} fits{on}{at} with {way}: {memory}",
     "on": " on {name}",
+    "at_seq": " at seq {seq}",
     "way": "{precision}, checkpointing {strategy}",
     "peak_size": "peak {size}",
     "peak_of_budget": "peak {size} of {limit}",
@@ -179,10 +181,10 @@ TEXTS: dict[str, str] = {
     "kernel": "{name} kernel",
     "both": " and ",
     "note_head": "the head matters: with --architecture {head} the answer is {answers}",
-    "note_head_answer": "{answer} for {way} at seq {seq}",
+    "note_head_answer": "{answer} for {way}{at}",
     "note_answers": "not certain: the tensors fit, but the allocator may fail",
     "note_batches": "may fit: the tensors fit up to this batch, but the allocator may fail",
-    "note_cheapest": "cheapest setting for batch {batch} at seq {seq}: {way}",
+    "note_cheapest": "cheapest setting for batch {batch}{at}: {way}",
     "nothing_tried": "nothing that was tried",
     "note_fit_estimated": "estimated: every operator of the step dispatched, nothing allocated",
     "note_no_fused_kernel": "{dtype}: no fused kernel for it on {gpu}, attention saves its scores; {other} has one",
@@ -250,11 +252,13 @@ TEXTS: dict[str, str] = {
     "and_answer": " and ",
     "fits_only": "{answer}{on}",
     "fits_with": "{answer}{on} with checkpointing {names}",
+    "fits_without": "{answer}{on} without checkpointing",
     "both_sentences": "{name}; {text}",
     "fits_row": "fits on {name}",
     "peak_of": "peak {size} {place}",
     "checkpointing_name": "checkpointing {name}",
     "peak_with": "{size} with {name}",
+    "peak_without": "{size} without checkpointing",
     "peaks_are": "the peak is {peaks}",
     "lowest_peak": "the lowest of {count} peaks is {peaks}",
     "equal_peaks": "each of {count} peaks is {size}, {place}",
@@ -442,11 +446,10 @@ TEXTS: dict[str, str] = {
     "rank_batch": "batch each",
     "times": " x {name}",
     "verdict_ranks_yes": (
-        "yes: batch {total} fits on {ranks}{on} at seq {seq} with {strategy}, {way}: batch {batch} each, {memory}"
+        "yes: batch {total} fits on {ranks}{on}{at} with {strategy}, {way}: batch {batch} each, {memory}"
     ),
     "verdict_ranks_no": (
-        "no: batch {total} does not fit on {ranks}{on} at seq {seq} with {strategy}, {way}: batch {batch} each, "
-        "{memory}"
+        "no: batch {total} does not fit on {ranks}{on}{at} with {strategy}, {way}: batch {batch} each, {memory}"
     ),
     "note_fewest": (
         "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting that needs the least "

@@ -55,6 +55,7 @@ def test_csv_holds_every_field_of_a_row(kind, row, elsewhere):
         findings=(),
         by="layer",
         asked_batch=None,
+        length_given=False,
         batch_total=None,
         run=RunConfig(),
         totals=SimpleNamespace(frozen_params=0),
@@ -127,7 +128,7 @@ def test_the_answer_and_the_table_are_on_one_screen(cli, monkeypatch):
     for asked_batch in (4, None):
         out = view_of("fit").table(replace(report, asked_batch=asked_batch, rows=12 * report.rows), Target(width=80))
         assert len(out.splitlines()) <= comparison.SCREEN_LINES
-        assert re.match(r"yes: batch [\d,]+ fits on t4 at seq 8 with fp32, checkpointing none: peak ", out)
+        assert re.match(r"yes: batch [\d,]+ fits on t4 at seq 8 with fp32 without checkpointing: peak\s", out)
 
 
 def test_the_settings_on_several_gpus_are_shown_if_they_fit_on_the_screen_or_with_v(printed):

@@ -92,6 +92,7 @@ def test_a_default_length_is_at_most_that_of_the_model_and_a_given_one_is_an_err
     assert bertscope.estimate({**short, "max_position_embeddings": 200}).run.seq == 128
     assert [row.seq for row in bertscope.fit(short, "1GiB").rows][:1] == [40]
     assert bertscope.flops(short)[""] == bertscope.flops(short, seq=40)[""]
+    assert bertscope.tree(short, shapes=True)["embeddings"].outputs[0].shape == (1, 40, 16)
     with pytest.raises(SelectionError, match=r"seq must be at least 1 and at most .*40; got 128"):
         bertscope.estimate(short, seq=128)
 
@@ -119,3 +120,11 @@ def test_python_and_the_command_have_the_same_default_batch(cli):
     net = torch.nn.Linear(16, 4)
     net.example_inputs = lambda batch, seq: (torch.ones(batch, 16),)
     assert bertscope.profile(net, steps=0).run.batch == bertscope.estimate(net).run.batch == 8
+
+
+def test_fit_shows_no_length_where_the_inputs_fix_it():
+    sizes = {"budget": "1GiB", "precision": "stored", "checkpointing": "none", "batch": 2}
+    report = bertscope.fit(torch.nn.Linear(4, 4), input_size=(1, 4), **sizes)
+    assert report.length_given
+    assert "seq" not in str(report)
+    assert "seq" in str(bertscope.fit({"model_type": "bert", **SMALL}, seq=8, **sizes | {"precision": "fp32"}))

@@ -90,12 +90,6 @@ def help_text(width: int) -> str:
 class TextScreen(ModalScreen[None]):
     """A text that is scrolled with the arrows; `text` returns its lines for a width."""
 
-    CSS = """
-    TextScreen { background: $background; }
-    TextScreen #heading, TextScreen #close { height: auto; text-style: bold; }
-    TextScreen #close { background: $panel; }
-    TextScreen VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,e,question_mark", "dismiss", "close")]
 
     def __init__(self, heading: str, text: Callable[[int], str]) -> None:
@@ -139,28 +133,7 @@ class Explorer(App[BaseException]):
     """
 
     ENABLE_COMMAND_PALETTE = False
-    CSS = """
-    #title { height: auto; max-height: 3; }
-    #header, #prompt { height: 1; }
-    #status { height: auto; max-height: 3; }
-    #keys { height: auto; max-height: 6; }
-    #title, #header, #keys { text-style: bold; }
-    #keys { background: $panel; }
-    #status { color: $text-muted; }
-    #prompt { display: none; }
-    #question { width: auto; }
-    #answer { width: 1fr; }
-    #main { height: 1fr; layout: vertical; }
-    ModuleTree { height: 3fr; scrollbar-size: 0 1; scrollbar-gutter: stable; }
-    #details { height: 2fr; border-top: solid $primary; padding: 0 1; scrollbar-size: 0 1; scrollbar-gutter: stable; }
-    #main.wide { layout: horizontal; }
-    #main.wide ModuleTree { height: 1fr; }
-    #main.wide #details { height: 1fr; width: 1fr; border-top: none; border-left: solid $primary; }
-    ModuleTree > .tree--bar { color: $primary; }
-    ModuleTree:nocolor > .tree--bar { color: ansi_default; }
-    ModuleTree:nocolor > .tree--cursor { text-style: reverse; }
-    ModuleTree:nocolor > .tree--guides { color: ansi_white; }
-    """
+    CSS_PATH = "explorer.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS]
 
     def __init__(
@@ -252,7 +225,8 @@ class Explorer(App[BaseException]):
         try:
             found, report = self.explained(path, self.run_fields)
         except BertscopeError as error:
-            self.call_later(screen.show, partial(_error_text, str(error)))
+            message = str(error)
+            self.call_later(screen.show, lambda width: wrapped(message, Target(width)))
             return
         note = "" if found == path else f"The module has no separate step; these are those of {found or 'the model'}."
         self.call_later(screen.show, partial(_explain_text, report, note))
@@ -418,14 +392,9 @@ class Explorer(App[BaseException]):
         order, found = self.modules.order(), self._matching()
         if found:
             here = order.index(self.modules.place)
-            ahead = [place for place in found if order.index(place) > here]
-            before = [place for place in found if order.index(place) < here]
-            self.modules.go_to((before or found)[-1] if step < 0 else (ahead or found)[0])
+            others = [place for place in found if (order.index(place) - here) * step > 0] or found
+            self.modules.go_to(others[-1 if step < 0 else 0])
         self._say_match()
-
-
-def _error_text(message: str, width: int) -> str:
-    return wrapped(message, Target(width))
 
 
 def _explain_text(report: ExplainReport, note: str, width: int) -> str:

@@ -3,8 +3,8 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -28,7 +28,7 @@ from bertscope.render.tree import tree_table
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.memory import NO, YES, FitReport, FitRow, Memory, Variant
+from bertscope.reports.memory import NO, YES, FitReport, Memory, Variant
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import changed, setting_options
@@ -44,7 +44,7 @@ def model_command(model: ModelPart, name: str, words: str = "") -> str:
 
 def _command(name: str, words: str, subject: Subject, *others: Subject) -> str:
     """Return a command about a model, with the options that select its class if they hold for the others too."""
-    chosen = _model_words(subject) if {_model_words(other) for other in others} <= {_model_words(subject)} else ""
+    chosen = _model_words(subject) if {*map(_model_words, others)} <= {_model_words(subject)} else ""
     return _joined(f"bertscope {name}", shlex.quote(subject.name), words, chosen)
 
 
@@ -139,14 +139,17 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         answer, heading = "unasked", say("heading_unasked", peak=peak)
         assumed = [subtitle(model.memory), run_text(model.memory.run)]
     else:
-        row = next(row for row in asked.rows
-                   if (row.precision, row.checkpointing) == (_precision(model), first.checkpointing))  # fmt: skip
+        wanted = model.memory.run.precision, first.checkpointing
+        row = next(row for row in asked.rows if (row.precision, row.checkpointing) == wanted)
         answer, heading = row.answer, say(f"heading_{row.answer}", place=place(fit))
         if row.answer == NO:
             sentences.append(say("short_of", bytes=missing_text(asked, row)))
-        if row.answer != YES and (others := [_way_of(other) for other in asked.rows if other.answer == YES]):
+        if row.answer != YES and (others := [fit_words.way_of(other) for other in asked.rows if other.answer == YES]):
             sentences.append(say("other_ways", ways=say("semicolon").join(others)))
-        largest = say("semicolon").join(_largest(found) for found in fit.rows)
+        largest = say("semicolon").join(
+            say("largest_of" if found.fits else "none_fits", batch=count_text(found.batch), way=fit_words.way_of(found))
+            for found in fit.rows
+        )
         rows.insert(0, (say("largest"), [largest]))
         assumed = [subtitle(fit), *settings(fit)]
     rows.append((say("assumed_title"), [say("comma").join(assumed)]))
@@ -163,7 +166,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
 def _needs(model: ModelPart, variant: Variant, peak: str) -> str:
     """Return the sentence on the memory of a variant: peak, on CUDA reserved, on a known GPU also its context."""
     size = say("page_size", batch=count_text(model.batch), seq=count_text(model.seq))
-    said = {"size": size, "way": _way(_precision(model), variant.checkpointing), "peak": peak}
+    said = {"size": size, "way": fit_words.way(model.memory.run.precision, variant.checkpointing), "peak": peak}
     if variant.memory is None or variant.memory.device is None:
         return say("needs", **said)
     reserved = variant.memory.device.reserved_bytes
@@ -181,23 +184,6 @@ def place(fit: FitReport) -> str:
     """Return the budget, or the GPU and its memory."""
     memory = bytes_text(fit.budget_bytes)
     return say("place_gpu" if fit.card else "place_budget", card=fit.card.name if fit.card else "", memory=memory)
-
-
-def _precision(model: ModelPart) -> str:
-    return model.memory.run.precision
-
-
-def _way(precision: str, strategy: str) -> str:
-    shown = say("way_stored") if precision == STORED else precision
-    return say("way_plain" if strategy == "none" else "way", precision=shown, strategy=strategy)
-
-
-def _way_of(row: FitRow) -> str:
-    return _way(row.precision, row.checkpointing)
-
-
-def _largest(row: FitRow) -> str:
-    return say("largest_of" if row.fits else "none_fits", batch=count_text(row.batch), way=_way_of(row))
 
 
 def _color(part: str) -> str:
@@ -222,7 +208,7 @@ def _bars(model: ModelPart) -> dict[str, Any]:
     bars = []
     for strategy, sizes in known:
         texts = {part: f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items()}
-        way = _way(_precision(model), strategy)
+        way = fit_words.way(model.memory.run.precision, strategy)
         bars.append({
             "name": way,
             "label": say("peak_bar", way=way, parts=say("comma").join(texts.values())),
@@ -230,10 +216,12 @@ def _bars(model: ModelPart) -> dict[str, Any]:
             "parts": [(_color(part), round(100 * size / whole, 3), texts[part]) for part, size in sizes.items()],
         })  # fmt: skip
     used = {part for _, sizes in known for part in sizes}
+    memory, card = bytes_text(budget), model.fit.card if model.fit else None
+    limit = say("named", name=card.name, text=memory) if card else say("limit", memory=memory)
     return {
         "bars": bars,
         "budget": round(100 * budget / whole, 3) if budget else None,
-        "limit": _limit_name(model.fit) if model.fit else "",
+        "limit": limit if model.fit else "",
         "colors": {part_name(part): _color(part) for part in (*PARTS, RESERVED, CONTEXT) if part in used},
     }
 
@@ -243,12 +231,6 @@ def _sum_text(model: ModelPart, size: str) -> str:
     if model.memory.run.device != CUDA:
         return say("peak_size", size=size)
     return say("on_card", size=size) if model.fit else say("reserved_size", size=size)
-
-
-def _limit_name(fit: FitReport) -> str:
-    """Return the label of the line of the limit."""
-    memory = bytes_text(fit.budget_bytes)
-    return say("named", name=fit.card.name, text=memory) if fit.card else say("limit", memory=memory)
 
 
 def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
@@ -282,13 +264,10 @@ def markdown(report: PageReport) -> str:
 def csv(report: PageReport) -> str:
     """Return a record for each module of each model: the name of the model, and what `tree` has."""
     columns = sorted(tree_table(report.models[0].tree)[0], key=lambda column: column.csv_order)
-    reads = {name: partial(_of_line, read) for column in columns for name, read in column.csv.items()}
+    reads = {name: lambda record, read=read: read(record[1])
+             for column in columns for name, read in column.csv.items()}  # fmt: skip
     records = [(model.name, line) for model in report.models for line in tree_table(model.tree)[1]]
     return csv_text([csv_only({"model": itemgetter(0), **reads})], records)
-
-
-def _of_line(read: Callable[[Any], Any], record: tuple[str, Any]) -> Any:
-    return read(record[1])
 
 
 def html(report: PageReport) -> str:
@@ -412,7 +391,7 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     reports = [report for report in (fit, model.asked) if report is not None]
     return {
         "heading": say("largest_at", place=place(fit), seq=model.seq),
-        "columns": fit_words.columns(fit)[1:],  # the heading has the length
+        "columns": fit_words.columns(replace(fit, length_given=True)),  # the heading has the length
         "rows": fit.rows,
         "notes": list(fit_words.notes(fit)),
         "commands": [fit_command(model, report) for report in reports],

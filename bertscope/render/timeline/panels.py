@@ -65,13 +65,9 @@ class Pictured:
     unit_bytes: int
     top: float  # of the vertical axis, in units, with space for the names above the highest peak
 
-    def heights(self, panel: Panel, part: str) -> list[float]:
-        """Return one part over the samples, in units."""
-        return [getattr(sample.parts, part) / self.unit_bytes for sample in panel.samples]
-
     def tops(self, panel: Panel) -> list[tuple[str, list[float]]]:
         """Return each part with the upper edge of its area, the lowest area first."""
-        heights = (self.heights(panel, part) for part in self.parts)
+        heights = ([getattr(sample.parts, part) / self.unit_bytes for sample in panel.samples] for part in self.parts)
         tops = accumulate(heights, lambda below, part: [*map(operator.add, below, part)])
         return list(zip(self.parts, tops, strict=True))
 
@@ -144,14 +140,8 @@ def part_name(part: str) -> str:
 def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = True) -> str:
     """Return `training, batch 8, sequence 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
     sizes = [] if inputs_given else [say("batch", count=run.batch), say("sequence", count=run.seq)]
-    return say("comma").join([
-        mode_word(run), *sizes, *([precision_word(run.precision)] if precision else ()), *loop_words(run), run.device
-    ])  # fmt: skip
-
-
-def precision_word(precision: str) -> str:
-    """Return a precision in words: its own name, or that parameters keep their dtypes."""
-    return say("own_dtypes") if precision == STORED else precision
+    dtypes = [say("own_dtypes") if run.precision == STORED else run.precision] if precision else []
+    return say("comma").join([mode_word(run), *sizes, *dtypes, *loop_words(run), run.device])
 
 
 def kernel_word(attention: str | None, run: RunConfig, card: Gpu | None, precisions: Iterable[str]) -> str:
@@ -247,10 +237,8 @@ def _figure(report: MemoryReport) -> Any:
     rows = -(-len(picture.panels) // columns) or 1
     width, height = columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 1
     figure = Figure(figsize=(width, height), layout="constrained")
-    heading = textwrap.wrap(title(report), 70 * columns) + textwrap.wrap(
-        run_text(report.run, inputs_given=report.inputs_given), 70 * columns
-    )
-    figure.suptitle("\n".join(heading), fontsize=11)
+    heading = title(report), run_text(report.run, inputs_given=report.inputs_given)
+    figure.suptitle("\n".join(line for text in heading for line in textwrap.wrap(text, 70 * columns)), fontsize=11)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for panel, axes in zip(picture.panels, grid.flat, strict=False):
         _draw(axes, panel, picture)

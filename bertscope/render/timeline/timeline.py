@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -35,12 +36,12 @@ def html(report: MemoryReport) -> str:
 
 def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str, Any]:
     """Return what a page shows: a chart for each variant, and the peaks as a table, if wanted with their parts."""
-    picture = pictured(report)
+    picture, run = pictured(report), run_text(report.run, inputs_given=report.inputs_given)
     obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
     peaks = [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases]
     has_paths = any(phase.path for _, phase in peaks)
     return {
-        "run": f"{_run(report)}; {report.machine}" if "measured" in obtained else _run(report),
+        "run": f"{run}; {report.machine}" if "measured" in obtained else run,
         "colors": {part_name(part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
         "columns": _columns(picture.parts if with_parts else (), are_mixed=len(obtained) > 1, has_paths=has_paths),
@@ -50,7 +51,7 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
 
 
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
-    """Return the data of the chart of one variant; each part is its changes from sample to sample, in bytes."""
+    """Return the data of the chart of one variant; each part is its changes, in bytes."""
     columns = [
         [word("phase", sample.phase) for sample in panel.samples],
         [sample.path for sample in panel.samples],
@@ -67,12 +68,18 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
         "total": say("total"),
         "whole": say("whole"),
         "parts": [(part_name(part), variable("part", part)) for part in picture.parts],
-        "changes": [[size - before for before, size in pairwise([0, *sizes])] for sizes in heights],
+        "changes": [_changes(sizes) for sizes in heights],
         "names": [list(known) for known in names],
         "places": [[known[text] for text in column] for known, column in zip(names, columns, strict=True)],
         "marks": [(mark.phase, mark.peak_text, mark.start, mark.end, mark.row, mark.at_end) for mark in panel.marks],
         "peak": (panel.peak_index, panel.peak_text),
     }
+
+
+def _changes(sizes: Sequence[int]) -> list[int | str]:
+    """Return the changes from sample to sample; as text the number of samples without one."""
+    runs = groupby((size - before for before, size in pairwise([0, *sizes])), bool)
+    return [item for is_change, run in runs for item in (run if is_change else [str(len([*run]))])]
 
 
 def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[Column]:
@@ -82,18 +89,15 @@ def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[
         *([Column("obtained", lambda row: word("obtained", row[0].memory.obtained))] if are_mixed else []),
         Column("phase", lambda row: word("phase", row[1].phase)),
         Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
-        *(_part_column(part) for part in parts),
+        *(
+            Column(
+                part_name(part), partial(lambda part, row: bytes_text(getattr(row[1].parts, part)), part), right=True
+            )
+            for part in parts
+        ),
         Column("operator", lambda row: row[1].operator),
         *([Column("module", lambda row: row[1].path)] if has_paths else []),
     ]
-
-
-def _part_column(part: str) -> Column:
-    return Column(part_name(part), lambda row: bytes_text(getattr(row[1].parts, part)), right=True)
-
-
-def _run(report: MemoryReport) -> str:
-    return run_text(report.run, inputs_given=report.inputs_given)
 
 
 LIBRARIES = {"html": "", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}

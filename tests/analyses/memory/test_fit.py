@@ -363,13 +363,13 @@ def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cl
         "fit", "small.yaml", "--budget", "100KiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32"
     )
     assert result.code == 1
-    assert result.out.startswith("no: not even batch 1 fits at seq 8 with fp32, checkpointing none: peak ")
+    assert result.out.startswith("no: not even batch 1 fits at seq 8 with fp32 without checkpointing: peak ")
     assert "no, short by" in result.out
     result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8", "--checkpointing", "none", "--batch", "999",
                  "--precision", "fp32")  # fmt: skip
     assert result.code == 1
     assert result.out.startswith(
-        "no: batch 999 does not fit at seq 8; the closest setting is fp32, checkpointing none: peak "
+        "no: batch 999 does not fit at seq 8; the closest setting is fp32 without checkpointing: peak "
     )
 
 
@@ -377,7 +377,7 @@ def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
     result = cli("fit", "small.yaml", "--budget", "1GiB", "--seq", "8", "--batch", "4", "--checkpointing", "full,none",
                  "--precision", "fp32")  # fmt: skip
     assert result.code == 0
-    assert result.out.startswith("yes: batch 4 fits at seq 8 with fp32, checkpointing none: peak ")
+    assert result.out.startswith("yes: batch 4 fits at seq 8 with fp32 without checkpointing: peak ")
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
     result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8,32", "--batch", "16", "--checkpointing", "none",
                  "--precision", "fp32", "-v")  # fmt: skip
     assert result.code == 0
-    assert "cheapest setting for batch 16 at seq 8: fp32, checkpointing none" in result.out
+    assert "cheapest setting for batch 16 at seq 8: fp32 without checkpointing" in result.out
     assert "cheapest setting for batch 16 at seq 32: nothing that was tried" in result.out
 
 
@@ -468,7 +468,7 @@ def test_the_first_line_says_the_answer_head_attention_and_precision(cli, folder
     for words in (
         "BertForMaskedLM",
         "sdpa attention, as in transformers 4.43.4, math kernel",
-        "yes: batch 1 fits on t4 at seq 8 with fp32, checkpointing none: peak ",
+        "yes: batch 1 fits on t4 at seq 8 with fp32 without checkpointing: peak ",
         "expandable segments",
     ):
         assert words in first
@@ -671,8 +671,8 @@ def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
 def test_estimate_on_a_gpu_begins_with_the_answer(cli):
     many = ("bert-large-uncased", "--gpu", "t4", "--batch", "16", "--seq", "512")
     first, *lines = cli("estimate", *many, "--checkpointing").out.splitlines()
-    expected = "the step fits on t4 with checkpointing full and does not fit with checkpointing none; "
-    assert first.startswith(f"{expected}the peak is 20.03 GiB with checkpointing none, ")
+    expected = "the step fits on t4 with checkpointing full and does not fit without checkpointing; "
+    assert first.startswith(f"{expected}the peak is 20.03 GiB without checkpointing, ")
     assert ", efficient kernel, training, batch 16, sequence 512, fp32, " in first
     assert ["fits", "on", "t4", "no", "yes"] in [line.split() for line in lines]
     both = ("bert-large-uncased", "--gpu", "a100-80gb", "--checkpointing")

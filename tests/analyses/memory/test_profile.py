@@ -15,6 +15,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -285,11 +286,26 @@ def test_a_child_that_hangs_is_ended_at_the_timeout(cli, folder):
     assert "or a longer --timeout" in result.err
 
 
-def test_short_steps_end_at_the_timeout_too_and_the_memory_is_shown(cli, folder):
-    result = cli("profile", "small.yaml", "--optimizer", "sgd", "--seq", "8", "--steps", "1000", "--timeout", "1")
-    assert result.code == 3
-    assert re.search(r"the child ran for longer than 1 s while timing step \d+ of 1000", result.err)
-    assert "saved for backward" in result.out
+@pytest.mark.usefixtures("as_the_program_starts_it")
+def test_short_steps_end_at_the_timeout_too_and_the_memory_is_kept(folder, monkeypatch):
+    memory = estimate_memory(small(), RunConfig(batch=2, seq=8))
+    (folder / "memory.json").write_text(json.dumps(memory, default=vars))
+    (folder / "log").touch()
+    code = (
+        "import json, sys\nsay = lambda *message: print(json.dumps(message), flush=True)\n"
+        "sys.stdin.readline()\nsay('measured', json.load(open('memory.json')))\n"
+        "say('timing', {'warmup_seconds': 1.0})\n"
+        "for line in sys.stdin:\n    open('log', 'a').write('t')\n    say('seconds', 10.0)\n"
+    )
+    monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
+    monkeypatch.setattr(profile_module, "can_fork", lambda: False)
+    # Each step takes 10 s of this clock.
+    clock = SimpleNamespace(monotonic=lambda: 10.0 * (folder / "log").stat().st_size)
+    monkeypatch.setattr(profile_module, "time", clock)
+    report, _ = profile_report([Job(source=small(), run_config=RunConfig(), steps=1000)], timeout_seconds=25)
+    (variant,) = report.variants
+    assert re.search(r"the child ran for longer than 25 s while timing step [34] of 1000", variant.failure)
+    assert variant.measured is not None
 
 
 def test_a_child_that_is_killed_is_an_answer(folder):

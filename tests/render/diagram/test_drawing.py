@@ -82,7 +82,7 @@ def test_on_a_phone_the_dataflow_of_each_head_has_all_its_words_in_358_points_an
     layer = f"{'' if head == 'BertModel' else 'bert.'}encoder.layer.0"
     for path in ("", layer) if head == "BertModel" or head not in CLASSES else ("",):
         graph = bertscope.diagram(model, "forward", path, given=Given(batch=128, seq=512))
-        narrow = ElementTree.fromstring(renderer.svg(graph, is_narrow=True))
+        narrow = ElementTree.fromstring(renderer.inline_svg(graph, is_narrow=True))
         left, top, width, _ = map(float, narrow.get("viewBox").split())
         assert (left, top) == (0, 0)
         assert width <= 358

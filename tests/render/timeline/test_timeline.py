@@ -9,7 +9,7 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import accumulate
+from itertools import accumulate, chain
 from xml.etree import ElementTree
 
 import pytest
@@ -136,7 +136,8 @@ def test_the_areas_of_the_page_stack_up_to_the_totals_and_the_dot_is_on_the_high
     found = figures(timeline(report, "html").decode())
     assert len(found) == 2
     for variant, chart in zip(report.variants, found, strict=True):
-        areas = [list(accumulate(changes)) for changes in chart["changes"]]
+        texts = [[[0] * int(item) if isinstance(item, str) else [item] for item in items] for items in chart["changes"]]
+        areas = [list(accumulate(chain.from_iterable(items))) for items in texts]
         totals = [sum(heights) for heights in zip(*areas, strict=True)]
         assert totals == [sample.parts.total for sample in variant.memory.timeline]
         assert totals[chart["peak"][0]] == max(totals) == chart["top"] == variant.memory.peak.peak_bytes

@@ -20,7 +20,6 @@ _FEW_EVENTS = 2
 _CATEGORIES = (
     "parameters", "optimizer_state", "inputs", "temporaries", "activations", "gradients", "temporaries", BEFORE,
 )  # fmt: skip
-_DESTROYED = 3  # its number of the action, whose bytes are negative as those of a changed version are
 
 
 def snapshot_report(data: Any, name: str) -> WhyReport:

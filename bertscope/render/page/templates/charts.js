@@ -36,7 +36,11 @@ const rows = (svg, chart, [left, top, width, height], highest, base, names) => {
 
 // Memory: areas one on the other. A column of pixels shows the highest of its samples, so that no peak is lost.
 const memory = (chart, svg, width, height) => {
-  chart.columns ??= chart.changes.map((changes) => { let sum = 0; return changes.map((change) => (sum += change)); });
+  // A text is a number of samples without a change.
+  chart.columns ??= chart.changes.map((changes) => {
+    let sum = 0;
+    return changes.flatMap((change) => (typeof change === "string" ? Array(Number(change)).fill(sum) : (sum += change)));
+  });
   const { columns, parts, peak } = chart, count = columns[0].length, [from, to] = chart.zoom ?? [0, count];
   chart.totals ??= columns[0].map((_, index) => columns.reduce((sum, column) => sum + column[index], 0));
   const band = 8 + 30 * shared(chart, "rows"), area = [66, band + 22, width - 76, height - band - 50];
