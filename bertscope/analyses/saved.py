@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import bertscope
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError
 from bertscope.processes.signals import uninterrupted
 from bertscope.settings.run_config import CACHE_VARIABLE, CUDA, INSTALLED, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -40,7 +40,8 @@ def saved(
 ) -> Result:  # fmt: skip
     """Return the result in the cache, else the computed one, which is saved; only computed without a cache.
 
-    A model of the user's own code is computed each time: a digest does not know what its code does.
+    A model of the user's own code is computed each time: a digest does not know what its code does. So is a result that
+    came with a note, which would be lost.
     """
     path = _place(kind, source, run_config)
     if path is not None:
@@ -48,8 +49,8 @@ def saved(
             return from_data(json.loads(_read(path)))
     if _chosen:
         _set_threads()
-    result = compute()
-    if path is not None:
+    notes, result = BertscopeWarning.count, compute()
+    if path is not None and notes == BertscopeWarning.count:
         with suppress(OSError, OverflowError):  # a full disk is no reason to fail
             _write(path, json.dumps(to_data(result), separators=(",", ":")).encode())
     return result
