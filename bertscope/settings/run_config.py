@@ -169,8 +169,8 @@ class RunConfig(Settings):
     loss: str = row(
         MODEL, "The loss that the step trains with, as sentence-transformers and FlagEmbedding run it. model: the loss "
         "of the model's class, or the sum of its output.", words=FORMS, convert=loss_text, metavar="LOSS",
-        concerns=_OF_TRAINING, text="loss {}", implies={"loop": lambda loss, given: TRAINER, "mode": lambda loss, given: TRAINING},
-        of_modules=False,
+        concerns=_OF_TRAINING, text="loss {}", of_modules=False,
+        implies={"loop": lambda loss, given: TRAINER, "mode": lambda loss, given: TRAINING},
     )  # fmt: skip
     pairs: int | None = row(
         None, f"The texts of an example without hard negatives, for {losses_with('pairs')}; default: 2, a query and "
