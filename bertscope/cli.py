@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
@@ -80,17 +81,20 @@ def start() -> int:
     folders = [os.environ.get("TMPDIR", ""), "/tmp"]  # tempfile takes 4 ms to import  # noqa: S108
     if folder := next(filter(os.path.isdir, folders), None):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
-    warnings.showwarning = _show_warning
+    warnings.showwarning = partial(_show_warning, set())
     gc.disable()  # the process is short: scanning the million objects of torch takes time and frees little
     return _run()
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: object, **options: object) -> None:
-    """Print a warning of bertscope as a note, and any other warning unchanged."""
-    print(
-        f"note: {one_line(phrase(message.args[0]))}" if isinstance(message, BertscopeWarning) else message,
-        file=sys.stderr,
-    )
+def _show_warning(
+    notes: set[str], message: Warning | str, category: type[Warning], *place: object, **options: object
+) -> None:
+    """Print a warning of bertscope as a note, once, and any other warning unchanged."""
+    if not isinstance(message, BertscopeWarning):
+        print(message, file=sys.stderr)
+    elif (note := f"note: {one_line(phrase(message.args[0]))}") not in notes:
+        notes.add(note)
+        print(note, file=sys.stderr)
 
 
 def _run() -> int:

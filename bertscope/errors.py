@@ -199,6 +199,12 @@ def importing(package: str, *prefixes: str) -> Iterator[None]:
 class BertscopeWarning(UserWarning):
     """A setting that has no effect, or a fallback to other code than the user asked for."""
 
+    count = 0  # of all so far, those that a filter hides included
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        BertscopeWarning.count += 1
+
 
 def nearest(given: str, known: Iterable[str]) -> str:
     """Return the known word that is nearest to `given`, upper and lower case alike; empty if none is near."""

@@ -4,6 +4,7 @@ import json
 import sys
 import warnings
 from contextlib import ExitStack
+from importlib import import_module
 
 import pytest
 
@@ -110,6 +111,27 @@ def test_after_the_stand_in_transformers_is_as_before():
     assert not any(name.partition(".")[0] in ("flash_attn", "flash_attn_interface") for name in sys.modules)
     with pytest.raises((ImportError, ValueError)):
         build()
+
+
+UNPADDED = """
+from transformers.utils import is_flash_attn_2_available
+if is_flash_attn_2_available():
+    from flash_attn.layers.rotary import RotaryEmbedding
+else:
+    RotaryEmbedding = object
+class OfRows(RotaryEmbedding): pass
+"""  # as in ModernBERT of transformers 4.48 to 4.57
+
+
+def test_a_module_that_was_imported_without_flash_attn_gets_its_names(tmp_path, monkeypatch):
+    (tmp_path / "unpadded.py").write_text(UNPADDED)
+    monkeypatch.setattr(transformers.models, "__path__", [*transformers.models.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "transformers.models.unpadded", None)  # the end removes it
+    del sys.modules["transformers.models.unpadded"]
+    module = import_module("transformers.models.unpadded")
+    assert module.OfRows.__bases__ == (object,)
+    with transformers_access.flash_attn_stand_in():
+        assert module.OfRows.__bases__ == (flash_attn._RotaryEmbedding,)
 
 
 def test_every_name_of_transformers_is_there():

@@ -188,9 +188,12 @@ _FVCORE = {"aten.native_layer_norm": 5}
 
 
 def conventions(
-    report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int
+    report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int, is_of_texts: bool
 ) -> Iterator[Convention]:
-    """Yield every convention that applies to this model and mode; the closed form needs a BertConfig."""
+    """Yield every convention that applies to this model and mode; the closed form needs a BertConfig.
+
+    A step whose examples have several texts has those that count its own operators.
+    """
     total, forward, training = report.rows[0].total, report.rows[0].forward, report.mode == "training"
     passes = 3 if training else 1  # forward, and backward as twice the forward
     yield Convention(
@@ -207,6 +210,8 @@ def conventions(
         how="matrix products only, a multiply-add is 1",
         source="half of torch.utils.flop_counter; the MACs of calflops",
     )
+    if is_of_texts:
+        return
     yield Convention(
         name="calflops",
         value=passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
@@ -296,7 +301,8 @@ class FlopsRun:
         inputs = inputs_for(model, batch, seq, labels=labels, given=self.run.input)
         inputs = batch_of_texts(replace(self.run, batch=batch), inputs)
         run = partial(run_as_it_is, training=training, padding=self.run.padding, loss=loss_function(self.run))
-        return model, *run_without_values(source, model, inputs, run, made, self.run.input)
+        recorded, loss = run_without_values(source, model, inputs, run, made, self.run.input)
+        return model, recorded, loss if labels or not training else self.run.loss
 
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
@@ -328,7 +334,7 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
         reports[0],
         sweep=sweep,
         polynomial=_polynomial(run, sweep),
-        conventions=tuple(conventions(reports[0], config, params, batches[0], seqs[0])),
+        conventions=tuple(conventions(reports[0], config, params, batches[0], seqs[0], run.run.loss != MODEL)),
     )
 
 

@@ -311,7 +311,7 @@ def _model(
     lengths = tuple(length for length in LENGTHS if length <= most < MAX_SIZE)  # an own module may have any limit
     sizes = tuple(dict.fromkeys((seq, *lengths)))
     work = FlopsRun(source=source, run=RunConfig(mode=INFERENCE, input=inputs))
-    training = FlopsRun(source=source, run=RunConfig(input=inputs, freeze=run_config.freeze))
+    training = FlopsRun(source=source, run=run_config.counted(mode=TRAINING, checkpointing=NONE))
     with stage(Text("{name}, FLOPs", name=source.name)):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
     given = Given(batch=batch, seq=seq, input=inputs)

@@ -13,16 +13,17 @@ import stat
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import bertscope
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.errors import BertscopeError, BertscopeWarning
 from bertscope.processes.signals import uninterrupted
 from bertscope.settings.run_config import CACHE_VARIABLE, CUDA, INSTALLED, RunConfig
+from bertscope.sources.find import teachers
 from bertscope.sources.model_source import ModelSource
 
 MOST_BYTES, MOST_FILES, MOST_DAYS = 64 * 2**20, 2_000, 30  # of the folder; a file counts from its last use
@@ -39,7 +40,8 @@ def saved(
 ) -> Result:  # fmt: skip
     """Return the result in the cache, else the computed one, which is saved; only computed without a cache.
 
-    A model of the user's own code is computed each time: a digest does not know what its code does.
+    A model of the user's own code is computed each time: a digest does not know what its code does. So is a result that
+    came with a note, which would be lost.
     """
     path = _place(kind, source, run_config)
     if path is not None:
@@ -47,8 +49,8 @@ def saved(
             return from_data(json.loads(_read(path)))
     if _chosen:
         _set_threads()
-    result = compute()
-    if path is not None:
+    notes, result = BertscopeWarning.count, compute()
+    if path is not None and notes == BertscopeWarning.count:
         with suppress(OSError, OverflowError):  # a full disk is no reason to fail
             _write(path, json.dumps(to_data(result), separators=(",", ":")).encode())
     return result
@@ -62,14 +64,11 @@ def is_saved(kind: str, source: ModelSource, run_config: RunConfig, thread_count
 
 def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int | None = None) -> Path | None:
     """Return the file of a result; None without a cache for this model."""
-    # The digest knows no teacher.
-    is_unknown = source.has_own_dtypes or run_config.loss.startswith("distil:")
-    folder = None if is_unknown else cache_folder()[0]
-    if folder is None:
-        return None
     try:
-        return folder / f"{_key(kind, source, run_config, str(thread_count or threads()))}{_SUFFIX}"
-    except (SelectionError, OSError):  # a function in place of a name; a file that cannot be read
+        sources = [source, *teachers(run_config.loss)]
+        folder = None if any(one.has_own_dtypes for one in sources) else cache_folder()[0]
+        return folder and folder / f"{_key(kind, sources, run_config, str(thread_count or threads()))}{_SUFFIX}"
+    except (BertscopeError, OSError):  # a function in place of a name; a file that cannot be read
         return None
 
 
@@ -154,14 +153,19 @@ def _tidy(folder: Path) -> None:
                 os.unlink(path)
 
 
-def _key(kind: str, source: ModelSource, run_config: RunConfig, thread_count: str) -> str:
-    path = getattr(source, "path", None)
-    content = path.read_bytes() if path is not None and path.is_file() else b""
-    is_own = type(source).__name__ == "BertSource" and run_config.implementation != INSTALLED
-    parts = [kind, type(source).__name__, source.to_data(), str(source.notice), getattr(source, "implementation", ""),
-             run_config.flat(), hashlib.sha256(content).hexdigest(), _versions(is_own), _files(), _default_dtype(),
+def _key(kind: str, sources: Sequence[ModelSource], run_config: RunConfig, thread_count: str) -> str:
+    parts = [kind, *map(_identity, sources), run_config.flat(), _files(), _default_dtype(),
+             _versions(run_config.implementation != INSTALLED and all(type(source).__name__ == "BertSource"
+                                                                      for source in sources)),
              None if run_config.device == CUDA else [*_processor(), thread_count]]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _identity(source: ModelSource) -> list[Any]:
+    path = getattr(source, "path", None)
+    content = path.read_bytes() if path is not None and path.is_file() else b""
+    return [type(source).__name__, source.to_data(), str(source.notice), getattr(source, "implementation", ""),
+            hashlib.sha256(content).hexdigest()]  # fmt: skip
 
 
 def threads() -> str:

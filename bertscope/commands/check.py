@@ -2,6 +2,7 @@
 
 import gc
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +23,7 @@ from bertscope.sources.expectation_files import (
     is_expectation_file,
     read_expectation_file,
 )
-from bertscope.sources.presets import preset_paths, read_preset
+from bertscope.sources.presets import config_paths, preset_paths, read_preset
 from bertscope.text_files import read_yaml
 
 _SHOWN = 12  # files that a note names
@@ -104,13 +105,19 @@ def check(
     from bertscope.analyses.check import check as analyse
     from bertscope.analyses.check import update as analyse_update
 
-    names = list(map(str, preset_paths().values())) if presets else files or ["."]
+    others = [str(path) for path in config_paths().values() if presets]
+    names = [*map(str, preset_paths().values()), *others] if presets else files or ["."]
     if not all(map(os.path.isdir, files_to_check(names))):  # else nothing can be counted
         _collect_after_torch()
     if update:
         report, changes = analyse_update(names, allow_code=allow_code)
     else:
         report, changes = analyse(names, architecture=architecture, allow_code=allow_code), {}
+    unknown = {finding for finding in report.having("error") if finding.model in others}
+    if unknown:
+        report = replace(report, findings=tuple(item for item in report.findings if item not in unknown))
+    for finding in unknown:  # the installed transformers does not build it
+        note(Text("{path} is not checked: {reason}", path=finding.path, reason=finding.message))
     if any(map(os.path.isdir, names)):
         _note_searched(report)
     show(report, fmt, output)

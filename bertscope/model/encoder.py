@@ -45,6 +45,8 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
     forward, again = create_selective_checkpoint_contexts(_keep_matrix_products)
+    if torch.compiler.is_compiling():  # a graph has no cache, and torch takes only modes
+        return forward, again
     return _WithoutWeightCache(forward), _WithoutWeightCache(again)
 
 

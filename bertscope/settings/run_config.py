@@ -169,7 +169,8 @@ class RunConfig(Settings):
     loss: str = row(
         MODEL, "The loss that the step trains with, as sentence-transformers and FlagEmbedding run it. model: the loss "
         "of the model's class, or the sum of its output.", words=FORMS, convert=loss_text, metavar="LOSS",
-        concerns=_OF_TRAINING, text="loss {}", implies={"loop": lambda loss, given: TRAINER}, of_modules=False,
+        concerns=_OF_TRAINING, text="loss {}", of_modules=False,
+        implies={"loop": lambda loss, given: TRAINER, "mode": lambda loss, given: TRAINING},
     )  # fmt: skip
     pairs: int | None = row(
         None, f"The texts of an example without hard negatives, for {losses_with('pairs')}; default: 2, a query and "
@@ -270,6 +271,10 @@ class RunConfig(Settings):
         """Return True if the gradients of an earlier micro-batch or step exist while a micro-batch runs."""
         return self.accumulate > 1 or self.keep_gradients
 
+    def counted(self, **changes: Any) -> RunConfig:
+        """Return a run with the settings that decide the FLOPs of this one, and changes."""
+        return RunConfig(**{name: getattr(self, name) for name in OF_FLOPS} | changes)
+
     @property
     def optimizer_arguments(self) -> dict[str, Any]:
         """Return the arguments of the optimizer's class; `foreach` and `fused` are torch's choice for the device."""
@@ -366,7 +371,8 @@ class Launch(Settings):
 
 
 # The settings that FLOPs depend on.
-OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "implementation")
+OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "implementation", "loss", "pairs",
+            "hard_negatives")  # fmt: skip
 # What a question assumes in place of the defaults of the rows, in every front end.
 DEFAULTS: dict[str, dict[str, Any]] = {
     **{name: {"batch": 8} for name in ("estimate", "profile", "sweep", "plan")},  # checkpointing pays from batch 4 on

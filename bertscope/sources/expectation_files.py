@@ -25,7 +25,7 @@ from bertscope.sources.expectations import Expectation, read_expectations
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, refuse_code
-from bertscope.sources.presets import preset_of, preset_paths
+from bertscope.sources.presets import config_paths, member_of, preset_of, preset_paths
 from bertscope.text_files import Entry, Mapping, read_mapping, readable
 
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
@@ -171,6 +171,8 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
         found = ExpectedModel(name=source.name, source=source, path=Path(name))
         if isinstance(source, BertSource):
             found = replace(found, path=source.path or found.path, expected=source.expected)
+        elif (preset := config_paths().get(Path(name).stem)) and name in (preset.stem, str(preset)):
+            found = replace(found, path=preset, expected=member_of(read_mapping(preset))["expected"])
     if not found.expected:
         remedy = "expected counts belong in a preset or a *.bertscope.yaml with 'model: ...'; write one with this model"
         if found.path.suffix in (".yaml", ".yml"):

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.errors import ConfigError, MissingExtraError, SourceError, importing, suggestion
+from bertscope.errors import BertscopeWarning, ConfigError, MissingExtraError, SourceError, importing, suggestion
 from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.building import built_on, note_values
@@ -283,6 +283,7 @@ def quiet_transformers(purpose: str = "a model of another family", *, stands_in:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.simplefilter("default", BertscopeWarning)
         try:
             with importing("transformers", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "TQDM_"):
                 import transformers

@@ -286,7 +286,8 @@ TEXTS: dict[str, str] = {
     "accuracy_cpu": "within 0.1 % of the measured peak of BERTs in training (docs/accuracy.md)",
     "accuracy_cuda": "allocated within 1.3 % of 16 published steps on an A100 (docs/accuracy.md)",
     "accuracy_compiled": (
-        "inductor's programs for a CPU, within 0.1 % of 10 measured peaks there; no card was measured (docs/memory.md)"
+        "inductor's programs for a CPU (a note says if the step is eager), within 0.1 % of 20 measured peaks there; no "
+        "card was measured (docs/memory.md)"
     ),
     "sixteen_bits": "in 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX",
     "convolutions_not_counted": "without cuDNN's workspaces of convolutions, which may double the peak",

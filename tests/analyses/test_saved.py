@@ -184,6 +184,9 @@ def test_another_model_kind_of_run_or_version_has_its_own_file(folder, monkeypat
     monkeypatch.setattr(module, "_processor", lambda: ["a third one"])
     peak_bytes(replace(RUN, device="cuda"))
     assert len(list(folder.iterdir())) == 6
+    for teacher in ("bert-tiny", "bert-tiny", "bert-mini"):
+        Steps(small("BertModel")).trace(replace(RUN, loss=f"distil:{teacher}"))
+    assert len(list(folder.iterdir())) == 8
 
 
 def test_an_input_of_which_a_large_batch_is_no_tensor_is_estimated_at_its_own(tmp_path):

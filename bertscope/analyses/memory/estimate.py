@@ -5,7 +5,7 @@ two shallow models run instead of the deep one; the repetition of a layer must t
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, lru_cache, partial
@@ -27,7 +27,7 @@ from bertscope.analyses.parallel.strategies import layers_of, zero_ranks
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.analyses.tracing.losses import loss_function
-from bertscope.errors import BertscopeWarning, SelectionError, Text, UnknownValueError, one_line
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, Text, UnknownValueError, one_line
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.losses import loss_parts
 from bertscope.settings.run_config import FREED, RunConfig
@@ -68,8 +68,8 @@ class MemoryTraces:
         If layers may repeat, the run of the larger batch has one unit of them more than the other: the two verify both,
         that layers repeat and that bytes grow evenly.
         """
-        if loss_parts(run_config.loss)[0] == "cached-mnrl":  # the batch decides the number of mini-batches
-            return None
+        if run_config.compile or loss_parts(run_config.loss)[0] == "cached-mnrl":
+            return None  # the batch decides inductor's program, and the number of mini-batches
         one, far = (replace(run_config, batch=batch, loop=FREED) for batch in (SMALLEST, FAR))
         found: MemoryGrowth | None = None
         if self._repeats(run_config):
@@ -170,16 +170,48 @@ def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: L
 
 
 def module_trace(
-    module: nn.Module,
-    inputs: Any,
-    run_config: RunConfig,
-    loss: Loss | None,
-    layer_path: str = "",
+    module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None, layer_path: str = ""
 ) -> MemoryTrace:
     """Return the trace of a step of any module, of one rank of a job; `layer_path` is that of its layers.
 
-    Nothing outlives its use in it; `in_loop` adds what does.
+    Nothing outlives its use in it; `in_loop` adds what does. A note says which modules are compiled unless the run says
+    it, and why a step that torch does not compile on fake tensors is eager.
     """
+    paths = [""] if run_config.compile else compiled_paths(module)
+    eager = run_config.changed(compile=False)
+    if not paths:
+        return _traced(module, inputs, eager, loss, layer_path)
+    if run_config.parallelism.world_size > 1:
+        raise SelectionError(
+            "a compiled step is estimated on one rank only, since inductor's programs for the collectives of several "
+            "need real ranks; leave the compilation out, or the ranks"
+        )
+    if not run_config.compile:
+        names = ", ".join(path or "the whole model" for path in paths[:3]) + (" ..." if paths[3:] else "")
+        text = Text("compiled: {modules}; estimated as torch.compile runs it with inductor", modules=names)
+        warnings.warn(BertscopeWarning(text), stacklevel=2)
+    module = without_compiler(module)
+    try:
+        with inductor_without_kernels():
+            return _traced(module, inputs, eager.changed(compile=paths == [""]), loss, layer_path, paths)
+    except Exception as error:  # of dynamo, inductor or a name that this torch has not; an eager step shows any other
+        if isinstance(error, BertscopeError) and not isinstance(error, UnknownValueError):
+            raise
+        text = Text(
+            "estimated as eager: torch {version} compiles nothing of it on fake tensors ({reason}); the peaks of "
+            "compiled steps of {count} encoders were {low} to {high} times those of eager ones",
+            version=torch.__version__, reason=one_line(str(error), limit=160), count=_ENCODERS, low=_LOWEST,
+            high=_HIGHEST,
+        )  # fmt: skip
+    warnings.warn(BertscopeWarning(text), stacklevel=2)
+    return _traced(module, inputs, eager, loss, layer_path)
+
+
+def _traced(
+    module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None, layer_path: str,
+    compiled: Collection[str] = (),
+) -> MemoryTrace:  # fmt: skip
+    """Return the trace of a step with these modules compiled, in the context that compiles on fake tensors."""
     parallelism = zero_ranks(module, run_config.parallelism)
     given, how = named_inputs(inputs, loss)
     with ExitStack() as stack:
@@ -187,12 +219,8 @@ def module_trace(
         stack.enter_context(fake_tensors())
         if run_config.device == "cuda":
             stack.enter_context(cuda_semantics(run_config))
-        parts = compiled_paths(module)
-        if run_config.compile or parts:
-            run_config, parts = compiled_run(run_config, parts, stack)
-            module = without_compiler(module)
         copied = fake_copy(module).train(run_config.mode != "inference")
-        for path in parts:  # a copy is not compiled
+        for path in filter(None, compiled):  # a copy is not compiled; the step compiles the whole model
             copied.get_submodule(path).compile(dynamic=False)
         buckets = {}
         if meshes is not None:
@@ -215,30 +243,6 @@ def module_trace(
                 f"torch does not run this step with {parallelism.strategy} ({one_line(str(error), limit=160)}); choose "
                 "another optimizer, option or strategy"
             ) from None
-
-
-def compiled_run(run_config: RunConfig, paths: list[str], stack: ExitStack) -> tuple[RunConfig, list[str]]:
-    """Return the run, and the paths of modules to compile in it if not the whole module is compiled.
-
-    Say which modules are compiled unless the run says it. Raises SelectionError for several ranks. Where inductor has
-    not the names that it needs, the step is eager.
-    """
-    if run_config.parallelism.world_size > 1:
-        raise SelectionError("a compiled model is estimated on one rank only; leave the compilation or the ranks out")
-    try:
-        stack.enter_context(inductor_without_kernels())
-    except (AttributeError, ImportError) as error:
-        warnings.warn(BertscopeWarning(Text(
-            "estimated as eager: torch {version} compiles nothing on fake tensors ({reason}); the peaks of compiled "
-            "steps of {count} encoders were {low} to {high} times those of eager ones",
-            version=torch.__version__, reason=one_line(str(error)), count=_ENCODERS, low=_LOWEST, high=_HIGHEST,
-        )), stacklevel=2)  # fmt: skip
-        return run_config.changed(compile=False), []
-    if not run_config.compile:
-        names = ", ".join(path or "the whole model" for path in paths[:3]) + (" ..." if paths[3:] else "")
-        text = Text("compiled: {modules}; estimated as torch.compile runs it with inductor", modules=names)
-        warnings.warn(BertscopeWarning(text), stacklevel=2)
-    return run_config.changed(compile=run_config.compile or paths == [""]), [path for path in paths if path]
 
 
 def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:

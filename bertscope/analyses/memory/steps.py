@@ -74,8 +74,7 @@ class Steps:
     def is_kept(self, run_config: RunConfig, threads: int) -> bool:
         """Return True if the cache has all that a row of a sweep needs of a run."""
         kind = "growth" if run_config.batch >= SMALLEST else "trace"
-        batch = 1 if run_config.loss == MODEL else run_config.batch
-        needed = {"facts": _plain(run_config), kind: run_config, "step FLOPs": _counted(run_config, batch)}
+        needed = {"facts": _plain(run_config), kind: run_config, "step FLOPs": _counted(run_config)}
         if kind == "growth":
             needed[kind] = replace(run_config, batch=SMALLEST)
         return all(is_saved(name, self.source, run, threads) for name, run in needed.items())
@@ -117,9 +116,8 @@ class Steps:
 
     def flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of a step: with the model's own loss those of one sequence, times the batch."""
-        if run_config.loss != MODEL:
-            return self._counted(_counted(run_config, batch=run_config.batch))
-        return run_config.batch * self._counted(_counted(run_config))
+        run = _counted(run_config)
+        return run_config.batch // run.batch * self._counted(run)
 
     def _flops(self, run_config: RunConfig) -> int:
         def compute() -> int:
@@ -161,11 +159,10 @@ def _plain(run_config: RunConfig) -> RunConfig:
     return replace(run_config, batch=1, seq=1, loop=FREED)
 
 
-def _counted(run_config: RunConfig, batch: int = 1) -> RunConfig:
-    """Return the run of this batch with the settings that decide its FLOPs."""
-    names = ("seq", "mode", "checkpointing", "freeze", "implementation", "input", "accumulate", "loss", "pairs",
-             "hard_negatives")  # fmt: skip
-    return RunConfig(batch=batch, **{name: getattr(run_config, name) for name in names})
+def _counted(run_config: RunConfig) -> RunConfig:
+    """Return the run whose FLOPs are counted: with the model's own loss that of one sequence."""
+    batch = 1 if run_config.loss == MODEL else run_config.batch
+    return run_config.counted(accumulate=run_config.accumulate, batch=batch)
 
 
 def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:

@@ -15,7 +15,7 @@ from bertscope.errors import SelectionError
 from bertscope.model.lora import base_model_of
 from bertscope.settings.losses import MODEL, loss_parts
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.find import source_of
+from bertscope.sources.find import teachers
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch, tree_map
 
@@ -295,8 +295,5 @@ class Teacher(nn.Module):
 
 def add_teacher(model: nn.Module, run_config: RunConfig, build: Callable[[ModelSource], nn.Module]) -> None:
     """Add the teacher of loss `distil`, if the run has it, to the model as its part `teacher`."""
-    name, argument = loss_parts(run_config.loss)
-    if name == "distil":
-        source = source_of(argument)
-        source = source.with_options(architecture="BertModel") if source.bert_config is not None else source
+    for source in teachers(run_config.loss):
         model.teacher = Teacher(build(source.implemented_by(run_config.implementation)), model)

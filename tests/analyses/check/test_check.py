@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bertscope.sources.presets import preset_dir, preset_paths, read_preset
+from bertscope.sources.presets import config_paths, preset_dir, preset_paths, read_preset
 
 
 @pytest.fixture
@@ -28,9 +29,12 @@ def change(path, old, new) -> int:
 
 def test_all_presets_hold(cli):
     result = cli("check", "--presets")
-    assert (result.code, result.err) == (0, "")
+    unbuilt = len(re.findall("^note: .*json is not checked: transformers .* does not know", result.err, re.MULTILINE))
+    assert (result.code, unbuilt) == (0, len(result.err.splitlines()))
     expected = sum(len(read_preset(path).expected) for path in preset_paths().values())
-    assert result.out == f"{len(preset_paths())} files: {expected} expectations passed, 0 failed\n"
+    expected += 2 * (len(config_paths()) - unbuilt)  # the counts of presets that transformers builds
+    files = len(preset_paths()) + len(config_paths())
+    assert result.out == f"{files} files: {expected} expectations passed, 0 failed\n"
 
 
 @pytest.mark.parametrize("words", [("mine.yaml",), ("--update",), ("--write", "mine.yaml")])

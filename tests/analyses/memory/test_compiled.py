@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from bertscope.analyses.memory.estimate import module_trace
 from bertscope.analyses.memory.profiler_run import measured
 from bertscope.analyses.memory.step import ModelStep
 from bertscope.errors import SelectionError
+from bertscope.model.encoder import selective_contexts
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 
@@ -61,14 +64,51 @@ def test_a_module_that_is_compiled_is_never_estimated_as_eager():
     assert found < module_trace(nn.Sequential(Block(), nn.Tanh()), inputs, without, None).peak_bytes
 
 
-def test_without_the_names_of_inductor_a_range_and_its_reason_are_said(monkeypatch):
+class Recomputed(Block):
+    """A block of which backward recomputes all but the product."""
+
+    def forward(self, inputs):
+        return checkpoint(super().forward, inputs, use_reentrant=False, context_fn=selective_contexts)
+
+
+class Asking(Block):
+    """A block that asks for a value of its input, in code that is not compiled."""
+
+    def forward(self, inputs):
+        return super().forward(inputs) if self.is_valid(inputs) else inputs
+
+    @torch.compiler.disable
+    def is_valid(self, inputs):
+        return bool((inputs > 0).all())
+
+
+def without_inductor(monkeypatch):
     from torch._inductor import async_compile
 
     monkeypatch.delattr(async_compile.AsyncCompile, "cpp_pybinding")
-    inputs = torch.ones(256, 64)
-    with pytest.warns(UserWarning, match="estimated as eager: torch .*cpp_pybinding.* times those of eager ones"):
-        found = module_trace(Block(), inputs, COMPILED, None)
-    assert found.peak_bytes == module_trace(Block(), inputs, COMPILED.changed(compile=False), None).peak_bytes
+
+
+def with_an_older_stance(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: nullcontext())
+
+
+@pytest.mark.parametrize(
+    ("module", "change", "reason"),
+    [
+        (Block(), without_inductor, "cpp_pybinding"),
+        (Block(), with_an_older_stance, "skip_guard_eval_unsafe"),
+        (Asking(), lambda monkeypatch: None, "aten._local_scalar_dense.default"),
+    ],
+)
+def test_a_step_that_is_not_compiled_on_fake_tensors_is_eager_with_a_range_and_its_reason(
+    module, change, reason, monkeypatch
+):
+    with monkeypatch.context() as changed:
+        change(changed)
+        with pytest.warns(UserWarning, match=f"estimated as eager: torch .*{reason}.* times those of eager ones"):
+            found = module_trace(module, torch.ones(256, 64), COMPILED, None)
+    eager = module_trace(module, torch.ones(256, 64), COMPILED.changed(compile=False), None)
+    assert found.peak_bytes == eager.peak_bytes
 
 
 def test_a_compiled_model_on_several_ranks_is_refused():
@@ -79,9 +119,10 @@ def test_a_compiled_model_on_several_ranks_is_refused():
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor compiles C++")
 def test_the_peak_is_that_of_the_allocator_in_a_compiled_step():
-    module, inputs = nn.Sequential(Block(), nn.LayerNorm(64), nn.Dropout(0.1)), torch.ones(256, 64)
-    found = module_trace(module, inputs, COMPILED, None)
-    step = ModelStep(module, {"input": inputs}, COMPILED, loss=lambda model, given: model(given["input"]).sum())
+    module, inputs = nn.Sequential(Recomputed(), nn.LayerNorm(64), nn.Dropout(0.1)), torch.ones(256, 64)
+    run = COMPILED.changed(accumulate=2)
+    found = module_trace(module, inputs, run, None)
+    step = ModelStep(module, {"input": inputs}, run, loss=lambda model, given: model(given["input"]).sum())
     step.run()
     step.model.zero_grad()  # without an optimizer nothing else does
     assert found.peak_bytes == pytest.approx(measured(step).peak_bytes, abs=64)

@@ -193,6 +193,9 @@ def test_the_flops_of_in_batch_negatives_grow_with_the_square_of_the_batch(setti
     with counter:
         step(model, columns_of(texts), torch.rand(BATCH)).backward()
     assert step_flops(ENCODER, run_of(settings)) == counter.get_total_flops()
+    report = bertscope.flops(ENCODER, batch=BATCH, seq=run_of(settings).seq, **settings)
+    assert (report.rows[0].total.matmul_flops, report.loss) == (counter.get_total_flops(), settings["loss"])
+    assert [convention.name for convention in report.conventions] == ["torch", "macs"]
     one, two = (step_flops(ENCODER, run_of(settings, batch)) for batch in (1, 2))
     assert two - 2 * one == 3 * 2 * 64 * (2 * 2 - 2)  # 3 products of 64 multiply-adds for each further pair
 
