@@ -59,9 +59,8 @@ def read_onnx(file: OpenFile) -> StoredFile:
     tensors = list(reader.tensors("model", file.size, 0))
     if not reader.has_graph:
         raise file.broken("no ONNX: it has no graph")
-    others, _ = file.beside({name: Counter(tensors=_union(ranges)) for name, ranges in reader.ranges.items()})
-    found = file.stored("onnx", tensors, {"tensors": reader.inside})
-    return replace(found, parts=(*found.parts, *others))
+    others = {name: Counter(tensors=_union(ranges)) for name, ranges in reader.ranges.items()}
+    return file.stored("onnx", tensors, {"tensors": reader.inside}, others)
 
 
 def _union(ranges: set[tuple[int, int]]) -> int:

@@ -4,13 +4,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
 from bertscope.checkpoints import INDEX, SUFFIXES, has_modules, weights_in
-from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, opened
+from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, is_plain, opened
 from bertscope.checkpoints.folders import modules_of, read_distcp, read_zero, zero_states
 from bertscope.checkpoints.gguf import read_gguf, splits
 from bertscope.checkpoints.onnx import read_onnx
@@ -95,8 +94,7 @@ def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
         tensors = (replace(tensor, name=front + tensor.name, file=inside + tensor.file,
                            shares=tensor.shares and front + tensor.shares) for tensor in one.tensors)  # fmt: skip
         parts = (replace(part, file=inside + part.file) for part in one.parts)
-        content = {item.name: getattr(one, item.name) for item in dataclass_fields(StoredFile)}
-        found.append(StoredFile(**content | {"tensors": tuple(tensors), "parts": tuple(parts)}))
+        found.append(replace(one, tensors=tuple(tensors), parts=tuple(parts)))
     if not found:
         raise SourceError("modules.json names no module with weights", where=str(folder))
     metadata = {"modules": ", ".join(kinds)}
@@ -157,24 +155,15 @@ def _sharded(path: Path, budget: Budget) -> Checkpoint:
 
 
 def _weight_map(index: OpenFile) -> dict[str, str]:
-    raw = index.stream.read(MAX_INDEX_BYTES + 1)
-    if len(raw) > MAX_INDEX_BYTES:
-        raise index.broken(f"an index of more than {MAX_INDEX_BYTES:,} bytes")
-    found: Any = index.json(raw, "the index")
+    found: Any = index.json(index.whole(MAX_INDEX_BYTES), "the index")
     places = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(places, dict) or not places:
         raise index.broken("an index needs a weight_map of tensors and their files")
-    if not all(map(_is_shard_name, places.values())):
+    if not all(is_plain(name) and name.endswith(SUFFIXES) for name in places.values()):
         raise index.broken("a shard must be the plain name of a file in the folder of the index")
     if len(set(places.values())) > MAX_SHARDS:
         raise SourceError(f"more than {MAX_SHARDS:,} shards", where=str(index.path))
     return places
-
-
-def _is_shard_name(value: Any) -> bool:
-    """Return False for a name outside the folder and for one that is not of weights."""
-    is_plain = isinstance(value, str) and PurePosixPath(value).name == value and not set(value) & set("\\\0:")
-    return is_plain and value != ".." and value.endswith(SUFFIXES)
 
 
 # ---- contents of a checkpoint: its tensors in rows, and the sums, from its header and without torch ----
@@ -242,8 +231,10 @@ def sums(checkpoint: Checkpoint) -> Stored:
 
 
 def _dtypes(tensors: list[StoredTensor]) -> Iterator[DtypeRow]:
-    for dtype, packing in sorted({(tensor.dtype, tensor.packing or "") for tensor in tensors}):
-        found = [tensor for tensor in tensors if (tensor.dtype, tensor.packing or "") == (dtype, packing)]
+    groups: dict[tuple[str, str], list[StoredTensor]] = defaultdict(list)
+    for tensor in tensors:
+        groups[tensor.dtype, tensor.packing or ""].append(tensor)
+    for (dtype, packing), found in sorted(groups.items()):
         yield DtypeRow(
             dtype=dtype, tensors=sum(item.tensors for item in found), params=sum(item.params for item in found),
             bytes=sum(item.bytes for item in found), packing=packing or None,
@@ -251,19 +242,14 @@ def _dtypes(tensors: list[StoredTensor]) -> Iterator[DtypeRow]:
 
 
 def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
-    first, *others = tensors
-    if not others:
-        return StoredRow(name=name, dtype=first.dtype, shape=first.shape, copies=1, params=first.params,
-                         bytes=first.bytes, shares=first.shares, packing=first.packing)  # fmt: skip
-    shapes, dtypes = {item.shape for item in tensors}, {item.dtype for item in tensors}
-    packings = {item.packing for item in tensors}
+    shapes = {item.shape for item in tensors}
     return StoredRow(
         name=name,
-        dtype=", ".join(sorted(dtypes)),
-        shape=first.shape if len(shapes) == 1 else None,
+        dtype=", ".join(sorted({item.dtype for item in tensors})),
+        shape=shapes.pop() if len(shapes) == 1 else None,
         copies=len(tensors),
         params=sum(item.params for item in tensors),
         bytes=sum(item.bytes for item in tensors),
-        shares=None,
-        packing=", ".join(sorted(filter(None, packings))) or None,
+        shares=tensors[0].shares if len(tensors) == 1 else None,
+        packing=", ".join(sorted({item.packing for item in tensors if item.packing})) or None,
     )

@@ -249,7 +249,8 @@ def weights_path(model: str, *, download: bool = False) -> Path:
 def stored_alone(model: str, *, beside_config: bool = True) -> Path | None:
     """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them.
 
-    A file next to its configuration is one too, unless `beside_config` is False. A folder of sentence-transformers with a Dense is one too, since its configuration is that of the first module only.
+    A file next to its configuration is one too, unless `beside_config` is False; so is a folder of
+    sentence-transformers with a Dense, whose configuration is only that of its first module.
     """
     place = _place(model)
     uses_config = place.is_folder or not beside_config
