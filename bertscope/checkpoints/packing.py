@@ -53,8 +53,10 @@ def _bitsandbytes(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
     return kind, tuple(shape)
 
 
-def _int8(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    return ("int8", parts["weight"].shape) if parts["weight"].dtype == "int8" else None
+def _whole(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return a weight of an integer an element; its scales are in other tensors."""
+    packed = next(iter(parts.values()))
+    return (packed.dtype, packed.shape) if packed.dtype.lstrip("u") in ("int8", "int4") else None
 
 
 def _gptq(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
@@ -116,11 +118,6 @@ def _mxfp4(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
     return "mxfp4", (*front, groups * size * 2)
 
 
-def _onnx_int8(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    packed = parts["_quantized"]
-    return (packed.dtype, packed.shape) if packed.dtype.lstrip("u") in ("int8", "int4") else None
-
-
 def _onnx_blocks(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
     """Return (out, in) of blocks of two elements a byte: (out, blocks, bytes)."""
     packed = next(tensor for end, tensor in parts.items() if end.startswith("_Q4"))
@@ -135,7 +132,7 @@ _INPUTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 _PACKINGS = (
     *(_Packing("bitsandbytes", "", "", (f".quant_state.bitsandbytes__{kind}",), _bitsandbytes,
                (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")) for kind in ("nf4", "fp4")),
-    _Packing("bitsandbytes", "weight", "weight", ("SCB",), _int8, ("weight_format",)),
+    _Packing("bitsandbytes", "weight", "weight", ("SCB",), _whole, ("weight_format",)),
     _Packing("GPTQ", "qweight", "weight", ("scales",), _gptq, ("qzeros", "g_idx")),
     _Packing("AWQ", "qweight", "weight", ("scales",), _awq, ("qzeros",)),
     _Packing("compressed-tensors", "weight_packed", "weight", ("weight_scale",), _compressed,
@@ -143,7 +140,7 @@ _PACKINGS = (
     _Packing("scaled", "weight", "weight", ("weight_scale", "weight_scale_inv"), _scaled,
              ("weight_scale_2", "weight_zero_point", "weight_shape", *_INPUTS)),
     _Packing("MXFP4", "_blocks", "", ("_scales",), _mxfp4),
-    _Packing("onnxruntime", "_quantized", "", ("_scale",), _onnx_int8, ("_zero_point",), ("onnx",)),
+    _Packing("onnxruntime", "_quantized", "", ("_scale",), _whole, ("_zero_point",), ("onnx",)),
     *(_Packing("onnxruntime", end, "", ("_scales",), _onnx_blocks, ("_zero_points",), ("onnx",))
       for end in ("_Q4", "_Q4G32", "_Q4G64", "_Q4G128")),
 )  # fmt: skip
