@@ -4,6 +4,7 @@ Sources: `deepspeed/runtime/engine.py` and `utils/zero_to_fp32.py` of DeepSpeed 
 `torch.distributed.checkpoint` of torch 2.13; `SentenceTransformer.save` of sentence-transformers 6.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,6 +39,7 @@ MODULES = "modules.json"
 MAX_MODULES = 100
 _MAX_TEXT_BYTES = 1 << 20  # of modules.json, and of the configuration of a module
 _SHAPES = ("param_shapes", "frozen_param_shapes")
+_RANK = re.compile(r"(mp_rank_\d+)_model_states\.pt$")
 
 
 def read_distcp(file: OpenFile) -> StoredFile:
@@ -98,6 +100,12 @@ def read_zero(file: OpenFile) -> StoredFile:
     module = top.get("module") if isinstance(top, PickledDict) else None
     if not isinstance(module, PickledDict):
         raise file.broken("not the states of a model that DeepSpeed writes")
+    ranks = {found[1] for path in file.path.parent.iterdir() if (found := _RANK.search(path.name))}
+    if len(ranks) > 1:
+        parts = ", ".join(sorted(ranks)[:4])
+        raise file.broken(
+            f"a tensor-parallel part of a model in {len(ranks)} ({parts}); merge them and count the result"
+        )
     groups = [group for field in _SHAPES for group in _groups(top.get(field))]
     shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
     parts = [FilePart(file=path.name, what=_use(path), bytes=path.stat().st_size)

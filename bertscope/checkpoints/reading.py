@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, is_plain, 
 from bertscope.checkpoints.folders import modules_of, read_distcp, read_zero, zero_states
 from bertscope.checkpoints.gguf import read_gguf, splits
 from bertscope.checkpoints.onnx import read_onnx
-from bertscope.checkpoints.packing import unpacked
+from bertscope.checkpoints.packing import unpacked, unread
 from bertscope.checkpoints.safetensors import read_safetensors
 from bertscope.checkpoints.tensorflow import read_flax, read_index
 from bertscope.checkpoints.torch_files import LEGACY, read_legacy, read_zip
@@ -24,7 +25,8 @@ from bertscope.reports.layer_ranges import collapse, in_order
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 10_000
 _FOREIGN = {
-    b"\x89HDF": "an HDF5 file, of Keras",
+    b"\x89HDF": "an HDF5 file, of Keras; from_pretrained(FOLDER, from_tf=True).save_pretrained(...) of transformers 4 "
+    "converts it",
     b"version https://git-lfs": "a Git LFS pointer and not the file itself ('git lfs pull' fetches it)",
     b"<": "a page of HTML or XML",
     b"\x1f\x8b": "a gzip file; unpack it first",
@@ -39,6 +41,7 @@ class Checkpoint(StoredFile):
     name: str
     path: Path
     files: tuple[str, ...]
+    unknown_packing: str = ""  # of tensors that are counted as stored
     modules: tuple[str, ...] = ()  # prefixes of further modules of sentence-transformers
 
 
@@ -77,7 +80,18 @@ def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) 
         "problems": tuple(problem for file in files for problem in file.problems),
         "tensors": tuple(tensor for file in files for tensor in file.tensors),
     } | fields  # fmt: skip
-    return Checkpoint(**whole | {"tensors": unpacked(whole["tensors"], values, files[0].format)})
+    whole["tensors"] = tensors = unpacked(whole["tensors"], values, files[0].format)
+    return Checkpoint(**whole, unknown_packing=unread(tensors, _method(path if path.is_dir() else path.parent)))
+
+
+def _method(folder: Path) -> str:
+    """Return the method of quantization in the configuration of a folder; empty without one."""
+    path = folder / "config.json"
+    with suppress(SourceError), opened(path, Budget(path)) as file:
+        config = file.json(file.whole(MAX_INDEX_BYTES), "the file")
+        found = config.get("quantization_config") if isinstance(config, dict) else None
+        return str(found.get("quant_method", "")) if isinstance(found, dict) else ""
+    return ""
 
 
 def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
@@ -227,6 +241,7 @@ def sums(checkpoint: Checkpoint) -> Stored:
         parts=checkpoint.parts,
         metadata=checkpoint.metadata,
         problems=checkpoint.problems,
+        unknown_packing=checkpoint.unknown_packing,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import TypeVar
 
-from bertscope.analyses.memory.why.history import Block, History
+from bertscope.analyses.memory.why.history import HeldBlock, History
 from bertscope.analyses.memory.why.stacks import (
     ATTENTION_SCORES,
     BUCKETS,
@@ -46,11 +46,11 @@ class Evidence:
         self.has_backward = any(phase == BACKWARD for _, phase in phases)
         self.last_update = max((start for start, phase in phases if phase == OPTIMIZER and start <= event), default=-1)
 
-    def of(self, part: str = "", mark: str = "") -> list[Block]:
+    def of(self, part: str = "", mark: str = "") -> list[HeldBlock]:
         """Return the blocks of a part, with a mark of their stacks."""
         return [b for b in self.blocks if part in ("", b.part) and (not mark or mark in b.kind.marks)]
 
-    def is_evaluation(self, blocks: Sequence[Block]) -> bool:
+    def is_evaluation(self, blocks: Sequence[HeldBlock]) -> bool:
         """Return True if the blocks are of forward passes after which no backward pass comes."""
         marked = [block for block in blocks if EVALUATION in block.kind.marks]
         is_first = self.kind == OOM and self.last_pass == 1  # of a training, maybe
@@ -58,7 +58,7 @@ class Evidence:
         return is_unused or size_of(marked) > size_of(blocks) / 2
 
 
-def size_of(blocks: Iterable[Block]) -> int:
+def size_of(blocks: Iterable[HeldBlock]) -> int:
     """Return the bytes of blocks."""
     return sum(block.size for block in blocks)
 
@@ -77,20 +77,20 @@ def finding(key: str, size: int, frees: int | None = None, **values: str | int) 
     return WhyFinding(key=f"why_{key}", values={"size": size, **values}, frees_bytes=size if frees is None else frees)
 
 
-def _caller(blocks: Sequence[Block]) -> str:
+def _caller(blocks: Sequence[HeldBlock]) -> str:
     """Return the line outside all modules that most bytes of the blocks have."""
     groups = grouped(blocks, lambda block: block.kind.caller)
     return max(groups, key=lambda line: size_of(groups[line]), default="")
 
 
-def _line(blocks: Sequence[Block]) -> str:
+def _line(blocks: Sequence[HeldBlock]) -> str:
     """Return the innermost line of the largest block."""
     return max(blocks, key=lambda block: block.size).kind.line if blocks else ""
 
 
-def grouped(blocks: Iterable[Block], key: Callable[[Block], _Key]) -> dict[_Key, list[Block]]:
+def grouped(blocks: Iterable[HeldBlock], key: Callable[[HeldBlock], _Key]) -> dict[_Key, list[HeldBlock]]:
     """Return the blocks of each key."""
-    found: dict[_Key, list[Block]] = defaultdict(list)
+    found: dict[_Key, list[HeldBlock]] = defaultdict(list)
     for block in blocks:
         found[key(block)].append(block)
     return found
@@ -150,7 +150,7 @@ def _models(of: Evidence) -> Iterator[WhyFinding]:
         yield finding("models", size_of(blocks[half:]), line=_line(blocks), other=_line(blocks[half:]))
 
 
-def _twice(groups: Iterable[list[Block]]) -> tuple[list[Block], list[Block]] | None:
+def _twice(groups: Iterable[list[HeldBlock]]) -> tuple[list[HeldBlock], list[HeldBlock]] | None:
     """Return two groups of which nearly all bytes are in blocks of equal sizes; None if there are no such groups."""
     for one, other in combinations(groups, 2):
         first, second = (Counter(block.size for block in blocks) for blocks in (one, other))
@@ -222,7 +222,7 @@ def _activations(of: Evidence) -> Iterator[WhyFinding]:
 
 
 # A finding on blocks above a share of the memory: the remedy frees all of them, or nothing.
-_PARTS: tuple[tuple[str, float, bool, Callable[[Evidence], list[Block]]], ...] = (
+_PARTS: tuple[tuple[str, float, bool, Callable[[Evidence], list[HeldBlock]]], ...] = (
     ("cache", _LARGE, True, lambda of: of.of(mark=KEY_VALUES)),
     ("copy", 0, True, lambda of: of.of("parameters", COPIED)),
     ("gradients", 0, True, lambda of: [block for block in of.of("gradients")  # that the optimizer has used

@@ -37,7 +37,7 @@ class Segments:
     live: dict[int, tuple[int, StackKind, int]] = field(default_factory=dict)  # by address: size, stack, its number
 
 
-class Block(NamedTuple):
+class HeldBlock(NamedTuple):
     """A block at the moment."""
 
     size: int
@@ -82,11 +82,11 @@ class History:
         return (PEAK, self.peak) if self.events else (END, 0)
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[HeldBlock]:
         """Return the blocks that exist at the moment."""
         event = self.moment[1]
         return [
-            Block(self.sizes[number], self.kinds[number], self.stacks[number], born, self.parts[number],
+            HeldBlock(self.sizes[number], self.kinds[number], self.stacks[number], born, self.parts[number],
                   self.phase(number), self.passes[number])
             for number, born in enumerate(self.born) if born <= event < self.died[number]
         ]  # fmt: skip
