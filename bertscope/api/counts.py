@@ -12,7 +12,7 @@ from bertscope.analyses import params
 from bertscope.analyses import verify as comparison
 from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.api.asked import Asked, Model, Size, built, inputs_of, shapes_of_run
-from bertscope.checkpoints.reading import Checkpoint, read_checkpoint
+from bertscope.checkpoints.reading import Checkpoint, read_checkpoint, stored_report
 from bertscope.errors import SelectionError
 from bertscope.reports.checkpoint import VerifyReport
 from bertscope.reports.flops import FlopsReport
@@ -20,7 +20,7 @@ from bertscope.reports.params import CountReport, TreeReport
 from bertscope.settings.generate import with_keywords_of, with_settings
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED, INFERENCE, OF_FLOPS, TRAINING
-from bertscope.sources.find import source_of, weights_path
+from bertscope.sources.find import source_of, stored_alone, weights_path
 from bertscope.torch_access import torch
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ def count(
     folded: bool | None = None,
     sort: Literal["model", "params", "path"] = "model",
     **run: Unpack[ShapesOfRun],
-) -> CountReport:
+) -> CountReport | Any:
     """Count the parameters of any model from the shapes of its tensors, without running it.
 
     `by` is one of group, layer, module, parameter. Equal layers are folded unless `by="parameter"`; `folded`
     overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. The inputs and
     outputs of a run on meta are shown with `shapes=True`, at `batch` and `seq`, or with the inputs of a module, by
-    their `input_size` (and `dtypes`) or as `inputs`.
+    their `input_size` (and `dtypes`) or as `inputs`. A file with tensors and no configuration is counted by its header.
 
     >>> report = bertscope.count("bert-base-cased")
     >>> f"{report.totals.distinct_params:,} unique, {report.totals.layer_params:,} over layers"
@@ -54,6 +54,9 @@ def count(
     >>> bertscope.count(torch.nn.Linear(3, 4)).totals.distinct_params
     16
     """
+    given = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model", **run}
+    if checkpoint := stored_alone(model, **{option: bool(value) for option, value in given.items()}):
+        return stored_report(checkpoint, by=by)
     module, shown = built(model, name)
     found = shapes_of_run(model, **run)
     return params.count(module, by=by, name=shown, dtype=dtype, folded=folded, sort=sort, shapes=found)
@@ -67,10 +70,11 @@ def tree(
     name: str | None = None,
     folded: bool = True,
     **run: Unpack[ShapesOfRun],
-) -> TreeReport:
+) -> TreeReport | Any:
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 
-    The root has depth 0, so the totals are the same for every `depth`. The other arguments are those of `count`.
+    The root has depth 0, so the totals are the same for every `depth`. The other arguments are those of `count`. A file
+    with tensors and no configuration has the modules of its names.
 
     >>> report = bertscope.tree("bert-base-cased", depth=2)
     >>> report["encoder"].params
@@ -79,6 +83,10 @@ def tree(
     >>> report["0"].outputs[0].shape
     (1, 8, 222, 222)
     """
+    given = {"name": name, "folded": not folded, **run}
+    options = {option: bool(value) for option, value in given.items()}
+    if checkpoint := stored_alone(model, beside_config=False, **options):
+        return stored_report(checkpoint, by="tree", depth=depth)
     module, shown = built(model, name)
     found = shapes_of_run(model, **run)
     return params.tree(module, depth=depth, name=shown, folded=folded, shapes=found)

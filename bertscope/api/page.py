@@ -18,7 +18,7 @@ from bertscope.settings.generate import with_settings
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED, STORED
 from bertscope.sources.building import built_for_counting
-from bertscope.sources.find import source_of
+from bertscope.sources.find import source_of, stored_alone
 from bertscope.units import FP32
 
 if TYPE_CHECKING:
@@ -79,10 +79,11 @@ def diff(a: Model, b: Model, *, batch: int = 1, seq: int = 128) -> DiffReport:
 
     Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
     the same model without one, and without the wrappers of peft, so that only adapters differ. Modules run with
-    the inputs of `report`.
+    the inputs of `report`. A file with tensors is compared by its header.
 
     >>> difference = bertscope.diff("bert-base-cased", "bert-base-uncased")
     >>> difference["embeddings.word_embeddings.weight"].shape_b
     (30522, 768)
     """
-    return differences.diff(source_of(a), source_of(b), batch=batch, seq=seq)
+    one, other = (stored_alone(model) or source_of(model) for model in (a, b))
+    return differences.diff(one, other, batch=batch, seq=seq)

@@ -3,19 +3,25 @@
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from bertscope.errors import SourceError
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 from bertscope.text_files import readable
 
+_REST = "structure and alignment"
 MAX_NAME = 1000  # characters in the name of a tensor
+_OPTIMIZER = re.compile(
+    r"^(?:optim|optimizer|opt_state)[./](?!_trainable_variables/)|[./]optim(?:izer)?[./](?:state|param_groups)[./]|/\.OPTIMIZER_SLOT/"
+    r"|^global_step$|^save_counter/|^_CHECKPOINTABLE_OBJECT_GRAPH$|/(?:adam|lamb)_[mv]$|/(?:Adam|LAMB|RMSProp)(?:_1)?$|/(?:Momentum|Adagrad)$"
+)
 
 # torch's name of a dtype -> bytes of an element.
 ITEM_BYTES = {
@@ -123,6 +129,17 @@ class OpenFile:
             raise self.broken(f"it ends within its header, after {self.size:,} bytes: truncated or wrong")
         return raw
 
+    def whole(self, limit: int) -> bytes:
+        """Return all bytes of the file; raise SourceError for more than the limit."""
+        if self.size > limit:
+            raise self.broken(f"a file of {self.size:,} bytes; at most {limit:,} are read")
+        return self.take(self.size)
+
+    def at(self, place: int, count: int) -> bytes:
+        """Return bytes of a header at a place."""
+        self.seek(place)
+        return self.take(count)
+
     def number(self, size: int) -> int:
         """Return the next little-endian unsigned integer of `size` bytes."""
         return int.from_bytes(self.take(size), "little")
@@ -168,30 +185,49 @@ class OpenFile:
                 raise self.broken(f"tensors {one.tensor.name[:60]!r} and {other.tensor.name[:60]!r} overlap")
         return ordered
 
-    def stored(self, form: str, tensors: Iterable[StoredTensor], parts: dict[str, int], **fields: Any) -> StoredFile:
-        """Return the contents of this file; its bytes outside of `parts` are structure and alignment."""
-        rest = self.size - sum(parts.values())
-        sizes = {**parts, "structure and alignment": rest}
-        return StoredFile(
-            format=form,
-            tensors=tuple(tensors),
-            parts=tuple(FilePart(file=self.path.name, what=what, bytes=size) for what, size in sizes.items() if size),
-            **fields,
-        )
+    def stored(
+        self,
+        form: str,
+        tensors: Iterable[StoredTensor],
+        parts: dict[str, int],
+        others: Mapping[str, Counter[str]] | None = None,
+        rest: str = _REST,
+        **fields: Any,
+    ) -> StoredFile:
+        """Return the contents of this file, and of the files of its folder with tensors: bytes by their use.
 
-    def beside(self, used: Mapping[str, Counter[str]]) -> tuple[list[FilePart], list[str]]:
-        """Return the parts of other files of the folder by their use, and which are absent; only sizes are read."""
-        parts, problems = list[FilePart](), list[str]()
-        for name, sizes in used.items():
+        The bytes outside of `parts` are the `rest`; of `others` only the sizes are read.
+        """
+        used = {self.path.name: {**parts, rest: self.size - sum(parts.values())}}
+        problems = list[str]()
+        for name, sizes in (others or {}).items():
             path, needed = self.path.parent / name, sizes.total()
+            size = path.stat().st_size if path.is_file() else 0
             if not path.is_file():
                 problems.append(f"{name} is absent")
-            elif (size := path.stat().st_size) < needed:
+            elif size < needed:
                 raise self.broken(f"{name} has {size:,} bytes, and its tensors {needed:,}: truncated")
-            else:
-                sizes = Counter(sizes | {"structure and alignment": size - needed})
-            parts += [FilePart(file=name, what=what, bytes=count) for what, count in sizes.items() if count]
-        return parts, problems
+            used[name] = {**sizes, _REST: max(size - needed, 0)}
+        found = (FilePart(file=name, what=what, bytes=count)
+                 for name, sizes in used.items() for what, count in sizes.items() if count)  # fmt: skip
+        return StoredFile(format=form, tensors=tuple(tensors), parts=tuple(found),
+                          **{"problems": tuple(problems)} | fields)  # fmt: skip
+
+
+def use_of(name: str) -> str:
+    """Return the use of the bytes of a tensor, by its name: it is one of the model, or state of an optimizer."""
+    return "optimizer state" if _OPTIMIZER.search(name) else "tensors"
+
+
+def of_model(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
+    """Return the tensors that are not state of an optimizer."""
+    return [tensor for tensor in tensors if use_of(tensor.name) == "tensors"]
+
+
+def is_plain(name: Any) -> bool:
+    """Return True for the name of a file in the same folder."""
+    is_name = isinstance(name, str) and PurePosixPath(name).name == name and not set(name) & set("\\\0:")
+    return is_name and name not in ("", "..")
 
 
 def is_size(value: Any) -> bool:

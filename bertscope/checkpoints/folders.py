@@ -4,14 +4,25 @@ Sources: `deepspeed/runtime/engine.py` and `utils/zero_to_fp32.py` of DeepSpeed 
 `torch.distributed.checkpoint` of torch 2.13; `SentenceTransformer.save` of sentence-transformers 6.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from bertscope.checkpoints.files import ITEM_BYTES, Budget, OpenFile, StoredFile, is_size, opened
-from bertscope.checkpoints.tensorflow import OPTIMIZER
+from bertscope.checkpoints.files import (
+    ITEM_BYTES,
+    Budget,
+    OpenFile,
+    StoredFile,
+    is_plain,
+    is_size,
+    of_model,
+    opened,
+    use_of,
+)
 from bertscope.checkpoints.torch_files import (
     MAX_PICKLE_BYTES,
     Global,
@@ -28,13 +39,12 @@ MODULES = "modules.json"
 MAX_MODULES = 100
 _MAX_TEXT_BYTES = 1 << 20  # of modules.json, and of the configuration of a module
 _SHAPES = ("param_shapes", "frozen_param_shapes")
+_RANK = re.compile(r"(mp_rank_\d+)_model_states\.pt$")
 
 
 def read_distcp(file: OpenFile) -> StoredFile:
     """Return the tensors in an open `.metadata` of torch.distributed.checkpoint, without those of an optimizer."""
-    if file.size > MAX_PICKLE_BYTES:
-        raise file.broken(f"a pickle of {file.size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
-    metadata = described_in(file, BytesIO(file.take(file.size)))
+    metadata = described_in(file, BytesIO(file.whole(MAX_PICKLE_BYTES)))
     if not isinstance(metadata, Opaque) or metadata.function.name != "Metadata":
         raise file.broken("not the metadata of torch.distributed.checkpoint")
     entries, places = metadata.get("state_dict_metadata"), metadata.get("storage_data")
@@ -42,14 +52,11 @@ def read_distcp(file: OpenFile) -> StoredFile:
         raise file.broken("metadata without tensors, or without their files")
     used = _distcp_files(file, places)
     first = next(iter(used), file.path.name)
-    tensors = [_distcp_tensor(file, name, entry, first) for name, entry in entries.items()
-               if isinstance(entry, Opaque) and entry.function.name == "TensorStorageMetadata"]  # fmt: skip
-    kept = [tensor for tensor in tensors if not OPTIMIZER.search(tensor.name)]
-    if not kept:
+    tensors = of_model(_distcp_tensor(file, name, entry, first) for name, entry in entries.items()
+                       if isinstance(entry, Opaque) and entry.function.name == "TensorStorageMetadata")  # fmt: skip
+    if not tensors:
         raise file.broken("metadata without a tensor of a model")
-    others, problems = file.beside(used)
-    parts = (FilePart(file=file.path.name, what="header", bytes=file.size), *others)
-    return StoredFile(format="distcp", tensors=tuple(kept), parts=parts, problems=tuple(problems))
+    return file.stored("distcp", tensors, {"header": file.size}, used)
 
 
 def _distcp_tensor(file: OpenFile, name: str, entry: Opaque, stored_in: str) -> StoredTensor:
@@ -68,17 +75,10 @@ def _distcp_files(file: OpenFile, places: PickledDict) -> dict[str, Counter[str]
     for key, place in places.others:
         record = place if isinstance(place, Opaque) else Opaque(Global("", ""), ())
         name, length = record.get("relative_path"), record.get("length")
-        if not isinstance(name, str) or not is_plain(name) or not is_size(length):
+        if not is_plain(name) or not is_size(length):
             raise file.broken("a record that is not in a file of the folder")
-        fqn = found if isinstance(found := key.get("fqn"), str) else ""
-        what = "optimizer state" if OPTIMIZER.search(fqn) else "tensors"
-        used.setdefault(name, Counter())[what] += length
+        used.setdefault(str(name), Counter())[use_of(str(key.get("fqn")))] += length
     return used
-
-
-def is_plain(name: str) -> bool:
-    """Return True for the name of a file in the same folder."""
-    return PurePosixPath(name).name == name and not set(name) & set("\\\0:") and name not in ("", "..")
 
 
 # ---- DeepSpeed ----
@@ -100,6 +100,12 @@ def read_zero(file: OpenFile) -> StoredFile:
     module = top.get("module") if isinstance(top, PickledDict) else None
     if not isinstance(module, PickledDict):
         raise file.broken("not the states of a model that DeepSpeed writes")
+    ranks = {found[1] for path in file.path.parent.iterdir() if (found := _RANK.search(path.name))}
+    if len(ranks) > 1:
+        parts = ", ".join(sorted(ranks)[:4])
+        raise file.broken(
+            f"a tensor-parallel part of a model in {len(ranks)} ({parts}); merge them and count the result"
+        )
     groups = [group for field in _SHAPES for group in _groups(top.get(field))]
     shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
     parts = [FilePart(file=path.name, what=_use(path), bytes=path.stat().st_size)
@@ -109,7 +115,7 @@ def read_zero(file: OpenFile) -> StoredFile:
         file.stream.seek(0)
         found = read_zip(file)
         others = [part for part in parts if part.file != file.path.name]
-        return StoredFile(**vars(found) | {"format": "deepspeed", "parts": (*found.parts, *others)})
+        return replace(found, format="deepspeed", parts=(*found.parts, *others))
     buffers = top.get("buffer_names")
     names = [name for name in (buffers if isinstance(buffers, list) else []) if isinstance(name, str)]
     rows = [(name, "float32", shape) for name, shape in shapes.items()]  # the copies of the optimizer
@@ -134,7 +140,7 @@ def _use(path: Path) -> str:
 def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
     """Yield path in the folder, folder and description of each module in a `modules.json`."""
     with opened(folder / MODULES, budget) as file:
-        listed = _json(file)
+        listed = file.json(file.whole(_MAX_TEXT_BYTES), "the file")
         if (
             not isinstance(listed, list)
             or len(listed) > MAX_MODULES
@@ -153,18 +159,9 @@ def _pooling(path: Path, budget: Budget) -> str:
     if not path.is_file():
         return ""
     with opened(path, budget) as file:
-        config = _json(file)
+        config = file.json(file.whole(_MAX_TEXT_BYTES), "the file")
     found = config if isinstance(config, dict) else {}
-    modes = [
-        key.removeprefix("pooling_mode_").partition("_token")[0]
-        for key, value in found.items()
-        if key.startswith("pooling_mode_") and value is True
-    ]
+    modes = [key.removeprefix("pooling_mode_").partition("_token")[0] for key, value in found.items()
+             if key.startswith("pooling_mode_") and value is True]  # fmt: skip
     modes += [mode] if isinstance(mode := found.get("pooling_mode"), str) else []  # since version 6
     return f" ({', '.join(modes)})" if modes else ""
-
-
-def _json(file: OpenFile) -> Any:
-    if file.size > _MAX_TEXT_BYTES:
-        raise file.broken(f"more than {_MAX_TEXT_BYTES:,} bytes")
-    return file.json(file.take(file.size), "the file")

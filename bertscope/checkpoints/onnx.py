@@ -1,4 +1,4 @@
-"""The initializers of an ONNX file: a protobuf whose fields are walked by their lengths; their bytes are not read.
+"""The weights of an ONNX file: a protobuf whose fields are walked by their lengths; no bytes of tensors are read.
 
 External data is a file in the folder of the model, of which only the size is read. Source: `onnx.proto` of ONNX 1.23.
 """
@@ -19,7 +19,8 @@ _MAX_DEPTH = 32  # of messages in messages: 5 for a graph in a branch of a graph
 # Message -> number of a field -> the message in it. A branch of If and the body of Loop are graphs of an attribute.
 _MESSAGES = {
     "model": {7: "graph", 25: "function"}, "function": {7: "node"}, "node": {5: "attribute"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"}, "attribute": {6: "graph", 11: "graph"}, "sparse": {1: "tensor"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"}, "sparse": {1: "tensor"},
+    "attribute": {5: "tensor", 6: "graph", 11: "graph"},
 }  # fmt: skip
 # TensorProto.DataType -> torch's name, bits of an element.
 _TYPES = {
@@ -30,6 +31,7 @@ _TYPES = {
     21: ("uint4", 4), 22: ("int4", 4), 23: ("float4_e2m1fn", 4), 24: ("float8_e8m0fnu", 8), 25: ("uint2", 2),
     26: ("int2", 2),
 }  # fmt: skip
+_OUTPUT = 2  # of a node
 _DIMS, _TYPE, _NAME, _EXTERNAL, _LOCATION = 1, 2, 8, 13, 14
 _DATA, _VARIED, _TEXT = (4, 5, 6, 7, 9, 10, 11), {5, 7, 11}, 8  # float_data ...; int32_data ...; a type
 
@@ -54,14 +56,13 @@ def fields(file: OpenFile, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def read_onnx(file: OpenFile) -> StoredFile:
-    """Return the initializers of an open ONNX file and of the graphs in its nodes; raise SourceError for others."""
+    """Return the weights of an open ONNX file and of the graphs in its nodes; raise SourceError for others."""
     reader = _Reader(file)
     tensors = list(reader.tensors("model", file.size, 0))
     if not reader.has_graph:
         raise file.broken("no ONNX: it has no graph")
-    others, _ = file.beside({name: Counter(tensors=_union(ranges)) for name, ranges in reader.ranges.items()})
-    found = file.stored("onnx", tensors, {"tensors": reader.inside})
-    return replace(found, parts=(*found.parts, *others))
+    others = {name: Counter(tensors=_union(ranges)) for name, ranges in reader.ranges.items()}
+    return file.stored("onnx", tensors, {"tensors": reader.inside}, others)
 
 
 def _union(ranges: set[tuple[int, int]]) -> int:
@@ -81,23 +82,28 @@ class _Reader:
         self.sizes: dict[str, int] = {}  # of the files with external data
         self.ranges: dict[str, set[tuple[int, int]]] = {}  # that tensors have in them
 
-    def tensors(self, message: str, end: int, depth: int) -> Iterator[StoredTensor]:
-        """Yield the tensors in a message."""
+    def tensors(self, message: str, end: int, depth: int, name: str = "") -> Iterator[StoredTensor]:
+        """Yield the tensors in a message: initializers, and those of a `Constant` node under the node's output.
+
+        A constant of one element is a number of a formula, and no weight.
+        """
         if depth > _MAX_DEPTH:
             raise self.file.broken("graphs in graphs, nested too deeply")
         for number, kind, length in fields(self.file, end):
+            if message == "node" and number == _OUTPUT and kind == 2 and not name:
+                name = self.file.text(length)
             inner = _MESSAGES[message].get(number)
             if inner is None or kind != 2:
                 continue
             self.has_graph |= inner == "graph"
             after = self.file.stream.tell() + length
             if inner == "tensor":
-                yield self.tensor(after)
+                yield from self.tensor(after, name if message == "attribute" else None)
             else:
-                yield from self.tensors(inner, after, depth + 1)
+                yield from self.tensors(inner, after, depth + 1, name)
 
-    def tensor(self, end: int) -> StoredTensor:
-        """Return the tensor in a TensorProto; raise SourceError unless its bytes are those of its shape."""
+    def tensor(self, end: int, node: str | None) -> Iterator[StoredTensor]:
+        """Yield the tensor in a TensorProto; raise SourceError unless its bytes are those of its shape."""
         file, dtype, name, is_external = self.file, 0, "", False
         shape, sizes, external = list[int](), dict[int, int](), dict[str, str]()
         for number, kind, value in fields(file, end):
@@ -117,17 +123,20 @@ class _Reader:
                 sizes[number] = sizes.get(number, 0) + (value if kind == 2 else 8 if kind == 1 else 4)
         if dtype not in _TYPES:
             raise file.broken(f"tensor {name[:60]!r} has the unknown type {dtype:,}")
-        found = file.tensor(name or "(no name)", _TYPES[dtype][0], shape, 0)
+        found = file.tensor(node or name or "(no name)", _TYPES[dtype][0], shape, 0)
         needed = -(-found.params * _TYPES[dtype][1] // 8)
+        if node is not None and found.params < 2:
+            return
         if is_external:
-            return self.outside(found, external, needed)
+            yield self.outside(found, external, needed)
+            return
         stored = sum(sizes.values())
         # An integer of its own length has 1 to 10 bytes, and may be two of 4 bits; of text only the length is known.
         is_varied = bool(sizes.keys() & _VARIED)
         if dtype != _TEXT and not (found.params // 8 <= stored <= 10 * found.params if is_varied else stored == needed):
             raise file.broken(f"tensor {name[:60]!r} has {stored:,} bytes, and {shape} of {found.dtype} has {needed:,}")
         self.inside += stored
-        return replace(found, bytes=stored)
+        yield replace(found, bytes=stored)
 
     def outside(self, tensor: StoredTensor, entries: dict[str, str], needed: int) -> StoredTensor:
         """Return a tensor whose bytes are in another file; raise SourceError unless it lies in the model's folder."""

@@ -3,7 +3,8 @@
 A packing is a row: the name of the packed tensor, those of its scales and zero points, and a function that derives the
 shape and the dtype of the weight. Sources: bitsandbytes 0.50 (`QuantState`, `Int8Params`), AutoGPTQ 0.7 and GPTQModel
 (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`, `WQLinear_GEMV`), compressed-tensors 0.20 (`compressors`), transformers'
-`Mxfp4`, modelopt's NVFP4, onnxruntime 1.32 (`quantize_dynamic`, `MatMulNBitsQuantizer`).
+`Mxfp4`, modelopt's NVFP4, torchao 0.15 (`flatten_tensor_state_dict`), optimum-quanto 0.2 (`QTensor`), onnxruntime 1.32
+(`quantize_dynamic`, `MatMulNBitsQuantizer`).
 """
 
 import json
@@ -53,8 +54,10 @@ def _bitsandbytes(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
     return kind, tuple(shape)
 
 
-def _int8(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    return ("int8", parts["weight"].shape) if parts["weight"].dtype == "int8" else None
+def _whole(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return a weight of an integer an element; its scales are in other tensors."""
+    packed = next(iter(parts.values()))
+    return (packed.dtype, packed.shape) if packed.dtype.lstrip("u") in ("int8", "int4") else None
 
 
 def _gptq(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
@@ -101,7 +104,7 @@ def _compressed(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
 
 def _scaled(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
     """Return a weight of 8 bits; of modelopt's NVFP4, with two scales, two elements are in a byte."""
-    packed = parts["weight"]
+    packed = next(iter(parts.values()))
     if packed.dtype == "uint8" and "weight_scale_2" in parts and packed.shape:
         return "fp4", (*packed.shape[:-1], packed.shape[-1] * 2)
     return (packed.dtype, packed.shape) if packed.dtype.startswith(("float8", "int8")) else None
@@ -114,11 +117,6 @@ def _mxfp4(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
         return None
     *front, groups, size = packed.shape
     return "mxfp4", (*front, groups * size * 2)
-
-
-def _onnx_int8(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    packed = parts["_quantized"]
-    return (packed.dtype, packed.shape) if packed.dtype.lstrip("u") in ("int8", "int4") else None
 
 
 def _onnx_blocks(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
@@ -135,18 +133,35 @@ _INPUTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 _PACKINGS = (
     *(_Packing("bitsandbytes", "", "", (f".quant_state.bitsandbytes__{kind}",), _bitsandbytes,
                (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")) for kind in ("nf4", "fp4")),
-    _Packing("bitsandbytes", "weight", "weight", ("SCB",), _int8, ("weight_format",)),
+    _Packing("bitsandbytes", "weight", "weight", ("SCB",), _whole, ("weight_format",)),
     _Packing("GPTQ", "qweight", "weight", ("scales",), _gptq, ("qzeros", "g_idx")),
     _Packing("AWQ", "qweight", "weight", ("scales",), _awq, ("qzeros",)),
     _Packing("compressed-tensors", "weight_packed", "weight", ("weight_scale",), _compressed,
              ("weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale", *_INPUTS)),
     _Packing("scaled", "weight", "weight", ("weight_scale", "weight_scale_inv"), _scaled,
              ("weight_scale_2", "weight_zero_point", "weight_shape", *_INPUTS)),
+    _Packing("torchao", "_weight_qdata", "weight", ("_weight_scale",), _scaled, ("_weight_zero_point",)),
+    _Packing("quanto", "._data", "", ("._scale",), _scaled, ("._shift",)),
     _Packing("MXFP4", "_blocks", "", ("_scales",), _mxfp4),
-    _Packing("onnxruntime", "_quantized", "", ("_scale",), _onnx_int8, ("_zero_point",), ("onnx",)),
+    _Packing("onnxruntime", "_quantized", "", ("_scale",), _whole, ("_zero_point",), ("onnx",)),
     *(_Packing("onnxruntime", end, "", ("_scales",), _onnx_blocks, ("_zero_points",), ("onnx",))
       for end in ("_Q4", "_Q4G32", "_Q4G64", "_Q4G128")),
 )  # fmt: skip
+
+
+# The end of a name -> the packing, whose shapes its tensors do not have.
+_UNREAD = {".W_q": "HQQ", "._weight_qdata": "torchao", "._data": "quanto", ".scale_packed": "Marlin 2:4",
+           ".workspace": "Marlin", ".bitmask": "2:4 sparse", ".codebooks": "AQLM"}  # fmt: skip
+
+
+def unread(tensors: Iterable[StoredTensor], method: str = "") -> str:
+    """Return the packings of tensors that stay as they are, by their names, else the method of the configuration."""
+    tensors = list(tensors)
+    found = dict.fromkeys(name for tensor in tensors for end, name in _UNREAD.items() if tensor.name.endswith(end))
+    is_packed = any(len(tensor.shape) > 1 and tensor.dtype.lstrip("u").startswith(("int8", "int32", "float8"))
+                    for tensor in tensors)  # fmt: skip
+    is_unread = is_packed and not any(tensor.packing for tensor in tensors)
+    return ", ".join(found) or (method if is_unread else "")
 
 
 def unpacked(tensors: Iterable[StoredTensor], values: Mapping[str, bytes], form: str) -> tuple[StoredTensor, ...]:

@@ -3,18 +3,18 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
 from bertscope.checkpoints import INDEX, SUFFIXES, has_modules, weights_in
-from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, opened
+from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, is_plain, opened
 from bertscope.checkpoints.folders import modules_of, read_distcp, read_zero, zero_states
 from bertscope.checkpoints.gguf import read_gguf, splits
 from bertscope.checkpoints.onnx import read_onnx
-from bertscope.checkpoints.packing import unpacked
+from bertscope.checkpoints.packing import unpacked, unread
 from bertscope.checkpoints.safetensors import read_safetensors
 from bertscope.checkpoints.tensorflow import read_flax, read_index
 from bertscope.checkpoints.torch_files import LEGACY, read_legacy, read_zip
@@ -25,7 +25,8 @@ from bertscope.reports.layer_ranges import collapse, in_order
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 10_000
 _FOREIGN = {
-    b"\x89HDF": "an HDF5 file, of Keras",
+    b"\x89HDF": "an HDF5 file, of Keras; from_pretrained(FOLDER, from_tf=True).save_pretrained(...) of transformers 4 "
+    "converts it",
     b"version https://git-lfs": "a Git LFS pointer and not the file itself ('git lfs pull' fetches it)",
     b"<": "a page of HTML or XML",
     b"\x1f\x8b": "a gzip file; unpack it first",
@@ -40,6 +41,7 @@ class Checkpoint(StoredFile):
     name: str
     path: Path
     files: tuple[str, ...]
+    unknown_packing: str = ""  # of tensors that are counted as stored
     modules: tuple[str, ...] = ()  # prefixes of further modules of sentence-transformers
 
 
@@ -78,7 +80,18 @@ def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) 
         "problems": tuple(problem for file in files for problem in file.problems),
         "tensors": tuple(tensor for file in files for tensor in file.tensors),
     } | fields  # fmt: skip
-    return Checkpoint(**whole | {"tensors": unpacked(whole["tensors"], values, files[0].format)})
+    whole["tensors"] = tensors = unpacked(whole["tensors"], values, files[0].format)
+    return Checkpoint(**whole, unknown_packing=unread(tensors, _method(path if path.is_dir() else path.parent)))
+
+
+def _method(folder: Path) -> str:
+    """Return the method of quantization in the configuration of a folder; empty without one."""
+    path = folder / "config.json"
+    with suppress(SourceError), opened(path, Budget(path)) as file:
+        config = file.json(file.whole(MAX_INDEX_BYTES), "the file")
+        found = config.get("quantization_config") if isinstance(config, dict) else None
+        return str(found.get("quant_method", "")) if isinstance(found, dict) else ""
+    return ""
 
 
 def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
@@ -95,8 +108,7 @@ def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
         tensors = (replace(tensor, name=front + tensor.name, file=inside + tensor.file,
                            shares=tensor.shares and front + tensor.shares) for tensor in one.tensors)  # fmt: skip
         parts = (replace(part, file=inside + part.file) for part in one.parts)
-        content = {item.name: getattr(one, item.name) for item in dataclass_fields(StoredFile)}
-        found.append(StoredFile(**content | {"tensors": tuple(tensors), "parts": tuple(parts)}))
+        found.append(replace(one, tensors=tuple(tensors), parts=tuple(parts)))
     if not found:
         raise SourceError("modules.json names no module with weights", where=str(folder))
     metadata = {"modules": ", ".join(kinds)}
@@ -157,24 +169,15 @@ def _sharded(path: Path, budget: Budget) -> Checkpoint:
 
 
 def _weight_map(index: OpenFile) -> dict[str, str]:
-    raw = index.stream.read(MAX_INDEX_BYTES + 1)
-    if len(raw) > MAX_INDEX_BYTES:
-        raise index.broken(f"an index of more than {MAX_INDEX_BYTES:,} bytes")
-    found: Any = index.json(raw, "the index")
+    found: Any = index.json(index.whole(MAX_INDEX_BYTES), "the index")
     places = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(places, dict) or not places:
         raise index.broken("an index needs a weight_map of tensors and their files")
-    if not all(map(_is_shard_name, places.values())):
+    if not all(is_plain(name) and name.endswith(SUFFIXES) for name in places.values()):
         raise index.broken("a shard must be the plain name of a file in the folder of the index")
     if len(set(places.values())) > MAX_SHARDS:
         raise SourceError(f"more than {MAX_SHARDS:,} shards", where=str(index.path))
     return places
-
-
-def _is_shard_name(value: Any) -> bool:
-    """Return False for a name outside the folder and for one that is not of weights."""
-    is_plain = isinstance(value, str) and PurePosixPath(value).name == value and not set(value) & set("\\\0:")
-    return is_plain and value != ".." and value.endswith(SUFFIXES)
 
 
 # ---- contents of a checkpoint: its tensors in rows, and the sums, from its header and without torch ----
@@ -238,12 +241,15 @@ def sums(checkpoint: Checkpoint) -> Stored:
         parts=checkpoint.parts,
         metadata=checkpoint.metadata,
         problems=checkpoint.problems,
+        unknown_packing=checkpoint.unknown_packing,
     )
 
 
 def _dtypes(tensors: list[StoredTensor]) -> Iterator[DtypeRow]:
-    for dtype, packing in sorted({(tensor.dtype, tensor.packing or "") for tensor in tensors}):
-        found = [tensor for tensor in tensors if (tensor.dtype, tensor.packing or "") == (dtype, packing)]
+    groups: dict[tuple[str, str], list[StoredTensor]] = defaultdict(list)
+    for tensor in tensors:
+        groups[tensor.dtype, tensor.packing or ""].append(tensor)
+    for (dtype, packing), found in sorted(groups.items()):
         yield DtypeRow(
             dtype=dtype, tensors=sum(item.tensors for item in found), params=sum(item.params for item in found),
             bytes=sum(item.bytes for item in found), packing=packing or None,
@@ -251,19 +257,14 @@ def _dtypes(tensors: list[StoredTensor]) -> Iterator[DtypeRow]:
 
 
 def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
-    first, *others = tensors
-    if not others:
-        return StoredRow(name=name, dtype=first.dtype, shape=first.shape, copies=1, params=first.params,
-                         bytes=first.bytes, shares=first.shares, packing=first.packing)  # fmt: skip
-    shapes, dtypes = {item.shape for item in tensors}, {item.dtype for item in tensors}
-    packings = {item.packing for item in tensors}
+    shapes = {item.shape for item in tensors}
     return StoredRow(
         name=name,
-        dtype=", ".join(sorted(dtypes)),
-        shape=first.shape if len(shapes) == 1 else None,
+        dtype=", ".join(sorted({item.dtype for item in tensors})),
+        shape=shapes.pop() if len(shapes) == 1 else None,
         copies=len(tensors),
         params=sum(item.params for item in tensors),
         bytes=sum(item.bytes for item in tensors),
-        shares=None,
-        packing=", ".join(sorted(filter(None, packings))) or None,
+        shares=tensors[0].shares if len(tensors) == 1 else None,
+        packing=", ".join(sorted({item.packing for item in tensors if item.packing})) or None,
     )

@@ -6,11 +6,11 @@ tensor are reported as a problem; the official reader refuses such a file.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
-from bertscope.checkpoints.files import MAX_NAME, OpenFile, Placed, StoredFile, is_size
+from bertscope.checkpoints.files import OpenFile, Placed, StoredFile, is_size
 from bertscope.checkpoints.packing import describes
-from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 MAX_HEADER_BYTES = 16 << 20
 _KEYS = {"dtype", "shape", "data_offsets"}
@@ -28,75 +28,48 @@ DTYPES = {
 
 def read_safetensors(file: OpenFile) -> StoredFile:
     """Return the tensors of an open safetensors file; raises SourceError for any other file."""
-    header_bytes, header = _header(file)
-    file.budget.spend("tensors", len(header))
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise file.broken("__metadata__ must map text to text")
-    data_bytes = file.size - 8 - header_bytes
-    file_name = file.path.name
-    placed = [_placed(file, file_name, name, entry, data_bytes) for name, entry in header.items()]
-    placed = file.in_order(placed)
-    tensor_bytes = sum(item.end - item.begin for item in placed)
-    gap = data_bytes - tensor_bytes
-    values = {}
-    for item in placed:
-        if describes(item.tensor):
-            file.seek(8 + header_bytes + item.begin)
-            values[item.tensor.name] = file.take(item.tensor.bytes)
-    parts = (("header length", 8), ("header", header_bytes), ("tensors", tensor_bytes), ("gaps", gap))
-    return StoredFile(
-        format="safetensors",
-        tensors=tuple(item.tensor for item in placed),
-        parts=tuple(
-            FilePart(file=file.path.name, what=what, bytes=count) for what, count in parts if count or what != "gaps"
-        ),
-        metadata=metadata,
-        values=values,
-        problems=(f"{file.path.name}: {gap:,} bytes belong to no tensor; safetensors' own reader refuses such a file",)
-        if gap
-        else (),
-    )
-
-
-def _header(file: OpenFile) -> tuple[int, dict[str, Any]]:
-    start = file.stream.read(8)
-    if len(start) < 8:
-        raise file.broken(f"the file ends after {len(start)} bytes, before the header's length")
-    length = int.from_bytes(start, "little")
+    if file.size < 8:
+        raise file.broken(f"the file ends after {file.size} bytes, before the header's length")
+    length = file.number(8)
     if length > file.size - 8:
         raise file.broken(
             f"the header says it has {length:,} bytes and the file has {file.size:,}: truncated or no safetensors"
         )
     if length > MAX_HEADER_BYTES:
         raise file.broken(f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
-    file.budget.spend("bytes of headers", length)
-    header = file.json(file.stream.read(length), "the header")
+    header, start = file.json(file.take(length), "the header"), 8 + length
     if not isinstance(header, dict):
         raise file.broken("the header is no JSON object")
-    return length, header
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise file.broken("__metadata__ must map text to text")
+    placed = file.in_order(_placed(file, name, entry, file.size - start) for name, entry in header.items())
+    parts = {"header length": 8, "header": length, "tensors": sum(item.end - item.begin for item in placed)}
+    tensors = [item.tensor for item in placed]
+    values = {item.tensor.name: file.at(start + item.begin, item.tensor.bytes)
+              for item in placed if describes(item.tensor)}  # fmt: skip
+    found = file.stored("safetensors", tensors, parts, rest="gaps", metadata=metadata, values=values)
+    if not (gap := file.size - sum(parts.values())):
+        return found
+    problem = f"{file.path.name}: {gap:,} bytes belong to no tensor; safetensors' own reader refuses such a file"
+    return replace(found, problems=(problem,))
 
 
-def _placed(file: OpenFile, file_name: str, name: str, entry: Any, data_bytes: int) -> Placed:
+def _placed(file: OpenFile, name: str, entry: Any, data_bytes: int) -> Placed:
     shown = name[:60]
-    if len(name) > MAX_NAME or not isinstance(entry, dict) or entry.keys() != _KEYS:
+    if not isinstance(entry, dict) or entry.keys() != _KEYS:
         raise file.broken(f"tensor {shown!r} needs dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise file.broken(f"tensor {shown!r} has the unknown dtype {str(dtype)[:20]!r}")
-    if not isinstance(shape, list) or len(shape) > 64 or not all(map(is_size, shape)):
-        raise file.broken(f"tensor {shown!r} has a shape that is no list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_size, offsets)):
         raise file.broken(f"tensor {shown!r} has data_offsets that are no two places")
     begin, end = offsets
     if not begin <= end <= data_bytes:
         raise file.broken(f"tensor {shown!r} lies at bytes {begin:,} to {end:,} of {data_bytes:,}: truncated or wrong")
-    params, (torch_name, bits) = math.prod(shape), DTYPES[dtype]
-    if params * bits != (end - begin) * 8:
-        raise file.broken(
-            f"tensor {shown!r} has {end - begin:,} bytes, and {shape} of {dtype} has {params * bits // 8:,}"
-        )
-    tensor = StoredTensor(
-        name=name, dtype=torch_name, shape=tuple(shape), params=params, bytes=end - begin, file=file_name
-    )
-    return Placed(begin, end, tensor)
+    torch_name, bits = DTYPES[dtype]
+    sizes = shape if isinstance(shape, list) and len(shape) <= 64 and all(map(is_size, shape)) else [-1]
+    if sizes == shape and math.prod(shape) * bits != (end - begin) * 8:
+        needed = math.prod(shape) * bits // 8
+        raise file.broken(f"tensor {shown!r} has {end - begin:,} bytes, and {shape} of {dtype} has {needed:,}")
+    return Placed(begin, end, file.tensor(name, torch_name, sizes, end - begin))

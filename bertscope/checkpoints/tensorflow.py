@@ -5,7 +5,6 @@ TensorFlow 2. The msgpack file is what `flax.serialization.to_bytes` of Flax 0.1
 of the extension type 1 with shape, dtype and bytes.
 """
 
-import re
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ from dataclasses import replace
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from bertscope.checkpoints.files import OpenFile, StoredFile
+from bertscope.checkpoints.files import OpenFile, StoredFile, of_model, use_of
 from bertscope.checkpoints.onnx import fields
-from bertscope.reports.checkpoint import FilePart, StoredTensor
+from bertscope.reports.checkpoint import StoredTensor
 
 INDEX_MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 _FOOTER, _TRAILER = 48, 5
@@ -26,16 +25,11 @@ _TYPES = {
     10: "bool", 14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16", 22: "uint32", 23: "uint64",
     24: "float8_e5m2", 25: "float8_e4m3fn",
 }  # fmt: skip
-OPTIMIZER = re.compile(
-    r"^(?:optim|optimizer|opt_state)[./](?!_trainable_variables/)|[./]optim(?:izer)?[./](?:state|param_groups)[./]|/\.OPTIMIZER_SLOT/"
-    r"|^global_step$|^save_counter/|^_CHECKPOINTABLE_OBJECT_GRAPH$|/(?:adam|lamb)_[mv]$|/(?:Adam|LAMB|RMSProp)(?:_1)?$|/(?:Momentum|Adagrad)$"
-)
 
 
 def read_index(file: OpenFile) -> StoredFile:
     """Return the tensors of an open index of TensorFlow, without the state of an optimizer; raise SourceError."""
-    file.seek(max(0, file.size - _FOOTER))
-    footer = _part(file, file.take(min(file.size, _FOOTER)))
+    footer = _part(file, file.at(max(0, file.size - _FOOTER), min(file.size, _FOOTER)))
     if footer.size < _FOOTER or footer.stream.getvalue()[-8:] != INDEX_MAGIC:  # type: ignore[attr-defined]
         raise file.broken("not the index of a TensorFlow checkpoint: truncated or another file")
     for _ in range(2):  # place and size of the block of metadata
@@ -54,17 +48,16 @@ def read_index(file: OpenFile) -> StoredFile:
                 shards = next((value for number, _, value in fields(entry, entry.size) if number == 1), 1)
             elif not key.startswith(b"\0"):  # else a slice of another entry
                 tensor, shard = _entry(entry, key)
-                is_state = OPTIMIZER.search(tensor.name) is not None
-                used.setdefault(shard, Counter())["optimizer state" if is_state else "tensors"] += tensor.bytes
-                found += [] if is_state else [(shard, tensor)]
-    if not max(used, default=0) < shards <= _MAX_SHARDS or not found:
-        raise file.broken(f"an index of {shards:,} shards and {len(found):,} tensors")
+                used.setdefault(shard, Counter())[use_of(tensor.name)] += tensor.bytes
+                found.append((shard, tensor))
     stem = file.path.name.removesuffix(".index")
-    names = [f"{stem}.data-{shard:05}-of-{shards:05}" for shard in range(shards)]
-    tensors = tuple(replace(tensor, file=names[shard]) for shard, tensor in found)
-    others, problems = file.beside({name: used.get(shard, Counter()) for shard, name in enumerate(names)})
-    parts = (FilePart(file=file.path.name, what="header", bytes=file.size), *others)
-    return StoredFile(format="tensorflow", tensors=tensors, parts=parts, problems=tuple(problems))
+    names = [f"{stem}.data-{shard:05}-of-{shards:05}" for shard in range(min(shards, _MAX_SHARDS))]
+    is_whole = max(used, default=0) < shards == len(names)
+    tensors = of_model(replace(tensor, file=names[shard]) for shard, tensor in found) if is_whole else []
+    if not tensors:
+        raise file.broken(f"an index of {shards:,} shards and {len(found):,} tensors")
+    others = {name: used.get(shard, Counter()) for shard, name in enumerate(names)}
+    return file.stored("tensorflow", tensors, {"header": file.size}, others)
 
 
 def _part(file: OpenFile, raw: bytes) -> OpenFile:
@@ -74,8 +67,7 @@ def _part(file: OpenFile, raw: bytes) -> OpenFile:
 
 def _block(file: OpenFile, place: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield key and value of each entry of a block; a key is the front of the one before it, and its own end."""
-    file.seek(place)
-    raw = file.take(size + _TRAILER)
+    raw = file.at(place, size + _TRAILER)
     if raw[size]:
         raise file.broken("a compressed index; TensorFlow compresses none")
     restarts = int.from_bytes(raw[max(0, size - 4) : size], "little")
@@ -136,16 +128,13 @@ def read_flax(file: OpenFile) -> StoredFile:
     tree = _value(file, 0)
     if not isinstance(tree, dict) or file.stream.tell() != file.size:
         raise file.broken("no Flax model: a msgpack file that is no map, or has bytes behind it")
-    sizes = {"tensors": 0, "optimizer state": 0}
-    tensors = []
+    sizes, tensors = Counter[str](), list[StoredTensor]()
     for name, array in _leaves(file, tree):
-        is_state = OPTIMIZER.search(name) is not None
-        sizes["optimizer state" if is_state else "tensors"] += array.bytes
-        tensor = file.tensor(name, array.dtype, array.shape)
-        if array.bytes != tensor.bytes:
+        sizes[use_of(name)] += array.bytes
+        tensors.append(file.tensor(name, array.dtype, array.shape))
+        if array.bytes != tensors[-1].bytes:
             raise file.broken(f"array {name[:60]!r} has {array.bytes:,} bytes, not those of {array.shape} of its dtype")
-        tensors += [] if is_state else [tensor]
-    if not tensors:
+    if not (tensors := of_model(tensors)):
         raise file.broken("no Flax model: it has no array")
     return file.stored("flax", tensors, sizes)
 

@@ -4,14 +4,14 @@ import math
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
-from bertscope.checkpoints.files import ITEM_BYTES, MAX_NAME, Budget, OpenFile, StoredFile, is_size
+from bertscope.checkpoints.files import ITEM_BYTES, Budget, OpenFile, StoredFile, is_size
 from bertscope.checkpoints.packing import describes
-from bertscope.reports.checkpoint import FilePart, StoredTensor
+from bertscope.reports.checkpoint import StoredTensor
 
 _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
 _REBUILD_PARAMETER = ("_rebuild_parameter", "_rebuild_parameter_with_state")
@@ -160,25 +160,6 @@ _VALUES = {
     "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
     "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
 }  # fmt: skip
-_NEW: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
-    "MARK": lambda: _MARK, "EMPTY_DICT": PickledDict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple,
-    "EMPTY_SET": list,
-}  # fmt: skip
-
-
-def described(file: BytesIO, budget: Budget) -> Any:
-    """Return the next pickle in the file as plain values, Tables and Tensors; raises BadPickle."""
-    machine, count = _Machine(budget), 0
-    try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-            if count > MAX_INSTRUCTIONS:
-                raise BadPickle(f"more than {MAX_INSTRUCTIONS:,} instructions")
-            machine.do(opcode.name, argument)
-        budget.spend("instructions", count)
-        return machine.stack.pop()
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise BadPickle(f"not the pickle of a state dict ({type(error).__name__}: {str(error)[:80]})") from None
 
 
 class _Machine:
@@ -187,59 +168,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def do(self, name: str, argument: Any) -> None:
-        """Execute one instruction."""
-        stack = self.stack
-        match name:
-            case "PROTO":
-                if argument > 5:
-                    raise BadPickle(f"pickle protocol {argument}")
-            case "FRAME" | "STOP":
-                pass  # neither the length of a frame nor the end mark is needed
-            case _ if name in _VALUES:
-                stack.append(argument)
-            case _ if name in _NEW:
-                stack.append(_NEW[name]())
-            case "TUPLE" | "FROZENSET":
-                stack.append(tuple(self._items()))
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                self._collect(int(name[-1]))
-            case "APPEND":
-                item = stack.pop()
-                self._top(list).append(item)
-            case "APPENDS" | "ADDITEMS":
-                items = self._items()
-                self._top(list).extend(items)
-            case "SETITEM":
-                self._set([stack.pop(-2), stack.pop()])
-            case "SETITEMS":
-                self._set(self._items())
-            case "PUT" | "BINPUT" | "LONG_BINPUT":
-                self.memo[argument] = stack[-1]
-            case "MEMOIZE":
-                self.memo[len(self.memo)] = stack[-1]
-            case "GET" | "BINGET" | "LONG_BINGET":
-                stack.append(self.memo[argument])
-            case "GLOBAL":
-                stack.append(Global(*argument.split(" ", 1)))
-            case "STACK_GLOBAL":
-                function, module = stack.pop(), stack.pop()
-                if not (isinstance(function, str) and isinstance(module, str)):
-                    raise BadPickle("a global without a name")
-                stack.append(Global(module, function))
-            case "BINPERSID":
-                stack.append(storage_of(stack.pop()))
-            case "BUILD":
-                state = stack.pop()
-                made = self._top(PickledDict)
-                if isinstance(made, Opaque):  # else the attributes of a state dict, its metadata
-                    made.state = state
-            case "REDUCE" | "NEWOBJ":
-                self._call()
-            case _:
-                raise BadPickle(f"the instruction {name}, which no state dict needs")
-
-    def _items(self) -> list[Any]:
+    def items(self) -> list[Any]:
         """Pop the values above the last mark, and the mark."""
         place = len(self.stack) - 1
         while self.stack[place] is not _MARK:
@@ -250,15 +179,21 @@ class _Machine:
         del self.stack[place:]
         return items
 
-    def _collect(self, count: int) -> None:
-        """Replace the last values by a tuple of them."""
+    def last(self, count: int) -> tuple[Any, ...]:
+        """Pop the last values."""
         items = tuple(self.stack[-count:])
         if len(items) < count:
             raise BadPickle("a tuple of more than there is")
-        self.stack[-count:] = [items]
+        del self.stack[-count:]
+        return items
 
-    def _set(self, items: list[Any]) -> None:
-        table = self._top(PickledDict)
+    def extend(self, items: list[Any]) -> None:
+        """Append values to the list on top."""
+        self.top(list).extend(items)
+
+    def set(self, items: list[Any]) -> None:
+        """Put keys and values into the table on top; those of an object are passed over."""
+        table = self.top(PickledDict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(table, Opaque):
                 continue
@@ -271,17 +206,84 @@ class _Machine:
             elif not isinstance(key, (float, bool, type(None), Global)):
                 raise BadPickle(f"a key that is a {type(key).__name__}")
 
-    def _top(self, kind: type) -> Any:
+    def top(self, kind: type) -> Any:
+        """Return the value on top; raise BadPickle for another kind."""
         if not isinstance(self.stack[-1], (kind, Opaque)):
             raise BadPickle(f"an instruction for a {kind.__name__.lower()} on a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
 
-    def _call(self) -> None:
+    def call(self) -> Any:
+        """Pop a function and its arguments, and return the result."""
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
             raise BadPickle("a call of what is no name")
         self.budget.spend("copied elements", sum(len(item) for item in arguments if isinstance(item, (list, tuple))))
-        self.stack.append(called(function, arguments))
+        return called(function, arguments)
+
+    def build(self) -> None:
+        """Give an object its attributes; those of a state dict are its metadata."""
+        state = self.stack.pop()
+        if isinstance(made := self.top(PickledDict), Opaque):
+            made.state = state
+
+
+def _global(module: Any, name: Any) -> Global:
+    if not (isinstance(module, str) and isinstance(name, str)):
+        raise BadPickle("a global without a name")
+    return Global(module, name)
+
+
+def _protocol(number: int) -> None:
+    if number > 5:
+        raise BadPickle(f"pickle protocol {number}")
+
+
+# Instructions that push a value, and the others.
+_PUSH: dict[str, Callable[[_Machine, Any], Any]] = {
+    **dict.fromkeys(_VALUES, lambda machine, argument: argument),
+    "NONE": lambda machine, _: None, "NEWTRUE": lambda machine, _: True, "NEWFALSE": lambda machine, _: False,
+    "MARK": lambda machine, _: _MARK, "EMPTY_DICT": lambda machine, _: PickledDict(),
+    **dict.fromkeys(("EMPTY_LIST", "EMPTY_SET"), lambda machine, _: []), "EMPTY_TUPLE": lambda machine, _: (),
+    **dict.fromkeys(("TUPLE", "FROZENSET"), lambda machine, _: tuple(machine.items())),
+    "TUPLE1": lambda machine, _: machine.last(1), "TUPLE2": lambda machine, _: machine.last(2),
+    "TUPLE3": lambda machine, _: machine.last(3),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, number: machine.memo[number]),
+    "GLOBAL": lambda machine, argument: _global(*argument.split(" ", 1)),
+    "STACK_GLOBAL": lambda machine, _: _global(*machine.last(2)),
+    "BINPERSID": lambda machine, _: storage_of(machine.stack.pop()),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _: machine.call()),
+}  # fmt: skip
+_DO: dict[str, Callable[[_Machine, Any], Any]] = {
+    "PROTO": lambda machine, number: _protocol(number),
+    **dict.fromkeys(("FRAME", "STOP"), lambda machine, _: None),  # neither a frame's length nor the end is needed
+    "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
+    **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda machine, _: machine.extend(machine.items())),
+    "SETITEM": lambda machine, _: machine.set([machine.stack.pop(-2), machine.stack.pop()]),
+    "SETITEMS": lambda machine, _: machine.set(machine.items()),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"),
+                    lambda machine, number: machine.memo.update({number: machine.stack[-1]})),
+    "MEMOIZE": lambda machine, _: machine.memo.update({len(machine.memo): machine.stack[-1]}),
+    "BUILD": lambda machine, _: machine.build(),
+}  # fmt: skip
+
+
+def described(file: BytesIO, budget: Budget) -> Any:
+    """Return the next pickle in the file as plain values, Tables and Tensors; raises BadPickle."""
+    machine, count = _Machine(budget), 0
+    try:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+            if count > MAX_INSTRUCTIONS:
+                raise BadPickle(f"more than {MAX_INSTRUCTIONS:,} instructions")
+            if opcode.name in _PUSH:
+                machine.stack.append(_PUSH[opcode.name](machine, argument))
+            elif opcode.name in _DO:
+                _DO[opcode.name](machine, argument)
+            else:
+                raise BadPickle(f"the instruction {opcode.name}, which no state dict needs")
+        budget.spend("instructions", count)
+        return machine.stack.pop()
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise BadPickle(f"not the pickle of a state dict ({type(error).__name__}: {str(error)[:80]})") from None
 
 
 MAX_PICKLE_BYTES = 8 << 20
@@ -311,26 +313,22 @@ def _pickled(file: OpenFile) -> tuple[str, bytes, dict[str, zipfile.ZipInfo]]:
 def read_zip(file: OpenFile) -> StoredFile:
     """Return the tensors of an open zip that `torch.save` wrote; raise SourceError for any other zip."""
     folder, raw, entries = _pickled(file)
-    tensors = list(_tensors(file, _state(file, BytesIO(raw))))
-    for storage in _storages(tensors).values():
+    tensors, storages = _tensors(file, BytesIO(raw))
+    for storage in storages.values():
         record = entries.get(f"{folder}data/{storage.key}")
         if record is None or record.file_size != storage.bytes or record.compress_size != storage.bytes:
             raise file.broken(
                 f"the record data/{storage.key[:40]} is absent or has not the {storage.bytes:,} bytes it should"
             )
-    tensor_bytes = sum(storage.bytes for storage in _storages(tensors).values())
+    tensor_bytes = sum(storage.bytes for storage in storages.values())
     records = sum(info.compress_size for info in entries.values())
     if records > file.size:
         raise file.broken("the zip's records overlap")
-    parts = (("pickle", len(raw)), ("tensors", tensor_bytes), ("other records", records - len(raw) - tensor_bytes),
-             ("zip structure and alignment", file.size - records))  # fmt: skip
-    found, storages, values = _stored(file, tensors, parts), dict(tensors), {}
+    parts = {"pickle": len(raw), "tensors": tensor_bytes, "other records": records - len(raw) - tensor_bytes}
     with zipfile.ZipFile(file.stream) as archive:
-        for row in found.tensors:
-            storage = storages[row.name].storage
-            if describes(row) and storage.bytes == row.bytes:
-                values[row.name] = _record(file, archive, entries[f"{folder}data/{storage.key}"])
-    return replace(found, values=values)
+        values = {row.name: _record(file, archive, entries[f"{folder}data/{tensor.storage.key}"])
+                  for row, tensor in tensors if describes(row) and tensor.storage.bytes == row.bytes}  # fmt: skip
+    return file.stored("pytorch", [row for row, _ in tensors], parts, rest="zip structure and alignment", values=values)
 
 
 def read_legacy(file: OpenFile) -> StoredFile:
@@ -338,8 +336,8 @@ def read_legacy(file: OpenFile) -> StoredFile:
     start = BytesIO(file.stream.read(MAX_PICKLE_BYTES))
     for _ in range(3):
         described_in(file, start)
-    tensors = list(_tensors(file, _state(file, start)))
-    storages, keys = _storages(tensors), described_in(file, start)
+    tensors, storages = _tensors(file, start)
+    keys = described_in(file, start)
     is_list_of_names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not is_list_of_names or sorted(keys) != sorted(storages):
         raise file.broken("the keys of its storages are not those of its tensors")
@@ -352,37 +350,9 @@ def read_legacy(file: OpenFile) -> StoredFile:
         place += 8 + storages[key].bytes
     if place > file.size:
         raise file.broken(f"the file has {file.size:,} bytes and its tensors need {place:,}: truncated")
-    tensor_bytes = sum(storage.bytes for storage in storages.values())
-    parts = (
-        ("pickles", pickles),
-        ("storage lengths", 8 * len(keys)),
-        ("tensors", tensor_bytes),
-        ("after the end", file.size - place),
-    )
-    return _stored(file, tensors, parts)
-
-
-def _stored(file: OpenFile, tensors: list[tuple[str, Tensor]], parts: tuple[tuple[str, int], ...]) -> StoredFile:
-    return StoredFile(
-        format="pytorch",
-        tensors=tuple(_rows(file.path.name, tensors)),
-        parts=tuple(FilePart(file=file.path.name, what=what, bytes=count) for what, count in parts if count),
-    )
-
-
-def _rows(file_name: str, tensors: list[tuple[str, Tensor]]) -> Iterator[StoredTensor]:
-    first_names: dict[tuple[object, ...], str] = {}
-    for name, tensor in tensors:
-        params = math.prod(tensor.shape)
-        first = first_names.setdefault((tensor.storage.key, tensor.offset, tensor.shape, tensor.stride), name)
-        yield StoredTensor(
-            name=name, dtype=tensor.dtype, shape=tensor.shape, params=params,
-            bytes=params * ITEM_BYTES[tensor.dtype], file=file_name, shares=None if first == name else first,
-        )  # fmt: skip
-
-
-def _storages(tensors: list[tuple[str, Tensor]]) -> dict[str, Storage]:
-    return {tensor.storage.key: tensor.storage for _, tensor in tensors}
+    parts = {"pickles": pickles, "storage lengths": 8 * len(keys),
+             "tensors": sum(storage.bytes for storage in storages.values())}  # fmt: skip
+    return file.stored("pytorch", [row for row, _ in tensors], parts, rest="after the end")
 
 
 def described_in(file: OpenFile, pickle: BytesIO) -> Any:
@@ -393,26 +363,27 @@ def described_in(file: OpenFile, pickle: BytesIO) -> Any:
         raise file.broken(f"refused: {error}; weights are what torch.save(model.state_dict(), ...) writes") from None
 
 
-def _state(file: OpenFile, pickle: BytesIO) -> PickledDict:
-    """Return the state dict in the pickle: its top level, or the entry in which trainers save the weights."""
+def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, Tensor]], dict[str, Storage]]:
+    """Return the tensors of the state dict in the pickle, and their storages.
+
+    The state dict is the top level, or the entry in which trainers save the weights.
+    """
     found = described_in(file, pickle)
     if isinstance(found, PickledDict) and not any(isinstance(value, Tensor) for value in found.values()):
         found = next((found[key] for key in _NESTED if isinstance(found.get(key), PickledDict)), found)
     if not isinstance(found, PickledDict) or not any(isinstance(value, Tensor) for value in found.values()):
         raise file.broken("it holds no table of tensors")
-    return found
-
-
-def _tensors(file: OpenFile, state: PickledDict) -> Iterator[tuple[str, Tensor]]:
-    by_key: dict[str, Storage] = {}
-    for name, value in state.items():
+    rows, storages, first_names = list[tuple[StoredTensor, Tensor]](), dict[str, Storage](), dict[Any, str]()
+    for name, value in found.items():
         if isinstance(value, Tensor):
-            file.budget.spend("tensors", 1)
-            if not isinstance(name, str) or len(name) > MAX_NAME:
-                raise file.broken(f"a tensor's name is no text of at most {MAX_NAME:,} characters")
-            if by_key.setdefault(value.storage.key, value.storage) != value.storage:
+            if not isinstance(name, str):
+                raise file.broken("a tensor's name is no text")
+            if storages.setdefault(value.storage.key, value.storage) != value.storage:
                 raise file.broken(f"the storage {value.storage.key[:40]} is described in two ways")
-            yield name, value
+            first = first_names.setdefault((value.storage.key, value.offset, value.shape, value.stride), name)
+            shares = None if first == name else first
+            rows.append((file.tensor(name, value.dtype, value.shape, shares=shares), value))
+    return rows, storages
 
 
 def _record(file: OpenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:

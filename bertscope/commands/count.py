@@ -3,8 +3,7 @@
 import re
 import sys
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,9 +17,6 @@ from bertscope.reports.params import CountReport
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.texts import phrase
 from bertscope.units import FP32, PRECISIONS, count_text, signed_text
-
-if TYPE_CHECKING:
-    from bertscope.reports.checkpoint import Stored
 
 EXAMPLES = """
   bertscope count bert-large-zh
@@ -96,12 +92,16 @@ def count(
         show_as_torchinfo(source, built, None, layout.chosen(), out, run.traced(source, is_needed=is_run))
         return 0
     expected = None if expect is None else _expected(expect)
-    weights = weights_path(model.model, download=model.download) if stored else stored_alone(model.model)
-    if weights is not None and not model.others:
+    checkpoint = None if stored or model.others else stored_alone(model.model)
+    if checkpoint is not None or stored:
+        from bertscope.checkpoints.reading import read_checkpoint, stored_report
+
         if untie:
             raise SelectionError("--untie is for models; the totals of a checkpoint include one under all names")
-        contents = _show_stored(weights, rows.by, out)
-        return _judge(expected, contents.distinct_params, contents.stored_params, "under all names")
+        checkpoint = checkpoint or read_checkpoint(weights_path(model.model, download=model.download))
+        report = stored_report(checkpoint, by=rows.by)
+        out.show(report)
+        return _judge(expected, report.stored.distinct_params, report.stored.stored_params, "under all names")
     reports = model.each(partial(_report, rows=rows, run=run, freeze=freeze, untie=untie))
     out.show_all(reports)
     totals = reports[0].totals
@@ -130,15 +130,6 @@ def _expected(text: str) -> int:
             f"--expect takes a number of parameters such as 109482240 or 109,482,240; got {text[:40]!r}"
         )
     return int(re.sub(r"[,_]", "", text))
-
-
-def _show_stored(path: Path, by: str, out: DetailedOutputOptions) -> "Stored":
-    """Show the contents of a checkpoint; torch is not imported."""
-    from bertscope.checkpoints.reading import read_checkpoint, stored_report
-
-    report = stored_report(read_checkpoint(path), by=by)
-    out.show(report)
-    return report.stored
 
 
 def _judge(expected: int | None, unique: int, other: int, convention: str) -> int:

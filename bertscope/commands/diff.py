@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from bertscope.checkpoints.reading import Checkpoint, read_checkpoint
 from bertscope.commands.model_options import (
     Architecture,
     Attention,
@@ -45,11 +44,14 @@ def diff(
     both. A file with tensors is compared by its header.
     """
     one, other = (
-        read_checkpoint(path) if (path := stored_alone(name)) else
-        ModelOptions(model=name, architecture=architecture, attention=attention, lora=lora, download=download).found()
+        stored_alone(name)
+        or ModelOptions(
+            model=name, architecture=architecture, attention=attention, lora=lora, download=download
+        ).found()
         for name in (a, b)
-    )  # fmt: skip
+    )
     from bertscope.analyses.page import diff as analyse
+    from bertscope.checkpoints.reading import Checkpoint
 
     models = [model for model in (one, other) if not isinstance(model, Checkpoint)]
     report = analyse(one, other, batch=sizes.batch, seq=sizes.length(*models))

@@ -82,13 +82,11 @@ def tree(
     if is_torchinfo := layout.style == "torchinfo":
         check_style(out, {})
     needs_run = layout.needs_run()
-    if path := stored_alone(model.model, beside_config=False):
-        given = {"--style torchinfo": is_torchinfo, "--freeze": freeze, "--shapes": run.shapes, "--unfold": unfold}
-        if options := [*filter(given.get, given)]:
-            raise SelectionError(f"{options[0]} is for models, and {path} has only tensors")
-        from bertscope.checkpoints.reading import read_checkpoint, stored_report
+    given = {"--style torchinfo": is_torchinfo, "--freeze": bool(freeze), "--shapes": run.shapes, "--unfold": unfold}
+    if checkpoint := stored_alone(model.model, beside_config=False, **given):
+        from bertscope.checkpoints.reading import stored_report
 
-        out.show(stored_report(read_checkpoint(path), by="tree", depth=depth))
+        out.show(stored_report(checkpoint, by="tree", depth=depth))
         return
     source, built = model.built(freeze)
     found = run.traced(source, is_needed=needs_run)

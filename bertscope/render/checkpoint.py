@@ -51,6 +51,9 @@ def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
         size = bytes_text(stored.weight_bytes)
         weights = say("weight_bits", count=count_text(stored.weights), bits=bits, size=size)
         lines.append((say("stored_weights"), weights))
+    if stored.unknown_packing:
+        packing = one_line(stored.unknown_packing, limit=60)
+        lines.append((say("unknown_packing"), say("unknown_packing_how", packing=packing)))
     if stored.stored_params != stored.distinct_params:
         lines.append((say("under_all_names"), count_text(stored.stored_params)))
     size = bytes_text(stored.file_bytes)

@@ -83,6 +83,7 @@ class Stored:
     parts: tuple[FilePart, ...]
     metadata: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()  # reasons for which the official reader refuses the file
+    unknown_packing: str = ""  # of tensors that are counted as stored
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

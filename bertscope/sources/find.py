@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bertscope.checkpoints import WEIGHTS, has_modules, is_weights, weights_in
 from bertscope.config import ARCHITECTURES, BertConfig, Lora
@@ -39,6 +39,9 @@ from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_pa
 from bertscope.sources.transformers_models import TransformersSource, flash_kernel, from_config, stored_dtype
 from bertscope.text_files import Mapping as Entries
 from bertscope.text_files import read_json, read_mapping, readable
+
+if TYPE_CHECKING:
+    from bertscope.checkpoints.reading import Checkpoint
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _CONFIGS = ("adapter_config.json", "config.json")
@@ -246,17 +249,26 @@ def weights_path(model: str, *, download: bool = False) -> Path:
     return folder
 
 
-def stored_alone(model: str, *, beside_config: bool = True) -> Path | None:
-    """Return the path if MODEL is a checkpoint without a configuration: a file of weights, or a folder of them.
+def stored_alone(model: Any, *, beside_config: bool = True, **options: bool) -> "Checkpoint | None":
+    """Return the checkpoint if MODEL is one without a configuration: a file of weights, or a folder of them.
 
-    A file next to its configuration is one too, unless `beside_config` is False. So is a folder of
-    sentence-transformers with a Dense, since its configuration is that of the first module only.
+    A file next to its configuration is one too, unless `beside_config` is False; so is a folder of
+    sentence-transformers with a Dense, whose configuration is only that of its first module. Raises SelectionError for
+    an option of models that is given.
     """
+    if not isinstance(model, (str, os.PathLike)):
+        return None
     place = _place(model)
     uses_config = place.is_folder or not beside_config
     is_model = uses_config and place.config and not (place.is_folder and has_modules(place.path))
-    is_alone = place.has_weights and not is_model and model not in preset_paths()
-    return place.path if is_alone else None
+    if not place.has_weights or is_model or os.fspath(model) in preset_paths():
+        return None
+    for option, is_given in options.items():
+        if is_given:
+            raise SelectionError("{option} is for models, and {path} has only tensors", option=option, path=place.path)
+    from bertscope.checkpoints.reading import read_checkpoint
+
+    return read_checkpoint(place.path)
 
 
 @dataclass(frozen=True)

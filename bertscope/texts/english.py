@@ -63,6 +63,8 @@ TEXTS: dict[str, str] = {
     "files": "files",
     "more_files": " and {count} more",
     "problem": "problem",
+    "unknown_packing": "packing",
+    "unknown_packing_how": "{packing}: packed in a way that bertscope does not know; counted as stored",
     "metadata": "metadata",
     "read": "read",
     "header_only": "only the header; nothing was loaded or run",

@@ -84,6 +84,17 @@ def test_the_initializers_of_an_onnx_file_are_counted_and_its_integers_are_no_we
     assert sum(part.bytes for part in found.parts) == len(model)
 
 
+def test_a_constant_of_onnx_is_a_weight_and_a_single_number_is_none(tmp_path):
+    """A node has its output in field 2, and its value in an attribute (5, 5); a name of a tensor is not needed."""
+    weight, number = (
+        field(1, field(2, name) + field(4, "Constant") + field(5, field(1, "value") + field(5, tensor)))
+        for name, tensor in (("w", onnx_tensor("", (2, 3), bytes(24))), ("s", onnx_tensor("", (), bytes(4))))
+    )
+    path = write(tmp_path / "m.onnx", onnx(onnx_tensor("a", (5,), bytes(20))) + field(7, weight + number))
+    assert [(row.name, row.shape) for row in read_checkpoint(path).tensors] == [("a", (5,)), ("w", (2, 3))]
+    assert stored(path).weights == 2 * 3 + 5
+
+
 def test_external_data_of_onnx_is_the_size_of_its_file(tmp_path):
     tensors = (
         onnx_external("a", (4,), location="m.data", offset=8, length=16),
@@ -149,6 +160,8 @@ PACKED = {
                                 "a.weight_global_scale": ("F32", (1,))}, "fp4", 128 + 16 + 4),
     "fp8 with scales": ({"a.weight": ("F8_E4M3", (8, 32)), "a.weight_scale_inv": ("F32", (1, 1)),
                          "a.input_scale": ("F32", ())}, "float8_e4m3fn", 256 + 4 + 4),
+    "torchao int8": ({"a._weight_qdata": ("I8", (8, 32)), "a._weight_scale": ("F32", (8, 1))}, "int8", 256 + 32),
+    "quanto int8": ({"a.weight._data": ("I8", (8, 32)), "a.weight._scale": ("F16", (8, 1))}, "int8", 256 + 16),
     "NVFP4 of modelopt": ({"a.weight": ("U8", (8, 16)), "a.weight_scale": ("F8_E4M3", (8, 2)),
                            "a.weight_scale_2": ("F32", ())}, "fp4", 128 + 16 + 4),
 }  # fmt: skip
@@ -178,6 +191,26 @@ def test_experts_of_mxfp4_are_two_elements_a_byte(tmp_path):
 ], ids=["floats", "other sizes", "a shape of zeros"])  # fmt: skip
 def test_tensors_that_only_have_the_names_stay_as_they_are(tmp_path, tensors):
     assert {row.name for row in read_checkpoint(packed(tmp_path, tensors)).tensors} == set(tensors)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "method", "packing"),
+    [
+        ({"a.W_q": ("U8", (128, 1)), "a.scale": ("F16", (8, 1))}, "hqq", "HQQ"),
+        ({"a._weight_qdata": ("U8", (8, 16)), "a._weight_scale": ("F32", (8, 1))}, "torchao", "torchao"),
+        ({"a.weight_packed": ("I32", (2, 8)), "a.scale_packed": ("F16", (1, 8))}, None, "Marlin 2:4"),
+        ({"a.secret": ("I32", (8, 4))}, "spqr", "spqr"),
+        ({"a.weight": ("F32", (8, 4))}, "spqr", ""),  # dequantized
+    ],
+)
+def test_a_packing_that_is_not_known_is_named_and_counted_as_stored(cli, tmp_path, tensors, method, packing):
+    path = packed(tmp_path, tensors)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"quantization_config": {"quant_method": method} if method else 1})
+    )
+    assert stored(path).unknown_packing == packing
+    assert {row.name for row in read_checkpoint(path).tensors} == set(tensors)
+    assert (f"{packing}: packed in a way" in " ".join(cli("count", path).out.split())) == bool(packing)
 
 
 def test_a_quantized_onnx_weight_is_counted_once(tmp_path):
@@ -240,6 +273,15 @@ def test_a_folder_of_deepspeed_is_counted_by_the_states_of_its_model(tmp_path, s
         found = stored(path)
         assert (found.weights, found.distinct_params) == (4 * 3 + 4, 4 * 3 + 4 + 5)
         assert sum(part.bytes for part in found.parts if part.what == "optimizer state") == 100
+
+
+def test_a_part_of_a_tensor_parallel_model_is_refused(cli, tmp_path):
+    for rank in (0, 1):
+        torch.save({"module": {"w": torch.zeros(2)}}, tmp_path / f"mp_rank_0{rank}_model_states.pt")
+    for path in (tmp_path, tmp_path / "mp_rank_01_model_states.pt"):
+        result = cli("count", path)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert "part of a model in 2 (mp_rank_00, mp_rank_01)" in result.err
 
 
 @pytest.fixture
@@ -350,6 +392,15 @@ def test_a_file_with_tensors_has_a_tree_and_is_compared_with_another(cli, tmp_pa
     assert [line.split(",")[:2] for line in told.splitlines()[1:]] == [["h.b", "removed"], ["l.1.w", "changed"]]
     assert cli("tree", one, "--shapes").code == 2
     assert cli("diff", "bert-tiny", one).code == 0
+
+
+def test_python_counts_a_file_with_tensors_as_the_commands_do(cli, tmp_path):
+    one, other = (packed(tmp_path / name, {"l.0.w": ("F32", (2, size))}) for name, size in (("a", 2), ("b", 3)))
+    for name, files in (("count", [one]), ("tree", [one]), ("diff", [one, other])):
+        report = getattr(bertscope, name)(*files)
+        assert json.loads(bertscope.to_json(report)) == json.loads(cli(name, *files, "--format", "json").out)
+    with pytest.raises(SelectionError, match="shapes is for models"):
+        bertscope.count(one, shapes=True)
 
 
 # ---- hostile files ----

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import TypeVar
 
-from bertscope.analyses.memory.why.history import History
+from bertscope.analyses.memory.why.history import HeldBlock, History
 from bertscope.analyses.memory.why.stacks import (
     ATTENTION_SCORES,
     BUCKETS,
@@ -29,57 +30,43 @@ _UNIT = 24  # tensors of a model that is twice on the card: two layers of a BERT
 _KEPT = 0.3  # share of what a forward pass allocates that lives on; without gradients it is less
 _FRAGMENTED, _SEGMENTS = 0.2, 10 * 20 * 2**20  # unusable: a share of what is reserved, and ten of torch's segments
 
+_Key = TypeVar("_Key", bound=Hashable)
+
 
 class Evidence:
-    """The blocks of a history at the moment, by part and by forward pass."""
+    """The blocks of a history at the moment, and the phase and forward pass that runs."""
 
     def __init__(self, history: History) -> None:
-        self.history, self.live = history, history.live
-        self.total = max(self.size(self.live), 1)
-        self.kind, self.event = history.moment
-        _, self.phase, self.last_pass = history.phase_at(self.event)
+        self.history, self.blocks = history, history.blocks
+        self.total = max(size_of(self.blocks), 1)
+        self.kind, event = history.moment
+        _, self.phase, self.last_pass = history.phase_at(event)
+        self.tried = history.oom[1] if history.oom else 0
+        phases = [(start, phase) for start, phase, _ in history.phases]
+        self.has_backward = any(phase == BACKWARD for _, phase in phases)
+        self.last_update = max((start for start, phase in phases if phase == OPTIMIZER and start <= event), default=-1)
 
-    def size(self, blocks: Iterable[int]) -> int:
-        """Return the bytes of blocks."""
-        return sum(map(self.history.sizes.__getitem__, blocks))
+    def of(self, part: str = "", mark: str = "") -> list[HeldBlock]:
+        """Return the blocks of a part, with a mark of their stacks."""
+        return [b for b in self.blocks if part in ("", b.part) and (not mark or mark in b.kind.marks)]
 
-    def of(self, part: str, mark: str = "") -> list[int]:
-        """Return the blocks of a part at the moment, with a mark of their stacks."""
-        history = self.history
-        return [n for n in self.live if history.parts[n] == part and (not mark or mark in history.kinds[n].marks)]
-
-    def marked(self, mark: str) -> list[int]:
-        """Return the blocks of all parts at the moment whose stacks have a mark."""
-        return [number for number in self.live if mark in self.history.kinds[number].marks]
-
-    def caller(self, blocks: Sequence[int]) -> str:
-        """Return the line outside all modules that most bytes of the blocks have."""
-        sizes: Counter[str] = Counter()
-        for number in blocks:
-            sizes[self.history.kinds[number].caller] += self.history.sizes[number]
-        return max(sizes, key=lambda line: sizes[line], default="")
-
-    def line(self, blocks: Sequence[int]) -> str:
-        """Return the innermost line of the largest block."""
-        return self.history.kinds[max(blocks, key=self.history.sizes.__getitem__)].line if blocks else ""
-
-    @cached_property
-    def has_backward(self) -> bool:
-        """Return True if the history has a backward pass."""
-        return any(phase == BACKWARD for _, phase, _ in self.history.phases)
-
-    def is_evaluation(self, blocks: Sequence[int]) -> bool:
+    def is_evaluation(self, blocks: Sequence[HeldBlock]) -> bool:
         """Return True if the blocks are of forward passes after which no backward pass comes."""
-        marked = [number for number in blocks if EVALUATION in self.history.kinds[number].marks]
+        marked = [block for block in blocks if EVALUATION in block.kind.marks]
         is_first = self.kind == OOM and self.last_pass == 1  # of a training, maybe
         is_unused = not self.has_backward and not is_first
-        return is_unused or self.size(marked) > self.size(blocks) / 2
+        return is_unused or size_of(marked) > size_of(blocks) / 2
+
+
+def size_of(blocks: Iterable[HeldBlock]) -> int:
+    """Return the bytes of blocks."""
+    return sum(block.size for block in blocks)
 
 
 def findings(history: History) -> tuple[WhyFinding, ...]:
     """Return the findings, the one whose remedy frees most first."""
     evidence = Evidence(history)
-    if not evidence.live:
+    if not evidence.blocks:
         return ()
     found = [reason for rule in _RULES for reason in rule(evidence)]
     return tuple(sorted(found, key=lambda reason: -reason.frees_bytes))
@@ -90,104 +77,98 @@ def finding(key: str, size: int, frees: int | None = None, **values: str | int) 
     return WhyFinding(key=f"why_{key}", values={"size": size, **values}, frees_bytes=size if frees is None else frees)
 
 
+def _caller(blocks: Sequence[HeldBlock]) -> str:
+    """Return the line outside all modules that most bytes of the blocks have."""
+    groups = grouped(blocks, lambda block: block.kind.caller)
+    return max(groups, key=lambda line: size_of(groups[line]), default="")
+
+
+def _line(blocks: Sequence[HeldBlock]) -> str:
+    """Return the innermost line of the largest block."""
+    return max(blocks, key=lambda block: block.size).kind.line if blocks else ""
+
+
+def grouped(blocks: Iterable[HeldBlock], key: Callable[[HeldBlock], _Key]) -> dict[_Key, list[HeldBlock]]:
+    """Return the blocks of each key."""
+    found: dict[_Key, list[HeldBlock]] = defaultdict(list)
+    for block in blocks:
+        found[key(block)].append(block)
+    return found
+
+
 def _leaks(of: Evidence) -> Iterator[WhyFinding]:
-    """Yield what lives on from earlier forward passes: their graphs, outputs or losses, or the cache of generate."""
-    history = of.history
-    cache = of.marked(KEY_VALUES)
-    if cache and of.size(cache) > _LARGE * of.total:
-        yield finding("cache", of.size(cache), line=of.caller(cache))
+    """Yield what lives on from earlier forward passes: their graphs, outputs or losses."""
     old = [
-        n for n in of.live
-        if 1 <= history.passes[n] < of.last_pass and KEY_VALUES not in history.kinds[n].marks
-        and (history.phase(n) == USER or history.parts[n] in ("activations", "temporaries"))
+        block for block in of.blocks
+        if 1 <= block.forward_pass < of.last_pass and KEY_VALUES not in block.kind.marks
+        and (block.phase == USER or block.part in ("activations", "temporaries"))
     ]  # fmt: skip
-    passes = {history.passes[n] for n in old}
+    passes = {block.forward_pass for block in old}
     if not old:
         yield from _open_graph(of)
         return
     if len(passes) == 1 and max(passes) < of.last_pass - 1:
         return  # made once for all passes, such as the copies of weights that autocast keeps
-    lived: dict[int, set[int]] = defaultdict(set)  # the passes of each stack
-    for number in old:
-        lived[history.stacks[number]].add(history.passes[number])
-    blocks = [n for n in old if len(lived[history.stacks[n]]) > 1] or old
-    size, count = of.size(blocks), len({history.passes[n] for n in blocks})
-    stacks = {history.stacks[n] for n in blocks if history.phase(n) == FORWARD}
-    own = [n for n in blocks if history.phase(n) == USER]
+    by_stack = grouped(old, lambda block: block.stack).values()
+    repeated = [group for group in by_stack if len({block.forward_pass for block in group}) > 1]
+    blocks = [block for group in repeated for block in group] or old
+    size, count = size_of(blocks), len({block.forward_pass for block in blocks})
+    stacks = {block.stack for block in blocks if block.phase == FORWARD}
     if len(stacks) >= _GRAPH_STACKS and size > _SMALL * of.total:
+        own = [block for block in blocks if block.phase == USER]
         key = "grad_eval" if of.is_evaluation(blocks) else "graph"
-        yield finding(key, size, passes=count, line=of.caller(own or blocks))
+        yield finding(key, size, passes=count, line=_caller(own or blocks))
     elif len(passes) == 1:
         if size > _SMALL * of.total:
-            yield finding("previous", size, line=of.caller(blocks))
+            yield finding("previous", size, line=_caller(blocks))
     else:
         key = "losses" if size <= _SCALARS * count else "outputs"
-        yield finding(key, size, passes=count, line=of.caller(blocks), each=size // count)
+        yield finding(key, size, passes=count, line=_caller(blocks), each=size // count)
 
 
 def _open_graph(of: Evidence) -> Iterator[WhyFinding]:
     """Yield the graph of a forward pass of an evaluation that runs at the moment."""
-    history = of.history
-    own = [n for n, number in enumerate(history.passes) if number == of.last_pass and history.phase(n) == FORWARD]
-    live = set(of.live)
-    blocks = [n for n in own if n in live and history.parts[n] == "activations"]
-    is_kept = of.size(blocks) > _KEPT * max(of.size(own), 1) and len({history.stacks[n] for n in blocks}) > 3
-    if of.last_pass and is_kept and of.is_evaluation(blocks) and of.size(blocks) > _LARGE * of.total:
-        yield finding("grad_eval", of.size(blocks), passes=1, line=of.caller(blocks))
+    blocks = [block for block in of.of("activations") if block.forward_pass == of.last_pass and block.phase == FORWARD]
+    size, made = size_of(blocks), of.history.forward_bytes(of.last_pass)
+    is_kept = size > _KEPT * max(made, 1) and len({block.stack for block in blocks}) > 3
+    if of.last_pass and is_kept and of.is_evaluation(blocks) and size > _LARGE * of.total:
+        yield finding("grad_eval", size, passes=1, line=_caller(blocks))
 
 
 def _models(of: Evidence) -> Iterator[WhyFinding]:
     """Yield parameters that are on the card twice."""
-    history = of.history
-    if copied := of.of("parameters", COPIED):
-        yield finding("copy", of.size(copied), line=of.caller(copied))
-    blocks = [number for number in of.of("parameters") if COPIED not in history.kinds[number].marks]
-    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for number in blocks:
-        lines = history.kinds[number].lines
-        groups[tuple(line for line in lines if not line.endswith("__init__)"))].append(number)
-    ordered = sorted((group for group in groups.values() if len(group) > 1), key=of.size)
-    for number, one in enumerate(ordered):
-        for other in ordered[number + 1 :]:
-            if _alike(of, one, other) and of.size(one) > _LARGE * of.total:
-                yield finding("models", of.size(one), line=of.line(one), other=of.line(other))
-                return
+    blocks = [block for block in of.of("parameters") if COPIED not in block.kind.marks]
+    groups = grouped(blocks, lambda block: tuple(line for line in block.kind.lines if not line.endswith("__init__)")))
+    if pair := _twice(sorted((group for group in groups.values() if len(group) > 1), key=size_of)):
+        one, other = pair
+        if size_of(one) > _LARGE * of.total:
+            yield finding("models", size_of(one), line=_line(one), other=_line(other))
+            return
     half = len(blocks) // 2
-    sizes = [history.sizes[number] for number in blocks]
+    sizes = [block.size for block in blocks]
     if len(blocks) % 2 == 0 and half >= _UNIT and sizes[:half] == sizes[half:]:
-        yield finding("models", of.size(blocks[half:]), line=of.line(blocks), other=of.line(blocks[half:]))
+        yield finding("models", size_of(blocks[half:]), line=_line(blocks), other=_line(blocks[half:]))
 
 
-def _alike(of: Evidence, one: Sequence[int], other: Sequence[int]) -> bool:
-    """Return True if nearly all bytes of one set have blocks of equal sizes in the other, and are as many."""
-    first, second = (Counter(of.history.sizes[number] for number in blocks) for blocks in (one, other))
-    common = sum(size * count for size, count in (first & second).items())
-    return common > _ALIKE * max(of.size(one), of.size(other))
+def _twice(groups: Iterable[list[HeldBlock]]) -> tuple[list[HeldBlock], list[HeldBlock]] | None:
+    """Return two groups of which nearly all bytes are in blocks of equal sizes; None if there are no such groups."""
+    for one, other in combinations(groups, 2):
+        first, second = (Counter(block.size for block in blocks) for blocks in (one, other))
+        common = sum(size * count for size, count in (first & second).items())
+        if common > _ALIKE * max(size_of(one), size_of(other)):
+            return one, other
+    return None
 
 
 def _optimizer(of: Evidence) -> Iterator[WhyFinding]:
-    """Yield optimizer state of the same parameters that exists twice."""
-    history, state = of.history, of.of("optimizer_state")
-    groups: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
-    for number in state:
-        lines = history.kinds[number].lines  # the moments of Adam are made at two lines of one step
-        groups[history.passes[number], tuple(line for line in lines if not line.endswith("step)"))].append(number)
-    ordered = sorted(groups.values(), key=lambda group: history.born[group[0]])
-    for number, one in enumerate(ordered):
-        if any(_alike(of, one, other) for other in ordered[number + 1 :]):
-            yield finding("optimizers", of.size(one), line=of.caller(one))
-            return
-    if of.size(state) > _LARGE * of.total:
-        yield finding("optimizer", of.size(state), of.size(state) * 3 // 4)  # 8-bit states are a quarter of fp32's
-
-
-def _gradients(of: Evidence) -> Iterator[WhyFinding]:
-    """Yield gradients that the optimizer has used and that exist in a forward pass."""
-    history = of.history
-    used = [event for event, phase, _ in history.phases if phase == OPTIMIZER and event <= of.event]
-    old = [n for n in of.of("gradients") if used and history.born[n] < used[-1]]
-    if of.phase == FORWARD and old:
-        yield finding("gradients", of.size(old))
+    """Yield optimizer state of the same parameters that exists twice, or the state."""
+    state = of.of("optimizer_state")
+    # The moments of Adam are made at two lines of one step.
+    groups = grouped(state, lambda block: (block.forward_pass, *(x for x in block.kind.lines if x[-5:] != "step)")))
+    if pair := _twice(sorted(groups.values(), key=lambda group: group[0].born)):
+        yield finding("optimizers", size_of(pair[0]), line=_caller(pair[0]))
+    elif size_of(state) > _LARGE * of.total:
+        yield finding("optimizer", size_of(state), size_of(state) * 3 // 4)  # 8-bit states are a quarter of fp32's
 
 
 def _fragmentation(of: Evidence) -> Iterator[WhyFinding]:
@@ -195,15 +176,14 @@ def _fragmentation(of: Evidence) -> Iterator[WhyFinding]:
     history = of.history
     reserved = history.reserved_bytes or 0
     unusable = reserved - of.total
-    tried = history.oom[1] if history.oom else 0
-    if (of.kind == OOM and unusable >= tried) or unusable > max(_FRAGMENTED * reserved, _SEGMENTS):
+    if (of.kind == OOM and unusable >= of.tried) or unusable > max(_FRAGMENTED * reserved, _SEGMENTS):
         sizes: dict[int, set[int]] = defaultdict(set)
         for number, stack in enumerate(history.stacks):
             if history.phase(number) == FORWARD:
                 sizes[stack].add(history.sizes[number])
         varied = max(sizes, key=lambda stack: len(sizes[stack]), default=0)
         if len(sizes.get(varied, ())) > 2:
-            line = next(k.caller for k, s in zip(history.kinds, history.stacks, strict=True) if s == varied)
+            line = history.kinds[history.stacks.index(varied)].caller
             yield finding("lengths", unusable, line=line, size_low=min(sizes[varied]), size_high=max(sizes[varied]))
         else:
             yield finding("fragmentation", unusable)
@@ -213,49 +193,57 @@ def _fragmentation(of: Evidence) -> Iterator[WhyFinding]:
             yield finding(key, size)
 
 
-def _kinds(of: Evidence) -> Iterator[WhyFinding]:
-    """Yield what single operators and the code of the user hold."""
-    history = of.history
-    tried, kind = (history.oom[1], history.oom_kind) if history.oom else (0, None)
+def _operators(of: Evidence) -> Iterator[WhyFinding]:
+    """Yield what single operators hold or ask for."""
+    kind = of.history.oom_kind
     for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)):
-        blocks = [n for n in of.marked(mark) if history.phase(n) == FORWARD]
-        largest = max((history.sizes[n] for n in blocks), default=0)
-        blocks = [n for n in blocks if 2 * history.sizes[n] > largest]  # and not the small ones next to them
-        size = of.size(blocks) + (tried if kind and mark in kind.marks else 0)
+        blocks = [block for block in of.of(mark=mark) if block.phase == FORWARD]
+        largest = max((block.size for block in blocks), default=0)
+        blocks = [block for block in blocks if 2 * block.size > largest]  # and not the small ones next to them
+        size = size_of(blocks) + (of.tried if mark in kind.marks else 0)
         if size > 2 * _LARGE * of.total:
-            yield finding(key, size, line=of.line(blocks) or (kind.line if kind else ""))
-    foreach = of.of("temporaries", FOREACH)
-    if of.phase == OPTIMIZER and of.size(foreach) > _SMALL * of.total:
-        yield finding("foreach", of.size(foreach))
-    buckets = of.of("communication", BUCKETS)
-    if of.size(buckets) > _LARGE * of.total:
-        yield finding("buckets", of.size(buckets), line=of.caller(buckets))
-    data = [number for number in of.of(TENSORS) if not history.passes[number]]
-    if of.size(data) > _LARGE * of.total and (of.last_pass or of.kind == OOM):
-        yield finding("data", of.size(data), line=of.line(data))
-    if kind is not None and tried > of.total:
-        yield finding("request", tried, line=kind.line or kind.module)
+            yield finding(key, size, line=_line(blocks) or kind.line)
+    if of.tried > of.total:
+        yield finding("request", of.tried, line=kind.line or kind.module)
+
+
+def _activations(of: Evidence) -> Iterator[WhyFinding]:
+    """Yield what the forward pass keeps for the backward pass; checkpointing keeps an input for each layer."""
+    kept = [block for block in of.of("activations") if block.forward_pass == of.last_pass]
+    copies = Counter(block.stack for block in kept)
+    repeated = [block for block in kept if copies[block.stack] > 1]
+    if size_of(kept) > _LARGE * of.total:
+        layers = Counter(copies[block.stack] for block in repeated).most_common(1)
+        usual = Counter(block.size for block in repeated).most_common(1)
+        count = layers[0][0] if layers else 1
+        inputs = count * usual[0][0] if usual else 0
+        frees = max(size_of(repeated) * (count - 1) // count - inputs, 0)
+        yield finding("activations", size_of(kept), frees, line=_caller(kept), layers=count, size_frees=frees)
+
+
+# A finding on blocks above a share of the memory: the remedy frees all of them, or nothing.
+_PARTS: tuple[tuple[str, float, bool, Callable[[Evidence], list[HeldBlock]]], ...] = (
+    ("cache", _LARGE, True, lambda of: of.of(mark=KEY_VALUES)),
+    ("copy", 0, True, lambda of: of.of("parameters", COPIED)),
+    ("gradients", 0, True, lambda of: [block for block in of.of("gradients")  # that the optimizer has used
+                                       if of.phase == FORWARD and block.born < of.last_update]),
+    ("foreach", _SMALL, True, lambda of: of.of("temporaries", FOREACH) if of.phase == OPTIMIZER else []),
+    ("buckets", _LARGE, True, lambda of: of.of("communication", BUCKETS)),
+    ("data", _LARGE, True, lambda of: [block for block in of.of(TENSORS) if not block.forward_pass
+                                       and (of.last_pass or of.kind == OOM)]),
+    ("parameters", _LARGE, False, lambda of: of.of("parameters")),
+    ("before", _LARGE, False, lambda of: of.of(BEFORE)),
+)  # fmt: skip
 
 
 def _parts(of: Evidence) -> Iterator[WhyFinding]:
-    """Yield the parts of a step that has no fault."""
-    history, kept = of.history, [n for n in of.of("activations") if of.history.passes[n] == of.last_pass]
-    copies = Counter(history.stacks[number] for number in kept)
-    repeated = [number for number in kept if copies[history.stacks[number]] > 1]
-    if of.size(kept) > _LARGE * of.total:
-        layers = Counter(copies[history.stacks[number]] for number in repeated).most_common(1)
-        usual = Counter(history.sizes[number] for number in repeated).most_common(1)
-        count = layers[0][0] if layers else 1
-        inputs = count * usual[0][0] if usual else 0  # a checkpointed layer keeps its input
-        frees = max(of.size(repeated) * (count - 1) // count - inputs, 0)
-        line = of.caller(kept)
-        yield finding("activations", of.size(kept), frees, line=line, layers=count, size_frees=frees)
-    if (size := of.size(of.of("parameters"))) > _LARGE * of.total:
-        yield finding("parameters", size, 0)
-    if (size := of.size(of.of(BEFORE))) > _LARGE * of.total:
-        yield finding("before", size, 0)
+    """Yield the parts that are large, whose sentences need no more than their size and a line."""
+    for key, share, is_freed, blocks_of in _PARTS:
+        blocks = blocks_of(of)
+        if (size := size_of(blocks)) > share * of.total:
+            yield finding(key, size, size if is_freed else 0, line=_caller(blocks))
 
 
 _RULES: tuple[Callable[[Evidence], Iterator[WhyFinding]], ...] = (
-    _leaks, _models, _optimizer, _gradients, _fragmentation, _kinds, _parts,
+    _leaks, _models, _optimizer, _fragmentation, _operators, _activations, _parts,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.why.stacks import LOAD, NO_STACK, NONE, USER, StackKind, stack_kind
 from bertscope.errors import SourceError
@@ -35,6 +35,18 @@ class Segments:
     private_bytes: int = 0  # in pools of CUDA graphs
     waiting_bytes: int = 0  # freed, but another stream may still read them
     live: dict[int, tuple[int, StackKind, int]] = field(default_factory=dict)  # by address: size, stack, its number
+
+
+class HeldBlock(NamedTuple):
+    """A block at the moment."""
+
+    size: int
+    kind: StackKind
+    stack: int
+    born: int
+    part: str
+    phase: str  # in which it was allocated
+    forward_pass: int  # its number; 0 before the first
 
 
 @dataclass
@@ -70,13 +82,19 @@ class History:
         return (PEAK, self.peak) if self.events else (END, 0)
 
     @cached_property
-    def live(self) -> list[int]:
-        """Return the numbers of the blocks that exist at the moment."""
-        return self.live_at(self.moment[1])
+    def blocks(self) -> list[HeldBlock]:
+        """Return the blocks that exist at the moment."""
+        event = self.moment[1]
+        return [
+            HeldBlock(self.sizes[number], self.kinds[number], self.stacks[number], born, self.parts[number],
+                  self.phase(number), self.passes[number])
+            for number, born in enumerate(self.born) if born <= event < self.died[number]
+        ]  # fmt: skip
 
-    def live_at(self, event: int) -> list[int]:
-        """Return the numbers of the blocks that exist after an event."""
-        return [number for number, born in enumerate(self.born) if born <= event < self.died[number]]
+    def forward_bytes(self, forward_pass: int) -> int:
+        """Return what a forward pass allocates."""
+        return sum(size for number, size in enumerate(self.sizes)
+                   if self.passes[number] == forward_pass and self.phase(number) == FORWARD)  # fmt: skip
 
     @property
     def reserved_bytes(self) -> int | None:

@@ -6,6 +6,7 @@ The forms are those of CUDACachingAllocator.cpp from torch 1.0 on (CUDA, and HIP
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 
 from bertscope.analyses.memory.why.findings import finding
@@ -18,6 +19,7 @@ _SIZE = r"(\d[\d,]{0,15}(?:\.\d{1,4})?)\s{0,2}(bytes|[KMGT]i?B)"
 # The start of a message, and how far behind it its numbers are: a message with 20 other processes has 1,500 letters.
 _START = re.compile(r"(?:CUDA|HIP|XPU) out of memory\.|MPS backend out of memory|(?<!\w)Tried to allocate (?=\d)")
 _REACH = 4000
+_MOST_STARTS = 1000  # from the end of the text: a hostile one has a million
 _NUMBERS = {
     "tried": rf"Tried to allocate {_SIZE}",
     "total": rf"(?:{_SIZE} total capacity|total capac\w{{1,4}} of {_SIZE}|max allowed: {_SIZE})",
@@ -57,7 +59,7 @@ def message_report(text: str, name: str) -> WhyReport:
 
 def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
     """Return the numbers of the last message with any, and the stack of the traceback before it."""
-    starts = [match.start() for match in _START.finditer(text)]
+    starts = deque((match.start() for match in _START.finditer(text)), _MOST_STARTS)
     for start in reversed(starts):
         message = " ".join(text[start : start + _REACH].split())
         following = _START.search(message, 200)  # of the next message, in a log of several ranks
