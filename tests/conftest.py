@@ -225,12 +225,15 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session", autouse=True)
 def _each_trace_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have all workers share the traces of models, as a user may have commands share them."""
+    """Have all workers share the traces of models, as a user may have commands share them; none is removed."""
+    from bertscope.analyses import saved
+
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BERTSCOPE_CACHE", str(folder / "cache"))
+        patch.setattr(saved, "_tidy", lambda folder: None)  # looks at each of the 2,000 files
         yield
 
 
@@ -254,10 +257,14 @@ def _children_of_a_server() -> Iterator[None]:
 
 
 # Minutes as documented: these run with bert-tiny, and these options as defaults; all but `estimate` with the first
-# two of several GPUs and the first of several other values. Sizes of `profile` are replaced.
-SIZES = ("--batch", "--seq", "--steps")
+# two of several GPUs and the first of several other values. Sizes of `profile` and `plan` are replaced.
+SMALL = {
+    "profile": {"--batch": "1", "--seq": "16", "--steps": "1"},
+    "plan": {"--batch": "64", "--batch-total": "64", "--seq": "128", "--budget": "200MiB"},
+}
 LONG = {
-    "profile": {"--batch": "1", "--seq": "16", "--steps": "1", "--optimizer": "sgd"},
+    "profile": {**SMALL["profile"], "--optimizer": "sgd"},
+    "plan": {},
     "fit": {"--precision": "fp32", "--checkpointing": "none", "--optimizer": "sgd"},
     "report": {"--no-fit": ""},
     "estimate": {},
@@ -270,13 +277,13 @@ def shortened(command: str) -> str:
     program, name, *words = shlex.split(command)
     if name not in LONG:
         return command
-    words = [re.sub(r"^bert-(base|large)-\S+$", "bert-tiny", word) for word in words]
+    models = r"^bert-(base|large)-\S+$" if name != "plan" else r"^bert-\S+$"
+    words = [re.sub(models, "bert-tiny", word) for word in words]
     if name != "estimate":
         words = [word if option == "--lengths" else ",".join(word.split(",")[: 1 + (option == "--gpu")])
                  for option, word in pairwise(["", *words])]  # fmt: skip
     model = [] if words[:1] and words[0].startswith("bert-") else ["bert-tiny"]
-    if name == "profile":
-        words = [LONG[name].get(option, word) if option in SIZES else word for option, word in pairwise(["", *words])]
+    words = [SMALL.get(name, {}).get(option, word) for option, word in pairwise(["", *words])]
     more = [word for option, value in LONG[name].items() if option not in words for word in (option, value) if word]
     return shlex.join([program, name, *model, *words, *more])
 

@@ -56,10 +56,12 @@ def test_a_hostile_file_is_one_line(cli, tmp_path, name):
 
 def test_hostile_checkpoints_take_little_memory_and_time(tmp_path):
     runs = []
-    for files, formats in ((hostile.REFUSED, ["table"]), (hostile.ACCEPTED, ["table", "json", "csv", "markdown"])):
+    for files in (hostile.REFUSED, hostile.ACCEPTED):
         for name in files:
             if not name.endswith((".yaml", ".json")):
                 path = made(tmp_path, name, files)
+                formats = ["table"] if files is hostile.REFUSED else ["table", "json"]
+                formats += ["csv", "markdown"] if name == "unfoldable-names.safetensors" else []
                 runs += [f"count\n{path}\n--by\nparameter\n--format\n{fmt}" for fmt in formats]
     done = subprocess.run(
         [sys.executable, "-c", BOUNDED, *runs], capture_output=True, text=True, check=False, timeout=300,

@@ -31,6 +31,7 @@ from bertscope.errors import (
     suggestion,
 )
 from bertscope.frozen import dataclass
+from bertscope.settings.losses import loss_parts
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
@@ -197,6 +198,15 @@ def _named_or_configured(model: Any) -> _Found:
         )
     entries = read_json(json.dumps(model, default=str), Path("configuration"))
     return _configured(entries, Path("configuration"), str(model.get("_name_or_path") or "") or None)
+
+
+def teachers(loss: str) -> list[ModelSource]:
+    """Return the teacher of loss `distil:TEACHER`, a model without a head; none of any other loss."""
+    name, argument = loss_parts(loss)
+    if name != "distil":
+        return []
+    source = source_of(argument)
+    return [source if source.bert_config is None else source.with_options(architecture="BertModel")]
 
 
 _KINDS = {kind.__name__: kind for kind in (BertSource, TransformersSource, FactorySource)}

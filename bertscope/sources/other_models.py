@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -282,9 +283,9 @@ class FactorySource(OtherSource):
             folder, place = path.parent, path.stem
             while (folder / "__init__.py").is_file() and folder.name.isidentifier():  # of a package
                 folder, place = folder.parent, f"{folder.name}.{place}"
+            others = tuple(os.path.join(other, "") for other in _folders_of_files - {folder})
             for name, module in list(sys.modules.items()):
-                file = Path(getattr(module, "__file__", None) or "")
-                if any(other in file.parents for other in _folders_of_files - {folder}):
+                if str(getattr(module, "__file__", None)).startswith(others):
                     del sys.modules[name]
             _folders_of_files.add(folder)
             found = sys.modules.get(place)

@@ -283,14 +283,14 @@ def fake_tensor_mode() -> Any:
 
 
 def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int, *, shares: bool) -> Any:
-    """Return a fake tensor of that layout on the device of another one, in the storage of it or in an own one."""
+    """Return a tensor of that layout, fake or on meta as another one is, in the storage of it or in an own one."""
     fake: Any = type(given)
     with torch._C._DisableTorchDispatch():
         if shares:
             layout = _on_meta(given, shape, stride, dtype, offset)
         else:
             layout = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-    return fake(given.fake_mode, layout, given.fake_device)
+    return fake(given.fake_mode, layout, given.fake_device) if hasattr(given, "fake_mode") else layout
 
 
 def _on_meta(given: torch.Tensor, shape: Any, stride: Any, dtype: Any, offset: int) -> torch.Tensor:
@@ -321,6 +321,12 @@ def is_plain_fake(value: Any) -> bool:
     """Return True for a fake tensor with strides and real elements that has no value; some have that of a constant."""
     is_fake = getattr(value, "fake_mode", None) is not None
     return is_fake and value.constant is None and value.layout == torch.strided and not value.dtype.is_complex
+
+
+def is_plain_meta(value: Any) -> bool:
+    """Return True for a tensor on meta, of no other class, with strides and real elements."""
+    is_meta = type(value) in (torch.Tensor, nn.Parameter) and value.is_meta
+    return is_meta and value.layout == torch.strided and not value.dtype.is_complex
 
 
 def value_errors() -> tuple[type[Exception], type[Exception]]:

@@ -63,7 +63,7 @@ def inductor_without_kernels() -> Iterator[None]:
     Raises AttributeError or ImportError in a version of torch that has other names.
     """
     from torch._C._dynamo import guards
-    from torch._inductor import async_compile, codecache, config
+    from torch._inductor import async_compile, codecache, config, cpu_vec_isa
 
     def no_kernel(*_: Any, **__: Any) -> Any:
         return lambda *args: None
@@ -74,8 +74,8 @@ def inductor_without_kernels() -> Iterator[None]:
     def view(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
         return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
-    # Nothing is read from a cache or written to it; simdlen 1 tries no instruction set of this processor.
-    settings = {"force_disable_caches": True, "compile_threads": 1, "cpp.simdlen": 1}
+    # Nothing is read from a cache or written to it.
+    settings = {"force_disable_caches": True, "compile_threads": 1}
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "dynamo_pgo")  # it says that the caches are disabled
@@ -84,6 +84,7 @@ def inductor_without_kernels() -> Iterator[None]:
         torch._dynamo.reset()
         for owner, name, value in (
             (async_compile.AsyncCompile, "cpp_pybinding", no_kernel),
+            (cpu_vec_isa, "valid_vec_isa_list", list),  # else it compiles C++ for each instruction set, 7 s
             (guards, "_empty_strided_cpu", empty),
             (guards, "_reinterpret_tensor", view),
         ):

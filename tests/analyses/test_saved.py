@@ -29,6 +29,7 @@ from tests.conftest import ROOT
 
 RUN = RunConfig(batch=2, seq=8)
 IS_ROOT = os.name == "posix" and os.getuid() == 0
+TIDY = module._tidy  # conftest.py replaces it for all tests
 POSIX = pytest.mark.skipif(os.name != "posix", reason="owners, modes and links of POSIX")
 
 
@@ -297,6 +298,7 @@ def test_the_cache_of_a_user_is_in_xdg_cache_home(monkeypatch, tmp_path):
 
 def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder, monkeypatch):
     monkeypatch.setattr(module, "MOST_FILES", 3)
+    monkeypatch.setattr(module, "_tidy", TIDY)
     peak_bytes()
     (oldest,) = folder.iterdir()
     foreign = [folder / "notes.txt", folder / "mine.trace", folder / "tmp123"]

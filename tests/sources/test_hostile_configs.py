@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
+import functools
 import importlib
 import json
 import socket
@@ -129,6 +130,7 @@ def families() -> list[str]:
     return sorted(CONFIG_MAPPING_NAMES)
 
 
+@functools.cache
 def default(model_type: str) -> dict:
     """Return the configuration that transformers makes of nothing but the family's name."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

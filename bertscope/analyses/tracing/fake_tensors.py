@@ -177,50 +177,52 @@ class OperatorResults:
     """The layouts of results by operator and arguments, so that FakeTensorMode computes each of them once.
 
     FakeTensorMode has such a cache too, whose keys take most of its time. It computes a result in 0.6 ms on average,
-    tensors on meta give the same one in 0.2.
+    tensors on meta give the same one in 0.2. `is_plain` tells of which tensors the layouts say all: fake ones, or those
+    on meta.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_plain: Callable[[Any], bool] = is_plain_fake) -> None:
+        self.is_plain = is_plain
         # The results, and if they are a tuple; None: FakeTensorMode has to run the operator each time.
         self.known: dict[Hashable, tuple[list[_Result], bool] | None] = {}
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator on fake tensors."""
-        key = _key(operator, args, kwargs)
+        """Return the result of an operator on plain tensors; of other ones it is computed."""
+        key = self._key(operator, args, kwargs)
         if key is None:
             return operator(*args, **kwargs)
         known = self.known.get(key)
         is_new = key not in self.known and len(self.known) < _MOST_OPERATIONS
-        if is_new and (known := _described_on_meta(operator, args, kwargs)):
+        if is_new and self.is_plain is is_plain_fake and (known := _described_on_meta(operator, args, kwargs)):
             self.known[key] = known
         if known is None:
             out = operator(*args, **kwargs)
             if is_new:
                 # Arguments that were resized or transposed in place have another key now.
-                self.known[key] = _described(out, args, args) if _key(operator, args, kwargs) == key else None
+                is_same = self._key(operator, args, kwargs) == key
+                self.known[key] = _described(out, args, args, self.is_plain) if is_same else None
             return out
         results, is_tuple = known
         made = [_made(result, args) for result in results]
         return tuple(made) if is_tuple else made[0]
 
-
-def _key(operator: Any, args: Any, kwargs: Any) -> Hashable:
-    """Return all that decides the layouts of the results; None if values may decide them too."""
-    if not args or not is_plain_fake(args[0]) or "out" in kwargs:
-        return None
-    parts: list[Any] = [operator, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
-    for value in (*args, *kwargs, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            if not is_plain_fake(value):
-                return None
-            parts += _layout(value)
-        elif isinstance(value, (list, tuple)):
-            if any(isinstance(item, torch.Tensor) for item in value):
-                return None
-            parts += (len(value), *map(type, value), *value)
-        else:
-            parts += (type(value), value)
-    return tuple(parts)
+    def _key(self, operator: Any, args: Any, kwargs: Any) -> Hashable:
+        """Return all that decides the layouts of the results; None if values may decide them too."""
+        if not args or not self.is_plain(args[0]) or "out" in kwargs:
+            return None
+        parts: list[Any] = [operator, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        for value in (*args, *kwargs, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                if not self.is_plain(value):
+                    return None
+                parts += _layout(value)
+            elif isinstance(value, (list, tuple)):
+                if any(isinstance(item, torch.Tensor) for item in value):
+                    return None
+                parts += (len(value), *map(type, value), *value)
+            else:
+                parts += (type(value), value)
+        return tuple(parts)
 
 
 def _layout(tensor: torch.Tensor) -> _Layout:
@@ -251,7 +253,9 @@ def _described_on_meta(operator: Any, args: Any, kwargs: Any) -> tuple[list[_Res
     return _described(out, given, args)
 
 
-def _described(out: Any, given: Any, args: Any) -> tuple[list[_Result], bool] | None:
+def _described(
+    out: Any, given: Any, args: Any, is_plain: Callable[[Any], bool] = is_plain_fake
+) -> tuple[list[_Result], bool] | None:
     """Return the description of an operator's results; None if it does not say all about them.
 
     `given` are the arguments that it ran with: `args`, or meta tensors of their layouts in their storages.
@@ -263,7 +267,7 @@ def _described(out: Any, given: Any, args: Any) -> tuple[list[_Result], bool] | 
         if tensor is None or same:
             results.append(None if tensor is None else same[0])
             continue
-        if given is args and (not is_plain_fake(tensor) or tensor.fake_device != args[0].fake_device):
+        if given is args and (not is_plain(tensor) or tensor.device != args[0].device):
             return None
         stored = storage_key(tensor)
         owners = [n for n, arg in enumerate(args) if isinstance(arg, torch.Tensor) and storage_key(arg) == stored]

@@ -8,7 +8,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from bertscope.analyses.modules.module_tree import InOut, Shapes
-from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, DataDependentAnswers, run_without_values
+from bertscope.analyses.tracing.fake_tensors import (
+    META_ATTENTION,
+    DataDependentAnswers,
+    OperatorResults,
+    run_without_values,
+)
 from bertscope.analyses.tracing.inputs import arguments, inputs_for
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
 from bertscope.analyses.tracing.windows import windows_of
@@ -22,6 +27,7 @@ from bertscope.torch_access import (
     autograd_node,
     fake_device,
     in_backward,
+    is_plain_meta,
     load_dynamo_later,
     nn,
     operator_packet,
@@ -30,6 +36,7 @@ from bertscope.torch_access import (
 from bertscope.torch_access.compiled import uncompiled_modules
 
 _LABEL = "bertscope_module"
+_RESULTS = OperatorResults(is_plain_meta)
 Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outputs
 
 
@@ -211,7 +218,7 @@ class _OperatorRecorder(DispatchMode):
             return device
         try:
             places = self.answers.valid(operator, args)
-            out = operator(*args, **kwargs) if places is None else places
+            out = _RESULTS.run(operator, args, kwargs) if places is None else places
         except RuntimeError:  # tensors on meta and fake tensors have no value
             if operator is torch.ops.aten._local_scalar_dense.default and self.answers.knows(args[0]):
                 return self.answers.value(operator, args[0])

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bertscope import model as models
 from bertscope.config import BertConfig
 
-_STEPS = 5
+_STEPS = 4
 _PAUSE_SECONDS = 0.15  # for the threads of gloo to free their buffers
 _NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # of mallinfo2 in malloc.h
 

@@ -11,7 +11,7 @@ from bertscope.analyses.memory.step import meta_inputs, run_model
 from bertscope.analyses.tracing import fake_tensors as fake_tensors_module
 from bertscope.analyses.tracing.fake_tensors import OperatorResults, fake_tensors
 from bertscope.settings.run_config import RunConfig
-from bertscope.torch_access import operator_name, storage_key, torch
+from bertscope.torch_access import is_plain_meta, operator_name, storage_key, torch
 
 aten = torch.ops.aten
 
@@ -72,6 +72,10 @@ def test_the_first_result_and_a_second_are_like_one_of_torch(operator, args, kwa
             described(run, operator, args(torch.empty), kwargs) for run in (known, known, by_torch)
         )
     assert first == second == of_torch
+    with torch.device("meta"):
+        known = OperatorResults(is_plain_meta).run
+        assert of_torch == described(by_torch, operator, args(torch.empty), kwargs)
+        assert [described(known, operator, args(torch.empty), kwargs) for _ in range(2)] == [of_torch] * 2
 
 
 def test_each_operator_that_runs_on_meta_gives_what_fake_tensors_give(monkeypatch):

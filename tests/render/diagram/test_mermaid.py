@@ -28,7 +28,7 @@ TOOLS = ROOT / "tests" / "mermaid"
 @pytest.fixture(scope="session")
 def parse(request: pytest.FixtureRequest) -> Iterator[Callable[[dict[str, str]], dict[str, str]]]:
     """{name: text} -> {name: the type of diagram, or the error}; installs the parser once into pytest's cache."""
-    folder = node_packages(request.config, TOOLS, "mermaid", "jsdom")
+    folder = node_packages(request.config, TOOLS, "@mermaid-js/tiny", "jsdom")
     with (folder / "errors.txt").open("w+") as errors, subprocess.Popen(
         ["node", "parse.mjs"], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
     ) as node:  # fmt: skip
