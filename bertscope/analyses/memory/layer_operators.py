@@ -56,7 +56,8 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     deep = {path: layers for path, layers in found.items() if len(layers) > 1} or found
     few = source.with_layer_counts(counts) if counts else source
     # A layer costs the same for the texts of an example together as one after the other.
-    run_config = run_config.changed(checkpointing=NONE, batch=run_config.batch * run_config.texts, loss=MODEL)
+    texts = run_config.batch * run_config.texts
+    run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False)
     model = run_model(few, run_config)
     records = {path: _Recorder(model.get_submodule(layers[-1]))
                for path, layers in layer_lists(model).items() if path in deep}  # fmt: skip
