@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bertscope.sources.presets import preset_paths
+from bertscope.sources.presets import config_paths, preset_paths
 from tests.conftest import ROOT
 from tests.test_ci_kit import installed  # noqa: F401
 
@@ -31,7 +31,7 @@ def test_the_installed_wheel_counts_from_any_folder(installed, tmp_path):  # noq
     done = subprocess.run([sys.executable, "-c", code, site], cwd=tmp_path, env=os.environ | {"PYTHONPATH": site},
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{len(preset_paths())} files: ")
+    assert done.stdout.startswith(f"{len(preset_paths()) + len(config_paths())} files: ")
     assert done.stdout.endswith("expectations passed, 0 failed\n")
 
 

@@ -100,11 +100,11 @@ def read_zero(file: OpenFile) -> StoredFile:
     module = top.get("module") if isinstance(top, PickledDict) else None
     if not isinstance(module, PickledDict):
         raise file.broken("not the states of a model that DeepSpeed writes")
-    ranks = {found[1] for path in file.path.parent.iterdir() if (found := _RANK.search(path.name))}
+    ranks = {rank[1] for path in file.path.parent.iterdir() if (rank := _RANK.search(path.name))}
     if len(ranks) > 1:
-        parts = ", ".join(sorted(ranks)[:4])
+        shown = ", ".join(sorted(ranks)[:4])
         raise file.broken(
-            f"a tensor-parallel part of a model in {len(ranks)} ({parts}); merge them and count the result"
+            f"a tensor-parallel part of a model in {len(ranks)} ({shown}); merge them and count the result"
         )
     groups = [group for field in _SHAPES for group in _groups(top.get(field))]
     shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
