@@ -188,12 +188,9 @@ _FVCORE = {"aten.native_layer_norm": 5}
 
 
 def conventions(
-    report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int, is_of_texts: bool
+    report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int
 ) -> Iterator[Convention]:
-    """Yield every convention that applies to this model and mode; the closed form needs a BertConfig.
-
-    A step whose examples have several texts has those that count its own operators.
-    """
+    """Yield every convention that applies to this model and mode; the closed form needs a BertConfig."""
     total, forward, training = report.rows[0].total, report.rows[0].forward, report.mode == "training"
     passes = 3 if training else 1  # forward, and backward as twice the forward
     yield Convention(
@@ -210,8 +207,6 @@ def conventions(
         how="matrix products only, a multiply-add is 1",
         source="half of torch.utils.flop_counter; the MACs of calflops",
     )
-    if is_of_texts:
-        return
     yield Convention(
         name="calflops",
         value=passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
@@ -330,11 +325,12 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     config = run.source.bert_config
     params = totals(read(built_for_counting(run.source, most=2)), None).distinct_params if config else 0
     sweep = tuple(map(sweep_point, reports))
+    rules = tuple(conventions(reports[0], config, params, batches[0], seqs[0]))
     return replace(
         reports[0],
         sweep=sweep,
         polynomial=_polynomial(run, sweep),
-        conventions=tuple(conventions(reports[0], config, params, batches[0], seqs[0], run.run.loss != MODEL)),
+        conventions=rules if run.run.loss == MODEL else rules[:2],  # those of the step's own operators
     )
 
 

@@ -113,7 +113,7 @@ def check(
         report, changes = analyse_update(names, allow_code=allow_code)
     else:
         report, changes = analyse(names, architecture=architecture, allow_code=allow_code), {}
-    unknown = {finding for finding in report.having("error") if finding.model in others}
+    unknown = [finding for finding in report.having("error") if finding.model in others]
     if unknown:
         report = replace(report, findings=tuple(item for item in report.findings if item not in unknown))
     for finding in unknown:  # the installed transformers does not build it

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, Requests, replayed
-from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, largest, requests, upper
+from bertscope.analyses.memory.growth import largest, near, requests, upper
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
 from bertscope.analyses.memory.steps import Steps, estimate_report
 from bertscope.analyses.memory.summary import on_card
@@ -26,7 +26,6 @@ from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
-_MOST_LINES = 8
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "precision")
 
 
@@ -120,20 +119,8 @@ class Fitter:
 
         growth = self.steps.growth(run_config)
         # A batch of 1 is traced, and each batch of a user's own code.
-        near = growth.largest_within(tensor_bytes) if growth else self._near(run_config, tensor_bytes)
-        return largest(fits, near=near)
-
-    def _near(self, run_config: RunConfig, tensor_bytes: int) -> int:
-        """Return about the largest batch that fits, where lines through the peaks of two traced batches end."""
-        before, batch = SMALLEST, 8 * SMALLEST
-        for _ in range(_MOST_LINES):
-            first, second = (self.trace(replace(run_config, batch=size)).peak_bytes for size in (before, batch))
-            slope, room = (second - first) / (batch - before), tensor_bytes - second
-            end = batch + room / slope if slope > 0 else LARGEST_BATCH if room >= 0 else 1
-            before, batch = batch, int(min(max(end, 1), 8 * batch, LARGEST_BATCH))
-            if abs(batch - before) <= 1:
-                break
-        return batch
+        traced = growth.peak_bytes if growth else lambda batch: self.trace(replace(run_config, batch=batch)).peak_bytes
+        return largest(fits, near=near(traced, tensor_bytes))
 
     def _largest_served(self, run_config: RunConfig, most: int) -> int:
         """Return the largest batch up to `most` that fits.

@@ -23,7 +23,7 @@ from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import LOOPS
 
-LARGEST_BATCH = 2**20
+LARGEST_BATCH, _MOST_LINES = 2**20, 8
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
 _MOST_SAVED = 500_000  # events; saved.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
 _PREVIOUS, _KEPT = "previous ", "activations"
@@ -421,22 +421,6 @@ class MemoryGrowth:
         events, places = zip(*(pair for pair in pairs for _ in range(copies[max(pair[0], ~pair[0])])), strict=True)
         return replace(self, events=list(events), place_of=list(places))
 
-    def largest_within(self, limit_bytes: int) -> int:
-        """Return about the largest batch whose peak is within the limit.
-
-        The peak is convex in the batch but for rounding: its slope at a batch that is too large leads to one that is
-        less so.
-        """
-        batch, tried = FAR, set[int]()
-        while batch not in tried and 0 < batch < LARGEST_BATCH:
-            tried.add(batch)
-            peak = self.peak_bytes(batch)
-            slope = self.peak_bytes(batch + 1) - peak
-            if slope <= 0:
-                return 0 if peak > limit_bytes else LARGEST_BATCH if len(tried) == 1 else batch
-            batch += (limit_bytes - peak) // slope
-        return min(max(batch, 0), LARGEST_BATCH)
-
     def requests(self, batch: int, workspaces: Sequence[int] = ()) -> Requests:
         """Return the requests to the allocator at a batch; the workspaces are those of forward and backward."""
         kinds = self.kind_bytes(batch)
@@ -580,6 +564,19 @@ def of_trace(trace: MemoryTrace) -> GrownTrace:
 def in_loop(trace: MemoryTrace, loop: str) -> GrownTrace:
     """Return the trace of a step in this loop, from one in which outputs and loss are freed as soon as possible."""
     return GrownTrace(MemoryGrowth.of(trace).in_loop(loop), SMALLEST)
+
+
+def near(peak_bytes: Callable[[int], int], limit_bytes: int) -> int:
+    """Return about the largest batch within a limit, where lines through the peaks of two batches end."""
+    before, batch = SMALLEST, 8 * SMALLEST
+    for _ in range(_MOST_LINES):
+        first, second = peak_bytes(before), peak_bytes(batch)
+        slope, room = (second - first) / (batch - before), limit_bytes - second
+        end = batch + room / slope if slope > 0 else LARGEST_BATCH if room >= 0 else 1
+        before, batch = batch, int(min(max(end, 1), 8 * batch, LARGEST_BATCH))
+        if abs(batch - before) <= 1:
+            break
+    return batch
 
 
 def largest(fits: Callable[[int], bool], most: int = LARGEST_BATCH, near: int = 1) -> int:
