@@ -428,6 +428,17 @@ def test_a_fake_tensor_is_plain_unless_it_has_a_value_no_strides_or_complex_elem
         assert not torch_access.is_plain_fake(other), other
 
 
+def test_a_tensor_on_meta_is_plain_unless_it_is_of_another_class_or_has_complex_elements():
+    with torch.device("meta"):
+        plain, complex_one = torch.ones(2, 3), torch.ones(2, dtype=torch.cfloat)
+    with torch_access.fake_tensor_mode():
+        fake = torch.ones(2, device="meta")
+    for own in (plain, torch.nn.Parameter(plain)):
+        assert torch_access.is_plain_meta(own)
+    for other in (complex_one, fake, torch.ones(2), None, 1):
+        assert not torch_access.is_plain_meta(other)
+
+
 def test_a_dtensor_holds_the_rows_of_its_rank_and_other_tensors_hold_themselves(tmp_path):
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 

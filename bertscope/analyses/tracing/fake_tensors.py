@@ -79,7 +79,9 @@ def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
 
 def attribute_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the tensors that are attributes of a module itself, such as the prompt tokens of peft."""
-    return (leaf for leaf in tree_leaves(list(vars(module).values())) if isinstance(leaf, torch.Tensor))
+    kinds = (list, tuple, dict)
+    own = [v for v in vars(module).values() if isinstance(v, torch.Tensor) or (isinstance(v, kinds) and v)]
+    return (leaf for leaf in tree_leaves(own) if isinstance(leaf, torch.Tensor))
 
 
 def _fake(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
