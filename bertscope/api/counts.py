@@ -55,7 +55,7 @@ def count(
     16
     """
     given = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model", **run}
-    if checkpoint := stored_alone(model, **{option: bool(value) for option, value in given.items()}):
+    if checkpoint := stored_alone(model, **given):
         return stored_report(checkpoint, by=by)
     module, shown = built(model, name)
     found = shapes_of_run(model, **run)
@@ -84,8 +84,7 @@ def tree(
     (1, 8, 222, 222)
     """
     given = {"name": name, "folded": not folded, **run}
-    options = {option: bool(value) for option, value in given.items()}
-    if checkpoint := stored_alone(model, beside_config=False, **options):
+    if checkpoint := stored_alone(model, beside_config=False, **given):
         return stored_report(checkpoint, by="tree", depth=depth)
     module, shown = built(model, name)
     found = shapes_of_run(model, **run)

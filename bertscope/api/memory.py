@@ -12,7 +12,6 @@ from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report
 from bertscope.analyses.memory.lengths import Data, LengthSteps
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
-from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.api.asked import (
     Asked,
     Model,
@@ -380,6 +379,8 @@ class _FitSearch:
         """Return True if the inputs of the run do not follow its length."""
         if not run_config.input:
             return getattr(self.source, "inputs", None) is not None
+        from bertscope.analyses.tracing.inputs import inputs_for
+
         model = built_for_counting(self.source)
         short, longer = (repr(inputs_for(model, 1, seq, given=run_config.input)) for seq in (1, 2))
         return short == longer

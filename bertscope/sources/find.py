@@ -259,7 +259,7 @@ def weights_path(model: str, *, download: bool = False) -> Path:
     return folder
 
 
-def stored_alone(model: Any, *, beside_config: bool = True, **options: bool) -> "Checkpoint | None":
+def stored_alone(model: Any, *, beside_config: bool = True, **options: object) -> "Checkpoint | None":
     """Return the checkpoint if MODEL is one without a configuration: a file of weights, or a folder of them.
 
     A file next to its configuration is one too, unless `beside_config` is False; so is a folder of
@@ -273,8 +273,8 @@ def stored_alone(model: Any, *, beside_config: bool = True, **options: bool) -> 
     is_model = uses_config and place.config and not (place.is_folder and has_modules(place.path))
     if not place.has_weights or is_model or os.fspath(model) in preset_paths():
         return None
-    for option, is_given in options.items():
-        if is_given:
+    for option, value in options.items():
+        if value is not None and value is not False:
             raise SelectionError("{option} is for models, and {path} has only tensors", option=option, path=place.path)
     from bertscope.checkpoints.reading import read_checkpoint
 
