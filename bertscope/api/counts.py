@@ -54,7 +54,7 @@ def count(
     >>> bertscope.count(torch.nn.Linear(3, 4)).totals.distinct_params
     16
     """
-    given = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model", **run}
+    given: dict[str, Any] = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model", **run}
     if checkpoint := stored_alone(model, **given):
         return stored_report(checkpoint, by=by)
     module, shown = built(model, name)
