@@ -102,9 +102,9 @@ def read_zero(file: OpenFile) -> StoredFile:
         raise file.broken("not the states of a model that DeepSpeed writes")
     ranks = {name[1] for path in file.path.parent.iterdir() if (name := _RANK.search(path.name))}
     if len(ranks) > 1:
-        parts = ", ".join(sorted(ranks)[:4])
+        shown = ", ".join(sorted(ranks)[:4])
         raise file.broken(
-            f"a tensor-parallel part of a model in {len(ranks)} ({parts}); merge them and count the result"
+            f"a tensor-parallel part of a model in {len(ranks)} ({shown}); merge them and count the result"
         )
     groups = [group for field in _SHAPES for group in _groups(top.get(field))]
     shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
