@@ -119,6 +119,11 @@ class OpenFile:
             raise self.broken(f"it refers to byte {place:,}, and the file has {self.size:,}: truncated or wrong")
         self.stream.seek(place)
 
+    def skip(self, count: int) -> int:
+        """Go behind the next bytes; return their number."""
+        self.seek(self.stream.tell() + count)
+        return count
+
     def take(self, count: int) -> bytes:
         """Return the next bytes of a header; raise SourceError at the end of the file."""
         if not 0 <= count <= self.size:  # also before memory is allocated for them

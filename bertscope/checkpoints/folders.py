@@ -100,7 +100,7 @@ def read_zero(file: OpenFile) -> StoredFile:
     module = top.get("module") if isinstance(top, PickledDict) else None
     if not isinstance(module, PickledDict):
         raise file.broken("not the states of a model that DeepSpeed writes")
-    ranks = {rank[1] for path in file.path.parent.iterdir() if (rank := _RANK.search(path.name))}
+    ranks = {name[1] for path in file.path.parent.iterdir() if (name := _RANK.search(path.name))}
     if len(ranks) > 1:
         shown = ", ".join(sorted(ranks)[:4])
         raise file.broken(

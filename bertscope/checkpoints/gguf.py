@@ -103,19 +103,19 @@ def _value(file: OpenFile, kind: int, depth: int) -> str | None:
         count = file.number(8)
         if count <= 200:
             return file.take(count).decode(errors="replace")
-        _skip(file, count)
+        file.skip(count)
         return None
     if kind == _ARRAY:
         kind, count = file.number(4), file.number(8)
         if kind in _SIZES:
-            _skip(file, count * _SIZES[kind])
+            file.skip(count * _SIZES[kind])
             return None
         if depth == _MAX_DEPTH:
             raise file.broken("arrays in arrays, nested too deeply")
         file.budget.spend("instructions", count)
         for _ in range(count):
             if kind == _TEXT:
-                _skip(file, file.number(8))
+                file.skip(file.number(8))
             else:
                 _value(file, kind, depth + 1)
         return None
@@ -125,7 +125,3 @@ def _value(file: OpenFile, kind: int, depth: int) -> str | None:
     if kind in _FLOATS:
         return f"{struct.unpack(_FLOATS[kind], raw)[0]:g}"
     return str(int.from_bytes(raw, "little", signed=kind in _SIGNED))
-
-
-def _skip(file: OpenFile, count: int) -> None:
-    file.seek(file.stream.tell() + count)

@@ -171,7 +171,7 @@ def _value(file: OpenFile, depth: int) -> Any:
     if 0x80 <= first < 0x90 or first in _MAPS:
         return _map(file, _count(file, first, _MAPS, 0x0F), depth)
     if first in _BYTES:
-        return _skipped(file, _count(file, first, _BYTES, 0))
+        return file.skip(_count(file, first, _BYTES, 0))
     if first in _EXTENSIONS or 0xD4 <= first <= 0xD8:
         length = 1 << (first - 0xD4) if first >= 0xD4 else _count(file, first, _EXTENSIONS, 0)
         return _extension(file, length, depth)
@@ -192,18 +192,12 @@ def _map(file: OpenFile, count: int, depth: int) -> dict[str, Any]:
     return found
 
 
-def _skipped(file: OpenFile, length: int) -> int:
-    """Go behind the next bytes; return their number."""
-    file.seek(file.stream.tell() + length)
-    return length
-
-
 def _extension(file: OpenFile, length: int, depth: int) -> Any:
     """Return an array (of the types 1 and 3) as shape, dtype and length; go behind any other extension."""
     (kind,) = file.take(1)
     end = file.stream.tell() + length
     if kind not in (1, 3):
-        return _skipped(file, length) and None
+        return file.skip(length) and None
     content = _value(file, depth + 1)
     if file.stream.tell() != end or not isinstance(content, list) or len(content) != 3:
         raise file.broken("an array without shape, dtype and bytes: truncated or wrong")

@@ -40,7 +40,7 @@ def snapshot_report(data: Any, name: str) -> WhyReport:
         name=name, source=SNAPSHOT, moment=moment, tried_bytes=tried, free_bytes=free,
         allocated_bytes=size_of(history.blocks),
         reserved_bytes=history.reserved_bytes,
-        largest_free_bytes=history.segments.largest_free_bytes or None,
+        largest_free_bytes=history.largest_free_bytes or None,
         phase=phase, line=running.line or running.module, passes=history.phases[-1][2], events=history.events,
         parts=_parts(history), rows=_rows(history), findings=findings(history),
         timeline=tuple(_samples(history)), notes=tuple(notes),

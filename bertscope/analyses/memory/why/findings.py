@@ -188,7 +188,7 @@ def _fragmentation(of: Evidence) -> Iterator[WhyFinding]:
         else:
             yield finding("fragmentation", unusable)
     for key in ("private", "waiting"):
-        size = getattr(history.segments, f"{key}_bytes")
+        size = getattr(history, f"{key}_bytes")
         if of.kind in (OOM, END) and size > _LARGE * reserved:
             yield finding(key, size)
 

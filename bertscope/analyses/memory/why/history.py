@@ -26,17 +26,6 @@ _FREED = ("free", "free_completed")
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
-@dataclass
-class Segments:
-    """The memory that torch has reserved on a device at the end of a snapshot."""
-
-    reserved_bytes: int = 0
-    largest_free_bytes: int = 0
-    private_bytes: int = 0  # in pools of CUDA graphs
-    waiting_bytes: int = 0  # freed, but another stream may still read them
-    live: dict[int, tuple[int, StackKind, int]] = field(default_factory=dict)  # by address: size, stack, its number
-
-
 class HeldBlock(NamedTuple):
     """A block at the moment."""
 
@@ -63,7 +52,10 @@ class History:
     reserved: list[tuple[int, int]] = field(default_factory=list)  # after each event that changes them
     oom: tuple[int, int, int | None] | None = None  # the event, the bytes tried, those free on the card
     oom_kind: StackKind = NO_STACK
-    segments: Segments = field(default_factory=Segments)
+    end_bytes: int = 0  # that torch has reserved at the end
+    largest_free_bytes: int = 0
+    private_bytes: int = 0  # in pools of CUDA graphs
+    waiting_bytes: int = 0  # freed, but another stream may still read them
 
     def add(self, size: int, kind: StackKind, stack: int, event: int) -> int:
         """Add a block, and return its number."""
@@ -100,7 +92,7 @@ class History:
     def reserved_bytes(self) -> int | None:
         """Return what torch has reserved at the moment; None if the file does not tell."""
         before = [total for event, total in self.reserved if event <= self.moment[1]]
-        return before[-1] if before else self.segments.reserved_bytes or None
+        return before[-1] if before else self.end_bytes or None
 
     @cached_property
     def has_frames(self) -> bool:
@@ -227,7 +219,8 @@ class _Reader:
 
     def history(self, segments: list[dict[str, Any]], trace: list[dict[str, Any]]) -> History:
         """Return the history of a device."""
-        found = History(events=len(trace), segments=self.segments(segments))
+        found = History(events=len(trace))
+        last = self.segments(found, segments)
         frees = {}  # of blocks from before the recording: by address the first free
         seen: set[Any] = set()
         for entry in trace:
@@ -237,7 +230,7 @@ class _Reader:
                     frees[address] = _whole(entry.get("size"), self.name)
                 seen.add(address)
         live = {address: found.add(size, NO_STACK, -1, -1) for address, size in frees.items()}
-        for address, (size, kind, stack) in found.segments.live.items():
+        for address, (size, kind, stack) in last.items():
             if address not in seen:
                 found.add(size, kind, stack, -1)
         self.replay(found, trace, live)
@@ -267,38 +260,30 @@ class _Reader:
                 is_size = isinstance(free, int) and 0 <= free < _LARGEST
                 found.oom = event, _whole(entry.get("size"), self.name), free if is_size else None
                 found.oom_kind = self.stack(entry.get("frames"))[0]
-        start = found.segments.reserved_bytes - reserved  # before the recording
+        start = found.end_bytes - reserved  # before the recording
         found.reserved = [(event, total + start) for event, total in found.reserved]
 
-    def segments(self, segments: list[dict[str, Any]]) -> Segments:
-        """Return the memory that torch has reserved at the end."""
-        found = Segments()
+    def segments(self, found: History, segments: list[dict[str, Any]]) -> dict[int, tuple[int, StackKind, int]]:
+        """Add what torch has reserved at the end; return the blocks by address: size, stack, its number."""
+        blocks = {}
         for segment in segments:
             address = _whole(segment.get("address"), self.name)
             total = _whole(segment.get("total_size"), self.name)
-            found.reserved_bytes += total
+            found.end_bytes += total
             if segment.get("segment_pool_id", (0, 0)) not in ((0, 0), [0, 0]):
                 found.private_bytes += total
             for block in self.dicts(segment.get("blocks")):
                 size = _whole(block.get("size"), self.name)
                 state = block.get("state")
                 if state == "active_allocated":
-                    wanted, frames = _older(block)
-                    size_wanted = size if wanted is None else _whole(wanted, self.name)
-                    found.live[address] = size_wanted, *self.stack(frames)
+                    wanted = _whole(block.get("requested_size", size), self.name)
+                    blocks[address] = wanted, *self.stack(block.get("frames"))
                 elif state == "inactive":
                     found.largest_free_bytes = max(found.largest_free_bytes, size)
                 else:
                     found.waiting_bytes += size
                 address += size
-        return found
-
-
-def _older(block: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the requested size of a block and its frames, which torch before 2.1 has in its `history`."""
-    history = block.get("history")
-    last = history[0] if isinstance(history, list) and history and isinstance(history[0], dict) else {}
-    return block.get("requested_size", last.get("real_size")), block.get("frames", last.get("frames"))
+        return blocks
 
 
 def _whole(value: Any, name: str) -> int:

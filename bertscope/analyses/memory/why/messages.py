@@ -101,12 +101,8 @@ def _other(numbers: dict[str, int], reserved: int) -> int:
     if "total" not in numbers or "free" not in numbers:
         return 0
     used = numbers["total"] - numbers["free"]
-    if "own" in numbers:
-        rest = max(used - numbers["own"], 0)
-    else:
-        rest = used - reserved
-        rest = rest if rest > _OUTSIDE else 0
-    return max(rest if rest > 0.01 * numbers["total"] else 0, 0)
+    rest, least = (used - numbers["own"], 0) if "own" in numbers else (used - reserved, _OUTSIDE)
+    return rest if rest > max(least, 0.01 * numbers["total"]) else 0
 
 
 def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
