@@ -13,6 +13,7 @@ TEXTS: dict[str, str] = {
     "why_in_load": " while the model is loaded",
     "why_activations": "activations of a forward pass{at} hold {size}; checkpointing full frees up to {size_frees}",
     "why_activations_all": "activations hold {size}: use checkpointing or a smaller batch",
+    "why_unfreed": "{size} of activations are never freed: keep loss.item(), detach outputs, or use torch.no_grad()",
     "why_optimizer": "optimizer state holds {size}: an 8-bit optimizer needs a quarter of it",
     "why_parameters": "parameters hold {size}: 16 bits or LoRA need less",
     "why_graph": "graphs of {passes} earlier forward passes hold {size}{at}: keep loss.item(), and no retain_graph",

@@ -103,7 +103,11 @@ def timeline_report(data: Any, name: str) -> WhyReport:
     lists = data if isinstance(data, list) and all(isinstance(row, list) for row in data[:2]) else []
     is_raw = bool(lists) and all(len(row) == 4 for row in lists[:2])
     rows = lists if is_raw else lists[1] if len(lists) == 2 else []
-    samples = tuple(_highest(_states(_raw(rows)) if is_raw else _coalesced(rows), len(rows)))
+
+    def states() -> Iterator[_State]:
+        return _states(_raw(rows)) if is_raw else _coalesced(rows)
+
+    samples = tuple(_highest(states(), len(rows)))
     if not samples:
         raise SourceError(
             "JSON that is no memory timeline; give what export_memory_timeline of torch's profiler wrote, or a "
@@ -114,16 +118,28 @@ def timeline_report(data: Any, name: str) -> WhyReport:
     return WhyReport(
         name=name, source=TIMELINE, moment=PEAK, allocated_bytes=sum(peak.held.values()), events=len(rows),
         parts=tuple(sorted(parts, key=lambda part: -part.held_bytes)),
-        findings=tuple(_of_parts(parts)), timeline=samples,
+        findings=tuple(_of_parts(parts, _never_freed(states(), len(rows)))), timeline=samples,
     )  # fmt: skip
 
 
-def _of_parts(parts: Sequence[WhyPart]) -> Iterator[WhyFinding]:
+def _never_freed(states: Iterable[_State], events: int) -> int:
+    """Return the bytes of activations at the end if a quarter of them was there in the whole second half; else 0."""
+    least, last = math.inf, 0
+    for event, _, held in states:
+        if 2 * event >= events:
+            last = held["activations"]
+            least = min(least, last)
+    return last if 4 * least > last else 0
+
+
+def _of_parts(parts: Sequence[WhyPart], never_freed: int) -> Iterator[WhyFinding]:
     """Yield a finding for each large part; without blocks nobody knows what a remedy frees."""
     remedies = {"activations": "activations_all", "optimizer_state": "optimizer", "parameters": "parameters"}
     total = sum(part.held_bytes for part in parts)
     for part in sorted(parts, key=lambda part: -part.held_bytes):
-        if part.part in remedies and 20 * part.held_bytes > total:
+        if part.part == "activations" and 2 * never_freed > part.held_bytes:
+            yield WhyFinding(key="why_unfreed", values={"size": never_freed})
+        elif part.part in remedies and 20 * part.held_bytes > total:
             yield WhyFinding(key=f"why_{remedies[part.part]}", values={"size": part.held_bytes})
 
 

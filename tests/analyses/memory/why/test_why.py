@@ -50,6 +50,26 @@ def test_a_timeline_of_torchs_profiler_has_its_parts(tmp_path, suffix):
     assert len(report.timeline) > 10
 
 
+@pytest.mark.parametrize("fault", ["", "graph", "outputs", "evaluation"])
+def test_activations_that_a_real_loop_never_frees_are_named_in_a_timeline(tmp_path, fault):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    optimizer, kept = torch.optim.AdamW(model.parameters()), []
+    options = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options) as profiler:
+        for _ in range(4):
+            output = model(torch.ones(128, 64))
+            kept += [] if not fault else [output.sum()] if fault == "graph" else [output]
+            if fault == "evaluation":
+                continue
+            (model(torch.ones(128, 64)) if fault == "outputs" else output).sum().backward(retain_graph=fault == "graph")
+            optimizer.step()
+            optimizer.zero_grad()
+    profiler.export_memory_timeline(str(tmp_path / "timeline.json"), device="cpu")
+    found = [finding.key for finding in bertscope.why(tmp_path / "timeline.json").findings]
+    assert ("why_unfreed" in found) is bool(fault), found
+    assert ("why_activations_all" in found) is not bool(fault), found
+
+
 def test_a_snapshot_of_estimate_has_the_parts_of_the_estimate(tmp_path, cli):
     path = tmp_path / "own.pickle"
     run = ("bert-tiny", "--batch", "8", "--device", "cuda")
