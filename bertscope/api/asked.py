@@ -316,9 +316,15 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
 
 
 def card_for(limit: Limit, run_config: RunConfig) -> Gpu | None:
-    """Return the card of a run with what a calibration measured; None if no GPU is named or calibrated."""
+    """Return the card of a run with what a calibration measured; None if no GPU is named or calibrated.
+
+    A card that is not named has as much memory as the budget, if there is one.
+    """
     known = find_gpu(limit.gpu) if limit.gpu is not None else None
     found = calibration_for(limit, run_config)
     if found is None:
         return known
-    return card_of(found) if known is None else found.on(known)
+    if known is not None:
+        return found.on(known)
+    card = card_of(found)
+    return card if limit.budget is None else replace(card, memory_bytes=limit.budget)

@@ -104,6 +104,15 @@ def test_estimate_on_cuda_finds_the_card_of_this_machine(cli, stored, monkeypatc
     assert ["calibrated on this machine" in note for note in notes] == [False, True, False]
 
 
+def test_a_budget_is_the_memory_of_a_calibrated_card_that_is_not_named(cli, stored, monkeypatch):
+    monkeypatch.setattr("bertscope.analyses.calibrate.card.this_card", lambda: (H200.card, H200.memory_bytes))
+    step = ("bert-tiny", "--device", "cuda", "--budget", "2GiB")
+    found = cli("fit", *step, "--seq", "8", "--checkpointing", "none", "--format", "json").json
+    assert found["budget_bytes"] == 2**31
+    assert found["rows"][0]["card_bytes"] <= 2**31
+    assert cli("plan", *step, "--batch", "8", "--format", "json").json["budget_bytes"] == 2**31
+
+
 def test_one_that_the_project_ships_is_named_by_its_card_and_date(home, tmp_path, monkeypatch):
     shipped = tmp_path / "shipped"
     shipped.mkdir()
