@@ -10,6 +10,7 @@ and, if the left matrix is transposed, a block of that. Source: oneDNN 3.12, src
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
+from math import inf
 from typing import NamedTuple
 
 from bertscope.frozen import dataclass
@@ -152,30 +153,24 @@ class _Product:
         is_deep = self.depth >= _SPLIT_DEPTH and _is_power(self.depth)
         is_shared = bool(is_narrow and self.batch == 1 and self.is_transposed and is_deep)
         least_rows = min(_FEW_ROWS if is_narrow else _LEAST_ROWS, self.rows)
-        splits = product(
+        best, least = (1, 1, least_rows), inf
+        for sharing, column_blocks in product(
             range(min(self.threads, _DEPTH_THREADS) if is_shared else 1, 0, -1),
             range(min(_COLUMN_BLOCKS if self.is_copied else 1, blocks), 0, -1),
-            range(min(_ROWS, self.rows), least_rows - 1, -1),
-        )
-        even = (split for split in splits if is_shared or self._is_even(*split))
-        return min(even, key=lambda split: self._imbalance(*split), default=(1, 1, least_rows))
-
-    def _units(self, column_blocks: int, block_rows: int) -> int:
-        """Return the pieces of work of a split."""
-        return self.batch * -(-self.rows // block_rows) * -(-self.columns // (self.block_columns * column_blocks))
-
-    def _is_even(self, sharing: int, column_blocks: int, block_rows: int) -> bool:
-        units = self._units(column_blocks, block_rows)
-        return units >= 3 * self.threads or units % self.threads == 0
-
-    def _imbalance(self, sharing: int, column_blocks: int, block_rows: int) -> float:
-        """Return the sum of the shares of work that is idle or in excess, in oneDNN's order."""
-        blocks = -(-self.columns // _COLUMNS)
-        idle = _excess(self._units(column_blocks, block_rows), self.threads // sharing)
-        idle += _rounded(self.rows, block_rows) % self.rows / self.rows
-        idle += (_rounded(blocks, column_blocks) - blocks) / blocks
-        idle += self.threads % sharing / self.threads
-        return idle + _excess(self.depth, sharing * self.block_depth)
+        ):
+            pieces = self.batch * -(-self.columns // (self.block_columns * column_blocks))
+            of_columns = (_rounded(blocks, column_blocks) - blocks) / blocks
+            of_sharing = self.threads % sharing / self.threads
+            of_depth = _excess(self.depth, sharing * self.block_depth)
+            for block_rows in range(min(_ROWS, self.rows), least_rows - 1, -1):
+                units = pieces * -(-self.rows // block_rows)
+                if is_shared or units >= 3 * self.threads or units % self.threads == 0:
+                    of_rows = _rounded(self.rows, block_rows) % self.rows / self.rows
+                    # The shares of work that is idle or in excess, added in oneDNN's order.
+                    idle = _excess(units, self.threads // sharing) + of_rows + of_columns + of_sharing + of_depth
+                    if idle < least:
+                        best, least = (sharing, column_blocks, block_rows), idle
+        return best
 
 
 def _excess(work: int, unit: int) -> float:
