@@ -194,16 +194,16 @@ class _Child:
 
     def _ask(self, line: str, answer: str, shown: Callable[[], str]) -> None:
         """Send a line and keep the child's messages until the answer; any other end becomes the problem."""
+        deadline = time.monotonic() + self.left_seconds
         try:
             self.worker.send(line)
-            self._listen(answer, shown)
+            self._listen(answer, shown, deadline)
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
         if self.problem is not None:
             self.stop()
 
-    def _listen(self, answer: str, shown: Callable[[], str]) -> None:
-        deadline = time.monotonic() + self.left_seconds
+    def _listen(self, answer: str, shown: Callable[[], str], deadline: float) -> None:
         is_answered = False
         while self.problem is None and not is_answered:
             message = self.worker.receive(_POLL_SECONDS)
