@@ -421,7 +421,7 @@ def test_a_file_whose_name_looks_like_an_option_is_checked_and_overwrites_nothin
 # ---- signals while torch runs ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [1.6, 2.0, 2.4, 2.8])
+@pytest.mark.parametrize("seconds", [1.8, 2.6])
 def test_ctrl_c_while_torch_runs_ends_at_once_without_a_message_or_a_file(tmp_path, seconds):
     (tmp_path / "cache").mkdir(mode=0o700)
     words = ("fit", "bert-tiny", "--budget", "2GiB", "--seq", "64,128", "--output", str(tmp_path / "fit.txt"))

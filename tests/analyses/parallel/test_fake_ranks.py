@@ -22,7 +22,7 @@ from tests.analyses.memory.steps import small
 from tests.conftest import ROOT
 
 # Wide enough that what malloc adds to a block, at most a page of 4 KiB and a header, is far below 0.5 %.
-WIDE = {"vocab_size": 8000, "hidden_size": 264, "num_attention_heads": 4, "intermediate_size": 1056,
+WIDE = {"vocab_size": 5000, "hidden_size": 264, "num_attention_heads": 4, "intermediate_size": 1056,
         "num_hidden_layers": 2, "max_position_embeddings": 64}  # fmt: skip
 
 

@@ -155,10 +155,10 @@ def test_a_policy_gathers_in_its_dtype_and_reduces_in_its_own(source, traces):
 
 
 @pytest.mark.parametrize(
-    ("name", "checkpointing"), [*((name, "full") for name in MESHES), ("ddp", "layers:0-5"), ("tp+fsdp", "layers:0-5")]
+    ("name", "checkpointing"), [*((name, "full") for name in MESHES), ("ddp", "layers:0-5")]
 )
 def test_repeated_layers_give_the_trace_of_all_layers(name, checkpointing):
-    layers, ran = (6, 3) if checkpointing == "full" else (12, 6)
+    layers, ran = (6, 3) if checkpointing == "full" else (7, 4)
     settings = {"checkpointing": checkpointing, "clip_grad_norm": True}
     source, run_config = small(num_hidden_layers=layers), replace(on(name), **settings)
     full, short = whole_trace(source, run_config), MemoryTraces(source).trace(run_config)
@@ -174,7 +174,7 @@ def test_the_largest_parameter_left_goes_to_the_rank_with_the_fewest_numbers():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "device"), [(2, "cpu"), (3, "cuda"), (8, "cpu"), (8, "cuda"), (2**20, "cpu")]
+    ("ranks", "device"), [(2, "cpu"), (8, "cuda"), (2**20, "cpu")]
 )  # fmt: skip
 def test_the_update_of_a_rank_from_its_own_list_is_that_of_torch(ranks, device):
     source = small(num_hidden_layers=6)
