@@ -181,6 +181,6 @@ def test_the_work_of_a_plan_has_the_products_that_it_computes_again(home):
 
 
 def test_plan_has_the_range_of_the_data_sheet_on_request(cli, home):
-    words = ("bert-mini", "--gpu", "t4", "--batch", "768", "--seq", "512", "--precision", "autocast-fp16")
+    words = ("bert-tiny", "--gpu", "t4", "--batch", "2048", "--seq", "512", "--precision", "autocast-fp16")
     first, *_, last = csv.DictReader(cli("plan", *words, "--time", "--format", "csv").out.splitlines())
     assert 0 < float(first["time_range_low_seconds"]) < float(last["time_range_low_seconds"])

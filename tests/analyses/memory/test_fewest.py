@@ -15,7 +15,7 @@ from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small, whole_trace
 
 STEP = RunConfig(implementation="bertscope")
-SIZES = (1, 2, 3, 4, 5, 6)
+SIZES = (1, 2, 3, 4)
 TOTAL = 24
 
 
@@ -36,7 +36,7 @@ def peaks(source):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("place", [0, 3, 5])
+@pytest.mark.parametrize("place", [0, 2, 3])
 def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strategy, place):
     budget = peaks[strategy][place]
     (row,) = fewest_report(
@@ -48,7 +48,7 @@ def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strateg
 
 def test_where_no_number_of_ranks_fits_the_answer_is_no_with_the_most(source, peaks):
     (row,) = fewest_report(source, [STEP], [8], 1000, TOTAL, strategies=[ranks_of("ddp", 2)], world_sizes=SIZES).rows
-    assert (row.fits, row.ranks, row.peak_bytes) == (False, 6, peaks["ddp"][-1])
+    assert (row.fits, row.ranks, row.peak_bytes) == (False, 4, peaks["ddp"][-1])
 
 
 def test_the_strategy_with_the_fewest_ranks_is_first(source, peaks):

@@ -99,8 +99,9 @@ def test_a_product_that_relu_overwrites_is_not_kept_and_its_flops_count_in_each_
     assert first.flops_again == found.always_flops  # the other layers are kept whole
 
 
-@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
-def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(share):
+@pytest.fixture(scope="module")
+def every_plan():
+    """FLOPs again and peak of each set of products and number of layers."""
     space = PlanSpace(tuple(layer_costs(OWN, RUN)))
     steps, (own,) = Steps(OWN), space.lists
     every = {}
@@ -109,9 +110,14 @@ def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(share):
         text = f"keep:{'+'.join(kept) or 'none'}@0-{layers - 1}" if layers else "none"
         again = layers * sum(item.flops for item, is_kept in zip(own.operators, (up, down), strict=True) if not is_kept)
         every[text] = (again, steps.trace(replace(RUN, checkpointing=text)).peak_bytes)
-    low, high = min(peak for _, peak in every.values()), every["none"][1]
+    return every
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
+def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(every_plan, share):
+    low, high = min(peak for _, peak in every_plan.values()), every_plan["none"][1]
     limit = int(low + share * (high - low))
-    cheapest = min(again for again, peak in every.values() if peak <= limit)
+    cheapest = min(again for again, peak in every_plan.values() if peak <= limit)
     report = plan_report(OWN, RUN, limit)
     assert report.rows[0].peak_bytes <= limit < report.cheaper.peak_bytes
     assert report.rows[0].flops_again - cheapest <= 0.01 * report.rows[0].step_flops
@@ -119,7 +125,7 @@ def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(share):
 
 
 def test_the_rows_need_less_and_less_memory_and_more_and_more_flops():
-    source, run = small(num_hidden_layers=6, attn_implementation="eager"), RunConfig(batch=64, seq=16, optimizer="sgd")
+    source, run = small(num_hidden_layers=3, attn_implementation="eager"), RunConfig(batch=64, seq=16, optimizer="sgd")
     steps = Steps(source)
     none, full = (steps.trace(replace(run, checkpointing=name)).peak_bytes for name in ("none", "full"))
     report = plan_report(source, run, (none + full) // 2)
@@ -321,9 +327,9 @@ def test_the_table_names_the_kept_products_and_a_line_below_has_the_options(cli,
     """The strategy of two kinds of layers is longer than a line; the table of 80 columns is without it."""
     monkeypatch.setenv("COLUMNS", "80")
     step = ("bert-mini", "--budget", "458MiB", "--batch", "64")
-    out = cli("plan", *step).out
-    strategy = cli("plan", *step, "--format", "json").json["rows"][0]["checkpointing"]
-    table, _, below = out.partition("use it:")
+    report = bertscope.from_json(cli("plan", *step, "--format", "json").out)
+    strategy = report.rows[0].checkpointing
+    table, _, below = str(report).partition("use it:")
     assert re.search(r"^ keep FFN-down; .* \(last \d+ of \d+\)", table, re.M)
     assert "keep:" not in table
     assert strategy in below.split()[0]
