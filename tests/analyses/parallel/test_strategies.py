@@ -154,9 +154,7 @@ def test_a_policy_gathers_in_its_dtype_and_reduces_in_its_own(source, traces):
     assert mixed.state_bytes == traces["fsdp"].state_bytes
 
 
-@pytest.mark.parametrize(
-    ("name", "checkpointing"), [*((name, "full") for name in MESHES), ("ddp", "layers:0-5")]
-)
+@pytest.mark.parametrize(("name", "checkpointing"), [*((name, "full") for name in MESHES), ("ddp", "layers:0-5")])
 def test_repeated_layers_give_the_trace_of_all_layers(name, checkpointing):
     layers, ran = (6, 3) if checkpointing == "full" else (7, 4)
     settings = {"checkpointing": checkpointing, "clip_grad_norm": True}
