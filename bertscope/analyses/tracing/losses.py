@@ -68,7 +68,15 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
 
     hidden (batch, seq, hidden_size) -> (batch, hidden_size)
     """
-    text["hidden"] = hidden = _hidden(model, model(**text))
+    output = model(**text)
+    hidden = output if isinstance(output, torch.Tensor) else getattr(output, "last_hidden_state", None)
+    if not isinstance(hidden, torch.Tensor):
+        raise SelectionError(
+            f"the loss embeds texts by the last hidden state, which {type(base_model_of(model)).__name__} does not "
+            "return; choose a class without a head, such as --architecture BertModel, or loss reranker"
+        )
+    text["hidden"] = hidden
+    del output
     if hidden.dim() == 2:  # of a model with pooling of its own
         return hidden
     mask = text.get("attention_mask")
@@ -78,16 +86,6 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
     total = (hidden * weights).sum(dim=1, dtype=wide)
     count = torch.clamp(weights.sum(dim=1, dtype=wide), min=1e-9)
     return torch.cat([(total / count).to(hidden.dtype)], dim=-1)
-
-
-def _hidden(model: nn.Module, output: Any) -> torch.Tensor:
-    found = output if isinstance(output, torch.Tensor) else getattr(output, "last_hidden_state", None)
-    if not isinstance(found, torch.Tensor):
-        raise SelectionError(
-            f"the loss embeds texts by the last hidden state, which {type(base_model_of(model)).__name__} does not "
-            "return; choose a class without a head, such as --architecture BertModel, or loss reranker"
-        )
-    return found
 
 
 def _embeddings(model: nn.Module, texts: list[Batch]) -> list[torch.Tensor]:
