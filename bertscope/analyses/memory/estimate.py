@@ -29,7 +29,7 @@ from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, Text, UnknownValueError, one_line
 from bertscope.reports.memory import Memory, MemoryReport, Variant
-from bertscope.settings.losses import loss_parts
+from bertscope.settings.losses import mini_batch
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch, value_errors
@@ -65,12 +65,14 @@ class MemoryTraces:
     def growth(self, run_config: RunConfig) -> MemoryGrowth | None:
         """Return the memory of a step as a function of the batch; None if its events change with the batch.
 
-        If layers may repeat, the run of the larger batch has one unit of them more than the other: the two verify both,
-        that layers repeat and that bytes grow evenly.
+        With a loss of mini-batches it is a function of the examples after the first one. If layers may repeat, the run
+        of the larger batch has one unit of them more than the other: the two verify both, that layers repeat and that
+        bytes grow evenly.
         """
-        if run_config.compile or loss_parts(run_config.loss)[0] == "cached-mnrl":
-            return None  # the batch decides inductor's program, and the number of mini-batches
-        one, far = (replace(run_config, batch=batch, loop=FREED) for batch in (SMALLEST, FAR))
+        if run_config.compile:
+            return None  # the batch decides inductor's program
+        first = mini_batch(run_config.loss)
+        one, far = (replace(run_config, batch=first + batch, loop=FREED) for batch in (SMALLEST, FAR))
         found: MemoryGrowth | None = None
         if self._repeats(run_config):
             longer = self._deepened(MemoryGrowth.of(self._shallow(one, RAN)), one, RAN, RAN + 1).trace(SMALLEST)
