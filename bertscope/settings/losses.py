@@ -51,11 +51,7 @@ def loss_parts(text: str) -> tuple[str, str]:
 
 
 def mini_batch(text: str) -> int:
-    """Return the sequences of a mini-batch of a loss; 0 for one without mini-batches.
-
-    >>> mini_batch("cached-mnrl:16"), mini_batch("mnrl")
-    (16, 0)
-    """
+    """Return the sequences of a mini-batch of a loss; 0 for one without mini-batches."""
     name, argument = loss_parts(text)
     return int(argument) if LOSSES[name].default else 0
 

@@ -48,7 +48,7 @@ class MemoryTraces:
         self.verified: dict[RunConfig, bool] = {}
         self.freed = lru_cache(maxsize=_KEPT_RUNS)(self._freed)  # whatever the loop of the run is
         self.stacks = cache(partial(layer_stacks, self.source))
-        self.parameters = cache(self._parameters)
+        self.parameters = cache(lambda run_config: list(all_parameters(counted_model(source, run_config))))
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of the step, from runs of this batch."""
@@ -112,10 +112,6 @@ class MemoryTraces:
         if run_config.parallelism.row.divides_optimizer:
             growth = with_update(growth, self.parameters(_kind(run_config)), run_config)
         return growth.in_loop(run_config.loop, run_config.other_loop)
-
-    def _parameters(self, run_config: RunConfig) -> list[tuple[str, nn.Parameter]]:
-        """Return the parameters of all layers, with their paths."""
-        return list(all_parameters(counted_model(self.source, run_config)))
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source
