@@ -176,6 +176,9 @@ def test_a_config_may_name_flash_attention_which_an_estimate_takes_for_a_card_on
     assert report.subject.attention == "flash_attention_2"
     with pytest.raises(SelectionError, match="flash_attention_2 runs on a GPU only: estimate it for a card with --gpu"):
         bertscope.estimate(path, **half)
+    if FAMILY == "modernbert" and transformers.__version__ < "5":  # which converts its queries to bf16
+        assert bertscope.estimate(path, device="cuda", **half | {"precision": "fp32"}).variants
+        return
     with pytest.raises(SelectionError, match=r"takes fp16 and bf16 .* got float32 and 16; add --precision bf16"):
         bertscope.estimate(path, device="cuda", **half | {"precision": "fp32"})
 

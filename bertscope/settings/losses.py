@@ -50,6 +50,12 @@ def loss_parts(text: str) -> tuple[str, str]:
     return name, argument
 
 
+def mini_batch(text: str) -> int:
+    """Return the sequences of a mini-batch of a loss; 0 for one without mini-batches."""
+    name, argument = loss_parts(text)
+    return int(argument) if LOSSES[name].default else 0
+
+
 def loss_text(text: str) -> str:
     """Return the only form of a loss: `cached-mnrl` is `cached-mnrl:32`."""
     return ":".join(filter(None, loss_parts(text)))

@@ -20,19 +20,16 @@ def compiled(module: nn.Module) -> nn.Module:
     return torch.compile(module, dynamic=False)  # type: ignore[return-value]
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    """Return True for a module that torch.compile returned, or on which compile() was called.
-
-    Fallback: without torch's private names, False.
-    """
-    return _INNER in vars(module).get("_modules", ()) or getattr(module, "_compiled_call_impl", None) is not None
-
-
 def compiled_paths(module: nn.Module) -> list[str]:
-    """Return the paths of the compiled modules that are in no other one; "" is the module itself."""
+    """Return the paths of the compiled modules that are in no other one; "" is the module itself.
+
+    torch.compile returned them, or their compile() was called. Fallback: without torch's private names, none.
+    """
     found: list[str] = []
     for path, part in module.named_modules():
-        if _is_compiled(part) and not _is_within(path, found):
+        has_module = _INNER in vars(part).get("_modules", ())
+        is_compiled = has_module or getattr(part, "_compiled_call_impl", None) is not None
+        if is_compiled and not _is_within(path, found):
             found.append(path)
     return found
 

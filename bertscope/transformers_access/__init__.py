@@ -41,7 +41,10 @@ def flash_attn_stand_in() -> Iterator[None]:
     Fallback of each name: where a version of transformers does not have it, it stays away.
     """
     with ExitStack() as stack:
-        _add_modules(stack)
+        for name, content in modules().items():
+            module = ModuleType(name)
+            vars(module).update(content, __spec__=ModuleSpec(name, None, is_package=True), __path__=[])
+            replace_item(stack, sys.modules, name, module)
         original = vars(import_module("transformers.utils.import_utils"))
         stack.callback(_answer, {name: original[name] for name in _ANSWERS if name in original})
         _answer(dict.fromkeys(_ANSWERS, lambda *_, **__: True))
@@ -60,14 +63,6 @@ def _answer(answers: dict[str, Any]) -> None:
         if name.partition(".")[0] == "transformers":
             for asked in answers.keys() & vars(module).keys():
                 setattr(module, asked, answers[asked])
-
-
-def _add_modules(stack: ExitStack) -> None:
-    """Add the modules of flash-attn to those that are imported."""
-    for name, content in modules().items():
-        module = ModuleType(name)
-        vars(module).update(content, __spec__=ModuleSpec(name, None, is_package=True), __path__=[])
-        replace_item(stack, sys.modules, name, module)
 
 
 def _import_late(stack: ExitStack, utilities: ModuleType) -> None:

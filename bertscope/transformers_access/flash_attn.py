@@ -158,7 +158,8 @@ def _unpad_input(given: torch.Tensor, mask: torch.Tensor, unused_mask: Any = Non
 class _RotaryEmbedding(nn.Module):
     """The tables of rotary embeddings, which grow to the longest sequence; without scaling, as ModernBERT uses it."""
 
-    def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False, device: Any = None) -> None:
+    # transformers 4.50 passes pos_idx_in_fp32=True too.
+    def __init__(self, dim: int, base: float = 1e4, interleaved: bool = False, device: Any = None, **_: Any) -> None:
         super().__init__()
         self.inv_freq: torch.Tensor
         self.dim, self.base, self.interleaved, self.scale_base = dim, base, interleaved, None

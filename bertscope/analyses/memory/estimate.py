@@ -29,7 +29,7 @@ from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, Text, UnknownValueError, one_line
 from bertscope.reports.memory import Memory, MemoryReport, Variant
-from bertscope.settings.losses import loss_parts
+from bertscope.settings.losses import mini_batch
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch, value_errors
@@ -48,7 +48,7 @@ class MemoryTraces:
         self.verified: dict[RunConfig, bool] = {}
         self.freed = lru_cache(maxsize=_KEPT_RUNS)(self._freed)  # whatever the loop of the run is
         self.stacks = cache(partial(layer_stacks, self.source))
-        self.parameters = cache(self._parameters)
+        self.parameters = cache(lambda run_config: list(all_parameters(counted_model(source, run_config))))
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of the step, from runs of this batch."""
@@ -65,12 +65,14 @@ class MemoryTraces:
     def growth(self, run_config: RunConfig) -> MemoryGrowth | None:
         """Return the memory of a step as a function of the batch; None if its events change with the batch.
 
-        If layers may repeat, the run of the larger batch has one unit of them more than the other: the two verify both,
-        that layers repeat and that bytes grow evenly.
+        With a loss of mini-batches it is a function of the examples after the first one. If layers may repeat, the run
+        of the larger batch has one unit of them more than the other: the two verify both, that layers repeat and that
+        bytes grow evenly.
         """
-        if run_config.compile or loss_parts(run_config.loss)[0] == "cached-mnrl":
-            return None  # the batch decides inductor's program, and the number of mini-batches
-        one, far = (replace(run_config, batch=batch, loop=FREED) for batch in (SMALLEST, FAR))
+        if run_config.compile:
+            return None  # the batch decides inductor's program
+        first = mini_batch(run_config.loss)
+        one, far = (replace(run_config, batch=first + batch, loop=FREED) for batch in (SMALLEST, FAR))
         found: MemoryGrowth | None = None
         if self._repeats(run_config):
             longer = self._deepened(MemoryGrowth.of(self._shallow(one, RAN)), one, RAN, RAN + 1).trace(SMALLEST)
@@ -110,10 +112,6 @@ class MemoryTraces:
         if run_config.parallelism.row.divides_optimizer:
             growth = with_update(growth, self.parameters(_kind(run_config)), run_config)
         return growth.in_loop(run_config.loop, run_config.other_loop)
-
-    def _parameters(self, run_config: RunConfig) -> list[tuple[str, nn.Parameter]]:
-        """Return the parameters of all layers, with their paths."""
-        return list(all_parameters(counted_model(self.source, run_config)))
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source

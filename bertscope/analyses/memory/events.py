@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate, groupby, repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import FORWARD, Parts
@@ -173,10 +173,10 @@ class Layout:
         return [number for numbers in last for number in numbers if self.parts[number] == _KEPT]
 
 
-def ordered_frees(events: Iterable[MemoryEvent], key: Callable[[MemoryEvent], Any] | None = None) -> list[MemoryEvent]:
-    """Return the events with consecutive frees, whose order has no meaning, sorted by `key`."""
+def ordered_frees(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
+    """Return the events with consecutive frees, whose order has no meaning, sorted."""
     runs = groupby(events, key=lambda event: event.size_bytes < 0)
-    return [event for are_frees, run in runs for event in (sorted(run, key=key) if are_frees else run)]
+    return [event for are_frees, run in runs for event in (sorted(run) if are_frees else run)]
 
 
 def matched(events: Iterable[MemoryEvent]) -> Iterator[tuple[MemoryEvent, int]]:

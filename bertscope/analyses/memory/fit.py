@@ -136,14 +136,11 @@ class Fitter:
                 low, place, step = place, min(place + step, high - 1), 2 * step
                 continue
             sequence_bytes = max(self.needed_bytes(replace(run, batch=place + 1)) - self.needed_bytes(run), 1)
-            fewer = max(self._lacking_bytes(run) // sequence_bytes // 2, 1)
+            excess = self.needed_bytes(run) - self.budget_bytes
+            lacking_bytes = excess if excess > 0 else self.limited(run).missing_bytes
+            fewer = max(lacking_bytes // sequence_bytes // 2, 1)
             high, place = place, max(place - fewer, (low + place) // 2, low + 1)
         return low
-
-    def _lacking_bytes(self, run_config: RunConfig) -> int:
-        """Return the bytes above the budget: of the tensors, or those that the allocator would reserve."""
-        excess = self.needed_bytes(run_config) - self.budget_bytes
-        return excess if excess > 0 else self.limited(run_config).missing_bytes
 
 
 def other_head(source: ModelSource) -> ModelSource | None:

@@ -200,11 +200,13 @@ class LengthSteps:
             run, own = self.padded, [(count * size, length) for (size, length), count in found.shapes.items()]
         peak = self.peak if is_padded else lambda shape: self._bytes(run, *shape)
         worst, steps = replace(run, batch=batch, seq=seq), sum(found.shapes.values())
+        worst_bytes = self._bytes(run, batch, seq)
+        mean_bytes = round(sum(count * peak(shape) for shape, count in found.shapes.items()) / steps)
         return LengthsRow(
             name=found.name, batch=0 if by_tokens else found.size, tokens_per_batch=found.size * by_tokens,
             batches=round(steps), padding=1 - self.data.tokens / sum(count * length for count, length in own),
-            expected_bytes=round(sum(count * peak(shape) for shape, count in found.shapes.items()) / steps),
-            worst_bytes=self._bytes(run, batch, seq), worst_batch=batch, worst_seq=seq,
+            expected_bytes=min(mean_bytes, worst_bytes),  # `peak` has two sequences at least
+            worst_bytes=worst_bytes, worst_batch=batch, worst_seq=seq,
             card_bytes=self.fitter.reserved_bytes(worst, is_limited=False) + self.fitter.overhead.context_high_bytes,
             epoch_flops=round(sum(count * self.flops(length) for count, length in own)),
             answer=self.fitter.answer(worst) if self.is_limited else "",

@@ -22,8 +22,8 @@ from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, RankGroup, Variant
-from bertscope.settings.losses import MODEL
-from bertscope.settings.run_config import FREED, RunConfig
+from bertscope.settings.losses import MODEL, mini_batch
+from bertscope.settings.run_config import CUDA, FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -81,10 +81,9 @@ class Steps:
 
     def _trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of a step; that of a user's own code is of this very batch."""
-        growth = self.growth_to(run_config)
+        growth, batch = self._growth_to(run_config)
         if growth is not None:
-            return growth.trace(run_config.batch)
-
+            return growth.trace(batch)
         found = saved(
             "trace", self.source, run_config, lambda: of_trace(self.traces.trace(run_config)).growth,
             MemoryGrowth.to_data, MemoryGrowth.from_data,
@@ -93,17 +92,25 @@ class Steps:
 
     def other_peak_bytes(self, run_config: RunConfig) -> int:
         """Return the peak of the same step in the other loop."""
-        if (growth := self.growth_to(run_config)) is not None:
-            return growth.other_peak_bytes(run_config.batch)
+        growth, batch = self._growth_to(run_config)
+        if growth is not None:
+            return growth.other_peak_bytes(batch)
         return self.trace(replace(run_config, loop=run_config.other_loop)).peak_bytes
 
     def growth(self, run_config: RunConfig) -> MemoryGrowth | None:
         """Return the memory of a step as a function of the batch; None if its events change with the batch."""
-        return self._grown(replace(run_config, batch=SMALLEST))
+        return None if mini_batch(run_config.loss) else self._grown(replace(run_config, batch=SMALLEST))
 
-    def growth_to(self, run_config: RunConfig) -> MemoryGrowth | None:
-        """Return the growth that gives the step at this batch; None if the batch itself has to run."""
-        return None if self.one_batch or run_config.batch < SMALLEST else self.growth(run_config)
+    def _growth_to(self, run_config: RunConfig) -> tuple[MemoryGrowth | None, int]:
+        """Return the growth that gives the step at this batch, if the batch itself need not run, and its batch there.
+
+        With mini-batches it is that of the examples after the first one; a CPU has a random state for each mini-batch.
+        """
+        size = mini_batch(run_config.loss)
+        batch = run_config.batch - size
+        if self.one_batch or batch < SMALLEST or (size and run_config.device != CUDA):
+            return None, 0
+        return self._grown(replace(run_config, batch=SMALLEST)), batch
 
     def _growth(self, run_config: RunConfig) -> MemoryGrowth | None:
         found: MemoryGrowth | None = None

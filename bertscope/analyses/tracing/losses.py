@@ -6,7 +6,6 @@ the last hidden state (pooling.py), and the loss. The batch has a list for each 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
@@ -68,7 +67,15 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
 
     hidden (batch, seq, hidden_size) -> (batch, hidden_size)
     """
-    text["hidden"] = hidden = _hidden(model, model(**text))
+    output = model(**text)
+    hidden = output if isinstance(output, torch.Tensor) else getattr(output, "last_hidden_state", None)
+    if not isinstance(hidden, torch.Tensor):
+        raise SelectionError(
+            f"the loss embeds texts by the last hidden state, which {type(base_model_of(model)).__name__} does not "
+            "return; choose a class without a head, such as --architecture BertModel, or loss reranker"
+        )
+    text["hidden"] = hidden
+    del output
     if hidden.dim() == 2:  # of a model with pooling of its own
         return hidden
     mask = text.get("attention_mask")
@@ -78,16 +85,6 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
     total = (hidden * weights).sum(dim=1, dtype=wide)
     count = torch.clamp(weights.sum(dim=1, dtype=wide), min=1e-9)
     return torch.cat([(total / count).to(hidden.dtype)], dim=-1)
-
-
-def _hidden(model: nn.Module, output: Any) -> torch.Tensor:
-    found = output if isinstance(output, torch.Tensor) else getattr(output, "last_hidden_state", None)
-    if not isinstance(found, torch.Tensor):
-        raise SelectionError(
-            f"the loss embeds texts by the last hidden state, which {type(base_model_of(model)).__name__} does not "
-            "return; choose a class without a head, such as --architecture BertModel, or loss reranker"
-        )
-    return found
 
 
 def _embeddings(model: nn.Module, texts: list[Batch]) -> list[torch.Tensor]:
@@ -101,20 +98,14 @@ def _embeddings(model: nn.Module, texts: list[Batch]) -> list[torch.Tensor]:
     return found + list(together.reshape(len(others), -1, together.shape[-1]).unbind(0))
 
 
-def _cosines(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the cosines of all rows of one with all rows of the other."""
-    norms = [nn.functional.normalize(rows, p=2, dim=-1) for rows in (one, other)]
-    return torch.mm(norms[0], norms[1].transpose(0, 1))
-
-
 def _ranked(queries: torch.Tensor, texts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Return the loss of the chosen queries, each of which should find the text of its number among all texts.
 
     queries (batch, hidden_size), texts (texts * batch, hidden_size) -> scores (chosen, texts * batch)
     """
     numbers = torch.arange(len(chosen), device=queries.device)
-    asked = queries[chosen]
-    scores = _cosines(asked, texts)
+    asked, candidates = (nn.functional.normalize(rows, p=2, dim=-1) for rows in (queries[chosen], texts))
+    scores = torch.mm(asked, candidates.transpose(0, 1))
     scores = scores * _SCALE
     found = scores[numbers, chosen]
     joint = torch.cat([scores], dim=1)
@@ -134,8 +125,11 @@ def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> to
     The first pass has no gradients. The loss goes back to the embeddings, and the backward pass of what is returned
     runs the mini-batches again and goes back from the gradients of their embeddings.
     """
-    texts, autocast = _texts(batch), _same_autocast(batch)
-    count = len(next(iter(texts[0].values())))
+    texts = _texts(batch)
+    first = next(iter(texts[0].values()))
+    count, device = len(first), first.device.type
+    # That of now, for backward, which runs outside of it.
+    autocast = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
     rows = min(int(size), count)
     cuts = [_cuts(count, rows, number, len(texts), is_short) for number in range(len(texts))]
     parts = [(text, *cut) for text, own in zip(texts, cuts, strict=True) for cut in own]
@@ -184,13 +178,6 @@ def _cuts(count: int, rows: int, number: int, texts: int, is_short: bool) -> lis
 def _of_rows(model: nn.Module, text: Batch, begin: int, end: int) -> torch.Tensor:
     """Return the embeddings of a mini-batch."""
     return _embedding(model, {name: value[begin:end] for name, value in text.items()})
-
-
-def _same_autocast(batch: Batch) -> AbstractContextManager[Any]:
-    """Return the context of autocast that is active now, for backward, which runs outside of it."""
-    device = next(value[0] for value in batch.values() if isinstance(value, list)).device.type
-    is_on = torch.is_autocast_enabled(device)
-    return torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=is_on)
 
 
 def _ranked_in_parts(

@@ -194,6 +194,11 @@ def test_few_lengths_run() -> None:
     assert traced_lengths(list(range(10, 501))) == [10, 136, 256, 384, 500]
 
 
+def test_the_mean_peak_is_not_above_the_worst_of_one_sequence() -> None:
+    row = bertscope.lengths(small(**WIDE), [5], batch=8, dropout=False, **OWN)["fixed"]
+    assert row.expected_bytes == row.worst_bytes
+
+
 def test_fit_finds_the_largest_batches_whose_worst_step_fits() -> None:
     source, budget = small(**WIDE), 24 * 2**20
     report = bertscope.lengths(source, LENGTHS * 9, search=True, budget=budget, dropout=False, **OWN)

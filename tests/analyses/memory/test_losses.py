@@ -182,7 +182,16 @@ def test_two_batches_give_the_memory_of_a_matrix_of_all_pairs_at_any_batch():
     # 3 x 300 scores for each of 300 queries: 300 x 900 numbers of 4 bytes.
     sizes = {event.block.shape: event.size_bytes for event in growth.trace(300).events}
     assert abs(sizes[300, 900]) == 1_080_000
-    assert steps.growth(run_of({"loss": "cached-mnrl:2"})) is None
+
+
+@pytest.mark.parametrize("negatives", [0, 2])
+def test_two_batches_give_the_memory_of_mini_batches_on_a_card(negatives):
+    run = replace(run_of({"loss": "cached-mnrl:4", "hard_negatives": negatives}), device="cuda")
+    steps, alone = Steps(ENCODER), Steps(ENCODER, one_batch=True)
+    for batch in (4, 6, 301):
+        at = replace(run, batch=batch)
+        assert steps.trace(at).peak_bytes == alone.trace(at).peak_bytes
+    assert steps._growth_to(run)[0] is not None
 
 
 @pytest.mark.parametrize(("settings", "texts"), [({"loss": "mnrl"}, 2), ({"loss": "cached-mnrl:2"}, 2)], ids=str)
