@@ -198,7 +198,7 @@ def script_trace(row: Published) -> MemoryTrace:
     stack = repeat.LayerStack.of(layers, "num_hidden_layers", [()] * wanted)
     growth = MemoryGrowth.of(freed)
     growth = deepened(growth, layers, stack.copies(ran)) if layers else growth
-    return growth.in_loop(run_config.loop).trace(SMALLEST)
+    return growth.in_loop(run_config, run_config.loop).trace(SMALLEST)
 
 
 def _script_requests(row: Published) -> tuple[MemoryTrace, Requests]:
@@ -294,7 +294,9 @@ def reserved_bytes(row: Published) -> int:
     if run_config.checkpointing != NONE:
         model.recompute(run_config.checkpointing)
     inputs = {name: torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta") for name in ("words", "next")}
-    trace = in_loop(module_trace(model, inputs, run_config, published_models.loss_of, "layers"), run_config.loop)
+    trace = in_loop(
+        module_trace(model, inputs, run_config, published_models.loss_of, "layers"), run_config, run_config.loop
+    )
     run = requests(trace, by_thread(run_config, workspace_bytes(run_config, row.capability)))
     return replayed(run).peak_reserved_bytes
 

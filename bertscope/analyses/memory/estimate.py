@@ -111,7 +111,7 @@ class MemoryTraces:
         """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
         if run_config.parallelism.row.divides_optimizer:
             growth = with_update(growth, self.parameters(_kind(run_config)), run_config)
-        return growth.in_loop(run_config.loop, run_config.other_loop)
+        return growth.in_loop(run_config, run_config.loop)
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source
@@ -163,8 +163,8 @@ def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: L
     """Return the memory of a step of any module."""
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = module_trace(module, inputs, run_config, loss)
-    other = in_loop(trace, run_config.other_loop).peak_bytes
-    return estimated(in_loop(trace, run_config.loop), other, run_config, row_paths(module))
+    other = in_loop(trace, run_config, run_config.other_loop).peak_bytes
+    return estimated(in_loop(trace, run_config, run_config.loop), other, run_config, row_paths(module))
 
 
 def module_trace(

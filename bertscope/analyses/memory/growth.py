@@ -21,7 +21,7 @@ from bertscope.analyses.memory.events import RETURN, Block, Layout, MemoryEvent,
 from bertscope.analyses.memory.kernels.scratch_rules import RULES
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
-from bertscope.settings.run_config import LOOPS
+from bertscope.settings.run_config import LOOPS, RunConfig
 
 LARGEST_BATCH, _MOST_LINES = 2**20, 8
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
@@ -223,7 +223,7 @@ class MemoryGrowth:
         return cls(kinds, state, events, list(places), place_of, trace.granule_bytes, trace.traced_layers, calls,
                    state, events)  # fmt: skip
 
-    def in_loop(self, loop: str, other: str | None = None) -> MemoryGrowth:
+    def in_loop(self, run_config: RunConfig, loop: str) -> MemoryGrowth:
         """Return the growth in this loop, from one in which outputs and loss are freed as soon as possible.
 
         The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
@@ -240,10 +240,13 @@ class MemoryGrowth:
                 kinds.append(kinds[number]._replace(block=block._replace(variable=variable, part=part or block.part)))
             return numbers[number, variable]
 
+        other, inputs = run_config.other_loop, [kind for kind in self.state if kinds[kind].block.part == "inputs"]
         state, events, place_of = self._in_loop(LOOPS[loop], changed)
-        others = self._in_loop(LOOPS[other or loop], lambda number, *_: number)  # only of these bytes
+        other_state, other_events, _ = self._in_loop(LOOPS[other], lambda number, *_: number)  # only of these bytes
+        state += inputs * run_config.waiting_batches(loop)
+        other_state += inputs * run_config.waiting_batches(other)
         return replace(self, kinds=kinds, state=state, events=events, places=places, place_of=place_of,
-                       other_state=others[0], other_events=others[1]).ordered()  # fmt: skip
+                       other_state=other_state, other_events=other_events).ordered()  # fmt: skip
 
     def _in_loop(self, kept: Collection[str], changed: Callable[..., int]) -> tuple[list[int], list[int], list[int]]:
         """Return the state, the events and their places in a loop with these variables."""
@@ -561,9 +564,9 @@ def of_trace(trace: MemoryTrace) -> GrownTrace:
     return trace if isinstance(trace, GrownTrace) else GrownTrace(MemoryGrowth.of(trace).ordered(), SMALLEST)
 
 
-def in_loop(trace: MemoryTrace, loop: str) -> GrownTrace:
+def in_loop(trace: MemoryTrace, run_config: RunConfig, loop: str) -> GrownTrace:
     """Return the trace of a step in this loop, from one in which outputs and loss are freed as soon as possible."""
-    return GrownTrace(MemoryGrowth.of(trace).in_loop(loop), SMALLEST)
+    return GrownTrace(MemoryGrowth.of(trace).in_loop(run_config, loop), SMALLEST)
 
 
 def near(peak_bytes: Callable[[int], int], limit_bytes: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bertscope.analyses.memory.estimate import module_memory, named_inputs
 from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTraceRecorder, Place
-from bertscope.analyses.memory.step import Loss, ModelStep, real_inputs, run_model
+from bertscope.analyses.memory.step import Loss, ModelStep, real_inputs, run_model, waiting_inputs
 from bertscope.analyses.memory.summary import memory, memory_report
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.totals import subject
@@ -37,7 +37,7 @@ def real_step(
     model = run_model(source, run_config, device)
     inputs, loss = named_inputs(real_inputs(model, run_config, device), loss_function(run_config))
     prepare(model)
-    return ModelStep(model, inputs, run_config, device, loss)
+    return ModelStep(model, inputs, run_config, device, loss, waiting=waiting_inputs(inputs, run_config))
 
 
 def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: None) -> MemoryTrace:
@@ -124,7 +124,8 @@ def profile(
     with suppress(UnknownValueError):  # then there is only the measurement
         estimated = module_memory(module, inputs, run_config, loss)
     with _restored(module):
-        step = ModelStep(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how)
+        step = ModelStep(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how,
+                         waiting=waiting_inputs(given, run_config))  # fmt: skip
         with running_module(type(module).__name__, module, run_config.device):
             step.run_first_steps()
         started = time.perf_counter()

@@ -55,6 +55,7 @@ class ModelStep:
     buckets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of DDP, by parameter
     variables: dict[str, Any] = field(default_factory=dict)  # of the loop: the last outputs and loss
     wrapper: nn.Module | None = None  # DDP around the model
+    waiting: tuple[dict[str, Any], ...] = ()  # the inputs of the next micro-batches
     called: nn.Module = field(init=False)  # the model, compiled if the run is
 
     def __post_init__(self) -> None:
@@ -172,9 +173,10 @@ class ModelStep:
             yield from (("buffers", path, own) for own in attribute_tensors(part) if storage_key(own) in self.tables)
         for path, mean in self.average.items():
             yield "parameters", path, mean
-        for name, value in self.inputs.items():
-            for tensor in tensors(value):
-                yield "inputs", name, tensor
+        for batch in (self.inputs, *self.waiting):
+            for name, value in batch.items():
+                for tensor in tensors(value):
+                    yield "inputs", name, tensor
         for path, bucket in self.buckets.items():
             yield "communication", path, bucket
         paths: dict[torch.Tensor, str] = {param: path for path, param in self.model.named_parameters()}
@@ -188,6 +190,15 @@ class ModelStep:
                 yield "gradients", path, parameter.grad
         for path, gradient in unreduced_gradients(self.model):
             yield "gradients", path, gradient
+
+
+def waiting_inputs(inputs: dict[str, Any], run_config: RunConfig) -> tuple[dict[str, Any], ...]:
+    """Return the inputs of the micro-batches that the run's loop has in memory before their turn."""
+
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    return tuple(tree_map(copied, inputs) for _ in range(run_config.waiting_batches(run_config.loop)))
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

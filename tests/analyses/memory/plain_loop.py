@@ -50,6 +50,7 @@ def peak_bytes(
         optimizer = make_optimizer(param for param in model.parameters() if param.requires_grad)
         scaler = torch.amp.GradScaler("cpu") if grad_scaler else None
         average = copy.deepcopy(model).requires_grad_(False) if ema else None
+        waiting = [make_inputs(model) for _ in range(accumulate)] if loop == "trainer" else []  # as its data loader has
         for number in range(STEPS):
             with record_function(f"plain step {number}"):
                 for _ in range(accumulate):
@@ -76,6 +77,7 @@ def peak_bytes(
                 optimizer.zero_grad(set_to_none=not keep_gradients)
                 for mean, param in zip(average.parameters(), model.parameters(), strict=True) if average else ():
                     mean.lerp_(param.detach(), 0.001)
+    del waiting
     return highest(profiler, f"plain step {STEPS - 1}")
 
 

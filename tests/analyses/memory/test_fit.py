@@ -211,7 +211,7 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
     monkeypatch.setattr(estimate, "source_trace", uneven)
     run_config = RunConfig(seq=8, batch=5, optimizer="sgd")
     traces = MemoryTraces(DEEP)
-    expected = in_loop(uneven(DEEP, run_config), run_config.loop)
+    expected = in_loop(uneven(DEEP, run_config), run_config, run_config.loop)
     assert ordered_frees(traces.growth(run_config).trace(5).events) == ordered_frees(expected.events)
     assert traces.trace(run_config) == expected
     assert list(traces.verified.values()) == [False]

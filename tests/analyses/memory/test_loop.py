@@ -34,7 +34,8 @@ def measured(source, run_config):
         ids = torch.randint(0, source.config.vocab_size, (run_config.batch, run_config.seq))
         by_token = source.architecture == "BertForMaskedLM"
         labels = ids.clone() if by_token else torch.zeros(run_config.batch, dtype=torch.long)
-        return {"input_ids": ids} | ({} if source.architecture == "BertModel" else {"labels": labels})
+        tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+        return tokens | ({} if source.architecture == "BertModel" else {"labels": labels})
 
     arguments = {
         name: getattr(run_config, name) for name in ("momentum", "amsgrad", "weight_decay") if getattr(run_config, name)

@@ -100,7 +100,7 @@ def test_count_flops_and_diagram_show_the_rows_of_the_folded_tree(name):
 def test_explore_adds_up_what_estimate_lists(name):
     model, tree_report, memory = found(name)
     run_config = RunConfig(mode="training", optimizer="none")
-    trace = in_loop(module_trace(model, MODELS[name][1], run_config, None), run_config.loop)
+    trace = in_loop(module_trace(model, MODELS[name][1], run_config, None), run_config, run_config.loop)
     report = with_memory(of_parameters(model, name, run_config), trace)
     assert [row.module.path for row in report.rows] == [row.path for row in tree_report.rows]
     assert {kept.path for row in report.rows for kept in row.kept} == {row.path for row in memory.kept}
