@@ -185,4 +185,6 @@ def _external_size(file: OpenFile, name: str) -> int:
         raise file.broken(f"the external data {name[:60]!r} is a link that leads outside of the model's folder")
     if not stat.S_ISREG(status.st_mode):
         raise file.broken(f"the external data {name[:60]!r} is not a regular file")
+    if found.samefile(file.path):
+        raise file.broken(f"the external data {name[:60]!r} is the model's own file")
     return status.st_size

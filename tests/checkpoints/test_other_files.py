@@ -411,7 +411,7 @@ def _outside(folder: Path, location: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "location", ["/etc/passwd", "../data", "x/../../data", "a\\b", "", "link", "pipe", "absent", "."]
+    "location", ["/etc/passwd", "../data", "x/../../data", "a\\b", "", "link", "pipe", "absent", ".", "m.onnx"]
 )
 def test_external_data_outside_of_the_folder_is_refused(cli, tmp_path, location):
     write(tmp_path / "data", bytes(16))
