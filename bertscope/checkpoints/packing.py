@@ -110,6 +110,15 @@ def _scaled(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
     return (packed.dtype, packed.shape) if packed.dtype.startswith(("float8", "int8")) else None
 
 
+def _quanto(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return the groups of a weight: two or four elements of a column in a byte, with a scale a row."""
+    packed, scales = parts["weight._data._data"], parts["weight._scale"]
+    if packed.dtype != "uint8" or len(packed.shape) != 2 or not packed.shape[0]:
+        return None
+    elements = scales.params / packed.shape[0]
+    return (f"int{8 // int(elements)}", (scales.params, packed.shape[1])) if elements in (2, 4) else None
+
+
 def _mxfp4(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
     """Return the rows of blocks: blocks are (..., groups, bytes), with a scale (..., groups)."""
     packed, scales = parts["_blocks"], parts["_scales"]
@@ -141,7 +150,8 @@ _PACKINGS = (
     _Packing("scaled", "weight", "weight", ("weight_scale", "weight_scale_inv"), _scaled,
              ("weight_scale_2", "weight_zero_point", "weight_shape", *_INPUTS)),
     _Packing("torchao", "_weight_qdata", "weight", ("_weight_scale",), _scaled, ("_weight_zero_point",)),
-    _Packing("quanto", "._data", "", ("._scale",), _scaled, ("._shift",)),
+    _Packing("quanto", "weight._data", "weight", ("weight._scale",), _scaled, _INPUTS),
+    _Packing("quanto", "weight._data._data", "weight", ("weight._scale",), _quanto, ("weight._shift", *_INPUTS)),
     _Packing("MXFP4", "_blocks", "", ("_scales",), _mxfp4),
     _Packing("onnxruntime", "_quantized", "", ("_scale",), _whole, ("_zero_point",), ("onnx",)),
     *(_Packing("onnxruntime", end, "", ("_scales",), _onnx_blocks, ("_zero_points",), ("onnx",))

@@ -161,7 +161,10 @@ PACKED = {
     "fp8 with scales": ({"a.weight": ("F8_E4M3", (8, 32)), "a.weight_scale_inv": ("F32", (1, 1)),
                          "a.input_scale": ("F32", ())}, "float8_e4m3fn", 256 + 4 + 4),
     "torchao int8": ({"a._weight_qdata": ("I8", (8, 32)), "a._weight_scale": ("F32", (8, 1))}, "int8", 256 + 32),
-    "quanto int8": ({"a.weight._data": ("I8", (8, 32)), "a.weight._scale": ("F16", (8, 1))}, "int8", 256 + 16),
+    "quanto int8": ({"a.weight._data": ("I8", (8, 32)), "a.weight._scale": ("F16", (8, 1)),
+                     "a.input_scale": ("F32", ())}, "int8", 256 + 16 + 4),
+    "quanto int4": ({"a.weight._data._data": ("U8", (4, 32)), "a.weight._scale": ("F16", (8, 1)),
+                     "a.weight._shift": ("F16", (8, 1))}, "int4", 128 + 16 + 16),
     "NVFP4 of modelopt": ({"a.weight": ("U8", (8, 16)), "a.weight_scale": ("F8_E4M3", (8, 2)),
                            "a.weight_scale_2": ("F32", ())}, "fp4", 128 + 16 + 4),
 }  # fmt: skip
