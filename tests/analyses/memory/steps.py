@@ -35,7 +35,7 @@ def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
 
 def whole_trace(source: Any, run_config: RunConfig) -> MemoryTrace:
     """The trace of a run of all layers, without the one that repeats a few."""
-    return in_loop(source_trace(source, replace(run_config, loop="freed")), run_config.loop)
+    return in_loop(source_trace(source, replace(run_config, loop="freed")), run_config, run_config.loop)
 
 
 def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
