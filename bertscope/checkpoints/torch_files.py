@@ -122,6 +122,10 @@ def called(function: Global, arguments: tuple[Any, ...]) -> Any:
         raise BadPickle("a parameter that is no tensor")
     if _KEPT.fullmatch(function.module) or function in _KEPT_NAMES:
         return Opaque(function, arguments)
+    if function.module.startswith("__torch__"):
+        raise BadPickle("it is a program of TorchScript")
+    if function.module.startswith("torchao.") or function == Global("torch._tensor", "_rebuild_from_type_v2"):
+        raise BadPickle("it has tensors of a class that is not torch's own, such as one of torchao")
     raise BadPickle(f"it calls {function.module[:60]}.{function.name[:60]}, which is no part of a state dict")
 
 

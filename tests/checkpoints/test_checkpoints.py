@@ -306,6 +306,18 @@ def test_a_zip_bomb_is_not_unpacked(cli, tmp_path):
     assert "a pickle of 314,572,800 bytes" in cli("count", path).err
 
 
+class Mine(torch.Tensor):
+    """A tensor of another class."""
+
+
+def test_a_program_and_tensors_of_another_class_are_named(cli, tmp_path):
+    torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "program.pt")
+    assert "it is a program of TorchScript; " in cli("count", tmp_path / "program.pt").err
+
+    torch.save({"weight": torch.ones(2).as_subclass(Mine)}, tmp_path / "mine.pt")
+    assert "tensors of a class that is not torch's own" in cli("count", tmp_path / "mine.pt").err
+
+
 def test_a_directory_of_a_million_entries_is_refused(cli, tmp_path):
     path = zipped(tmp_path, b"")
     raw = bytearray(path.read_bytes())
