@@ -18,7 +18,7 @@ WEIGHTS = (
 _OTHERS = (".metadata", "latest", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt",
            "flax_model.msgpack", "bert_model.ckpt.index", "model.onnx")  # fmt: skip
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_OTHER_SUFFIXES = (".gguf", ".onnx", ".msgpack", ".index", ".h5")
+_OTHER_SUFFIXES = (".gguf", ".onnx", ".msgpack", ".index", ".h5", ".keras", ".pt2")
 INDEX = ".index.json"
 
 

@@ -310,7 +310,9 @@ def _pickled(file: OpenFile) -> tuple[str, bytes, dict[str, zipfile.ZipInfo]]:
             raise file.broken("the zip has a record twice")
         pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise file.broken("a zip without the data.pkl that torch.save writes")
+            raise file.broken(
+                "a zip without the data.pkl that torch.save writes (torch.export and Keras write such ones)"
+            )
         return pickles[0].removesuffix("data.pkl"), _record(file, archive, entries[pickles[0]]), entries
 
 
