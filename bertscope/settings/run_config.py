@@ -261,13 +261,14 @@ class RunConfig(Settings):
         """Return the precision of matrix products."""
         return self.autocast or self.precision
 
-    def waiting_batches(self, loop: str) -> int:
-        """Return the number of micro-batches that a loop has in memory before their turn.
+    @property
+    def waiting_batches(self) -> int:
+        """Return the number of micro-batches that the loop has in memory before their turn.
 
         Trainer has all of a step before the first (get_batch_samples), and its data loader, accelerate's
         DataLoaderShard, has one more, on the CPU.
         """
-        is_trainer = (loop, self.mode) == (TRAINER, TRAINING)
+        is_trainer = (self.loop, self.mode) == (TRAINER, TRAINING)
         return self.accumulate - (self.device != CPU) if is_trainer else 0
 
     @property

@@ -243,8 +243,8 @@ class MemoryGrowth:
         other, inputs = run_config.other_loop, [kind for kind in self.state if kinds[kind].block.part == "inputs"]
         state, events, place_of = self._in_loop(LOOPS[loop], changed)
         other_state, other_events, _ = self._in_loop(LOOPS[other], lambda number, *_: number)  # only of these bytes
-        state += inputs * run_config.waiting_batches(loop)
-        other_state += inputs * run_config.waiting_batches(other)
+        state += inputs * run_config.waiting_batches
+        other_state += inputs * run_config.waiting_batches
         return replace(self, kinds=kinds, state=state, events=events, places=places, place_of=place_of,
                        other_state=other_state, other_events=other_events).ordered()  # fmt: skip
 

@@ -198,7 +198,7 @@ def waiting_inputs(inputs: dict[str, Any], run_config: RunConfig) -> tuple[dict[
     def copied(value: Any) -> Any:
         return value.clone() if isinstance(value, torch.Tensor) else value
 
-    return tuple(tree_map(copied, inputs) for _ in range(run_config.waiting_batches(run_config.loop)))
+    return tuple(tree_map(copied, inputs) for _ in range(run_config.waiting_batches))
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
