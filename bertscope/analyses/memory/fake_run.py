@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from bertscope.analyses.memory.events import (
@@ -414,6 +415,7 @@ class _Trial(DispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+@cache
 def _owned_by_autograd() -> tuple[int, int] | None:
     """Return the use counts of a gradient sum that only autograd references, in the third of three contributions.
 

@@ -192,7 +192,7 @@ class OperatorResults:
         """Return the result of an operator on plain tensors; of other ones it is computed."""
         key = self._key(operator, args, kwargs)
         if key is None:
-            return operator(*args, **kwargs)
+            return self._run_each(operator, args, kwargs)
         known = self.known.get(key)
         is_new = key not in self.known and len(self.known) < _MOST_OPERATIONS
         if is_new and self.is_plain is is_plain_fake and (known := _described_on_meta(operator, args, kwargs)):
@@ -207,6 +207,20 @@ class OperatorResults:
         results, is_tuple = known
         made = [_made(result, args) for result in results]
         return tuple(made) if is_tuple else made[0]
+
+    def _run_each(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of any other operator; of one on a list of plain tensors that of one after the other.
+
+        Such an operator in place makes no tensor and changes no layout.
+        """
+        name = operator_name(operator)
+        if name.startswith("_foreach_") and args and args[0] and all(map(self.is_plain, args[0])):
+            if name.endswith("_"):
+                return None
+            of_one = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
+            if of_one is not None and len(args) == 1 and not kwargs:
+                return [self.run(of_one.default, (tensor,), {}) for tensor in args[0]]
+        return operator(*args, **kwargs)
 
     def _key(self, operator: Any, args: Any, kwargs: Any) -> Hashable:
         """Return all that decides the layouts of the results; None if values may decide them too."""
