@@ -162,11 +162,17 @@ def _text_of(error: Any, english: str) -> str:
         names = ", ".join(sorted(error.possibilities))
         return Text("No such option: {option} (Possible options: {names})", option=error.option_name, names=names)
     if kind == "MissingParameter" and param is not None:
-        return Text("Missing {words} {name}", words=param.param_type_name, name=param.get_error_hint(error.ctx))
+        return Text("Missing {words} {name}", words=param.param_type_name, name=_hint(param))
     if kind == "BadParameter" and param is not None:
-        reason = _clicks_text(" ".join(error.message.split()).rstrip("."))
-        return Text("Invalid value for {option}: {words}", option=param.get_error_hint(error.ctx), words=reason)
+        reason = _clicks_text(" ".join(error.message.split()).rstrip(".").removeprefix("Value error, "))  # of pydantic
+        return Text("Invalid value for {option}: {words}", option=_hint(param), words=reason)
     return error.message if isinstance(getattr(error, "message", ""), Text) else _clicks_text(english)
+
+
+def _hint(param: Any) -> str:
+    """Return the names of an option, or that of an argument, in quotes."""
+    names = param.opts if param.param_type_name == "option" else [param.metavar or param.name.upper()]
+    return " / ".join(f"'{name}'" for name in names)
 
 
 # The other messages of Click, and templates of the same text, which have a Chinese one.
@@ -178,6 +184,9 @@ _CLICK = {
     r"Option '(?P<option>.*)' requires an argument": "Option {option!r} requires an argument",
     r"Option '(?P<option>.*)' does not take a value": "Option {option!r} does not take a value",
     "Missing command": "Missing command",
+    r"Input should be a valid (?P<kind>\w+)(, .*)?": "Input should be a valid {kind}",  # of pydantic
+    r"Input should be greater than or equal to (?P<low>\S+)": "Input should be at least {low}",
+    r"Input should be less than or equal to (?P<high>\S+)": "Input should be at most {high}",
 }
 
 

@@ -4,6 +4,7 @@ B batch, S query length, T key length, N heads, D head size, H hidden size, V vo
 """
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -139,5 +140,7 @@ class QuestionAnsweringModelOutput(ModelOutput):
     attentions: Tensors | None = None
 
 
-for _kind in ModelOutput.__subclasses__() + _LossAndLogits.__subclasses__():
-    torch.export.register_dataclass(_kind)  # for torch.export and torch.func
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)  # torch 2.6 warns of a name that it uses itself
+    for _kind in ModelOutput.__subclasses__() + _LossAndLogits.__subclasses__():
+        torch.export.register_dataclass(_kind)  # for torch.export and torch.func

@@ -56,6 +56,10 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.units import parse_bytes
 from tests.analyses.memory.steps import estimated_trace, small, whole_trace
 from tests.conftest import GOLDEN
+from tests.smoke import (  # noqa: F401  # pytest does not collect that file by itself
+    test_estimates_are_the_known_numbers,
+    test_fit_finds_the_known_batch,
+)
 
 MIB = 2**20
 SMALL_YAML = """architecture: BertForMaskedLM
