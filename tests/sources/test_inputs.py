@@ -68,6 +68,16 @@ def test_any_family_is_counted_and_its_flops_equal_torchs(cli, family):
     assert found.json["rows"][0]["forward"]["matmul_flops"] == counter.get_total_flops()
 
 
+@pytest.mark.parametrize("family", ["t5", "bart"], indirect=True)
+def test_a_decoder_with_a_cache_of_keys_has_a_plan(cli, family):
+    """A layer that runs again would add its keys to the cache again."""
+    _, _, folder = family
+    found = cli("plan", folder, "--budget", "1KiB", "--batch", 2, "--seq", 7, "--format", "json")
+    assert found.code == 1, found.err
+    (row,) = found.json["rows"]
+    assert row["flops_again"] > 0
+
+
 @pytest.mark.parametrize("family", ["t5", "bart", "swin"], indirect=True)
 def test_the_estimate_of_any_family_is_the_peak_of_a_plain_loop(cli, family):
     reference, inputs, folder = family

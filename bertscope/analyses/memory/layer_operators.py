@@ -14,7 +14,7 @@ from bertscope.analyses.modules.repeat import layer_stacks
 from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, tensors
 from bertscope.analyses.tracing.trace import ModuleTracker
-from bertscope.model.keep import call_name
+from bertscope.model.keep import call_name, keep_operators
 from bertscope.model.lists import layer_lists
 from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
@@ -59,6 +59,7 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     texts = run_config.batch * run_config.texts
     run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False)
     model = run_model(few, run_config)
+    keep_operators(model, {})  # no layer yet: it switches the cache of keys off
     records = {path: _Recorder(model.get_submodule(layers[-1]))
                for path, layers in layer_lists(model).items() if path in deep}  # fmt: skip
     inputs = meta_inputs(model, run_config)
