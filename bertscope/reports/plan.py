@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar
 
+from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.calibration import StepTime, TimeRange
-from bertscope.reports.memory import TrainingFile
+from bertscope.reports.memory import NO, UNCERTAIN, YES, TrainingFile
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
 
@@ -71,6 +72,10 @@ class PlanRow:
     time_range: TimeRange | None = None  # of --time, by a data sheet
     epoch: TimeRange | None = None
 
+    def __post_init__(self) -> None:
+        if self.answer not in (YES, UNCERTAIN, NO):
+            raise SelectionError("a plan's answer is yes, uncertain or no; got {answer!r}", answer=self.answer)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPoint:
@@ -109,10 +114,14 @@ class PlanReport(TableReport[PlanRow]):
 
     rows_in: ClassVar[str] = "rows"
 
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise SelectionError("a report of plans has at least one, the leanest if none fits")
+
     @property
     def fits(self) -> bool:
         """Return True if a plan fits for certain."""
-        return bool(self.rows) and self.rows[0].answer == "yes"
+        return self.rows[0].answer == YES
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import bertscope
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, SourceError
 from bertscope.render.plan_code import FORMS, emitted
 from bertscope.reports.base import Subject
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
@@ -374,6 +374,11 @@ def test_json_is_the_report():
     assert bertscope.from_json(emitted(SOME, "json")) == SOME
 
 
-def test_a_report_without_plans_has_no_code():
+def test_a_report_whose_plans_do_not_fit_has_no_code_and_one_without_plans_is_none():
     with pytest.raises(SelectionError, match="no plan fits"):
-        emitted(replace(SOME, rows=()), "torch")
+        emitted(replace(SOME, rows=(replace(SOME.rows[0], answer="no"),)), "torch")
+    with pytest.raises(SelectionError, match="at least one"):
+        replace(SOME, rows=())
+    text = emitted(SOME, "json").replace('"answer": "yes"', '"answer": "maybe"')
+    with pytest.raises(SourceError, match="got 'maybe'"):
+        bertscope.from_json(text)

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
@@ -385,10 +386,10 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
     found = steps.facts(report.run.changed(checkpointing=NONE)).subject
     for name in ("architecture", "attention", "config"):
         pair = [getattr(subject, name) for subject in (planned, found)]
+        if all(isinstance(config, dict) for config in pair):
+            keys = (key for key in pair[0] | pair[1] if pair[0].get(key) != pair[1].get(key))
+            pair = [f"{key} {config.get(key)}" for key in islice(keys, 1) for config in pair] or ["", ""]
         if pair[0] != pair[1]:
-            if all(isinstance(config, dict) for config in pair):
-                key = next(key for key in pair[0] | pair[1] if pair[0].get(key) != pair[1].get(key))
-                pair = [f"{key} {config.get(key)}" for config in pair]
             raise SelectionError("the plan is for another {name}: {planned}, and this model has {found}; make a plan "
                                  "for it", name=name, planned=pair[0], found=pair[1])  # fmt: skip
     if (lora := row.changes.get("lora")) and not found.lora:

@@ -292,6 +292,14 @@ def test_a_plan_for_another_model_or_attention_is_refused(cli, plan_file):
         assert "the plan is for another" in result.err
 
 
+def test_a_configuration_in_a_plan_without_a_field_is_that_with_its_default_of_none(cli, plan_file, tmp_path):
+    config = json.loads(plan_file.read_text())["subject"]["config"]
+    less = changed(plan_file, tmp_path, config={key: value for key, value in config.items() if value is not None})
+    assert cli("estimate", "bert-tiny", "--plan", less).code == 0
+    other = changed(plan_file, tmp_path, config=config | {"hidden_size": 99})
+    assert "hidden_size 99, and this model has hidden_size 128" in cli("estimate", "bert-tiny", "--plan", other).err
+
+
 def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_file, tmp_path):
     old = changed(plan_file, tmp_path, torch_version="2.6.0")
     assert bertscope.estimate("bert-tiny", plan=old).variants
