@@ -96,7 +96,7 @@ def share(row: PlanRow) -> str:
 
 def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence."""
-    row = report.rows[0]
+    row = report.first
     on = say("on", name=report.card.name) if report.card else ""
     sizes = {"batch": count_text(row.batch), "accumulate": count_text(row.accumulate), "seq": report.run.seq}
     sized = say("plan_batch", **sizes, on=on, memory=needed_text(report, row))
@@ -167,7 +167,7 @@ def notes(report: PlanReport) -> Iterator[str]:
 
 def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Yield the options that run the answer."""
-    row = report.rows[0]
+    row = report.first
     if report.fits and (row.lists or row.changes):
         sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
         strategy = f"--checkpointing={shlex.quote(row.checkpointing)}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.calibration import StepTime, TimeRange
-from bertscope.reports.memory import NO, UNCERTAIN, YES, TrainingFile
+from bertscope.reports.memory import TrainingFile
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
 
@@ -65,16 +65,12 @@ class PlanRow:
     share_again: float
     moved_bytes_again: int
     step_flops: int
-    answer: str  # yes, no or uncertain
+    answer: Literal["yes", "uncertain", "no"]
     changes: dict[str, Any] = field(default_factory=dict)  # of the run, beyond checkpointing and the batch
     lists: tuple[PlanList, ...] = ()
     predicted: StepTime | None = None  # on a calibrated card
     time_range: TimeRange | None = None  # of --time, by a data sheet
     epoch: TimeRange | None = None
-
-    def __post_init__(self) -> None:
-        if self.answer not in (YES, UNCERTAIN, NO):
-            raise SelectionError("a plan's answer is yes, uncertain or no; got {answer!r}", answer=self.answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +110,17 @@ class PlanReport(TableReport[PlanRow]):
 
     rows_in: ClassVar[str] = "rows"
 
-    def __post_init__(self) -> None:
+    @property
+    def first(self) -> PlanRow:
+        """Return the answer, or the leanest plan if none fits; raise SelectionError for a report without plans."""
         if not self.rows:
             raise SelectionError("a report of plans has at least one, the leanest if none fits")
+        return self.rows[0]
 
     @property
     def fits(self) -> bool:
         """Return True if a plan fits for certain."""
-        return self.rows[0].answer == YES
+        return bool(self.rows) and self.rows[0].answer == "yes"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -378,7 +378,7 @@ def test_a_report_whose_plans_do_not_fit_has_no_code_and_one_without_plans_is_no
     with pytest.raises(SelectionError, match="no plan fits"):
         emitted(replace(SOME, rows=(replace(SOME.rows[0], answer="no"),)), "torch")
     with pytest.raises(SelectionError, match="at least one"):
-        replace(SOME, rows=())
+        str(replace(SOME, rows=()))
     text = emitted(SOME, "json").replace('"answer": "yes"', '"answer": "maybe"')
-    with pytest.raises(SourceError, match="got 'maybe'"):
+    with pytest.raises(SourceError, match="maybe"):
         bertscope.from_json(text)

@@ -274,7 +274,7 @@ class PlanSearch:
             share_again=again / (space.flops * run.accumulate) if space and space.flops else 0.0,
             moved_bytes_again=run.accumulate * space.moved_bytes if space else 0,
             step_flops=self.fitter.steps.flops(replace(run, checkpointing=NONE)) + again,
-            answer=answer,
+            answer=answer,  # type: ignore[arg-type]  # of three words
             changes=self.changes,
             lists=lists,
         )
