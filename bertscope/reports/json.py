@@ -97,6 +97,8 @@ def _type_schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_type_schema(argument, definitions) for argument in arguments]}
+    if origin is typing.Literal:
+        return {"enum": [*arguments]}
     if origin is tuple and arguments[-1:] == (Ellipsis,):
         return {"type": "array", "items": _type_schema(arguments[0], definitions)}
     if origin is tuple:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -42,6 +42,8 @@ def values(hint: Any, inside: tuple[type, ...] = ()) -> st.SearchStrategy:
         return st.builds(hint, **{item.name: values(hints[item.name], (*inside, hint)) for item in fields(hint)})
     if origin in (Union, UnionType):
         return st.one_of(values(argument, inside) for argument in arguments)
+    if origin is Literal:
+        return st.sampled_from(arguments)
     if origin is dict:
         return st.dictionaries(SCALARS[str], values(arguments[1], inside), max_size=2)
     if origin is tuple and arguments[-1] is Ellipsis:
