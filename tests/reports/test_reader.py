@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from types import UnionType
-from typing import Any, Literal, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
