@@ -194,7 +194,9 @@ class OperatorResults:
         if key is None:
             return self._run_each(operator, args, kwargs)
         known = self.known.get(key)
-        is_new = key not in self.known and len(self.known) < _MOST_OPERATIONS
+        is_new = key not in self.known
+        if is_new and len(self.known) >= _MOST_OPERATIONS:
+            self.known.pop(next(iter(self.known)))  # the oldest
         if is_new and self.is_plain is is_plain_fake and (known := _described_on_meta(operator, args, kwargs)):
             self.known[key] = known
         if known is None:
