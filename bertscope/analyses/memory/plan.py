@@ -25,7 +25,7 @@ from bertscope.errors import BertscopeError, SelectionError, Text
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Note
-from bertscope.reports.memory import YES
+from bertscope.reports.memory import NO, YES
 from bertscope.reports.plan import FLOPS, TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE, Kept, kept_text
 from bertscope.settings.parallelism import ONE_PROCESS
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _FINE = 0.03
 _FINEST = 0.005
 _TRIED = 16  # plans that a search runs at most
+_FIRST = 6  # the leanest plans, of which one may fit
 _LEANER = 3  # rows below the answer
 Counts = tuple[int, ...]  # for each product in order: the number of layers, the last ones, that keep it
 
@@ -179,14 +180,16 @@ class PlanSearch:
         lean = self.space.filled(0)
         if not self.space.products:
             raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
-        if self.row(self.space, lean).answer != YES:
-            return self._timed(self.row(self.space, lean))
         # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
         most = sum(own.layers - 1 for own in self.space.lists)
         spaces = [self.space.with_whole(count) for count in (1, 0) if count <= most]
-        spaces.sort(key=lambda space: (self.row(space, lean).answer != YES, self.row(space, lean).peak_bytes))
-        self._narrow(spaces[0], lean)
-        for space in spaces[1:]:
+        starts = [(space, lean) for space in spaces if self.row(space, lean).answer == YES]
+        starts = starts or [(space, plan) for space in spaces if (plan := self._first(space)) is not None]
+        if not starts:
+            return self._timed(self.row(self.space, lean))
+        starts.sort(key=lambda start: self.row(*start).peak_bytes)
+        self._narrow(*starts[0])
+        for space in (space for space in spaces if space is not starts[0][0]):
             least = self._cost(self._best())[0] / self.run_config.accumulate - self.byte_flops * space.moved_bytes
             better = space.leanest(least)
             if space.flops_again(better) < least and self.row(space, better).answer == YES:
@@ -207,6 +210,18 @@ class PlanSearch:
         found = self.answer
         seconds = found.predicted.seconds if is_timed and found.predicted else found.share_again
         return found.answer != YES, seconds, len(self.changes)
+
+    def _first(self, space: PlanSpace) -> Counts | None:
+        """Return the leanest plan that fits; a few others may where the allocator's free blocks fit them better."""
+        plan = space.filled(0)
+        for _ in range(_FIRST):
+            if (answer := self.row(space, plan).answer) == YES:
+                return plan
+            following = space.next(plan)
+            if answer == NO or following == plan:
+                break
+            plan = following
+        return None
 
     def _best(self) -> PlanRow:
         return min((row for row in self.rows.values() if row.answer == YES), key=self._cost)

@@ -14,6 +14,7 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.flops import FlopsRun
+from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.layer_operators import layer_costs
 from bertscope.analyses.memory.plan import PlanSpace, plan_report, strategy_text
 from bertscope.analyses.memory.steps import Steps
@@ -143,6 +144,16 @@ def test_a_limit_above_the_plain_step_needs_no_plan_and_one_below_the_leanest_ha
     report = plan_report(source, run, plain)
     assert (report.rows[0].checkpointing, report.rows[0].flops_again, report.cheaper) == ("none", 0, None)
     assert not plan_report(source, run, 1000).fits
+
+
+def test_a_plan_is_found_where_the_leanest_one_does_not_fit_between_the_segments_of_the_allocator():
+    source = small("BertForQuestionAnswering", hidden_size=512, num_attention_heads=8, intermediate_size=2048,
+                   num_hidden_layers=4, vocab_size=3000, max_position_embeddings=128)  # fmt: skip
+    run, limit = RunConfig(batch=24, seq=128, device="cuda", precision="autocast-bf16"), 1834 * MIB
+    assert not fit_report(source, [replace(run, checkpointing="full")], [128], limit, batch=24).rows[0].fits
+    report = plan_report(source, run, limit)
+    assert report.fits
+    assert report.rows[0].card_bytes <= limit
 
 
 @pytest.mark.parametrize("strategy", ["keep:none", "keep:addmm.5", "keep:addmm.0-3+scaled_dot_product_attention.0",
