@@ -7,10 +7,10 @@ The first run makes a separate environment, build/peers, with the versions of `P
 --here the script uses the present one, and leaves out the tools that it does not have. Each row is a whole process:
 the work, from the start of Python to its end. A run does all work once; before each part it starts a process that only
 imports torch, and the ratios of the part are those to that process. The order within a part alternates from run to
-run. A value is the median of the runs, with the lowest and the highest; work of more than a minute runs once. The time
-of a file is that of N more files next to the same work with N files. Growth, except with layers, is measured last;
-Ctrl-C shows what has been measured until then. The CPU time is that of all processes that the work has started; the
-memory is the peak of the largest of them.
+run. A value is the median of the runs, with the lowest and the highest; work of more than 10 s runs once. The time
+of a file or a point is that of N more of them next to the same work with N. Growth, except with layers, is measured
+last; Ctrl-C shows what has been measured until then. The CPU time is that of all processes that the work has started;
+the memory is the peak of the largest of them.
 
 The part `step` is not run unless it is named: the time of a forward pass and of a training step of the built-in BERT
 relative to transformers' BERT with the same weights and inputs, in turns within one process; the median of the pairs.
@@ -39,22 +39,33 @@ from benchmarks.peers import PACKAGES, installed, run_in_own_environment, versio
 
 PAUSE_SECONDS = 0.01  # between two looks at the processes of a work
 LIMIT_SECONDS = 1800
-ONCE_SECONDS = 60  # work of more CPU time is not repeated
+ONCE_SECONDS = 10  # work of more CPU time is not repeated
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 IMPORT_TORCH = [sys.executable, "-c", "import torch"]
 KEPT = "kept"  # the part whose works read what an earlier run of the same work has kept
 MODEL = "bert-large-uncased"  # BertForMaskedLM, as the peers' model
+FAMILY = "roberta-24"  # a model of another family, from transformers
 SIZES = {"layers": 24, "width": 1024, "batch": 8, "length": 128}  # what growth starts from
 GROWTH = {
-    "layers": (12, 24, 48, 96, 10_000), "width": (512, 1024, 2048), "batch": (1, 32, 1024), "length": (128, 512, 2048),
-    "files": (10, 100, 1000),
+    "layers": (12, 24, 48, 96, 192, 10_000), "width": (512, 1024, 2048), "batch": (1, 32, 1024),
+    "length": (128, 512, 2048), "files": (10, 100, 1000),
 }  # fmt: skip
-MOST_BUILT = 256  # layers that `estimate` builds
+# Ways of a step whose layers differ from each other, or whose optimizer step is that of one rank.
+WAYS = ("--checkpointing layers:0-5", "--clip-grad-norm 1", "--world-size 8 --strategy zero1",
+        "--world-size 8 --strategy fsdp")  # fmt: skip
+WAY_LAYERS = (12, 192)
+POINTS = 1000  # of the sweep whose double runs too
+# The settings of a grid besides its batches, and their combinations.
+GRIDS = {
+    "points": (4, "seq: [128, 512]\ncheckpointing: [none, full]"),
+    "kinds": (42, "seq: [64, 128, 192, 256, 320, 384, 512]\ncheckpointing: [none, selective, full]\n"
+                  "precision: [fp32, autocast-bf16]"),
+}  # fmt: skip
 MOST_OF_PEERS = 2048  # of each size
-# CPU seconds beyond `import torch`, for BERT-large; of `check` for one more file. The targets of this project.
+# The targets of this project: CPU seconds beyond `import torch`, for BERT-large; of `check` and `sweep` for one more.
 TARGETS = {
     "count": -0.35, "tree": -0.35, "print": -0.35, "flops": 0.5, "estimate": 1.0, "estimate --checkpointing": 1.4,
-    "fit": 6.0, "report": 6.0, "check": 0.008, "reentrant": 2.0, "profile": 9.0,
+    "fit": 6.0, "report": 6.0, "check": 0.008, "sweep": 0.014, "reentrant": 2.0, "profile": 9.0,
 }  # fmt: skip
 
 
@@ -70,8 +81,8 @@ class Work:
     asked: str
     command: list[str]
     target: str = ""
-    files: int = 0  # with their double it runs too, and the difference is divided by them
-    doubled: tuple[str, ...] = ()  # the command with twice the files
+    number: int = 0  # of files or points; with their double it runs too, and the difference is divided by them
+    doubled: tuple[str, ...] = ()  # the command with twice as many
     at: int = 0  # the size, for growth
 
 
@@ -167,11 +178,17 @@ def peer(part: str, name: str, asked: str, at: int = 0, **sizes: int) -> Work:
     return Work(part, name.partition(",")[0], asked, command, "", files, tuple(doubled))
 
 
-def own(part: str, words: str, target: str = "", files: int = 0, at: int = 0, asked: str = "") -> Work:
-    """Return the work of a command of bertscope."""
+def own(part: str, words: str, target: str = "", number: int = 0, at: int = 0, asked: str = "") -> Work:
+    """Return the work of a command of bertscope; of so many files or points, as its last word says."""
     command = [sys.executable, "-m", "bertscope", *words.split()]
-    doubled = (*command[:-1], f"{2 * files}-files") if files else ()
-    return Work(part, "bertscope", asked or f"`{words}`", command, target, files, doubled, at)
+    doubled = (*command[:-1], command[-1].replace(str(number), str(2 * number))) if number else ()
+    return Work(part, "bertscope", asked or f"`{words}`", command, target, number, doubled, at)
+
+
+def again(words: str) -> Work:
+    """Return a command of bertscope that reads what its first run has kept."""
+    second = own(KEPT, words, asked=f"`{words}`, the second time")
+    return replace(second, command=["env", "BERTSCOPE_CACHE=cache", *second.command])
 
 
 def works(files: int) -> Iterator[Work]:
@@ -193,14 +210,22 @@ def works(files: int) -> Iterator[Work]:
     yield peer("estimate", "accelerate, training", "`estimate_training_usage`, without activations")
     yield own("checkpointing", f"estimate {MODEL} {step} --checkpointing none,full", "estimate --checkpointing")
     yield peer("checkpointing", "MemTracker, both", "the same with and without, 32 x 512", batch=32, length=512)
-    fit = f"fit {MODEL} --budget 16GiB"
+    budget = "--budget 16GiB"
+    fit = f"fit {MODEL} {budget}"
     ways = "--checkpointing none,selective,every-2,full --precision fp32,autocast-bf16"
     yield own("fit", f"{fit} {ways}", "fit", asked=f"`{fit}`, 4 strategies in 2 precisions")
     for words in (f"estimate {MODEL}", f"estimate {MODEL} --format json", f"estimate {MODEL} --gpu t4",
                   f"fit {MODEL} --gpu t4 --precision fp32 --checkpointing none,selective,full"):  # fmt: skip
-        again = own(KEPT, words, asked=f"`{words}`, the second time")
-        yield replace(again, command=["env", "BERTSCOPE_CACHE=cache", *again.command])
+        yield again(words)
     yield own("report", f"report {MODEL} -o page.html", "report")
+    for words in (f"estimate {FAMILY} -b 32 -s 512", f"fit {FAMILY} {budget} --checkpointing none,full"):
+        yield own("family", words, asked=f"`{words}`, RoBERTa-large")
+        yield again(words)
+    sweep = f"sweep --workers 1 --format csv {POINTS}-points"
+    yield own("sweep", sweep, "sweep", POINTS, asked=f"`sweep` of {POINTS:,} points of 4 kinds, 1 process")
+    for workers in (1, 2):
+        asked = f"`sweep` of 9,996 points of 42 kinds, {workers} process{'es'[: 2 * workers - 2]}"
+        yield own("sweep", f"sweep --workers {workers} --format csv 9996-kinds", asked=asked)
     yield own("check", f"check {files}-files", "check", files, asked=f"`check` of {files:,} files")
     yield peer("check", "torchinfo, files", f"`summary` on meta, {files:,} models", files=files)
     yield peer("check", "fvcore, files", f"`parameter_count` on meta, {files:,} models", files=files)
@@ -228,8 +253,9 @@ def growing(size: str, value: int) -> Iterator[Work]:
     if size in ("layers", "width"):
         yield own(part, f"count {size}-{value}", at=value, asked="`count`")
     yield own(part, f"flops {run}", at=value, asked="`flops`")
-    if size != "layers" or value <= MOST_BUILT:
-        yield own(part, f"estimate {run}", at=value, asked="`estimate`")
+    yield own(part, f"estimate {run}", at=value, asked="`estimate`")
+    for way in WAYS if size == "layers" and value in WAY_LAYERS else ():
+        yield own(part, f"estimate {run} {way}", at=value, asked=f"`estimate {way}`")
     if value in ends:
         if size in ("layers", "width"):
             yield peer(part, "torchinfo", "`summary`", value, **given)
@@ -239,24 +265,33 @@ def growing(size: str, value: int) -> Iterator[Work]:
 
 
 def write_inputs(folder: Path, all_works: Iterable[Work]) -> None:
-    """Write the configurations and the expectation files that the commands name."""
+    """Write the configurations, the expectation files and the grids that the commands name."""
     for size in ("layers", "width", "length"):
         for value in GROWTH[size]:
-            given = SIZES | {size: value}
-            config = {
-                "model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 30522,
-                "hidden_size": given["width"], "num_hidden_layers": given["layers"],
-                "num_attention_heads": given["width"] // 64, "intermediate_size": 4 * given["width"],
-                "max_position_embeddings": max(given["length"], 512),
-            }  # fmt: skip
-            (folder / f"{size}-{value}").mkdir(exist_ok=True)
-            (folder / f"{size}-{value}" / "config.json").write_text(json.dumps(config))
+            write_config(folder / f"{size}-{value}", SIZES | {size: value})
+    write_config(folder / FAMILY, SIZES, model_type="roberta", architectures=["RobertaForMaskedLM"],
+                 max_position_embeddings=514)  # fmt: skip
     for name in {command[-1] for work in all_works for command in (work.command, work.doubled) if command}:
-        if name.endswith("-files"):
+        number, _, kind = name.partition("-")
+        if kind == "files":
             (folder / name).mkdir(exist_ok=True)
-            for number in range(int(name.removesuffix("-files"))):
-                path = folder / name / f"m{number:05}.bertscope.yaml"
-                path.write_text(expectation(30522 + number))
+            for each in range(int(number)):
+                (folder / name / f"m{each:05}.bertscope.yaml").write_text(expectation(30522 + each))
+        elif kind in GRIDS:
+            batches = [*range(1, int(number) // GRIDS[kind][0] + 1)]
+            (folder / name).write_text(f"model: {MODEL}\nbatch: {batches}\n{GRIDS[kind][1]}\n")
+
+
+def write_config(folder: Path, sizes: dict[str, int], **fields: Any) -> None:
+    """Write the configuration of a BERT of these sizes into a new folder."""
+    config = {
+        "model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 30522,
+        "hidden_size": sizes["width"], "num_hidden_layers": sizes["layers"],
+        "num_attention_heads": sizes["width"] // 64, "intermediate_size": 4 * sizes["width"],
+        "max_position_embeddings": max(sizes["length"], 512),
+    }  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config | fields))
 
 
 def expectation(vocabulary: int) -> str:
@@ -357,7 +392,7 @@ class Measurement:
     work: Work
     usages: list[Usage] = field(default_factory=list)
     imports: list[Usage] = field(default_factory=list)
-    doubled: list[Usage] = field(default_factory=list)  # with twice the files
+    doubled: list[Usage] = field(default_factory=list)  # with twice the files or points
     failure: str = ""
 
 
@@ -418,7 +453,7 @@ def result(measurements: list[Measurement], runs: int, load: list[float]) -> dic
         "runs": runs,
         "works": [
             {
-                "part": work.part, "tool": work.tool, "asked": work.asked, "at": work.at, "files": work.files,
+                "part": work.part, "tool": work.tool, "asked": work.asked, "at": work.at, "number": work.number,
                 "target_seconds": TARGETS.get(work.target), "failure": measurement.failure,
                 "usages": [asdict(usage) for usage in measurement.usages],
                 "import_torch": [asdict(usage) for usage in measurement.imports],
@@ -447,15 +482,15 @@ def cell(found: list[float], digits: int = 2, factor: float = 1, unit: str = "")
 
 
 def beyond(work: dict[str, Any]) -> tuple[str, str]:
-    """Return the CPU time beyond `import torch` and its target; where there are files, that of one more file."""
-    files, target = work["files"], work["target_seconds"]
-    if not files:
+    """Return the CPU time beyond `import torch` and its target; of files or points that of one more."""
+    number, target = work["number"], work["target_seconds"]
+    if not number:
         limit = "" if target is None else f"{target:.2f} s"
         return cell(values(work, "cpu_seconds", "beyond"), unit=" s"), limit
     pairs = zip(work["usages"], work["doubled"], strict=True)
-    found = [(twice["cpu_seconds"] - once["cpu_seconds"]) / files for once, twice in pairs]
-    limit = "" if target is None else f"{target * 1000:.0f} ms a file"
-    return cell(found, 1, 1000, " ms a file"), limit
+    found = [(twice["cpu_seconds"] - once["cpu_seconds"]) / number for once, twice in pairs]
+    unit = f" ms a {'point' if work['part'] == 'sweep' else 'file'}"
+    return cell(found, 1, 1000, unit), "" if target is None else f"{target * 1000:.0f}{unit}"
 
 
 HEAD = ("part", "tool", "work", "CPU, s", "CPU, ratio", "wall, ratio", "memory, MiB", "memory, ratio",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _FINE = 0.03
 _FINEST = 0.005
 _TRIED = 16  # plans that a search runs at most
-_FIRST = 6  # the leanest plans, of which one may fit
+_FIRST = 10  # the leanest plans, of which one may fit
 _LEANER = 3  # rows below the answer
 Counts = tuple[int, ...]  # for each product in order: the number of layers, the last ones, that keep it
 
@@ -212,16 +212,14 @@ class PlanSearch:
         return found.answer != YES, seconds, len(self.changes)
 
     def _first(self, space: PlanSpace) -> Counts | None:
-        """Return the leanest plan that fits; a few others may where the allocator's free blocks fit them better."""
-        plan = space.filled(0)
+        """Return the cheapest of a few lean plans that fit; a leaner one may not, in the allocator's free blocks."""
+        plan, found = space.filled(0), None
         for _ in range(_FIRST):
-            if (answer := self.row(space, plan).answer) == YES:
-                return plan
-            following = space.next(plan)
-            if answer == NO or following == plan:
+            if self.row(space, plan).answer == NO:
                 break
-            plan = following
-        return None
+            found = plan if self.row(space, plan).answer == YES else found
+            plan = space.next(plan)
+        return found
 
     def _best(self) -> PlanRow:
         return min((row for row in self.rows.values() if row.answer == YES), key=self._cost)
