@@ -4,6 +4,7 @@ A program that inductor writes for a graph allocates its buffers by `empty_strid
 of fused operators, and frees each buffer after its last use. On fake tensors it runs with kernels that do nothing.
 """
 
+import logging
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -76,6 +77,8 @@ def inductor_without_kernels() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "dynamo_pgo")  # it says that the caches are disabled
+        log = logging.getLogger("torch._higher_order_ops.wrap")  # it warns of operators in place where some are kept
+        stack.enter_context(patch.object(log, "disabled", True))
         stack.callback(codecache.PyCodeCache.cache_clear)
         stack.callback(torch._dynamo.reset)
         torch._dynamo.reset()
