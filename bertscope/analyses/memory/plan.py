@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 _FINE = 0.03
 _FINEST = 0.005
 _TRIED = 16  # plans that a search runs at most
-_FIRST = 10  # the leanest plans, of which one may fit
+# The plans from the leanest, and those after the cheapest that fits, of which one may fit: so many, and no further than
+# one that needs so many times the memory.
+_FIRST, _FURTHER = (10, 1.05), (4, 1.02)
 _LEANER = 3  # rows below the answer
 Counts = tuple[int, ...]  # for each product in order: the number of layers, the last ones, that keep it
 
@@ -106,8 +108,13 @@ class PlanSpace:
         size = bisect_left(range(most), True, key=lambda size: self.flops_again(self.filled(size)) < flops)
         return self.filled(size)
 
-    def next(self, counts: Counts) -> Counts:
-        """Return the plan with the fewest bytes more that runs fewer FLOPs again; the same if there is none."""
+    def next(self, counts: Counts, number: int = 1) -> Counts:
+        """Return the plan, or the one so many after it, with the fewest bytes more that runs fewer FLOPs again.
+
+        The last one is the same if there is none.
+        """
+        if number > 1:
+            return self.next(self.next(counts), number - 1)
         kept, flops = self.kept_bytes(counts), self.flops_again(counts)
         for size in sorted({product.kept_bytes for _, product in self.products}):
             found = self.filled(kept + size)
@@ -184,7 +191,9 @@ class PlanSearch:
         most = sum(own.layers - 1 for own in self.space.lists)
         spaces = [self.space.with_whole(count) for count in (1, 0) if count <= most]
         starts = [(space, lean) for space in spaces if self.row(space, lean).answer == YES]
-        starts = starts or [(space, plan) for space in spaces if (plan := self._first(space)) is not None]
+        for space in [] if starts else spaces:
+            if (plan := self._beyond(space, lean, *_FIRST)) is not None:
+                starts.append((space, plan))
         if not starts:
             return self._timed(self.row(self.space, lean))
         starts.sort(key=lambda start: self.row(*start).peak_bytes)
@@ -194,6 +203,9 @@ class PlanSearch:
             better = space.leanest(least)
             if space.flops_again(better) < least and self.row(space, better).answer == YES:
                 self._narrow(space, better)
+        cheapest, counts = next(key for key, row in self.rows.items() if row is self._best())
+        if cheapest:
+            self._beyond(cheapest, cheapest.next(counts), *_FURTHER)
         if not any(own.again for own in self._best().lists):  # further layers kept whole move fewer bytes
             spaces = [self.space.with_whole(count) for count in range(most + 1)]
             largest(lambda count: self.row(spaces[count], spaces[count].everything).answer == YES, most)
@@ -211,13 +223,17 @@ class PlanSearch:
         seconds = found.predicted.seconds if is_timed and found.predicted else found.share_again
         return found.answer != YES, seconds, len(self.changes)
 
-    def _first(self, space: PlanSpace) -> Counts | None:
-        """Return the cheapest of a few lean plans that fit; a leaner one may not, in the allocator's free blocks."""
-        plan, found = space.filled(0), None
-        for _ in range(_FIRST):
-            if self.row(space, plan).answer == NO:
+    def _beyond(self, space: PlanSpace, plan: Counts, number: int, most: float) -> Counts | None:
+        """Run a plan and those after it, so many in all, that need up to `most` times the memory.
+
+        Return the cheapest that fits. The allocator's free blocks may fit one of them, but no leaner one.
+        """
+        found = None
+        for _ in range(number):
+            row = self.row(space, plan)
+            if row.answer == NO or row.card_bytes > most * self.fitter.budget_bytes:
                 break
-            found = plan if self.row(space, plan).answer == YES else found
+            found = plan if row.answer == YES else found
             plan = space.next(plan)
         return found
 
@@ -235,18 +251,19 @@ class PlanSearch:
         flops, kept = space.flops_again, space.kept_bytes
         least, top = -1, kept(space.everything) + 1  # FLOPs and bytes of a plan that does not fit
         last = self.row(space, low)
-        is_slow = False  # the last plan fits, and has the fewest bytes more than the one before
+        stride = 0  # how many plans to go on, where the last one fits and has the fewest bytes more than the one before
         for _ in range(_TRIED):
             free = self.fitter.budget_bytes - last.card_bytes  # as if each kept byte were one at the peak
-            known = kept(low) if last.answer == YES else top
-            room = (kept(low) + top) // 2 if is_slow else known + free
+            room = (kept(low) if last.answer == YES else top) + free
+            if stride:
+                room = (kept(low) + top) // 2 if least >= 0 else kept(space.next(low, stride))
             tried = space.filled(max(min(room, top - 1), 0)), space.next(low)
             between = next((plan for plan in tried if flops(low) > flops(plan) > least), None)
             if between is None or (least >= 0 and flops(low) - least <= _FINEST * space.flops):
                 break
             last = self.row(space, between)
-            is_slow = last.answer == YES and between == tried[1]
             if last.answer == YES:
+                stride = 4 * stride or 2 if stride or between == tried[1] else 0
                 low = between
             else:
                 least, top = flops(between), kept(between)
