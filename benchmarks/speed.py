@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import PACKAGES, installed, run_in_own_environment, version
+from benchmarks.peers import PACKAGES, ROOT, installed, run_in_own_environment, version
 
 PAUSE_SECONDS = 0.01  # between two looks at the processes of a work
 LIMIT_SECONDS = 1800
@@ -443,9 +443,12 @@ def _run_part(members: list[Measurement], folder: Path) -> None:
 def result(measurements: list[Measurement], runs: int, load: list[float]) -> dict[str, Any]:
     """Return everything that is printed, as plain data; `--read` takes it."""
     names = {"python": platform.python_version()} | {tool: version(tool) for tool in PACKAGES if installed(tool)}
+    command = ("git", "rev-parse", "--short", "HEAD")
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603  # the own git
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": asked.stdout.strip(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB",
         "load_before": load[0],
         "load_after": os.getloadavg()[0],
@@ -548,7 +551,7 @@ def rendered(found: dict[str, Any], form: str) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     runs = sorted({len(work["usages"]) for work in found["works"] if work["usages"]}) or [0]
     lines = [
-        f"{found['date']}, {runs[0]} to {runs[-1]} runs; {found['machine']}, "
+        f"{found['date']}, commit {found['commit']}, {runs[0]} to {runs[-1]} runs; {found['machine']}, "
         f"load {found['load_before']:.1f} before and {found['load_after']:.1f} after; {versions}."
     ]
     for title, rows in tables(found):

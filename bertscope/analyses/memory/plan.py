@@ -203,9 +203,8 @@ class PlanSearch:
             better = space.leanest(least)
             if space.flops_again(better) < least and self.row(space, better).answer == YES:
                 self._narrow(space, better)
-        cheapest, counts = next(key for key, row in self.rows.items() if row is self._best())
-        if cheapest:
-            self._beyond(cheapest, cheapest.next(counts), *_FURTHER)
+        while (further := self._further()) is not None:
+            self._narrow(*further)
         if not any(own.again for own in self._best().lists):  # further layers kept whole move fewer bytes
             spaces = [self.space.with_whole(count) for count in range(most + 1)]
             largest(lambda count: self.row(spaces[count], spaces[count].everything).answer == YES, most)
@@ -236,6 +235,14 @@ class PlanSearch:
             found = plan if row.answer == YES else found
             plan = space.next(plan)
         return found
+
+    def _further(self) -> tuple[PlanSpace, Counts] | None:
+        """Return a cheaper plan than the best one that fits, after one that does not; None if there is none near."""
+        space, counts = next(key for key, row in self.rows.items() if row is self._best())
+        if space is None or (following := space.next(counts)) == counts:
+            return None
+        plan = self._beyond(space, following, *_FURTHER)
+        return None if plan is None else (space, plan)
 
     def _best(self) -> PlanRow:
         return min((row for row in self.rows.values() if row.answer == YES), key=self._cost)
