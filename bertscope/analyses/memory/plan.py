@@ -196,7 +196,7 @@ class PlanSearch:
                 starts.append((space, plan))
         if not starts:
             return self._timed(self.row(self.space, lean))
-        starts.sort(key=lambda start: self.row(*start).peak_bytes)
+        starts.sort(key=lambda start: self.row(*start).card_bytes)
         self._narrow(*starts[0])
         for space in (space for space in spaces if space is not starts[0][0]):
             least = self._cost(self._best())[0] / self.run_config.accumulate - self.byte_flops * space.moved_bytes
