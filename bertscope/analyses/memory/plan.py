@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -108,13 +108,8 @@ class PlanSpace:
         size = bisect_left(range(most), True, key=lambda size: self.flops_again(self.filled(size)) < flops)
         return self.filled(size)
 
-    def next(self, counts: Counts, number: int = 1) -> Counts:
-        """Return the plan, or the one so many after it, with the fewest bytes more that runs fewer FLOPs again.
-
-        The last one is the same if there is none.
-        """
-        if number > 1:
-            return self.next(self.next(counts), number - 1)
+    def next(self, counts: Counts) -> Counts:
+        """Return the plan with the fewest bytes more that runs fewer FLOPs again; the same if there is none."""
         kept, flops = self.kept_bytes(counts), self.flops_again(counts)
         for size in sorted({product.kept_bytes for _, product in self.products}):
             found = self.filled(kept + size)
@@ -263,7 +258,8 @@ class PlanSearch:
             free = self.fitter.budget_bytes - last.card_bytes  # as if each kept byte were one at the peak
             room = (kept(low) if last.answer == YES else top) + free
             if stride:
-                room = (kept(low) + top) // 2 if least >= 0 else kept(space.next(low, stride))
+                ahead = reduce(lambda plan, _: space.next(plan), range(stride), low)
+                room = (kept(low) + top) // 2 if least >= 0 else kept(ahead)
             tried = space.filled(max(min(room, top - 1), 0)), space.next(low)
             between = next((plan for plan in tried if flops(low) > flops(plan) > least), None)
             if between is None or (least >= 0 and flops(low) - least <= _FINEST * space.flops):
