@@ -51,7 +51,7 @@ GROWTH = {
     "length": (128, 512, 2048), "files": (10, 100, 1000),
 }  # fmt: skip
 # Ways of a step whose layers differ from each other, or whose optimizer step is that of one rank.
-WAYS = ("--checkpointing layers:0-5", "--clip-grad-norm 1", "--world-size 8 --strategy zero1",
+WAYS = ("--checkpointing layers:0-5", "--clip-grad-norm", "--world-size 8 --strategy zero1",
         "--world-size 8 --strategy fsdp")  # fmt: skip
 WAY_LAYERS = (12, 192)
 POINTS = 1000  # of the sweep whose double runs too
@@ -191,6 +191,14 @@ def again(words: str) -> Work:
     return replace(second, command=["env", "BERTSCOPE_CACHE=cache", *second.command])
 
 
+def swept(workers: int, grid: str, of: str, number: int = 0) -> Work:
+    """Return a sweep over a grid, from its first point: a file of rows of an earlier run would be continued."""
+    words = f"sweep -o rows.jsonl --workers {workers} {grid}.yaml"
+    found = own("sweep", words, "sweep" if number else "", number, asked=f"`sweep` of {of}")
+    first = ("env", "sh", "-c", 'rm -f rows.jsonl && exec "$0" "$@"')
+    return replace(found, command=[*first, *found.command], doubled=(*first, *found.doubled) if number else ())
+
+
 def works(files: int) -> Iterator[Work]:
     """Yield all work, part by part."""
     step = "--attention eager -b 32 -s 512"
@@ -221,11 +229,9 @@ def works(files: int) -> Iterator[Work]:
     for words in (f"estimate {FAMILY} -b 32 -s 512", f"fit {FAMILY} {budget} --checkpointing none,full"):
         yield own("family", words, asked=f"`{words}`, RoBERTa-large")
         yield again(words)
-    sweep = f"sweep --workers 1 --format csv {POINTS}-points"
-    yield own("sweep", sweep, "sweep", POINTS, asked=f"`sweep` of {POINTS:,} points of 4 kinds, 1 process")
+    yield swept(1, f"{POINTS}-points", f"{POINTS:,} points of 4 kinds, 1 process", POINTS)
     for workers in (1, 2):
-        asked = f"`sweep` of 9,996 points of 42 kinds, {workers} process{'es'[: 2 * workers - 2]}"
-        yield own("sweep", f"sweep --workers {workers} --format csv 9996-kinds", asked=asked)
+        yield swept(workers, "9996-kinds", f"9,996 points of 42 kinds, {workers} process{'es'[: 2 * workers - 2]}")
     yield own("check", f"check {files}-files", "check", files, asked=f"`check` of {files:,} files")
     yield peer("check", "torchinfo, files", f"`summary` on meta, {files:,} models", files=files)
     yield peer("check", "fvcore, files", f"`parameter_count` on meta, {files:,} models", files=files)
@@ -272,7 +278,7 @@ def write_inputs(folder: Path, all_works: Iterable[Work]) -> None:
     write_config(folder / FAMILY, SIZES, model_type="roberta", architectures=["RobertaForMaskedLM"],
                  max_position_embeddings=514)  # fmt: skip
     for name in {command[-1] for work in all_works for command in (work.command, work.doubled) if command}:
-        number, _, kind = name.partition("-")
+        number, _, kind = name.removesuffix(".yaml").partition("-")
         if kind == "files":
             (folder / name).mkdir(exist_ok=True)
             for each in range(int(number)):
