@@ -60,7 +60,7 @@ class Steps:
     def __init__(self, source: ModelSource, *, one_batch: bool = False) -> None:
         self.source, self.one_batch = source, one_batch or source.has_own_dtypes
         self.trace = lru_cache(_KEPT)(self._trace)
-        self.facts = lru_cache(_KEPT)(self._facts)
+        self._read_once = lru_cache(_KEPT)(self._facts)
         self._grown = lru_cache(4 * _KEPT)(self._growth)
         self._counted = lru_cache(4 * _KEPT)(self._flops)
 
@@ -135,10 +135,13 @@ class Steps:
 
         return saved("step FLOPs", self.source, run_config, compute)
 
+    def facts(self, run_config: RunConfig) -> ModelFacts:
+        """Return the facts of the model as the run has it, which do not change with its batch and length."""
+        return self._read_once(_plain(run_config))
+
     def _facts(self, run_config: RunConfig) -> ModelFacts:
-        kind = _plain(run_config)
-        compute = partial(self._read, kind)
-        return saved("facts", self.source, kind, compute, asdict, ModelFacts.of)
+        compute = partial(self._read, run_config)
+        return saved("facts", self.source, run_config, compute, asdict, ModelFacts.of)
 
     def _read(self, run_config: RunConfig) -> ModelFacts:
         """Return the facts of the built model."""
