@@ -163,8 +163,7 @@ _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, int]
 # A result: None, the argument of that number, or a tensor of that layout in the storage of an argument or an own one.
 _Result = int | tuple[_Layout, int | None] | None
 _MOST_OPERATIONS = 20_000  # of about 1 kB
-# The operators of transformers whose results have the same layouts on every device. Others may ask for the device, as
-# layer_norm does, whose mean is in 16 bits on a CPU and in 32 on CUDA.
+# The operators of transformers whose results have the same layouts on every device. Others may ask for the device.
 _NAMES = (
     "_log_softmax _log_softmax_backward_data _safe_softmax _softmax_backward_data _to_copy _unsafe_view add add_ "
     "addcdiv_ addcmul_ addmm alias bernoulli_ bmm clone detach div div_ embedding embedding_dense_backward "
@@ -173,6 +172,7 @@ _NAMES = (
     "sum t tanh tanh_backward transpose unsqueeze view zeros_like"
 )
 _SAME_EVERYWHERE = frozenset(_NAMES.split())
+_LAYER_NORM = "native_layer_norm"  # the same in 32 bits; of 16 bits its mean is in 16 on a CPU and in 32 on CUDA
 
 
 class OperatorResults:
@@ -262,7 +262,11 @@ def _described_on_meta(operator: Any, args: Any, kwargs: Any) -> tuple[list[_Res
     devices = {value for value in (*args, *named) if isinstance(value, torch.device)}
     devices |= {tensor.fake_device for tensor in tensors}
     has_named_tensor = any(isinstance(value, torch.Tensor) for value in named)
-    if operator_name(operator) not in _SAME_EVERYWHERE or len(devices) > 1 or has_named_tensor:
+    name = operator_name(operator)
+    is_same = name in _SAME_EVERYWHERE or (
+        name == _LAYER_NORM and all(tensor.dtype == torch.float32 for tensor in tensors)
+    )
+    if not is_same or len(devices) > 1 or has_named_tensor:
         return None
     try:
         given, out = run_on_meta(operator, args, kwargs)
