@@ -15,12 +15,10 @@ from typer.completion import completion_init, get_completion_script  # type: ign
 
 from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure
-from bertscope.commands.project import chosen_language
-from bertscope.commands.registry import Color, CommandGroup, Debug, Lang, NoCache, commands_with
-from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, Text, one_line
+from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache, commands_with
+from bertscope.errors import BertscopeWarning, SelectionError, one_line
 from bertscope.render.console import choose_color
 from bertscope.settings.run_config import CACHE_VARIABLE
-from bertscope.texts import LANGUAGES, in_language, phrase, say
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(
@@ -67,7 +65,6 @@ def options(
     color: Color = None,
     debug: Debug = False,
     no_cache: NoCache = False,
-    lang: Lang = "en",
 ) -> None:
     """Set the options before the command."""
     choose_color(color or "auto")
@@ -83,7 +80,8 @@ def start() -> int:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
     warnings.showwarning = partial(_show_warning, set())
     gc.disable()  # the process is short: scanning the million objects of torch takes time and frees little
-    return _run()
+    with _without_cache("--no-cache" in sys.argv):
+        return _run()
 
 
 def _show_warning(
@@ -92,17 +90,9 @@ def _show_warning(
     """Print a warning of bertscope as a note, once, and any other warning unchanged."""
     if not isinstance(message, BertscopeWarning):
         print(message, file=sys.stderr)
-    elif (note := f"note: {one_line(phrase(message.args[0]))}") not in notes:
+    elif (note := f"note: {one_line(message.args[0])}") not in notes:
         notes.add(note)
         print(note, file=sys.stderr)
-
-
-def _run() -> int:
-    """Return the exit code of the command line; every error is one line on stderr, in the chosen language."""
-    # A table in pyproject.toml could print a note, which a shell shows in the line that is being completed.
-    language = LANGUAGES[0] if os.environ.get(_COMPLETE) else chosen_language(sys.argv[1:])
-    with _without_cache("--no-cache" in sys.argv), in_language(language):
-        return _run_in_language()
 
 
 @contextmanager
@@ -117,7 +107,8 @@ def _without_cache(is_asked: bool) -> Iterator[None]:
         os.environ.update({} if given is None else {CACHE_VARIABLE: given})
 
 
-def _run_in_language() -> int:
+def _run() -> int:
+    """Return the exit code of the command line; every error is one line on stderr."""
     try:
         try:
             code = app(prog_name="bertscope", standalone_mode=False) or 0
@@ -133,8 +124,6 @@ def _run_in_language() -> int:
         # Typer's usage errors: the class is private, these two attributes are public.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
-        if isinstance(error, BertscopeError):
-            error.message = one_line(phrase(error.text))
         return failure((isinstance(error, typer.Abort) and error.__cause__) or error)  # Abort: Typer's EOFError
     return code
 
@@ -145,55 +134,12 @@ def _usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, file=sys.stderr)
         return 2
-    english = " ".join(message.split()).rstrip(".")
-    message = f"{phrase(_text_of(error, english))}{_near_choice(english)}{remedy}"
+    message = " ".join(message.replace("Value error, ", "").split()).rstrip(".")  # of pydantic
+    if names := getattr(error, "possibilities", None):
+        message = f"No such option: {error.option_name} (Possible options: {', '.join(sorted(names))})"
+    message = f"{message}{_near_choice(message)}{remedy}"
     command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
-    is_question = message[-1] in "?\uff1f"
-    text = say("see_help_after_question" if is_question else "see_help", message=message, command=command)
-    return complain(text, error.exit_code)
-
-
-def _text_of(error: Any, english: str) -> str:
-    """Return the message of an error of Click with its values, as far as they are attributes."""
-    kind, param = type(error).__name__, getattr(error, "param", None)
-    if kind == "NoSuchOption" and not error.possibilities:
-        return Text("No such option: {option}", option=error.option_name)
-    if kind == "NoSuchOption":
-        names = ", ".join(sorted(error.possibilities))
-        return Text("No such option: {option} (Possible options: {names})", option=error.option_name, names=names)
-    if kind == "MissingParameter" and param is not None:
-        return Text("Missing {words} {name}", words=param.param_type_name, name=_hint(param))
-    if kind == "BadParameter" and param is not None:
-        reason = _clicks_text(" ".join(error.message.split()).rstrip(".").removeprefix("Value error, "))  # of pydantic
-        return Text("Invalid value for {option}: {words}", option=_hint(param), words=reason)
-    return error.message if isinstance(getattr(error, "message", ""), Text) else _clicks_text(english)
-
-
-def _hint(param: Any) -> str:
-    """Return the names of an option, or that of an argument, in quotes."""
-    names = param.opts if param.param_type_name == "option" else [param.metavar or param.name.upper()]
-    return " / ".join(f"'{name}'" for name in names)
-
-
-# The other messages of Click, and templates of the same text, which have a Chinese one.
-_CLICK = {
-    r"'(?P<given>.*)' is not one of (?P<names>'.*')": "{given!r} is not one of {names}",
-    r"'(?P<given>.*)' is not a valid (?P<kind>[\w ]+)": "{given!r} is not a valid {kind}",
-    r"(?P<given>\S+) is not in the range (?P<range>.*)": "{given} is not in the range {range}",
-    r"Got unexpected extra argument\(?s?\)? \((?P<given>.*)\)": "Got unexpected extra argument(s) ({given})",
-    r"Option '(?P<option>.*)' requires an argument": "Option {option!r} requires an argument",
-    r"Option '(?P<option>.*)' does not take a value": "Option {option!r} does not take a value",
-    "Missing command": "Missing command",
-    r"Input should be a valid (?P<kind>\w+)(, .*)?": "Input should be a valid {kind}",  # of pydantic
-    r"Input should be greater than or equal to (?P<low>\S+)": "Input should be at least {low}",
-    r"Input should be less than or equal to (?P<high>\S+)": "Input should be at most {high}",
-}
-
-
-def _clicks_text(english: str) -> str:
-    """Return a message of Click with its values; unchanged if it is none of those that are known."""
-    found = ((re.fullmatch(pattern, english), template) for pattern, template in _CLICK.items())
-    return next((Text(template, forms=None, **match.groupdict()) for match, template in found if match), english)
+    return complain(f"{message}{'' if message.endswith('?') else ';'} see '{command} --help'", error.exit_code)
 
 
 def _near_choice(message: str) -> str:
@@ -204,7 +150,7 @@ def _near_choice(message: str) -> str:
     from bertscope.settings.rows import near_word
 
     near = near_word(found[1], re.findall(r"'([^']*)'", found[2]))
-    return say("near_choice", name=repr(near)) if near else ""
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def _other_option(error: Any) -> str:
@@ -217,7 +163,7 @@ def _other_option(error: Any) -> str:
 
     if new := new_name(option.strip("-").replace("-", "_"), {row.name for row in ctx.command.params}, OPTIONS):
         error.possibilities = None
-        return say("option_is_now", option=option, new=new)
+        return f"; {option} is {new} now"
     if having := commands_with(option, ctx):
         error.possibilities = None
-    return say("option_of", option=option, commands=", ".join(having)) if having else ""
+    return f"; {option} is an option of {', '.join(having)}" if having else ""

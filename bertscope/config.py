@@ -218,9 +218,10 @@ class BertConfig:
             below = self.hidden_size // self.num_attention_heads * self.num_attention_heads
             near = [str(size) for size in (below, below + self.num_attention_heads) if 0 < size <= MAX_DIMENSION]
             raise ConfigError(
-                "hidden_size {hidden} is not divisible by num_attention_heads {heads}; the nearest are {names}",
-                field="hidden_size", hidden=self.hidden_size, heads=self.num_attention_heads, names=" and ".join(near),
-            )  # fmt: skip
+                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads "
+                f"{self.num_attention_heads}; the nearest are {' and '.join(near)}",
+                field="hidden_size",
+            )
         if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
             raise ConfigError(
                 f"pad_token_id {self.pad_token_id} is outside the vocabulary; it must be below "
@@ -303,18 +304,20 @@ RULES = rules_of(BertConfig)
 def check_built(layers: int) -> None:
     """Raise ConfigError for more layers than are built from real modules."""
     if layers > MAX_BUILT_LAYERS:
-        raise ConfigError("this builds every layer, and {layers:,} are more than {most}; count, tree, print, diagram, "
-                          "flops, explain, diff and estimates take equal layers from a few; lower "
-                          "num_hidden_layers for others",
-                          layers=layers, most=MAX_BUILT_LAYERS, field="num_hidden_layers")  # fmt: skip
+        raise ConfigError(
+            f"this builds every layer, and {layers:,} are more than {MAX_BUILT_LAYERS}; count, tree, "
+            "print, diagram, flops, explain, diff and estimates take equal layers from a few; lower "
+            "num_hidden_layers for others",
+            field="num_hidden_layers",
+        )
 
 
 def unknown_architecture(name: Any) -> ConfigError:
     """Return the error for a class name that is not built here."""
     near = nearest(str(name), ARCHITECTURES)
-    template = "unknown architecture {name!r}; did you mean {near!r}? allowed: {names}"
-    return ConfigError(template if near else "unknown architecture {name!r}; allowed: {names}", field="architecture",
-                       name=str(name)[:60], near=near, names=", ".join(ARCHITECTURES))  # fmt: skip
+    hint = f" did you mean {near!r}?" if near else ""
+    message = f"unknown architecture {str(name)[:60]!r};{hint} allowed: {', '.join(ARCHITECTURES)}"
+    return ConfigError(message, field="architecture")
 
 
 def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
@@ -349,7 +352,7 @@ def _refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
     absent = [known for known in RULES if known not in own]
     near = difflib.get_close_matches(name, absent, n=1, cutoff=0.93)
     if near:
-        raise ConfigError("unknown key {name!r}; did you mean {near!r}?", name=name, near=near[0], field=name)
+        raise ConfigError(f"unknown key {name!r}; did you mean {near[0]!r}?", field=name)
 
 
 def shown_value(value: Any) -> str:

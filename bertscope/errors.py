@@ -17,11 +17,10 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from bertscope.units import visible
 
@@ -30,43 +29,6 @@ def one_line(text: str, limit: int = 600) -> str:
     """Return the text on one line, without control characters, cut at `limit`, for a terminal, a log or XML."""
     shown = visible(text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
-
-
-class Text(str):
-    """A text in English that keeps its template and values: the template is the key of the text in other languages.
-
-    Names in braces without a value are settings, which a front end shows in its own form: `--batch` or `batch`.
-
-    >>> Text("no preset {name!r}", name="bert-tinny")
-    "no preset 'bert-tinny'"
-    """
-
-    template: str
-    values: Mapping[str, Any]
-    forms: Mapping[str, str] | None
-
-    def __new__(cls, template: str, /, *, forms: Mapping[str, str] | None = None, **values: Any) -> Text:
-        text = super().__new__(cls, formatted(template, values, forms))
-        text.template, text.values, text.forms = template, values, forms
-        return text
-
-    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
-        return (self.template,), {"forms": self.forms, **self.values}
-
-    def spelled(self, forms: Mapping[str, str]) -> Text:
-        """Return the text with settings in these forms."""
-        return Text(self.template, forms=forms, **self.values)
-
-
-def formatted(template: str, values: Mapping[str, Any], forms: Mapping[str, str] | None) -> str:
-    """Return a template with its values, and with settings in these forms; None leaves them in braces."""
-    text = template.format_map(_Values(values))
-    return text if forms is None else re.sub(r"\{(\w+)\}", lambda found: forms.get(found[1], found[1]), text)
-
-
-class _Values(dict[str, Any]):
-    def __missing__(self, name: str) -> str:
-        return f"{{{name}}}"
 
 
 class BertscopeError(Exception):
@@ -81,9 +43,8 @@ class BertscopeError(Exception):
 
     exit_code = 2
 
-    def __init__(self, message: str, *, where: str = "", **values: Any) -> None:
-        self.text = Text(message, **values) if values else message
-        self.message = one_line(self.text)
+    def __init__(self, message: str, *, where: str = "") -> None:
+        self.message = one_line(message)
         self.where = one_line(where)  # "file:line", when there is one
         super().__init__(self.message)
 
@@ -99,9 +60,9 @@ class BertscopeError(Exception):
 class ConfigError(BertscopeError, ValueError):
     """A configuration value that no BERT can have; `field` names it."""
 
-    def __init__(self, message: str, *, where: str = "", field: str = "", **values: Any) -> None:
+    def __init__(self, message: str, *, where: str = "", field: str = "") -> None:
         self.field = field
-        super().__init__(message, where=where, **values)
+        super().__init__(message, where=where)
 
 
 class SourceError(BertscopeError):
@@ -130,8 +91,7 @@ class MissingExtraError(BertscopeError):
     """A function whose optional package is not installed; the message says how to install it."""
 
     def __init__(self, what: str, extra: str, *, otherwise: str = "") -> None:
-        super().__init__("{what} needs the extra {name!r}: {command}{words}", what=what, name=extra,
-                         command=install_command(extra), words=otherwise)  # fmt: skip
+        super().__init__(f"{what} needs the extra {extra!r}: {install_command(extra)}{otherwise}")
 
 
 def install_command(extra: str) -> str:
@@ -219,10 +179,10 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     cutoff = 0.6 if len(given) > 2 else 0.5  # of two letters one may be wrong
     near = difflib.get_close_matches(given[:100], names, n=3, cutoff=cutoff)
     if near:
-        return Text("did you mean {words}?", words=reduce(either, map(repr, near)))
-    return Text("known: {names}", names=", ".join(names))
+        return f"did you mean {reduce(either, map(repr, near))}?"
+    return f"known: {', '.join(names)}"
 
 
 def either(one: str, other: str) -> str:
     """Return `one or other`."""
-    return Text("{one} or {other}", one=one, other=other)
+    return f"{one} or {other}"

@@ -18,7 +18,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from bertscope.errors import SelectionError, Text, suggestion
+from bertscope.errors import SelectionError, suggestion
 from bertscope.frozen import dataclass
 from bertscope.units import BF16, FP16, FP32
 
@@ -26,15 +26,15 @@ _GIB, _MIB = 2**30, 2**20
 
 
 def _issue(place: str) -> str:
-    return Text("capacity reported by torch, in GitHub issue {place}", place=place)
+    return f"capacity reported by torch, in GitHub issue {place}"
 
 
 def _smi(place: str) -> str:
-    return Text("nvidia-smi, GitHub issue {place}", place=place)
+    return f"nvidia-smi, GitHub issue {place}"
 
 
 def _oom(places: str) -> str:
-    return Text("out of memory, GitHub issues {places}", places=places)
+    return f"out of memory, GitHub issues {places}"
 
 
 Capability = tuple[int, int]
@@ -80,7 +80,7 @@ _ROWS = {
                       "V100 data sheet (SXM2)", 15.7, 125, 900),
     "titan-x-12gb": _Row(11.91 * _GIB, _issue("microsoft/Bringing-Old-Photos-Back-to-Life 87"), (6, 1),
                          "announcement of the Titan X (Pascal)", 11, 0, 480),
-    "gtx-1080-ti": _Row(11171 * _MIB, Text("total in MiB, GitHub issue {place}", place="fyu/drn 22"), (6, 1),
+    "gtx-1080-ti": _Row(11171 * _MIB, "total in MiB, GitHub issue fyu/drn 22", (6, 1),
                         "Turing architecture whitepaper", 11.3, 0, 484),
     "rtx-2080-ti": _Row(10.76 * _GIB, _issue("JDAI-CV/image-captioning 11"), (7, 5),
                         "Turing architecture whitepaper (reference clocks)", 13.4, 53.8, 616),
@@ -94,13 +94,13 @@ _ROWS = {
                      "Ada architecture whitepaper", 82.6, 165.2, 1008),
     "a10": _Row(23028 * _MIB, _smi("mayooot/detect-gpu 3"), (8, 6), "A10 data sheet", 31.2, 125, 600),
     "a30": _Row(23.53 * _GIB, _issue("google/RB-Modulation 5"), (8, 0), "A30 data sheet", 10.3, 165, 933),
-    "a40": _Row(44.4 * _GIB, Text("CUDA driver's total, GitHub issue {place}", place="ollama/ollama 9858"), (8, 6),
+    "a40": _Row(44.4 * _GIB, "CUDA driver's total, GitHub issue ollama/ollama 9858", (8, 6),
                 "A40 data sheet", 37.4, 149.7, 696),
     "l4": _Row(22.03 * _GIB, _issue("ArcInstitute/evo2 190"), (8, 9),
                "L4 data sheet, without sparsity", 30.3, 121, 300),
     "l40s": _Row(44.42 * _GIB, _issue("stepfun-ai/Step-Video-T2V 8"), (8, 9), "L40S data sheet", 91.6, 362, 864),
     "a100-40gb": _Row(42_298_834_944,
-                      Text("deviceQuery, GitHub pull request {place}", place="bottlerocket-os/bottlerocket 3873"),
+                      "deviceQuery, GitHub pull request bottlerocket-os/bottlerocket 3873",
                       (8, 0), "A100 data sheet", 19.5, 312, 1555),
     "a100-80gb": _Row(79.14 * _GIB, _issue("lianqi1008/Control-GIC 6"), (8, 0),
                       "A100 data sheet (SXM)", 19.5, 312, 2039),
@@ -108,7 +108,7 @@ _ROWS = {
                       "H100 data sheet (SXM), without sparsity", 67, 989.5, 3350),
     "h200": _Row(143771 * _MIB, _smi("sgl-project/sglang 3196"), (9, 0),
                  "H200 data sheet (SXM), without sparsity", 67, 989.5, 4800),
-    "b200": _Row(178.35 * _GIB, Text("CUDA device query, GitHub pull request {place}", place="pytorch/ao 4002"),
+    "b200": _Row(178.35 * _GIB, "CUDA device query, GitHub pull request pytorch/ao 4002",
                   (10, 0)),
 }  # fmt: skip
 _OF_A100 = "nvidia-smi of a model of 4,093 parameters (3,000 runs: at least 1,443 MiB)"
@@ -119,21 +119,18 @@ _CONTEXTS = {
     "k80": (293, 311, _oom("microsoft/unilm 137 and YuvalNirkin/fsgan 20 (both 2020)")),
     "t4": (135, 1083, _oom("Zheng-Chong/CatVTON 133 (2025), leeesangwon/PyTorch-Image-Retrieval 19 (2021)")),
     "p100-16gb": (809, 1081, _oom("openai/jukebox 145 (2020), googlecolab/colabtools 2860 (2022)")),
-    "v100-16gb": (300, 1343, Text("GitHub issue {place}; {words}", place=_OF_V100, words=_ANATOMY)),
-    "v100-32gb": (300, 1352, Text("GitHub issue {place}; {words}", place=_OF_V100,
-                                  words=_oom("IndoNLP/indonlu 35 (2021)"))),
+    "v100-16gb": (300, 1343, f"GitHub issue {_OF_V100}; {_ANATOMY}"),
+    "v100-32gb": (300, 1352, f"GitHub issue {_OF_V100}; {_oom('IndoNLP/indonlu 35 (2021)')}"),
     "gtx-1080-ti": (630, 630, _oom("huggingface/sentence-transformers 57 (2019)")),
-    "rtx-2080-ti": (877, 1343, Text("GitHub issue {place}; {words}", place="pytorch/pytorch 49877 (torch 1.6)",
-                                 words=_oom("ispc-lab/TMA 5 (2024)"))),
-    "rtx-3090": (256, 1486, Text("GitHub issue {place}; {words}", place="pytorch/pytorch 49877 (torch 1.7)",
-                                 words="invoke-ai/InvokeAI 9413 (torch 2.7)")),
+    "rtx-2080-ti": (877, 1343, f"GitHub issue pytorch/pytorch 49877 (torch 1.6); {_oom('ispc-lab/TMA 5 (2024)')}"),
+    "rtx-3090": (256, 1486, "GitHub issue pytorch/pytorch 49877 (torch 1.7); invoke-ai/InvokeAI 9413 (torch 2.7)"),
     "rtx-a4000": (210, 210, _oom("DengKaiCQ/VGGT-Long 6 (2025)")),
     "a10g": (282, 282, _oom("meta-pytorch/torchtune 229 (2024)")),
     "rtx-4060": (115, 115, _oom("ESRSchao/EdgeRegNet 2 (2025)")),
     "rtx-4090": (450, 504, _oom("Soul-AILab/SoulX-FlashTalk 5 (2026), 3DTopia/Phidias-Diffusion 8 (2025)")),
     "l40": (507, 507, _oom("QwenLM/Qwen3-VL 2097 (2026)")),
-    "a100-40gb": (501, 1451, Text("{words}; {place}", words=_oom("TianheWu/CoSeR 10 (2025)"), place=_OF_A100)),
-    "a100-80gb": (409, 1451, Text("{words}; {place}", words=_oom("HiDream-ai/VAREdit 6 (2025)"), place=_OF_A100)),
+    "a100-40gb": (501, 1451, f"{_oom('TianheWu/CoSeR 10 (2025)')}; {_OF_A100}"),
+    "a100-80gb": (409, 1451, f"{_oom('HiDream-ai/VAREdit 6 (2025)')}; {_OF_A100}"),
 }  # fmt: skip
 # Cards of that table which are not in the first one: their contexts are those of their compute capability.
 _OTHERS: dict[str, Capability] = {"rtx-a4000": (8, 6), "a10g": (8, 6), "rtx-4060": (8, 9), "l40": (8, 9)}
@@ -156,8 +153,7 @@ def _context(name: str, row: _Row) -> tuple[int, int, str]:
                    for at, choose in enumerate((min, max)))  # fmt: skip
     if not alike or _CONTEXTS[least][0] == _CONTEXTS[most][1]:
         return CONTEXT_BYTES[0] // _MIB, CONTEXT_BYTES[1] // _MIB, ""
-    source = Text("GPUs of its compute capability: {least}, {of_least}; {most}, {of_most}", least=least,
-                  of_least=_CONTEXTS[least][2], most=most, of_most=_CONTEXTS[most][2])  # fmt: skip
+    source = f"GPUs of its compute capability: {least}, {_CONTEXTS[least][2]}; {most}, {_CONTEXTS[most][2]}"
     return _CONTEXTS[least][0], _CONTEXTS[most][1], source
 
 
@@ -217,9 +213,9 @@ def find_gpu(name: str) -> Gpu:
     alike = [known for known in GPUS if known.startswith(f"{wanted}-")]
     if len(alike) == 1:
         return GPUS[alike[0]]
-    hint = Text("say which: {names}", names=", ".join(alike)) if alike else suggestion(wanted, GPUS)
-    hint = Text("{words} or" if hint.endswith("?") else "{words}; or", words=hint)
-    raise SelectionError("no GPU is known as {name!r}; {words} give --budget", name=name[:40], words=hint)
+    hint = f"say which: {', '.join(alike)}" if alike else suggestion(wanted, GPUS)
+    hint = f"{hint} or" if hint.endswith("?") else f"{hint}; or"
+    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint} give --budget")
 
 
 # Words of a device's name that make it another product than the one of the table, unless its row has them.

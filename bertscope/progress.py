@@ -5,10 +5,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
-from bertscope.errors import Text
-
-STAGE = "{words_stage}: {words}"
-
 
 class Listener(Protocol):
     """A front end that shows progress."""
@@ -60,7 +56,7 @@ def progress(text: str) -> None:
 
 def detailed(name: str, text: str) -> str:
     """Return a stage with a detail of it."""
-    return Text(STAGE, words_stage=name, words=text)
+    return f"{name}: {text}"
 
 
 @contextmanager

@@ -41,9 +41,9 @@ class Entry:
         """Return `file:line`."""
         return f"{self.path}:{self.line}"
 
-    def error(self, message: str, field: str = "", **values: Any) -> ConfigError:
+    def error(self, message: str, field: str = "") -> ConfigError:
         """Return the error for this value."""
-        return ConfigError(message, where=self.where, field=field, **values)
+        return ConfigError(message, where=self.where, field=field)
 
     def mapping(self, place: str, known: Collection[str] = ()) -> Mapping:
         """Return the value if it is a mapping; raise ConfigError if not, or for a key that is not in `known`."""
@@ -68,8 +68,7 @@ class Mapping(dict[str, Entry]):
         """Raise ConfigError for a key that is not in `known`, unless `known` is empty."""
         for key, entry in self.items():
             if known and key not in known:
-                raise entry.error("unknown key {name!r} in {place}; {words}", key, name=key, place=place,
-                                  words=suggestion(key, known))  # fmt: skip
+                raise entry.error(f"unknown key {key!r} in {place}; {suggestion(key, known)}", key)
 
     def checked(self, key: str, default: Any, accepts: type | Callable[[Any], bool], words: str) -> Any:
         """Return the value of a key, or the default; raise ConfigError unless a type or a test accepts it."""
@@ -137,14 +136,10 @@ def readable(path: object) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise SourceError(
-            "{path} cannot be read: {words}; check the path and its permissions", path=path, words=reason
-        ) from error
+        raise SourceError(f"{path} cannot be read: {reason}; check the path and its permissions") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}".removesuffix(": ")
-        raise SourceError(
-            "{path} cannot be read: {reason}; check the path, and that the file is whole", path=path, reason=reason
-        ) from error
+        raise SourceError(f"{path} cannot be read: {reason}; check the path, and that the file is whole") from error
 
 
 def read_text(path: Path) -> str:
@@ -152,9 +147,7 @@ def read_text(path: Path) -> str:
     most = MAX_JSON_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
     with readable(path):
         if path.is_dir():
-            raise SourceError(
-                "{path} is a folder, and a file is needed; name a .yaml or .json file inside it", path=path
-            )
+            raise SourceError(f"{path} is a folder, and a file is needed; name a .yaml or .json file inside it")
         if not path.is_file() and path.exists():
             raise SourceError(f"{path} is not a regular file; name a .yaml or .json file")
         with path.open("rb") as file:
@@ -219,14 +212,11 @@ def read_yaml(text: str, path: Path, *, form: str = _PRESET_FORM) -> Mapping:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise SourceError("not valid YAML: {reason}; {form}", reason=error.problem or error.context, form=form,
-                          where=f"{path}:{line}") from None  # fmt: skip
+        raise SourceError(f"not valid YAML: {error.problem or error.context}; {form}", where=f"{path}:{line}") from None
     except yaml.YAMLError as error:
         line = text[: getattr(error, "position", 0)].count("\n") + 1
         reason = getattr(error, "reason", None) or "unreadable"
-        raise SourceError(
-            "not valid YAML: {reason}; {form}", reason=reason, form=form, where=f"{path}:{line}"
-        ) from None
+        raise SourceError(f"not valid YAML: {reason}; {form}", where=f"{path}:{line}") from None
     except RecursionError:
         raise SourceError("nested too deeply; a preset has two levels", where=f"{path}:1") from None
     if not isinstance(root, yaml.MappingNode):
@@ -288,9 +278,7 @@ def read_json(text: str, path: Path) -> Mapping:
     try:
         return _json_members(text, path)
     except json.JSONDecodeError as error:
-        raise SourceError(
-            "not valid JSON: {reason}; {form}", reason=error.msg, form=_JSON_FORM, where=f"{path}:{error.lineno}"
-        ) from None
+        raise SourceError(f"not valid JSON: {error.msg}; {_JSON_FORM}", where=f"{path}:{error.lineno}") from None
     except RecursionError:
         raise SourceError("nested too deeply; a config.json has two levels", where=f"{path}:1") from None
     except ValueError as error:  # an integer of more than 4,300 digits

@@ -67,7 +67,6 @@ of TOML, ignores the table and says so.
 gpu = "t4"                         # any setting of a run, in each command that takes it
 precision = ["fp32", "autocast-bf16"]  # several values only where they are compared
 architecture = "BertForSequenceClassification"  # the class of a BERT in estimate, profile, fit, flops and report
-lang = "zh"                        # of all commands: Chinese
 check = ["models.bertscope.yaml"]  # the files of check, relative to pyproject.toml
 ```
 

@@ -96,7 +96,6 @@ PROJECT = """[tool.bertscope]
 gpu = "t4"
 precision = "autocast-bf16"
 architecture = "BertForMaskedLM"
-lang = "zh"
 check = ["good.yaml"]
 """
 ACCELERATE = "compute_environment: LOCAL_MACHINE\nmixed_precision: bf16\nnum_processes: 1\ndynamo_config: {}\n"
@@ -306,8 +305,6 @@ def cases(kind: str, made: Kind, seed: int, home: Path) -> Iterator[list[str]]:
     while True:
         name, *words = source.choice(made.commands).split()
         options = ["--format", source.choice(made.formats)] if source.random() < 0.5 else []
-        if source.random() < 0.1:
-            options += ["--lang", "zh"]
         if source.random() < 0.15 and "-o" not in words:
             options += ["--output", source.choice(OUTPUTS)]
         if made.name:

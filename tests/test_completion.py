@@ -151,7 +151,7 @@ def test_strange_words_are_completed_without_a_word_on_stderr(completed, shell):
         "", " ", "'", "bertscope", "bertscope nosuch ", "bertscope count 'bert", 'bertscope count "bert',
         "bertscope count b\\", "bertscope count './my file.yaml' --fo", "bertscope count evil.py:bu",
         "bertscope estimate --input x=Bx", "bertscope count \udcff\udcfe", "bertscope \udcff ", "bertscope count 模",
-        "bertscope count \x1b[31m", "bertscope count --batch x --se", "bertscope --lang zz co", "bertscope --debug co",
+        "bertscope count \x1b[31m", "bertscope count --batch x --se", "bertscope --debug co",
         f"bertscope count {'x' * 100_000}",
     ):  # fmt: skip
         completed(shell, words)
@@ -163,7 +163,7 @@ def test_an_option_that_prints_and_ends_prints_nothing_while_a_later_word_is_com
 
 
 def test_a_project_prints_no_note_in_the_line_that_is_completed(completed, tmp_path, monkeypatch):
-    (tmp_path / "pyproject.toml").write_text("[tool.bertscope]\nlang = 'zh'\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.bertscope]\ngpu = 't4'\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "version_info", (3, 10))  # without a reader of TOML a note says that the table is ignored
     assert completed("bash", "bertscope cou") == "count\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope import __version__
-from bertscope.errors import BertscopeError, SourceError, Text, suggestion
+from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
 from bertscope.sources.building import built_for_counting
@@ -234,23 +234,18 @@ class Witness:
         if key == TIES_KEY:
             listed = {item.key.partition(".")[2] for item in self.model.expected}
             more = [f"{path} is {is_path}" for path, is_path in self.ties.items() if path not in listed]
-            listing = Text("; not listed: {names}", names=", ".join(more[:4])) if more else ""
-            return Text("{key}: expected {expected}, got {got}{words}", key="ties", expected=expected, got=got,
-                        words=listing)  # fmt: skip
+            listing = f"; not listed: {', '.join(more[:4])}" if more else ""
+            return f"ties: expected {expected}, got {got}{listing}"
         if isinstance(expected, str):
-            return Text("{key}: expected {expected}, got {words}", key=key, expected=expected,
-                        words=got or "nothing: no tensor is tied under that address")  # fmt: skip
+            return f"{key}: expected {expected}, got {got or 'nothing: no tensor is tied under that address'}"
         if not isinstance(got, int):
             kind, hint = self.counted.subject.architecture, suggestion(key, self.counts)
-            return Text("{key}: expected {expected:,}, got nothing: {kind} has no such row; {words}", key=key,
-                        expected=expected, kind=kind, words=hint)  # fmt: skip
-        within = Text(" within {percent:g} %", percent=100 * expectation.tolerance) if expectation.tolerance else ""
+            return f"{key}: expected {expected:,}, got nothing: {kind} has no such row; {hint}"
+        within = f" within {100 * expectation.tolerance:g} %" if expectation.tolerance else ""
         share = f" ({100 * (got - expected) / expected:+.2f} %)" if expectation.tolerance and expected else ""
         run = expectation.run if key.startswith("memory.") else None
-        loop = Text(" with the {loop} loop", loop=run.loop) if run else ""
-        return Text("{key}: expected {expected:,}{words_within}, got {got:,}{words_loop}, difference {difference:+,}"
-                    "{share}", key=key, expected=expected, words_within=within, got=got, words_loop=loop,
-                    difference=got - expected, share=share)  # fmt: skip
+        loop = f" with the {run.loop} loop" if run else ""
+        return f"{key}: expected {expected:,}{within}, got {got:,}{loop}, difference {got - expected:+,}{share}"
 
 
 def _shown(path: Path | None) -> str:

@@ -20,7 +20,7 @@ from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, ru
 from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts, loss_function
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.config import BertConfig
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import SelectionError
 from bertscope.reports.base import to_json
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
 from bertscope.reports.json import from_json
@@ -211,9 +211,7 @@ def conventions(
         name="calflops",
         value=passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
         unit="FLOPs",
-        how=Text("{words}; backward is 2 x forward, whatever is frozen", words=_CALFLOPS_RULE)
-        if training
-        else _CALFLOPS_RULE,
+        how=f"{_CALFLOPS_RULE}; backward is 2 x forward, whatever is frozen" if training else _CALFLOPS_RULE,
         source="calflops 0.3.2, README: BERT-base-chinese at 1 x 128",
     )
     if not training:

@@ -25,7 +25,7 @@ from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.checkpoints.names import in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.config import RULES
-from bertscope.errors import BertscopeError, Text
+from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
 from bertscope.model.lora import base_model_of, name_without_adapter
 from bertscope.model.state_dict import modern_name
@@ -303,7 +303,7 @@ def _model(
     run_config = variants[0]
     of_first = [variant for variant in variants if variant.precision == run_config.precision]
     batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
-    with stage(Text("{name}, parameters", name=source.name)):
+    with stage(f"{source.name}, parameters"):
         model = built_for_counting(source)
         tensors = count(model, by="parameter", name=source.name, dtype=FP32.name)
         modules = tree(model, name=source.name)
@@ -312,7 +312,7 @@ def _model(
     sizes = tuple(dict.fromkeys((seq, *lengths)))
     work = FlopsRun(source=source, run=RunConfig(mode=INFERENCE, input=inputs))
     training = FlopsRun(source=source, run=run_config.counted(mode=TRAINING, checkpointing=NONE))
-    with stage(Text("{name}, FLOPs", name=source.name)):
+    with stage(f"{source.name}, FLOPs"):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
     given = Given(batch=batch, seq=seq, input=inputs)
     forward = _dataflow(source, model, "", given)
@@ -329,10 +329,10 @@ def _model(
                           known_steps={source.architecture: steps}, tries_other_head=False)  # fmt: skip
 
     # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
-    with stage(Text("{name}, fit", name=source.name)) if limit is not None else nullcontext():
+    with stage(f"{source.name}, fit") if limit is not None else nullcontext():
         fit, asked = fits(), fits(batch)
         plan = _plan(source, run_config, asked, limit, context_bytes)
-    with stage(Text("{name}, memory", name=source.name)):
+    with stage(f"{source.name}, memory"):
         memory = estimate_report(source, [on_card(variant, card) for variant in of_first], None, steps)
     return ModelPart(
         batch=batch,

@@ -146,8 +146,7 @@ def counts(
         *(("by", by, BY) for by in tables), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None)),
     ):  # fmt: skip
         if value not in allowed:
-            raise SelectionError("{name} must be one of {names}; got {given!r}", name=option,
-                                 names=", ".join(map(str, allowed)), given=value)  # fmt: skip
+            raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = read_with(model, shapes)
     equal = fold(root)
     about, totalled, tied, unknown_paths = subject(model, name, dtype), totals(root, dtype), ties(root), unknown(root)

@@ -10,7 +10,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.checkpoints.names import in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
-from bertscope.errors import SelectionError, SourceError, Text
+from bertscope.errors import SelectionError, SourceError
 from bertscope.model.lora import PeftModel
 from bertscope.model.state_dict import STORED_BUFFERS, modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
@@ -105,7 +105,7 @@ def _prefix_row(prefix: str, count: int) -> VerifyRow:
     return VerifyRow(
         status="prefix", name=prefix, stored_name=prefix, copies=count, shape=None, stored_shape=None, dtype=None,
         stored_dtype=None, params=0, is_wrong=True,
-        note=Text("compared without it; --strip-prefix {prefix} (or auto) leaves it out", prefix=prefix),
+        note=f"compared without it; --strip-prefix {prefix} (or auto) leaves it out",
     )  # fmt: skip
 
 
@@ -161,11 +161,7 @@ class _ModelTensors:
         absent = [name for name in self.state if name not in self.found]
         for name in absent:
             other = next((twin for twin in self.ties[name] if twin in self.found), None)
-            yield (
-                self._row("tied", name, None, Text("it is {path}", path=other))
-                if other
-                else self._row("missing", name, None)
-            )
+            yield (self._row("tied", name, None, f"it is {other}") if other else self._row("missing", name, None))
         yield from self._stored_ties()
 
     def _compared(self, name: str, tensor: StoredTensor) -> Iterator[VerifyRow]:
@@ -174,16 +170,16 @@ class _ModelTensors:
             yield self._row("shape", name, tensor)
         is_floating = tensor.dtype.startswith(("float", "bfloat")) or tensor.packing is not None
         if is_floating != expected.is_floating_point():
-            yield self._row("dtype", name, tensor, Text("{dtype} in the model", dtype=shape_of(expected).dtype))
+            yield self._row("dtype", name, tensor, f"{shape_of(expected).dtype} in the model")
         elif is_floating and not tensor.packing and self.dtype not in (None, tensor.dtype):
-            yield self._row("dtype", name, tensor, Text("{dtype} was asked for", dtype=self.dtype))
+            yield self._row("dtype", name, tensor, f"{self.dtype} was asked for")
         if name != tensor.name:
             yield self._row("renamed", name, tensor, _how(tensor.name, name, self.prefix))
 
     def _surplus(self, name: str, tensor: StoredTensor) -> VerifyRow:
         """Return the finding on a tensor of the file that matches no remaining tensor of the model."""
         if name in self.found:
-            note = Text("{name} is stored as well, for {path}", name=self.found[name].name, path=name)
+            note = f"{self.found[name].name} is stored as well, for {name}"
             return self._row("unexpected", tensor.name, tensor, note)
         is_buffer = name in self.buffers or tensor.name.endswith(STORED_BUFFERS)
         if is_buffer or any(re.search(pattern, tensor.name) for pattern in self.passed_over):
@@ -197,13 +193,9 @@ class _ModelTensors:
             first = next(twin for twin in self.ties[name] if twin in self.found)
             owner = own_names.get(tensor.shares or "")
             if owner is not None and owner not in self.ties[name]:
-                yield self._row(
-                    "shared", name, tensor, Text("one storage with {path}, two tensors of the model", path=owner)
-                )
+                yield self._row("shared", name, tensor, f"one storage with {owner}, two tensors of the model")
             elif name != first and owner is None:
-                yield self._row(
-                    "duplicate", name, tensor, Text("tied to {path}, and stored apart; values not compared", path=first)
-                )
+                yield self._row("duplicate", name, tensor, f"tied to {first}, and stored apart; values not compared")
 
     def _row(self, status: str, name: str, tensor: StoredTensor | None, note: str = "") -> VerifyRow:
         """Return a finding on a tensor of the model, of the file, or of both."""

@@ -258,9 +258,9 @@ class Asked:
             raise SelectionError("gpu and budget are for an estimate without loss; leave them or loss out")
         return run_config, limit, *others
 
-    def error(self, text: str, *names: str, **values: Any) -> SettingError:
+    def error(self, text: str, *names: str) -> SettingError:
         """Return the error about these settings, which the text names in braces, in the form of their front end."""
-        return placed(SettingError(text, names, **values), self.layers)
+        return placed(SettingError(text, names), self.layers)
 
     def noted(self, runs: Sequence[RunConfig], searched: str = "") -> TrainingFile | None:
         """Return the training file with the settings for which the runs have other values.

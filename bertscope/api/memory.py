@@ -224,9 +224,10 @@ def profile_source(
     if runs[0].parallelism.world_size != (launch.nproc or 1) * launch.nnodes:
         name = "mesh" if "mesh" in asked.named else "world_size"
         raise asked.error(
-            "{nproc} and {nnodes} start {number:,} ranks; {option} has {ranks:,}; give as many", name,
-            number=(launch.nproc or 1) * launch.nnodes, option=f"{{{name}}}", ranks=runs[0].parallelism.world_size,
-        )  # fmt: skip
+            f"{{nproc}} and {{nnodes}} start {(launch.nproc or 1) * launch.nnodes:,} ranks; {{{name}}} has "
+            f"{runs[0].parallelism.world_size:,}; give as many",
+            name,
+        )
     jobs = [
         Job(source=source, run_config=run_config, steps=measurement.steps, threads=measurement.threads,
             seed=measurement.seed, memory_limit_bytes=measurement.memory_limit, beside=runs[0] if number else None,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import SourceError, Text
+from bertscope.errors import SourceError
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu, find_device
 from bertscope.reports.calibration import CalibrationReport
@@ -39,8 +39,8 @@ class Calibration:
         assert machine is not None  # noqa: S101 a complete one has a machine
         rest = f"{machine.date} (driver {machine.driver or 'unknown'}, torch {machine.torch_version})"
         if self.is_own:
-            return Text("calibrated on this machine, {rest}", rest=rest)
-        return Text("calibration of {card}, {rest}", card=machine.card, rest=rest)
+            return f"calibrated on this machine, {rest}"
+        return f"calibration of {machine.card}, {rest}"
 
     def on(self, card: Gpu | None) -> Gpu:
         """Return the card with the measured memory, context and workspaces."""

@@ -9,7 +9,7 @@ import typer
 from bertscope.calibrations import paths_for, read_calibration
 from bertscope.commands.output import Format, Progress, note, output_option, show, write_file
 from bertscope.commands.registry import command
-from bertscope.errors import SelectionError, SourceError, Text
+from bertscope.errors import SelectionError, SourceError
 from bertscope.gpus import may_have_cuda
 from bertscope.reports.calibration import PLANNED, CalibrationReport
 
@@ -62,7 +62,7 @@ def calibrate(
     write_file(path, report.to_json())
     note(f"the calibration is in {path}; estimate and fit for this card use it")
     for row in report.failed:
-        note(Text("{strategy} could not be measured: {words}", strategy=row.name, words=row.reason))
+        note(f"{row.name} could not be measured: {row.reason}")
     if not report.failed:  # else the next run measures the failed points only
         unfinished.unlink(missing_ok=True)
     if output is not None:

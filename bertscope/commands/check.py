@@ -13,7 +13,7 @@ from bertscope.commands.output import note, output_option, show, write_file
 from bertscope.commands.process import complain
 from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import command
-from bertscope.errors import SourceError, Text
+from bertscope.errors import SourceError
 from bertscope.render import check as renderer
 from bertscope.reports.tool import CheckReport
 from bertscope.sources.convert import with_expected
@@ -117,13 +117,13 @@ def check(
     if unknown:
         report = replace(report, findings=tuple(item for item in report.findings if item not in unknown))
     for finding in unknown:  # the installed transformers does not build it
-        note(Text("{path} is not checked: {reason}", path=finding.path, reason=finding.message))
+        note(f"{finding.path} is not checked: {finding.message}")
     if any(map(os.path.isdir, names)):
         _note_searched(report)
     show(report, fmt, output)
     for path, values in changes.items():
         write_file(path, with_expected(path, values))
-        note(Text("updated {path}: {keys}", path=path, keys=", ".join(values)))
+        note(f"updated {path}: {', '.join(values)}")
     for finding in report.having("error"):
         complain(renderer.finding_message(finding), 2)
     if report.having("error"):
@@ -153,7 +153,7 @@ def _note_searched(report: CheckReport) -> None:
     paths = list(dict.fromkeys(finding.path for finding in report.findings if finding.key))
     if paths:
         more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
-        note(Text("checked {names}", names=", ".join(paths[:_SHOWN]) + more))
+        note(f"checked {', '.join(paths[:_SHOWN]) + more}")
 
 
 def _record(path: Path, allow_code: bool) -> None:
@@ -182,4 +182,4 @@ def _record(path: Path, allow_code: bool) -> None:
             "its own; rewrite it so, and the counts can be appended"
         ) from None
     write_file(path, content)
-    note(Text("added the current counts to {path}", path=path))
+    note(f"added the current counts to {path}")

@@ -9,7 +9,7 @@ import typer
 from bertscope.commands.model_options import Download, complete_model
 from bertscope.commands.output import note, output_option, write
 from bertscope.commands.registry import command
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import SelectionError
 from bertscope.sources.find import load
 
 EXAMPLES = """
@@ -68,4 +68,4 @@ def convert(
             note("a config.json has no member for add_pooling_layer: false, so it describes the model with its pooler; "
                  "--lossless adds it")  # fmt: skip
         elif wanted == "json" and not lossless and (keys := left_out(source)):
-            note(Text("the config.json leaves out {keys} of the preset; --lossless adds them", keys=", ".join(keys)))
+            note(f"the config.json leaves out {', '.join(keys)} of the preset; --lossless adds them")

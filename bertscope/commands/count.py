@@ -11,11 +11,10 @@ from bertscope.commands.model_options import Freeze, ModelOptions, ModelsOptions
 from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.tree import StyleOptions, check_style, show_as_torchinfo
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.reports.params import CountReport
 from bertscope.sources.find import stored_alone, weights_path
-from bertscope.texts import phrase
 from bertscope.units import FP32, PRECISIONS, count_text, signed_text
 
 EXAMPLES = """
@@ -118,8 +117,7 @@ def _report(
 
     found = run.traced(source)
     if untie:
-        note(Text("{name}: counted without ties, which adds {count} parameters", name=source.name,
-                  count=count_text(separate(built))))  # fmt: skip
+        note(f"{source.name}: counted without ties, which adds {count_text(separate(built))} parameters")
     folded = None if rows.unfold is None else not rows.unfold
     return analyse(built, by=rows.by, name=source.name, dtype=rows.dtype, folded=folded, sort=rows.sort, shapes=found)
 
@@ -138,11 +136,12 @@ def _judge(expected: int | None, unique: int, other: int, convention: str) -> in
         return 0
     for name, got in (("unique parameters", unique), (convention, other)):
         if got == expected:
-            print(phrase(Text("as expected: {words} {count}", words=name, count=count_text(got))), file=sys.stderr)
+            print(f"as expected: {name} {count_text(got)}", file=sys.stderr)
             return 0
-    text = Text("not as expected: expected {count}, got {unique} unique parameters (difference {difference}), "
-                "{words} {other} ({signed})", count=count_text(expected), unique=count_text(unique),
-                difference=signed_text(unique - expected), words=convention, other=count_text(other),
-                signed=signed_text(other - expected))  # fmt: skip
-    print(phrase(text), file=sys.stderr)
+    text = (
+        f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique "
+        f"parameters (difference {signed_text(unique - expected)}), {convention} {count_text(other)} "
+        f"({signed_text(other - expected)})"
+    )
+    print(text, file=sys.stderr)
     return 1

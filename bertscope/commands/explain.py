@@ -38,6 +38,7 @@ def explain(
     ] = None,
     sizes: SizeOptions,
     inputs: Inputs = None,
+    lang: Annotated[Literal["en", "zh"], typer.Option(help="The language of the text.")] = "en",
     out: OutputOptions,
 ) -> None:
     """Explain a model step by step: inputs, outputs, parameters and FLOPs as formulas.
@@ -53,4 +54,4 @@ def explain(
     from bertscope.analyses.explain.steps import explain as analyse
 
     report = analyse(source, path, batch=sizes.batch, seq=sizes.length(source), inputs=inputs or ())
-    out.show(report, naming=naming)
+    out.show(report, naming=naming, lang=lang)

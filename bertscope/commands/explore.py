@@ -14,11 +14,10 @@ import typer
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
-from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, Text, one_line
+from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, one_line
 from bertscope.reports.layer_ranges import expand
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.texts import phrase
 
 EXAMPLES = """
   bertscope explore bert-large-zh --batch 8 --seq 512
@@ -49,7 +48,7 @@ def explore(
     """
     _check_terminal()
     source = model.found()
-    loading = one_line(phrase(Text("loading torch, and building {name} ...", name=source.name)), limit=78)
+    loading = one_line(f"loading torch, and building {source.name} ...", limit=78)
     print(loading, end="\r", file=sys.stderr, flush=True)  # seconds before the first screen
     from bertscope.analyses.page import explore as analyse
     from bertscope.api.asked import Asked

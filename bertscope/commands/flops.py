@@ -60,7 +60,7 @@ def flops(
     if convention is not None and out.fmt == "table":
         (report,) = reports
         if convention not in {item.name for item in report.conventions}:
-            raise SelectionError("the convention {name} does not apply to this model in this mode", name=convention)
+            raise SelectionError(f"the convention {convention} does not apply to this model in this mode")
         out.show(report, view="convention", name=convention)
     else:
         out.show_all(reports, view="operators" if operators and not model.others else "")

@@ -184,8 +184,7 @@ class ModelsOptions(ModelOptions):
         for option, is_given in options.items():
             if is_given and self.others:
                 number = 1 + len(self.others)
-                raise SelectionError("{option} takes one MODEL; got {number}; give one, or leave {other} out",
-                                     option=option, number=number, other=option)  # fmt: skip
+                raise SelectionError(f"{option} takes one MODEL; got {number}; give one, or leave {option} out")
 
 
 @dataclass(frozen=True, kw_only=True)

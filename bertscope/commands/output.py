@@ -16,12 +16,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from bertscope.commands.process import is_debug
-from bertscope.errors import SelectionError, SourceError, Text, one_line
+from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.frozen import dataclass
 from bertscope.processes.signals import uninterrupted
-from bertscope.progress import STAGE, listening
+from bertscope.progress import listening
 from bertscope.render.console import Target, message, progress_bar, stdout_target
-from bertscope.texts import language, phrase, say
 
 Format = Annotated[
     Literal["table", "json", "csv", "markdown"],
@@ -43,8 +42,7 @@ def output_option(
     def checked(path: Path | None) -> Path | None:
         """Return the path; raise SelectionError for a name that claims a format that is not written."""
         if path is not None and _OTHER_FORMATS.fullmatch(path.suffix) and path.suffix.lower() not in suffixes:
-            raise SelectionError("{file}: this command writes no {suffix}; it writes {words}", file=path.name,
-                                 suffix=path.suffix, words=written)  # fmt: skip
+            raise SelectionError(f"{path.name}: this command writes no {path.suffix}; it writes {written}")
         return path
 
     return typer.Option("--output", "-o", metavar="FILE", callback=checked, help=text, rich_help_panel="common")
@@ -104,20 +102,30 @@ class FitOutputOptions(DetailedOutputOptions):
 
 def print_notes(report: Any) -> None:
     """Print on stderr the effects of the keys of a training file, and what the report could not give."""
+    from bertscope.render.footer import note_text, training_file_notes
+
     file = getattr(report, "training_file", None)
     if file is not None:
-        from bertscope.render.memory import training_file_notes
-
         for line in training_file_notes(file, report.run.device):
             note(line)
     for found in getattr(report, "notes", ()):
-        note(say(found.key, **found.values))
+        note(note_text(found))
 
 
 def show(
-    report: Any, fmt: str, output: Path | None, *, verbose: bool = False, view: str = "", **table_options: Any
+    report: Any,
+    fmt: str,
+    output: Path | None,
+    *,
+    verbose: bool = False,
+    view: str = "",
+    lang: str = "",
+    **table_options: Any,
 ) -> None:
-    """Write the report as a table (with the options), or in another form of its view, or as JSON."""
+    """Write the report as a table (with the options), or in another form of its view, or as JSON.
+
+    `lang` is the language of a view that has several.
+    """
     if fmt == "json":
         from bertscope.reports.base import to_json
 
@@ -125,11 +133,11 @@ def show(
         return
     from bertscope.render.views import display
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"lang": lang} if lang else {}
     if fmt == "table":
         target = replace(Target() if output else stdout_target(), verbose=verbose)
-        options = {"target": target, **table_options}
-    write(display(report, fmt, language=language(), view=view, **options), output)
+        options |= {"target": target, **table_options}
+    write(display(report, fmt, view=view, **options), output)
 
 
 def write(text: str, output: Path | None) -> None:
@@ -160,7 +168,7 @@ def check_outputs(paths: Sequence[Path]) -> None:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     for path in files:
         if files.count(path) > 1:
-            raise SourceError("two outputs name {name}; give each its own file", name=path.name)
+            raise SourceError(f"two outputs name {path.name}; give each its own file")
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -181,7 +189,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 def _is_device(path: Path) -> bool:
     """Return True for a device or pipe, False for a file, existing or not; raises SourceError for a folder."""
     if path.is_dir():
-        raise SourceError("{path} is a folder; name a file to write", path=path)
+        raise SourceError(f"{path} is a folder; name a file to write")
     return path.exists() and not path.is_file()
 
 
@@ -192,9 +200,7 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SourceError(
-            "{path} cannot be written: {words}; name a file in a folder that exists", path=path, words=reason
-        ) from None
+        raise SourceError(f"{path} cannot be written: {reason}; name a file in a folder that exists") from None
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -223,7 +229,7 @@ def _umask() -> int:
 
 def note(text: str) -> None:
     """Print a note for the user on stderr."""
-    print(message(f"note: {one_line(phrase(text), limit=2000)}"), file=sys.stderr)
+    print(message(f"note: {one_line(text, limit=2000)}"), file=sys.stderr)
 
 
 _LINE_SECONDS = 5.0  # between two lines of progress in a log
@@ -248,20 +254,20 @@ class Progress:
 
     def __call__(self, text: str) -> None:
         """Show the text, or outside a terminal its stage."""
-        stage = text.values["words_stage"] if isinstance(text, Text) and text.template == STAGE else text
+        stage = text.partition(": ")[0]
         seconds = time.monotonic() - self.started
         if [stage] != self.begun[-1:]:
             self.begun.append(stage)
             self.done_seconds = seconds
         if self.is_terminal and seconds >= 1:
-            self._draw(one_line(phrase(text), limit=60))
+            self._draw(one_line(text, limit=60))
             return
         words = text if is_debug() else stage
         if words != self.shown and (seconds >= self.next_seconds or is_debug()):
             self.shown, self.next_seconds = words, seconds + _LINE_SECONDS
-            place = say("progress_place", number=len(self.begun), total=self.total) if self.total else ""
-            shown = one_line(phrase(words), limit=60)
-            print(say("progress", text=shown, place=place, seconds=f"{seconds:.0f}"), file=sys.stderr, flush=True)
+            place = f"{len(self.begun)} of {self.total}, " if self.total else ""
+            shown = one_line(words, limit=60)
+            print(f"{shown} ({place}{seconds:.0f} s)", file=sys.stderr, flush=True)
 
     def _draw(self, words: str) -> None:
         if self.bar is None:

@@ -9,7 +9,7 @@ from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import DetailedOutputOptions, note, print_notes, progress_shown, write, write_file
 from bertscope.commands.registry import OneOf, command
 from bertscope.commands.run_options import CommandSettings, Takes
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import SelectionError
 from bertscope.render.plan import verdict
 from bertscope.render.plan_code import FORMS, emitted
 
@@ -56,7 +56,7 @@ def plan(
     profile, fit, report and sweep take the file of --emit json by --plan.
     """
     if plot is not None and plot.suffix.lower() != ".svg":
-        raise SelectionError("{file}: the chart of plans is an .svg file", file=plot.name)
+        raise SelectionError(f"{plot.name}: the chart of plans is an .svg file")
     source = model.found()
     from bertscope.api.plan import plan as find
 
@@ -74,5 +74,5 @@ def plan(
         from bertscope.render.plan_chart import plan_svg
 
         write_file(plot, plan_svg(report))
-        note(Text("the plans are in {path}", path=plot))
+        note(f"the plans are in {plot}")
     return 0 if report.fits else 1

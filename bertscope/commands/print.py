@@ -10,7 +10,6 @@ from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
 from bertscope.config import MAX_BUILT_LAYERS
-from bertscope.errors import Text
 from bertscope.reports.tool import PrintReport
 
 EXAMPLES = """
@@ -48,5 +47,4 @@ def print_model(
     show(report, fmt, output)
     if source.bert_config and _NEWER in report.text:
         torch = report.subject.torch_version
-        note(Text("torch {version} ends the line of each LayerNorm with ', bias=True', which older versions of "
-                  "torch do not", version=torch))  # fmt: skip
+        note(f"torch {torch} ends the line of each LayerNorm with ', bias=True', which older versions of torch do not")

@@ -7,7 +7,6 @@ from bertscope.commands.output import DetailedOutputOptions, note, print_notes, 
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes, ViewOptions, WithBareCheckpointing
-from bertscope.errors import Text
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import MEASURED, Limit
 
@@ -61,8 +60,7 @@ def profile(
             out.show(report, shown_rows=view.rows)
         for variant in report.variants:
             if variant.failure:
-                note(Text("{strategy} could not be measured: {words}", strategy=variant.checkpointing,
-                          words=variant.failure))  # fmt: skip
+                note(f"{variant.checkpointing} could not be measured: {variant.failure}")
     finally:
         try:
             if view.snapshot is not None and pictures[-1] is not None:

@@ -3,7 +3,6 @@
 gpu = "t4"                              # a setting of a run: of each command that takes it
 precision = "autocast-bf16"
 architecture = "BertForSequenceClassification"  # the class of a BERT in the commands of HEADED
-lang = "zh"                             # of all commands
 check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field
 from functools import cache
 from pathlib import Path
@@ -21,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
 
-from bertscope.errors import BertscopeError, ConfigError, SourceError, Text, one_line
+from bertscope.errors import ConfigError, SourceError, one_line
 from bertscope.frozen import dataclass
-from bertscope.texts import LANGUAGES, phrase
 
 if TYPE_CHECKING:
     from bertscope.settings.resolve import Layer
@@ -40,7 +37,6 @@ class Project:
 
     path: Path
     architecture: str = ""
-    lang: str = ""
     check: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -54,10 +50,8 @@ class Project:
     def note_used(self, values: Sequence[str]) -> None:
         """Print which values of the table a command uses."""
         if values:
-            text = Text(
-                "{path} sets {names}", path=one_line(str(self.path), limit=200), names=one_line(", ".join(values))
-            )
-            print(f"note: {phrase(text)}", file=sys.stderr)
+            text = f"{one_line(str(self.path), limit=200)} sets {one_line(', '.join(values))}"
+            print(f"note: {text}", file=sys.stderr)
 
 
 def project() -> Project | None:
@@ -109,35 +103,25 @@ def _checked(table: Any, path: Path) -> Project:
 
     if not isinstance(table, dict):
         raise wrong("must be a table")
-    own = ("architecture", "lang", "check")
+    own = ("architecture", "check")
+    if "lang" in table:
+        raise wrong("lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'")
     for key, value in table.items():
         if key not in own and key not in SETTINGS:
             raise wrong(unknown_setting(key, [*own, *SETTINGS]))
         words = value if key == "check" else [value]
         if key in own and (not isinstance(words, list) or not all(isinstance(word, str) and word for word in words)):
             rule = "a list of files" if key == "check" else "a text"
-            raise wrong(Text("{name} must be {rule}; got {given!r}", name=key, rule=rule, given=str(value)[:60]))
-    if table.get("lang", LANGUAGES[0]) not in LANGUAGES:
-        raise wrong(f"lang must be one of {', '.join(LANGUAGES)}; got {table['lang'][:40]!r}")
+            raise wrong(f"{key} must be {rule}; got {str(value)[:60]!r}")
     if table.get("architecture") not in (None, *ARCHITECTURES):
         raise wrong(f"architecture: {unknown_architecture(table['architecture']).message}")
     settings = {key: value for key, value in table.items() if key in SETTINGS}
     found = Project(
-        path=path, architecture=table.get("architecture", ""), lang=table.get("lang", ""),
+        path=path, architecture=table.get("architecture", ""),
         check=tuple(table.get("check", ())), settings=settings,
     )  # fmt: skip
     found.layer(settings, (), ESTIMATED)
     return found
-
-
-def chosen_language(words: Sequence[str]) -> str:
-    """Return the language of the command line `words`, even if they cannot be parsed, else that of the project."""
-    given = re.findall(r"^--lang[=\n](.*)$", "\n".join(words), re.MULTILINE)
-    if not given:
-        with suppress(BertscopeError):  # the parser raises it again
-            found = project()
-            given = [found.lang if found else ""]
-    return given[-1] if given and given[-1] in LANGUAGES else LANGUAGES[0]
 
 
 def _in_lines(example: str, width: int) -> str:
@@ -233,8 +217,8 @@ class WithProjectDefaults(TyperCommand):
         takes_files = bool(files) and not ctx.params["files"]  # no words are a value, so no default is looked up
         if takes_files:
             ctx.params["files"] = files
-        texts = {"architecture": found.architecture, "lang": found.lang}
-        used = [text for name, text in texts.items() if _source(ctx, name) == "DEFAULT_MAP" and ctx.params.get(name)]
+        is_used = _source(ctx, "architecture") == "DEFAULT_MAP" and ctx.params.get("architecture")
+        used = [found.architecture] if is_used else []
         found.note_used(used + (list(found.check) if takes_files else []))
         return rest
 
@@ -280,8 +264,6 @@ def _defaults(found: Project, ctx: Any) -> dict[str, Callable[[], Any]]:
 
     files = [str(found.path.parent / file) for file in found.check]
     defaults = {"files": unless_given(("write_to", "presets"), files)}
-    if found.lang:
-        defaults["lang"] = unless_given((), found.lang)
     if ctx.info_name in HEADED:
         defaults["architecture"] = unless_given(("add_pooling_layer",), found.architecture)
     return defaults

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from bertscope.commands.output import check_outputs
 from bertscope.commands.process import failure
 from bertscope.commands.project import WithProjectDefaults
-from bertscope.errors import SelectionError, Text, suggestion
+from bertscope.errors import SelectionError, suggestion
 from bertscope.render.console import choose_color
 from bertscope.units import parse_bytes
 
@@ -42,10 +42,6 @@ HelpAll = Annotated[bool, _of_output(
     "--help-all", callback=_show_whole_help, is_eager=True,
     help="Show this message with every option explained, and exit.",
 )]  # fmt: skip
-# `cli` reads it before the words are parsed, so that errors are in the language too.
-Lang = Annotated[
-    Literal["en", "zh"], typer.Option(help="The language of the output and of errors.", rich_help_panel="output")
-]
 # The commands in the order of their list, each with its line there. A command is in the module of its name.
 COMMANDS = {
     "count": "Count the parameters of a model or checkpoint, layer by layer.",
@@ -117,7 +113,7 @@ class CommandGroup(TyperGroup):
         """Return the command that the arguments name; an unknown name is an error with the nearest ones."""
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = suggestion(args[0], COMMANDS)
-            ctx.fail(Text("no command {name!r}; {words}", name=args[0][:60], words=near))
+            ctx.fail(f"no command {args[0][:60]!r}; {near}")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
@@ -163,7 +159,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(
-        *, color: Any, debug: bool, no_cache: bool, lang: str, help_all: bool, **given: Any
+        *, color: Any, debug: bool, no_cache: bool, help_all: bool, **given: Any
     ) -> None:  # `process` reads --debug: errors may precede parsing; `cli` reads --no-cache
         if color is not None:
             choose_color(color)
@@ -180,7 +176,7 @@ def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
         if code:
             raise typer.Exit(code)
 
-    of_all = (("color", None, Color), ("debug", False, Debug), ("no_cache", False, NoCache), ("lang", "en", Lang),
+    of_all = (("color", None, Color), ("debug", False, Debug), ("no_cache", False, NoCache),
               ("help_all", False, HelpAll))  # fmt: skip
     params = [*(param for item in own for param in _options(item)), *(_option(*row) for row in of_all)]
     run.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
@@ -232,19 +228,15 @@ def size(option: str, text: str | None) -> int | None:
     plain = re.fullmatch(r"\s*(\d{1,20})\s*", text, re.ASCII)
     if plain and int(plain[1]):
         meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
-        raise SelectionError("{option} {number} has no unit; {meant}? B, KiB, MiB and GiB are units of a size",
-                             option=option, number=plain[1], meant=meant)  # fmt: skip
+        raise SelectionError(f"{option} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size")
     try:
         return parse_bytes(text)
     except ValueError:
-        raise SelectionError(
-            "{option} takes a size such as 16GiB or 800MB; got {given!r}", option=option, given=text[:40]
-        ) from None
+        raise SelectionError(f"{option} takes a size such as 16GiB or 800MB; got {text[:40]!r}") from None
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
     """Return the whole numbers of `64,128,256`; raises SelectionError for other text."""
     if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
-        raise SelectionError("{option} takes a number, or several with commas: 128,256,512; got {given!r}",
-                             option=option, given=text[:40])  # fmt: skip
+        raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
     return tuple(dict.fromkeys(int(part) for part in text.split(",")))

@@ -10,7 +10,7 @@ from bertscope.commands.model_options import ModelOptions, complete_model
 from bertscope.commands.output import note, output_option, print_notes, progress_shown, show
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes, WithBareCheckpointing
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import SelectionError
 from bertscope.settings.checkpointing import COMPARED
 
 EXAMPLES = """
@@ -63,4 +63,4 @@ def report(
     print_notes(found.models[0].memory)
     show(found, fmt, output)
     if fmt == "html":
-        note(Text("the page is in {path}", path=output))
+        note(f"the page is in {output}")

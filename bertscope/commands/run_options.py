@@ -12,7 +12,7 @@ import typer
 
 from bertscope.commands.output import note, print_notes, progress_shown, write_file
 from bertscope.commands.project import WithProjectDefaults, project
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES, are_strategies
@@ -171,7 +171,7 @@ class ViewOptions:
             from bertscope.render.timeline.timeline import timeline
 
             write_file(self.timeline, timeline(report, self.timeline.suffix))
-            note(Text("the timeline is in {path}", path=self.timeline))
+            note(f"the timeline is in {self.timeline}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,7 @@ class LengthOptions:
         given = dict(zip(options, own.values(), strict=True)) if self.lengths is None else others
         if name := next((name for name, value in given.items() if value), ""):
             words = "without" if self.lengths is None else "with"
-            raise SelectionError(f"{{option}} has no effect {words} --lengths", option=name)
+            raise SelectionError(f"{name} has no effect {words} --lengths")
         if self.lengths is None:
             return None
         from bertscope.api.memory import lengths
@@ -230,9 +230,12 @@ class WithBareCheckpointing(WithProjectDefaults):
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
         rest = super().parse_args(ctx, full)
         if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
-            raise SelectionError("unexpected word {word!r} after --checkpointing, which takes {names}; put several "
-                                 "MODELs before it", word=unclear[0][:40], names=STRATEGIES)  # fmt: skip
+            raise SelectionError(
+                f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {STRATEGIES}; "
+                "put several MODELs before it"
+            )
         if rest and not ctx.resilient_parsing:
-            raise SelectionError("unexpected word {word!r}: there is one MODEL, and --checkpointing takes {names}",
-                                 word=rest[0][:40], names=STRATEGIES)  # fmt: skip
+            raise SelectionError(
+                f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes {STRATEGIES}"
+            )
         return rest

@@ -52,7 +52,7 @@ def schema(
     elif fmt not in (None, "json"):
         raise SelectionError(f"a schema is JSON; leave --format {fmt} out, or leave KIND out for the list")
     elif kind not in (kinds := [*report_json.report_classes(), CONFIG]):
-        raise SelectionError("no schema of {name!r}; {words}", name=kind[:60], words=suggestion(kind, kinds))
+        raise SelectionError(f"no schema of {kind[:60]!r}; {suggestion(kind, kinds)}")
     else:
         write(json_text(_config_schema() if kind == CONFIG else report_json.schema(kind)), output)
 

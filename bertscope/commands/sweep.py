@@ -19,7 +19,7 @@ from bertscope.commands.model_options import AllowCode
 from bertscope.commands.output import Format, Progress, Verbose, note, output_option, show, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import PLAN
-from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError, Text
+from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.render.sweep import ordered
 from bertscope.reports.base import FAILED, SCHEMA
@@ -153,9 +153,7 @@ def results_file(path: Path, points: Mapping[str, Mapping[str, Any]]) -> Iterato
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError as error:
-        raise SourceError(
-            "{path} cannot be written: {words}; name a file in a folder that exists", path=path, words=error.strerror
-        ) from None
+        raise SourceError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
     try:
         _lock(descriptor, path)
         found = ResultsFile(path, descriptor, points)
@@ -242,8 +240,7 @@ def sweep(
     if init:
         return _write_sample(Path(grid))
     if output is None:
-        raise SelectionError("{option} is missing: the file of the results, such as {example}", option="--output",
-                             example="--output results.jsonl")  # fmt: skip
+        raise SelectionError("--output is missing: the file of the results, such as --output results.jsonl")
     from bertscope.analyses.sweep.grid import read_grid, tasks_of
 
     address = _check(on)
@@ -265,9 +262,9 @@ def sweep(
 def _write_sample(path: Path) -> int:
     """Write the sample of a grid; raises SourceError for a file that exists."""
     if path.exists():
-        raise SourceError("{path} exists; name a new file for the sample", path=path)
+        raise SourceError(f"{path} exists; name a new file for the sample")
     write_file(path, Path(__file__).with_name("sample_grid.yaml").read_text(encoding="utf-8"))
-    note(Text("the sample is in {path}", path=path))
+    note(f"the sample is in {path}")
     return 0
 
 

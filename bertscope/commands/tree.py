@@ -9,7 +9,7 @@ from bertscope.commands.model_options import Freeze, ModelOptions, ShapeOptions
 from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import command
 from bertscope.config import MAX_BUILT_LAYERS
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.render import torchinfo
 from bertscope.sources.find import stored_alone
@@ -122,5 +122,7 @@ def show_as_torchinfo(
     out.show(report, view="torchinfo", columns=columns, depth=depth)
     totals = report.totals
     if totals.distinct_params != totals.layer_params:
-        note(Text("torchinfo counts a tied tensor at each use; the model has {count:,} unique parameters, "
-                  "{size:.2f} MB", count=totals.distinct_params, size=totals.param_bytes / 1e6))  # fmt: skip
+        note(
+            f"torchinfo counts a tied tensor at each use; the model has {totals.distinct_params:,} "
+            f"unique parameters, {totals.param_bytes / 1e6:.2f} MB"
+        )

@@ -9,7 +9,7 @@ from bertscope.commands.model_options import Model, ModelOptions
 from bertscope.commands.output import DetailedOutputOptions, note, print_notes, progress_shown, write_file
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 
 EXAMPLES = """
@@ -52,19 +52,20 @@ def why(
     values, in a process with limits.
     """
     if plot is not None and plot.suffix.lower() != ".svg":
-        raise SelectionError("{file}: the history is drawn as an .svg file", file=plot.name)
+        raise SelectionError(f"{plot.name}: the history is drawn as an .svg file")
     source = model.found() if model.model else None
     from bertscope.api.why import why as explain
 
     with progress_shown():
         report = explain(file, source, **run.keywords)
     if plot is not None and not report.timeline:
-        raise SelectionError("{file} has no history to draw: record it with torch.cuda.memory._record_memory_history()",
-                             file=report.name)  # fmt: skip
+        raise SelectionError(
+            f"{report.name} has no history to draw: record it with torch.cuda.memory._record_memory_history()"
+        )
     print_notes(report)
     out.show(report)
     if plot is not None:
         from bertscope.render.why import history_svg
 
         write_file(plot, history_svg(report))
-        note(Text("the history is in {path}", path=plot))
+        note(f"the history is in {plot}")

@@ -197,12 +197,12 @@ def sender() -> Callable[[str, Any], None]:
     """Return the function that sends a message to the parent by `output_for_parent`: its kind and content as JSON."""
     out = output_for_parent()
 
-    def say(kind: str, content: Any) -> None:
+    def send(kind: str, content: Any) -> None:
         """Send one message."""
         out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
         out.flush()
 
-    return say
+    return send
 
 
 def serve() -> None:

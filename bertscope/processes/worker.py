@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from bertscope.errors import BertscopeError, Text, one_line
+from bertscope.errors import BertscopeError, one_line
 from bertscope.processes.child import Child, ForkedChild
 
 ENDED, GARBLED = "no more messages", "garbled"  # kinds of messages that the supervisor makes itself
@@ -110,4 +110,4 @@ def end_text(exit_code: int) -> str:
         return f"ended with exit code {exit_code}"
     name = signal.Signals(-exit_code).name
     hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-    return Text("was killed by {name}{words}", name=name, words=hint)
+    return f"was killed by {name}{hint}"

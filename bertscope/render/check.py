@@ -5,7 +5,6 @@ from bertscope.render.columns import Column, csv_only, values
 from bertscope.render.console import Target
 from bertscope.render.views import Table, View
 from bertscope.reports.tool import CheckReport, Finding
-from bertscope.texts import phrase, say
 from bertscope.units import count_text, html_text, signed_text
 
 
@@ -30,15 +29,15 @@ def line(finding: Finding) -> str:
 def finding_message(finding: Finding) -> str:
     """Return the message in the chosen language; the place in front of one is the same in all."""
     path, line, text = finding.message.partition(f":{finding.line}: ")
-    return f"{path}{line}{phrase(text)}" if line else phrase(finding.message)
+    return f"{path}{line}{text}" if line else finding.message
 
 
 def _summary(report: CheckReport) -> str:
     passed, failed, errors = (len(report.having(status)) for status in ("passed", "failed", "error"))
-    files = say("check_one_file") if report.files == 1 else say("check_files", count=report.files)
-    expectations = say("check_one_expectation") if passed == 1 else say("check_expectations", count=passed)
-    unread = say("check_errors", count=errors) if errors else ""
-    return say("check_passed", files=files, passed=expectations, failed=failed, errors=unread) + "\n"
+    files = "1 file" if report.files == 1 else f"{report.files} files"
+    expectations = "1 expectation" if passed == 1 else f"{passed} expectations"
+    unread = f", {errors} could not be checked" if errors else ""
+    return f"{files}: {expectations} passed, {failed} failed{unread}" + "\n"
 
 
 def github(report: CheckReport) -> str:
@@ -81,7 +80,7 @@ def _xml(value: str) -> str:
 
 def _columns(report: CheckReport) -> list[Column]:
     return [
-        Column("", lambda finding: phrase(_STATUS[finding.status]), values("status")),
+        Column("", lambda finding: _STATUS[finding.status], values("status")),
         Column("model", lambda finding: one_line(finding.model, limit=120), values("model")),
         Column("expectation", lambda finding: one_line(finding.key), values("key")),
         Column("expected", lambda finding: _value(finding.expected), values("expected"), right=True),

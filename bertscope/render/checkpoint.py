@@ -7,7 +7,6 @@ from bertscope.render.columns import Column, copies_text, csv_only, number, valu
 from bertscope.render.views import Table, View
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
-from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, shape_text
 
 _SHOWN_FILES = 3
@@ -30,47 +29,47 @@ def _columns(report: CheckpointReport) -> list[Column]:
 def _title(report: CheckpointReport) -> str:
     """Return `model.safetensors: safetensors, 62 tensors`."""
     stored = report.stored
-    tensors = say("stored_tensors", count=count_text(stored.tensors))
+    tensors = f"{count_text(stored.tensors)} tensors"
     return f"{one_line(stored.name, limit=120)}: {stored.format}, {tensors}"
 
 
 def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
     """Return the sums: parameters, dtypes, and the file's size to the last byte."""
-    dtypes = say("comma").join(
-        say("stored_dtype", count=count_text(row.params), size=bytes_text(row.bytes),
-            dtype=say("packed_dtype", dtype=row.dtype, packing=row.packing) if row.packing else row.dtype)
+    dtypes = ", ".join(
+        (f"{count_text(row.params)} in {f'{row.dtype} of {row.packing}' if row.packing else row.dtype} "
+f"({bytes_text(row.bytes)})")
         for row in stored.dtypes
     )  # fmt: skip
     sums = Counter[str]()
     for part in stored.parts:
         sums[part.what] += part.bytes
-    parts = " + ".join(f"{count_text(count)} {phrase(what)}" for what, count in sums.items())
-    lines = [(say("stored"), say("stored_once", count=count_text(stored.distinct_params), dtypes=dtypes))]
+    parts = " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
+    lines = [("stored", f"{count_text(stored.distinct_params)} elements (every storage once): {dtypes}")]
     if stored.weights and (stored.weights != stored.distinct_params or any(row.packing for row in stored.dtypes)):
         bits = f"{8 * stored.weight_bytes / stored.weights:.2f}"
         size = bytes_text(stored.weight_bytes)
-        weights = say("weight_bits", count=count_text(stored.weights), bits=bits, size=size)
-        lines.append((say("stored_weights"), weights))
+        weights = f"{count_text(stored.weights)}, {bits} bits each with their scales ({size})"
+        lines.append(("weights", weights))
     if stored.unknown_packing:
         packing = one_line(stored.unknown_packing, limit=60)
-        lines.append((say("unknown_packing"), say("unknown_packing_how", packing=packing)))
+        lines.append(("packing", f"{packing}: packed in a way that bertscope does not know; counted as stored"))
     if stored.stored_params != stored.distinct_params:
-        lines.append((say("under_all_names"), count_text(stored.stored_params)))
+        lines.append(("under all names", count_text(stored.stored_params)))
     size = bytes_text(stored.file_bytes)
-    lines.append((say("size"), say("stored_bytes", count=count_text(stored.file_bytes), size=size, parts=parts)))
+    lines.append(("size", f"{count_text(stored.file_bytes)} bytes ({size}) = {parts}"))
     if len(stored.files) > 1:
         names = ", ".join(map(one_line, stored.files[:_SHOWN_FILES]))
-        more = say("more_files", count=len(stored.files) - _SHOWN_FILES) if len(stored.files) > _SHOWN_FILES else ""
-        lines.append((say("files"), f"{len(stored.files)}: {names}{more}"))
-    return lines + [(say("problem"), one_line(phrase(problem))) for problem in stored.problems]
+        more = f" and {len(stored.files) - _SHOWN_FILES} more" if len(stored.files) > _SHOWN_FILES else ""
+        lines.append(("files", f"{len(stored.files)}: {names}{more}"))
+    return lines + [("problem", one_line(problem)) for problem in stored.problems]
 
 
 def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
     lines = _stored_lines(report.stored)
     if report.stored.metadata:
         metadata = ", ".join(f"{key}: {value}" for key, value in report.stored.metadata.items())
-        lines.append((say("metadata"), one_line(metadata, limit=200)))
-    return [*lines, (say("read"), say("header_only"))]
+        lines.append(("metadata", one_line(metadata, limit=200)))
+    return [*lines, ("read", "only the header; nothing was loaded or run")]
 
 
 # ---- verify ----
@@ -88,45 +87,55 @@ def _side(shape: Shape, dtype: str | None) -> str:
 
 
 _VERIFY = (
-    Column("", lambda row: phrase("no" if row.is_wrong else "ok"), values("is_wrong")),
-    Column("what", lambda row: phrase(row.status), values("status")),
+    Column("", lambda row: "no" if row.is_wrong else "ok", values("is_wrong")),
+    Column("what", lambda row: row.status, values("status")),
     Column("tensor", _label, values("name", "stored_name", "copies")),
     Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), below=2),
     Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), below=2),
     csv_only(values("dtype", "stored_dtype")),
     number("params", "params"),
-    Column("note", lambda row: one_line(phrase(row.note)), values("note"), below=1),
+    Column("note", lambda row: one_line(row.note), values("note"), below=1),
 )
 
 
 def _answer(report: VerifyReport) -> str:
     """Return one sentence: the checkpoint holds the model, or it does not."""
     subject, stored = report.subject, one_line(report.stored.name, limit=120)
-    adapters = f"{say('comma')}LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    adapters = f", LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
     model = f"{one_line(subject.name, limit=120)} ({subject.architecture}{adapters})"
     if report.fits:
-        return say("verify_yes", stored=stored, model=model)
+        return f"yes: {stored} holds {model}"
     wrong = Counter[str]()
     for row in report.rows:
         if row.is_wrong:
             wrong[row.status] += row.copies
     prefix = next((one_line(row.name) for row in report.rows if row.status == "prefix"), "")
-    found = [say(f"verify_{status}", count=count, prefix=prefix) for status, count in wrong.items()]
-    found += [say("verify_problems", count=len(report.stored.problems))] if report.stored.problems else []
-    return say("verify_no", stored=stored, model=model, found=say("comma").join(found))
+    found = [_wrong_text(status, count, prefix) for status, count in wrong.items()]
+    found += [f"{len(report.stored.problems)} problems of the file"] if report.stored.problems else []
+    return f"no: {stored} does not hold {model}: {', '.join(found)}"
+
+
+def _wrong_text(status: str, count: int, prefix: str) -> str:
+    """Return how many tensors differ in one way."""
+    if status == "prefix":
+        return f"{count} names begin with {prefix} (--strip-prefix {prefix})"
+    return f"{count} of another {status}" if status in ("shape", "dtype") else f"{count} {status}"
 
 
 def _verify_footer(report: VerifyReport) -> list[tuple[str, str]]:
-    counts = {
-        "count": report.model_distinct_params, "matched": report.matched_tensors, "tensors": report.model_tensors,
-    }  # fmt: skip
-    lines = [(say("model"), say("verify_counts", **{name: count_text(count) for name, count in counts.items()}))]
+    matched = f"{count_text(report.matched_tensors)} of {count_text(report.model_tensors)} names are stored"
+    lines = [("model", f"{count_text(report.model_distinct_params)} unique parameters; {matched}")]
     lines += _stored_lines(report.stored)
     if report.new_modules:
-        lines.append((say("new_modules"), say("new_modules_how", names=say("comma").join(report.new_modules))))
+        lines.append(
+            (
+                "untrained",
+                (f"{', '.join(report.new_modules)}: not in the file, newly initialised with random values; train it"),
+            )
+        )
     if report.fitting:
-        lines.append((say("what_fits"), f"--architecture {', '.join(report.fitting)}"))
-    return [*lines, (say("verified"), phrase(report.obtained))]
+        lines.append(("what fits", f"--architecture {', '.join(report.fitting)}"))
+    return [*lines, ("verified", report.obtained)]
 
 
 VIEW = View(

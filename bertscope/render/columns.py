@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.frozen import dataclass
-from bertscope.texts import phrase
 from bertscope.units import count_text, visible
 
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
@@ -34,11 +33,6 @@ class Column:
     csv_order: int = 0
     shown: bool = True
 
-    @property
-    def heading(self) -> str:
-        """The title in the chosen language."""
-        return phrase(self.title)
-
 
 def values(*names: str, of: str = "") -> dict[str, Callable[[Any], Any]]:
     """Return CSV values that are attributes of a row, or of its attribute `of`: `a.b` is named `a_b`."""
@@ -61,6 +55,27 @@ def csv_only(csv: Mapping[str, Callable[[Any], Any]]) -> Column:
     return Column("", str, csv, shown=False)
 
 
+def listed(words: Iterable[str]) -> str:
+    """Return the words as a list in a sentence: `q, k and v`."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def answer_word(answer: str) -> str:
+    """Return an answer of a report in words: yes, not certain or no."""
+    return "not certain" if answer == "uncertain" else answer
+
+
+def in_phase(phase: str) -> str:
+    """Return `in forward` or `in the optimizer step`."""
+    return "in the optimizer step" if phase == "optimizer" else f"in {phase}"
+
+
+def row_phase(phase: str) -> str:
+    """Return `in forward` or `in optimizer step`, the name of a row or column."""
+    return "in optimizer step" if phase == "optimizer" else f"in {phase}"
+
+
 def copies_text(copies: int) -> str:
     """Return ` (12 x)` for a row of several equal layers, else nothing."""
     return f" ({copies} x)" if copies > 1 else ""
@@ -75,7 +90,7 @@ def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:
     """Return the rows as a GitHub table."""
     columns = shown_columns(columns)
     lines = [
-        [_markdown_cell(column.heading) for column in columns],
+        [_markdown_cell(column.title) for column in columns],
         ["---:" if column.right else "---" for column in columns],
         *([_markdown_cell(column.text(row)) for column in columns] for row in rows),
     ]

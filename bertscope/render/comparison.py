@@ -6,9 +6,9 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from bertscope.errors import Text, one_line
+from bertscope.errors import one_line
 from bertscope.render import fit
-from bertscope.render.columns import Column, number, values
+from bertscope.render.columns import Column, answer_word, number, values
 from bertscope.render.console import Target
 from bertscope.render.memory import PARTS, footnotes, range_columns
 from bertscope.render.timeline.panels import part_name, run_text, strategy_name, variant_name
@@ -17,7 +17,6 @@ from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.page import ComparisonReport
 from bertscope.reports.params import CountReport
-from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text
 
 SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and the next prompt
@@ -81,20 +80,18 @@ def _count_table(reports: Sequence[CountReport]) -> _Comparison:
     """Return a row for each model, or by group a row for each group and a column for each model."""
     notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
     if reports[0].by != "group":
-        notes.append(
-            Text("bytes: of the unique parameters in {dtype}; 1 MiB = 2**20 B", dtype=reports[0].subject.dtype)
-        )
+        notes.append(f"bytes: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
         lines = [_ModelRow(report, report.totals) for report in reports]
-        return _Comparison(Table(_totals(any(line.row.frozen_params for line in lines)), lines), [*map(phrase, notes)])
+        return _Comparison(Table(_totals(any(line.row.frozen_params for line in lines)), lines), notes)
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
     rows = [
         *((name, [sum(row.params for row in report.rows if row.name == name) for report in reports]) for name in names),
-        (phrase("sum over layers"), [report.totals.layer_params for report in reports]),
-        (phrase("unique parameters"), [report.totals.distinct_params for report in reports]),
+        ("sum over layers", [report.totals.layer_params for report in reports]),
+        ("unique parameters", [report.totals.distinct_params for report in reports]),
     ]
     columns = [Column("group", itemgetter(0)), *(_params_of(place, report) for place, report in enumerate(reports))]
     records = [_ModelRow(report, row) for report in reports for row in report.rows]
-    return _Comparison(Table(columns, rows, names=1), [*map(phrase, notes)], records=Table(_GROUP_RECORDS, records))
+    return _Comparison(Table(columns, rows, names=1), notes, records=Table(_GROUP_RECORDS, records))
 
 
 def _params_of(place: int, report: CountReport) -> Column:
@@ -119,14 +116,13 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Comparison:
                {"macs": lambda line: line.row.total_flops // 2}, right=True, detail=True),
     ]  # fmt: skip
     notes = [
-        *(Text("{name}: not counted: {operators}", name=report.subject.name,
-               operators=", ".join(report.unknown_operators))
+        *(f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
           for report in reports if report.unknown_operators),
-        Text("{words}; FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch",
-             words=reports[0].mode),
+        (f"{reports[0].mode}; FLOPs: matrix products only, a multiply-add is 2; from the operators "
+"dispatched by torch"),
     ]  # fmt: skip
     rows = [_ModelRow(report, point) for report in reports for point in report.sweep]
-    return _Comparison(Table(columns, rows), [*map(phrase, notes)])
+    return _Comparison(Table(columns, rows), notes)
 
 
 def _memory_table(reports: Sequence[MemoryReport]) -> _Comparison:
@@ -135,19 +131,19 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Comparison:
     parts = [name for name in PARTS if any(getattr(line.row.memory.peak.parts, name) for line in lines)]
     precisions = {report.run.precision for report in reports}
     columns = [
-        *_names(say("model"), say("class")),
-        Column(say("parameters_in"), lambda line: line.report.run.precision,
+        *_names("model", "class"),
+        Column("parameters in", lambda line: line.report.run.precision,
                {"precision": lambda line: line.report.run.precision}, shown=len(precisions) > 1),
-        Column(say("checkpointing"), lambda line: strategy_name(variant_name(line.row)),
+        Column("checkpointing", lambda line: strategy_name(variant_name(line.row)),
                values("checkpointing", "reentrant", of="row")),
-        number(say("peak"), "peak_bytes", bytes_text, of="row.memory.peak"),
-        Column(say("phase"), lambda line: word("phase", line.row.memory.peak.phase),
+        number("peak", "peak_bytes", bytes_text, of="row.memory.peak"),
+        Column("in", lambda line: line.row.memory.peak.phase,
                values("phase", "path", "operator", of="row.memory.peak")),
         *(_part(name, shown=name in parts) for name in PARTS),
-        number(say("saved"), "kept_bytes", bytes_text, of="row.memory", detail=True),
+        number("saved for backward", "kept_bytes", bytes_text, of="row.memory", detail=True),
         *(_of_device(name, title, lines) for name, title in
-          (("reserved_bytes", say("reserved")), ("card_bytes", say("on_the_card")))),
-        Column(say("fits"), lambda line: line.row.answer and say(f"answer_{line.row.answer}"),
+          (("reserved_bytes", "reserved"), ("card_bytes", "on the card"))),
+        Column("fits", lambda line: line.row.answer and answer_word(line.row.answer),
                values("answer", of="row"), shown=any(line.row.answer for line in lines)),
         *range_columns(lines, "row"),
     ]  # fmt: skip
@@ -184,23 +180,24 @@ def _fit_table(reports: Sequence[FitReport]) -> _Comparison:
     ]
     gpu = _gpu_columns()
     # The answer says it; of a number of ranks the batch of each does.
-    of_gpu = [*(gpu if reports[0].batch_total is None else (gpu[0], gpu[2])),
-              *(column for column in of_setting if column.title != say("fits"))]  # fmt: skip
+    of_gpu = [
+        *(gpu if reports[0].batch_total is None else (gpu[0], gpu[2])),
+        *(column for column in of_setting if column.title != "fits"),
+    ]
     notes = _notes([(report.card.name, list(fit.notes(report))) for report in reports if report.card])
     asked, seqs = reports[0].asked_batch, ",".join(map(str, dict.fromkeys(row.seq for row in reports[0].rows)))
-    sizes = (say("batch", count=count_text(asked)) if asked else "",
-             "" if reports[0].length_given else say("sequence", count=seqs))  # fmt: skip
+    sizes = (f"batch {count_text(asked)}" if asked else "", "" if reports[0].length_given else f"sequence {seqs}")
     settings = fit.settings_text(reports[0], *sizes)
-    verdict = say("assumed", answer=fit.common_verdict(reports), settings=settings)
+    verdict = f"{fit.common_verdict(reports)}; assumed: {settings}"
     return _Comparison(Table(of_gpu, best), notes, verdict, Table([gpu[0], *of_setting], records), shows_records=True)
 
 
 def _gpu_columns() -> list[Column]:
     """Return the columns of the GPU, its answer and its memory."""
     return [
-        Column(say("gpu"), lambda line: line.report.card.name, {"gpu": lambda line: line.report.card.name}),
-        Column(say("answer"), lambda line: fit.answer_text(line.report, line.row)),
-        Column(say("memory"), lambda line: bytes_text(line.report.budget_bytes), right=True, below=3),
+        Column("GPU", lambda line: line.report.card.name, {"gpu": lambda line: line.report.card.name}),
+        Column("answer", lambda line: fit.answer_text(line.report, line.row)),
+        Column("memory", lambda line: bytes_text(line.report.budget_bytes), right=True, below=3),
     ]
 
 
@@ -220,7 +217,7 @@ def _notes(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     """Return the common notes, then those that only some reports have, each with the name of its model or GPU."""
     common = [note for note in notes[0][1] if all(note in others for _, others in notes)]
     own = [(name, note) for name, found in notes for note in found if note not in common]
-    return common + [note if note.startswith(name) else say("named", name=name, text=note) for name, note in own]
+    return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in own]
 
 
 _OF_KIND: dict[str, Callable[[Any], _Comparison]] = {

@@ -7,7 +7,6 @@ import textwrap
 from typing import Any, Literal
 
 from bertscope.frozen import dataclass
-from bertscope.texts import say
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
@@ -140,7 +139,7 @@ def progress_bar() -> Any:
                 return Text("")
             done_seconds = task.fields["done_seconds"]
             left = done_seconds / task.completed * (task.total - task.completed) - (task.elapsed - done_seconds)
-            return Text(say("seconds_left", seconds=f"{max(left, 0):.0f}"))
+            return Text(f"about {max(left, 0):.0f} s left")
 
     columns = (Words(), BarColumn(bar_width=bar_width), MofNCompleteColumn(), TimeElapsedColumn(), Remaining())
     return Bar(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)

@@ -12,7 +12,6 @@ from bertscope.render.footer import footer, title
 from bertscope.render.tree import Line, tensor_columns
 from bertscope.render.views import Table, View
 from bertscope.reports.params import CountReport, CountRow, sum_of_rows
-from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, shape_text, share_text
 
 _values, _number = partial(values, of="row"), partial(number, of="row")
@@ -27,7 +26,7 @@ def _table(report: CountReport, rows: Sequence[CountRow]) -> tuple[list[Column],
         Column("path", _label, {"depth": lambda line: int(line.branches == _INDENT)} | _values("name", "path")),
         Column("type", lambda line: " + ".join(dict.fromkeys(line.row.type.split(" + "))),
                _values("type"), detail=True),
-        Column("tensors", lambda line: phrase(_shapes(line)), {"shapes": _shapes}, csv_order=3,
+        Column("tensors", lambda line: _shapes(line), {"shapes": _shapes}, csv_order=3,
                detail=report.by == "layer", shown=report.by != "group"),
         *tensor_columns([line.row for line in lines], csv_order=3),
         Column("per layer", lambda line: count_text(line.row.each_params) if line.row.copies > 1 else "",
@@ -63,15 +62,18 @@ def _headline(report: CountReport) -> str:
     """Return both totals in a sentence."""
     totals = report.totals
     if totals.layer_params == totals.distinct_params:
-        return say("params_in_all", count=count_text(totals.distinct_params))
-    return say("params_and_uses", unique=count_text(totals.distinct_params), uses=count_text(totals.layer_params))
+        return f"{count_text(totals.distinct_params)} parameters"
+    return (
+        f"{count_text(totals.distinct_params)} unique parameters; {count_text(totals.layer_params)} "
+        "with tied tensors counted at each use"
+    )
 
 
 def _label(line: Line) -> str:
     row: CountRow = line.row
     if line.branches:
         return line.branches + row.name
-    return (row.path or (phrase(row.name) if row.name == _TOTAL else row.name)) + copies_text(row.copies)
+    return (row.path or row.name) + copies_text(row.copies)
 
 
 def _shapes(line: Line) -> str:

@@ -2,12 +2,10 @@
 
 import shlex
 
-from bertscope.errors import Text
 from bertscope.render.columns import Column, copies_text, csv_only, optional, values
 from bertscope.render.views import Table, View
 from bertscope.reports.base import Shape
 from bertscope.reports.page import DiffReport
-from bertscope.texts import phrase
 from bertscope.units import count_text, shape_text, signed_text
 
 _value, _count, _shape = optional(str, "--"), optional(count_text, "--"), optional(shape_text, "--")
@@ -18,7 +16,7 @@ _FIELDS = (
 )
 _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
-    Column("change", lambda row: phrase(row.status), values("status")),
+    Column("change", lambda row: row.status, values("status")),
     csv_only(values("copies")),
     Column("shape", lambda row: _shapes(row.shape_a, row.shape_b), below=1,
            csv={"shape_a": lambda row: _shape(row.shape_a), "shape_b": lambda row: _shape(row.shape_b)}),
@@ -26,7 +24,7 @@ _ROWS = (
            right=True),
 )  # fmt: skip
 _TOTALS = (
-    Column("total", lambda item: phrase(item[0])),
+    Column("total", lambda item: item[0]),
     Column("a", lambda item: _count(item[1]), right=True),
     Column("b", lambda item: _count(item[2]), right=True),
     Column("difference", lambda item: "--" if None in item else signed_text(item[2] - item[1]), right=True),
@@ -45,7 +43,7 @@ def parts(report: DiffReport) -> list[Table]:
         ("unique parameters", a.distinct_params, b.distinct_params),
         ("sum over layers", a.layer_params, b.layer_params),
         (
-            Text("forward FLOPs at {batch} x {seq}", batch=report.batch, seq=report.seq),
+            f"forward FLOPs at {report.batch} x {report.seq}",
             report.forward_flops_a,
             report.forward_flops_b,
         ),
@@ -59,13 +57,15 @@ def notes(report: DiffReport) -> list[str]:
     sides = ((report.a, report.forward_flops_a), (report.b, report.forward_flops_b))
     found = {side.name: flops for side, flops in sides if side.obtained == "computed"}  # not a file with tensors
     sizes = f"--batch {report.batch} --seq {report.seq}"
-    return [phrase(note) for note in (
+    return [
         "FLOPs: matrix products only, a multiply-add is 2",
-        *(Text("no FLOPs of {name}: its forward pass did not run; {command} says why", name=name,
-               command=f"bertscope flops {shlex.quote(name)} {sizes}")
-          for name, flops in found.items() if flops is None),
+        *(
+            (f"no FLOPs of {name}: its forward pass did not run; bertscope flops {shlex.quote(name)} {sizes} says why")
+            for name, flops in found.items()
+            if flops is None
+        ),
         *["the two do not differ"] * report.is_empty,
-    )]  # fmt: skip
+    ]
 
 
 def _title(report: DiffReport) -> str:

@@ -1,18 +1,59 @@
-"""The walk of `explain` as text, CSV and Markdown."""
+"""The walk of `explain` as text, CSV and Markdown, in English and in Chinese; the texts are in explain_texts/."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from bertscope.errors import SelectionError, one_line
 from bertscope.render.columns import Column, copies_text, csv_text, markdown_text, values
 from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import title
 from bertscope.reports.base import Note
 from bertscope.reports.explain import ExplainReport, Formula, Point, Section, Step, Sum
-from bertscope.texts import in_language, phrase, say, word
 from bertscope.units import count_text
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
+LANGUAGES = "en", "zh"
+_language: ContextVar[str] = ContextVar("language", default="en")
+
+
+@cache
+def texts(language: str) -> dict[str, str]:
+    """Return the texts of a language by key."""
+    import yaml
+
+    file = Path(__file__).parent / "explain_texts" / f"{language}.yaml"
+    found: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return found
+
+
+@contextmanager
+def in_language(language: str) -> Iterator[None]:
+    """Set the language of the texts within a `with` statement; raises SelectionError for another than LANGUAGES."""
+    if language not in LANGUAGES:
+        raise SelectionError(f"lang must be one of {', '.join(LANGUAGES)}; got {language!r}")
+    token = _language.set(language)
+    try:
+        yield
+    finally:
+        _language.reset(token)
+
+
+def say(key: str, /, **values: Any) -> str:
+    """Return a text in the chosen language with its values."""
+    return texts(_language.get())[key].format(**values)
+
+
+def _title(report: ExplainReport) -> str:
+    subject = report.subject
+    attention = say("attention", name=subject.attention) if subject.attention else ""
+    adapters = f"LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    text = say("comma").join(filter(None, (subject.architecture, attention, adapters)))
+    name = one_line(subject.name, limit=120)
+    return text if subject.name == subject.architecture else say("named", name=name, text=text)
 
 
 def _flow(step: Step) -> str:
@@ -45,8 +86,13 @@ def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
     }
 
 
-def table(report: ExplainReport, target: Target, naming: str | None = None) -> str:
+def table(report: ExplainReport, target: Target, naming: str | None = None, lang: str = "en") -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
+    with in_language(lang):
+        return _table(report, target, naming)
+
+
+def _table(report: ExplainReport, target: Target, naming: str | None) -> str:
     blocks = "\n".join(_step(step, target, naming) for step in report.steps)
     sums = "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
     questions = "".join(
@@ -56,7 +102,7 @@ def table(report: ExplainReport, target: Target, naming: str | None = None) -> s
         sizes = _notes(report) if report.batch is None else say("explain_sizes", batch=report.batch, seq=report.seq)
         blocks = f"{wrapped(sizes, target, 4)}\n{blocks}\n"
     sections = "".join(f"\n{_section(section, target)}" for section in report.sections)
-    return f"{title(report)}\n{blocks}{sums}{questions}{sections}"
+    return f"{_title(report)}\n{blocks}{sums}{questions}{sections}"
 
 
 def _said(kind: str, note: Note) -> str:
@@ -93,13 +139,15 @@ def _point(section: Section, point: Point) -> str:
     sizes = f" = {point.sizes}" if point.sizes != point.shape else ""
     kind = f" ({point.type})" if point.type else ""
     return say(
-        "named", name=f"{word('explain_point', point.name)}{shape}{sizes}{kind}", text=section_text(section, point.key)
+        "named",
+        name=f"{texts(_language.get()).get(f'explain_point_{point.name}', point.name)}{shape}{sizes}{kind}",
+        text=section_text(section, point.key),
     )
 
 
 def _notes(report: ExplainReport) -> str:
     """Return why there are no shapes."""
-    return "".join(say(note.key, reason=phrase(note.values["reason"])) for note in report.notes)
+    return "".join(say(note.key, reason=note.values["reason"]) for note in report.notes)
 
 
 def _step(step: Step, target: Target, naming: str | None) -> str:
@@ -157,14 +205,19 @@ def _columns() -> list[Column]:
     ]
 
 
-def markdown(report: ExplainReport) -> str:
+def markdown(report: ExplainReport, lang: str = "en") -> str:
     """Return the report for a page."""
+    with in_language(lang):
+        return _markdown(report)
+
+
+def _markdown(report: ExplainReport) -> str:
     sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
     questions = "".join(f"\n**{_said('question', item)}** {_said('answer', item)}\n" for item in report.questions)
     note = f"{_notes(report)}\n\n" if report.notes else ""
     steps = f"{markdown_text(_columns(), report.steps)}\n" if report.steps else ""
     sections = "".join(_section_markdown(section) for section in report.sections)
-    return f"**{title(report)}**\n\n{note}{steps}{sums}{questions}{sections}"
+    return f"**{_title(report)}**\n\n{note}{steps}{sums}{questions}{sections}"
 
 
 def _section_markdown(section: Section) -> str:
@@ -173,7 +226,6 @@ def _section_markdown(section: Section) -> str:
     return f"\n**{section_title(section)}**\n\n" + (notes + points).replace("*", "\\*").replace("_", "\\_")
 
 
-def csv(report: ExplainReport) -> str:
-    """Return the steps for a spreadsheet."""
-    with in_language("en"):
-        return csv_text(_columns(), report.steps)
+def csv(report: ExplainReport, lang: str = "en") -> str:
+    """Return the steps for a spreadsheet, in English in any language."""
+    return csv_text(_columns(), report.steps)

@@ -5,17 +5,26 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.gpus import sdpa_kernel
-from bertscope.render.columns import Column, csv_only, number, optional, values
+from bertscope.render.columns import Column, answer_word, csv_only, listed, number, optional, values
 from bertscope.render.footer import title
-from bertscope.render.memory import needed_text, range_columns, range_text, time_notes, with_other_loop, with_time
-from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word, strategy_name
+from bertscope.render.memory import (
+    CUDNN_NOTE,
+    LORA_NOTE,
+    needed_text,
+    range_columns,
+    range_text,
+    time_notes,
+    with_other_loop,
+    with_time,
+)
+from bertscope.render.timeline.panels import kernel_word, loop_words, strategy_name
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, LengthsRow
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
+from bertscope.settings.parallelism import SINGLE
 from bertscope.settings.run_config import INFERENCE, STORED
-from bertscope.texts import listed, phrase, say, word
 from bertscope.units import BF16, FP16, FP32, bytes_text, count_text, flops_text, share_text
 
 
@@ -23,28 +32,28 @@ def columns(report: FitReport) -> list[Column]:
     """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
     by_ranks, on_gpu = report.batch_total is not None, _is_on_gpu(report)
     searched = report.asked_batch is None and not by_ranks
-    batch = say("rank_batch") if by_ranks else say("largest_batch" if searched else "fits")
+    batch = "batch each" if by_ranks else ("batch" if searched else "fits")
     return [
-        number(say("gpus"), "ranks", shown=by_ranks),
-        Column(say("strategy"), lambda row: word("strategy", row.strategy), values("strategy"), shown=by_ranks),
-        number(say("seq"), "seq", shown=not report.length_given),
-        Column(say("setting"), lambda row: say("comma").join((row.precision, strategy_name(row.checkpointing))),
+        number("GPUs", "ranks", shown=by_ranks),
+        Column("strategy", lambda row: _strategy(row), values("strategy"), shown=by_ranks),
+        number("seq", "seq", shown=not report.length_given),
+        Column("setting", lambda row: ", ".join((row.precision, strategy_name(row.checkpointing))),
                shown=by_ranks),
-        Column(say("precision"), lambda row: row.precision, values("precision"), shown=not by_ranks),
-        Column(say("checkpointing"), lambda row: strategy_name(row.checkpointing), values("checkpointing"),
+        Column("precision", lambda row: row.precision, values("precision"), shown=not by_ranks),
+        Column("checkpointing", lambda row: strategy_name(row.checkpointing), values("checkpointing"),
                shown=not by_ranks),
         Column(batch, lambda row: count_text(row.batch) if row.fits and not report.asked_batch else
                answer_text(report, row), values("batch", "fits", "answer"), right=report.asked_batch is None),
-        number(say("may_fit"), "batch_by_bytes", below=2, shown=searched and on_gpu),
-        number(say("peak"), "peak_bytes", bytes_text),
-        number(say("reserved"), "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
-        number(say("on_the_card"), "card_bytes", bytes_text, shown=on_gpu),
-        Column(say("next_peak"), lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
+        number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
+        number("peak", "peak_bytes", bytes_text),
+        number("reserved", "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
+        number("on the card", "card_bytes", bytes_text, shown=on_gpu),
+        Column("peak of batch + 1", lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
                values("next_peak_bytes"), right=True, detail=True, shown=searched and not on_gpu),
-        Column(say("tokens"), lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
+        Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
                detail=report.run.mode != INFERENCE, shown=searched),
-        number(say("step_flops"), "step_flops", flops_text, detail=True),
-        Column(say("more_flops"), lambda row: f"{100 * row.extra_flops:+.1f} %", right=True,
+        number("step FLOPs", "step_flops", flops_text, detail=True),
+        Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True,
                detail=on_gpu),
         *time_columns(report.rows),
         csv_only({"other_head_answer": lambda row: row.other_head_answer,
@@ -63,11 +72,15 @@ def time_columns(rows: Sequence[FitRow | PlanRow | LengthsRow]) -> list[Column]:
         return Column(title, lambda row: optional(text)(value(row)), {name: value}, right=True)
 
     predicted = [
-        column(say("predicted_step"), "seconds", lambda seconds: f"{1000 * seconds:,.2f} ms"),
-        column(say("tokens_per_second"), "tokens_per_second", lambda rate: f"{rate:,.0f}"),
-        column(say("mfu_column"), "mfu", share_text),
+        column("step time (predicted)", "seconds", lambda seconds: f"{1000 * seconds:,.2f} ms"),
+        column("tokens per second", "tokens_per_second", lambda rate: f"{rate:,.0f}"),
+        column("MFU", "mfu", share_text),
     ]
     return predicted * any(row.predicted for row in rows) + range_columns(rows)
+
+
+def _strategy(row: FitRow) -> str:
+    return "one process" if row.strategy == SINGLE else row.strategy
 
 
 def _is_on_gpu(report: FitReport) -> bool:
@@ -81,12 +94,12 @@ def _lower_bytes(report: FitReport, row: FitRow) -> int:
 
 def answer_text(report: FitReport, row: FitRow) -> str:
     """Return the answer in words, with the missing bytes."""
-    answer = say(f"answer_{row.answer}")
+    answer = answer_word(row.answer)
     if row.answer != NO:
         return answer
     size = bytes_text(_lower_bytes(report, row) - report.budget_bytes)
     is_known = report.context_high_bytes == report.context_low_bytes
-    return say("short_by" if is_known else "short_by_least", answer=answer, size=size)
+    return f"{answer}, short by {size}" if is_known else f"{answer}, short by at least {size}"
 
 
 def missing_text(report: FitReport, row: FitRow) -> str:
@@ -97,14 +110,14 @@ def missing_text(report: FitReport, row: FitRow) -> str:
 
 def settings_text(report: FitReport, *words: str) -> str:
     """Return the model with its head and attention, the words, and the settings of the run."""
-    return say("comma").join((*parallel_words(report.run, 2, report.units), title(report), *settings(report, *words)))
+    return ", ".join((*parallel_words(report.run, 2, report.units), title(report), *settings(report, *words)))
 
 
 def settings(report: FitReport, *words: str) -> list[str]:
     """Return the kernel, the words, and the settings of the run."""
     run = report.run
     kernel = kernel_word(report.subject.attention, run, report.card, (row.precision for row in report.rows))
-    return [text for text in (kernel, *words, mode_word(run), *loop_words(run), run.device) if text]
+    return [text for text in (kernel, *words, run.mode, *loop_words(run), run.device) if text]
 
 
 def best_row(report: FitReport, seq: int) -> FitRow:
@@ -127,25 +140,35 @@ def verdict(report: FitReport) -> str:
     row = _answering_row(report)
     seq = row.seq
     batch = count_text(report.asked_batch or row.batch or 1)
-    on = say("on", name=report.card.name) if report.card else ""
+    on = f" on {report.card.name}" if report.card else ""
     memory = needed_text(report, row)
     if report.answer == NO:
-        memory = say("short_by", answer=memory, size=missing_text(report, row))
+        memory = f"{memory}, short by {missing_text(report, row)}"
     if report.batch_total is not None:
         size = bytes_text(report.budget_bytes)
-        on = say("times", name=report.card.name if report.card else size)
+        on = f" x {report.card.name if report.card else size}"
         share = -(-report.batch_total // row.ranks)
-        answer = say(f"verdict_ranks_{YES if row.fits else NO}", ranks=count_text(row.ranks), on=on,
-                     total=count_text(report.batch_total), at=_at(report, seq), strategy=word("strategy", row.strategy),
-                     batch=count_text(share), way=way_of(row), memory=memory)  # fmt: skip
-        return say("assumed", answer=answer, settings=settings_text(report))
+        total = count_text(report.batch_total)
+        outcome = f"yes: batch {total} fits" if row.fits else f"no: batch {total} does not fit"
+        answer = (
+            f"{outcome} on {count_text(row.ranks)}{on}{_at(report, seq)} with "
+            f"{_strategy(row)}, {way_of(row)}: batch {count_text(share)} each, {memory}"
+        )
+        return f"{answer}; assumed: {settings_text(report)}"
     if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
-        batch = say("batch_of_tokens", batch=batch, tokens=count_text(row.batch * seq))
-    outcome = "no_batch" if report.answer == NO and report.asked_batch is None else report.answer
-    answer = say(f"verdict_{outcome}", batch=batch, on=on, at=_at(report, seq), way=way_of(row), memory=memory)
+        batch = f"{batch} ({count_text(row.batch * seq)} tokens)"
+    where, way = f"{on}{_at(report, seq)}", f"{way_of(row)}: {memory}"
+    if report.answer == YES:
+        answer = f"yes: batch {batch} fits{where} with {way}"
+    elif report.answer == UNCERTAIN:
+        answer = f"not certain: batch {batch} may fit{where} with {way}"
+    elif report.asked_batch is None:
+        answer = f"no: not even batch {batch} fits{where} with {way}"
+    else:
+        answer = f"no: batch {batch} does not fit{where}; the closest setting is {way}"
     answer = with_time(answer, row) if row.fits else answer
     answer = with_other_loop(answer, report.run, row.other_loop_bytes, row.peak_bytes)
-    return say("assumed", answer=answer, settings=settings_text(report))
+    return f"{answer}; assumed: {settings_text(report)}"
 
 
 def common_verdict(reports: Sequence[FitReport]) -> str:
@@ -155,14 +178,18 @@ def common_verdict(reports: Sequence[FitReport]) -> str:
         row, name = _answering_row(report), report.card.name if report.card else bytes_text(report.budget_bytes)
         key = row.answer
         if report.batch_total is not None:
-            name = count_text(row.ranks) + say("times", name=name)
+            name = count_text(row.ranks) + f" x {name}"
         elif row.fits and report.asked_batch is None:
-            key, name = "largest", say("largest_on", batch=count_text(row.batch), name=name)
+            key, name = "largest", f"{count_text(row.batch)} on {name}"
         names.setdefault(key, []).append(name)
     batch = count_text(reports[0].batch_total or reports[0].asked_batch or 1)
-    found = [say(f"gpus_{key}", batch=batch, names=listed(names[key]))
-             for key in ("largest", YES, UNCERTAIN, NO) if key in names]  # fmt: skip
-    return say("semicolon").join(found)
+    said = {
+        "largest": "the largest batch is",
+        YES: f"batch {batch} fits on",
+        UNCERTAIN: f"batch {batch} may fit on",
+        NO: f"batch {batch} does not fit on",
+    }
+    return "; ".join(f"{text} {listed(names[key])}" for key, text in said.items() if key in names)
 
 
 def _answering_row(report: FitReport) -> FitRow:
@@ -174,58 +201,69 @@ def notes(report: FitReport) -> Iterator[str]:
     """Yield the notes: what may change the answer first, then how the numbers were obtained."""
     is_calibrated = report.card is not None and bool(report.card.calibration)
     if report.card and is_calibrated:
-        yield say("named", name=report.card.name, text=phrase(report.card.calibration))
+        yield f"{report.card.name}: {report.card.calibration}"
     if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
-        answers = say("comma").join(
-            say(
-                "note_head_answer",
-                answer=say(f"answer_{row.other_head_answer}"),
-                way=way_of(row),
-                at=_at(report, row.seq),
-            )
-            for row in other
+        answers = ", ".join(
+            f"{answer_word(row.other_head_answer)} for {way_of(row)}{_at(report, row.seq)}" for row in other
         )
-        yield say("note_head", head=report.other_head, answers=answers)
+        yield f"the head matters: with --architecture {report.other_head} the answer is {answers}"
     if any(row.batch < row.batch_by_bytes for row in report.rows) and report.batch_total is None:
-        yield say("note_answers" if report.asked_batch else "note_batches")
+        yield (
+            "not certain: the tensors fit, but the allocator may fail"
+            if report.asked_batch
+            else "may fit: the tensors fit up to this batch, but the allocator may fail"
+        )
     lengths = list(dict.fromkeys(row.seq for row in report.rows))
     if report.asked_batch and len(lengths) > 1:
         for seq in lengths:
             # the rows come in the order of their cost
             fitting = (way_of(row) for row in report.rows if row.fits and row.seq == seq)
-            cheapest = next(fitting, say("nothing_tried"))
-            yield say("note_cheapest", batch=report.asked_batch, at=_at(report, seq), way=cheapest)
+            cheapest = next(fitting, "nothing that was tried")
+            yield f"cheapest setting for batch {report.asked_batch}{_at(report, seq)}: {cheapest}"
     if len(report.tried_ranks) > 1:
-        yield say("note_fewest")
+        yield (
+            "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting "
+            "that needs the least memory"
+        )
     if report.batch_total is not None or parallel_words(report.run):
-        yield say("note_ranks_unknown")
+        yield "not counted: buffers of NCCL"
     if report.subject.lora and any(row.checkpointing != NONE for row in report.rows):
-        yield say("note_lora_checkpointing")
-    yield say("note_fit_estimated")
+        yield LORA_NOTE
+    yield "estimated: every operator of the step dispatched, nothing allocated"
     if report.card:
         if not is_calibrated:
-            yield say("named", name=report.card.name, text=phrase(report.card.source))
+            yield f"{report.card.name}: {report.card.source}"
         if (
             report.subject.attention == "sdpa"
             and any(BF16.name in row.precision for row in report.rows)
             and sdpa_kernel(report.card, BF16.name) == "math"
         ):
-            yield say("note_no_fused_kernel", dtype=BF16.name, gpu=report.card.name, other=FP16.name)
+            yield (
+                f"{BF16.name}: no fused kernel for it on {report.card.name}, attention saves its scores; "
+                f"{FP16.name} has one"
+            )
     if _is_on_gpu(report):
         yield from _gpu_notes(report)
     yield from time_notes(report.rows)
-    yield say("note_fit_units")
+    yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 
 
 def _place_notes(report: FitReport) -> Iterator[str]:
     """Yield the memory that the simulated allocator has, and that of the tensors."""
     low, high = report.context_low_bytes, report.context_high_bytes
     if report.margin:
-        yield say("note_margin", percent=f"{100 - 100 * report.margin:.0f}")
+        yield (
+            f"the simulated allocator serves a batch in {100 - 100 * report.margin:.0f} % of what the "
+            "upper context leaves"
+        )
     else:
-        yield say("note_upper_context" if low < high else "note_given_context")
+        yield (
+            "the simulated allocator serves a batch with the upper context"
+            if low < high
+            else "the simulated allocator serves a batch with the context"
+        )
     if low < high and (report.asked_batch is None or any(row.answer == NO for row in report.rows)):
-        yield say("note_lower_context")
+        yield "a batch whose tensors do not even fit with the lower context does not fit"
 
 
 def _gpu_notes(report: FitReport) -> Iterator[str]:
@@ -234,24 +272,26 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
     workspaces = bytes_text(report.overhead_bytes - high)
     is_calibrated = report.card is not None and bool(report.card.calibration)
     if is_calibrated:
-        yield say("note_context_calibrated", range=range_text(low, high))
+        yield f"the CUDA context adds {range_text(low, high)} outside torch, as measured in steps"
     elif low < high:
-        source = phrase(report.card.context_source) if report.card else ""
-        where = say("published_for_it", source=source) if source else say("published_for_others")
-        yield say("note_published_context", range=range_text(low, high), where=where)
-    yield say("note_included", context=bytes_text(high), workspaces=workspaces)
+        source = report.card.context_source if report.card else ""
+        where = f"published ({source})" if source else "published for other GPUs"
+        yield f"CUDA context: {range_text(low, high)}, {where}; --context sets yours"
+    yield f"on the card: reserved, with {workspaces} for cuBLAS, and {bytes_text(high)} for the context"
     if not is_calibrated:
-        yield say("note_not_counted")
+        yield CUDNN_NOTE
     yield from _place_notes(report)
     if report.margin:
-        yield say("note_softmax")
-    yield say("note_fit_smi")
+        yield (
+            "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with --context)"
+        )
+    yield "nvidia-smi shows what is on the card; its published figures are up to 3.2 % above"
 
 
 def way(precision: str, strategy: str) -> str:
     """Return a precision and a strategy in words: `fp32 without checkpointing`."""
-    shown = say("way_stored") if precision == STORED else precision
-    return say("way_plain" if strategy == NONE else "way", precision=shown, strategy=strategy)
+    shown = "its own dtypes" if precision == STORED else precision
+    return f"{shown} without checkpointing" if strategy == NONE else f"{shown}, checkpointing {strategy}"
 
 
 def way_of(row: FitRow) -> str:
@@ -261,7 +301,7 @@ def way_of(row: FitRow) -> str:
 
 def _at(report: FitReport, seq: int) -> str:
     """Return a length in words; nothing if the inputs fix it."""
-    return "" if report.length_given else say("at_seq", seq=seq)
+    return "" if report.length_given else f" at seq {seq}"
 
 
 _TEI_DTYPES = {FP16.name: "float16", FP32.name: "float32"}  # --dtype of text-embeddings-inference

@@ -11,7 +11,6 @@ from bertscope.render.tree import indented, lines_of, row_name
 from bertscope.render.views import Table, View
 from bertscope.reports.flops import FlopsReport
 from bertscope.settings.checkpointing import NONE
-from bertscope.texts import phrase, say, word
 from bertscope.units import bytes_text, count_text, share_text
 
 _values, _number = partial(values, of="row"), partial(number, of="row")
@@ -49,39 +48,59 @@ def _count(value: int) -> str:
 def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str]]:
     """Return the totals, the polynomial, and the rules of counting."""
     root, subject, polynomial = report.rows[0], report.subject, report.polynomial
-    lines = [(say("flops_forward"), say("flops_count", count=count_text(root.forward.matmul_flops)))]
+    lines = [("forward", f"{count_text(root.forward.matmul_flops)} FLOPs")]
     if report.batch:
-        lines.insert(0, (say("flops_run"), _sizes(report)))
+        lines.insert(0, ("run", _sizes(report)))
     if report.mode == "training":
         backward, recomputed = count_text(root.backward.matmul_flops), count_text(root.recompute.matmul_flops)
-        lines.append((say("flops_backward"), say("flops_from_loss", count=backward, loss=phrase(report.loss))))
+        lines.append(("backward", f"{backward} FLOPs, from {report.loss}"))
         strategy = (
-            say("flops_without", count=recomputed) if report.checkpointing == NONE else
-            say("flops_by_strategy", count=recomputed, strategy=report.checkpointing)
+            f"{recomputed} FLOPs (without checkpointing)" if report.checkpointing == NONE else
+            f"{recomputed} FLOPs (checkpointing {report.checkpointing})"
         )  # fmt: skip
-        lines.append((say("flops_recomputed"), strategy))
+        lines.append(("recomputed", strategy))
     matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
-    lines.append((say("flops_total"), say("flops_and_macs", count=matmul, macs=macs)))
+    lines.append(("total", f"{matmul} FLOPs = {macs} MACs, matrix products only"))
     if report.is_local:
-        lines.append((say("flops_windows"), say("flops_needed", count=count_text(root.total.needed_flops))))
-    lines.append((say("flops_elementwise"), say("flops_more", count=count_text(root.total.elementwise_flops))))
+        lines.append(
+            (
+                "windows",
+                (
+                    f"{count_text(root.total.needed_flops)} FLOPs without the pairs of tokens that windows "
+                    "and causal masks hide"
+                ),
+            )
+        )
+    lines.append(
+        (
+            "elementwise",
+            (f"{count_text(root.total.elementwise_flops)} more (GELU 8, LayerNorm 5, softmax 5 for each element)"),
+        )
+    )
     if polynomial is not None:
         terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
         batch, seq = polynomial.verified_at
-        lines.append(("FLOPs =", say("flops_polynomial", terms=terms, batch=batch, seq=seq)))
-    traced = say("flops_layers", count=report.traced_layers) if verbose and report.traced_layers else ""
+        lines.append(("FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"))
+    traced = (
+        f"; {report.traced_layers} equal layers ran, the others are extrapolated"
+        if verbose and report.traced_layers
+        else ""
+    )
     return [
         *lines,
-        (say("flops_convention"), say("flops_rules")),
-        (say("not_counted"), ", ".join(report.unknown_operators) or say("flops_all_known")),
-        (word("obtained", subject.obtained), say("flops_dispatched", layers=traced, version=subject.torch_version)),
+        ("convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"),
+        ("not counted", ", ".join(report.unknown_operators) or "nothing: all operators are known"),
+        (
+            subject.obtained,
+            f"from the operators that torch dispatches{traced}; torch {subject.torch_version}",
+        ),
     ]
 
 
 def _sizes(report: FlopsReport) -> str:
-    sizes = say("flops_sizes", batch=report.batch, seq=report.seq, mode=word("mode", report.mode))
-    encoder = [] if report.encoder_seq is None else [say("flops_encoder", seq=report.encoder_seq)]
-    return say("comma").join([sizes, *encoder])
+    sizes = f"batch {report.batch}, seq {report.seq}, {report.mode}"
+    encoder = [] if report.encoder_seq is None else [f"encoder length {report.encoder_seq}"]
+    return ", ".join([sizes, *encoder])
 
 
 _SWEEP = (
@@ -116,11 +135,8 @@ def _lines(report: FlopsReport, target: Target | None) -> list[tuple[str, str]]:
 def _convention(report: FlopsReport, target: Target, name: str) -> str:
     """Return a line with the number, its rule and its source, and the other conventions below."""
     items = sorted(report.conventions, key=lambda item: item.name != name)
-    lines = [
-        f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {phrase(item.how)} [{phrase(item.source)}]"
-        for item in items
-    ]
-    heading = f"{title(report)}{say('comma')}{_sizes(report)}"
+    lines = [f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {item.how} [{item.source}]" for item in items]
+    heading = f"{title(report)}, {_sizes(report)}"
     return wrapped(heading, target) + "".join(wrapped(line, target, 4) for line in lines)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, padded, wrapped
-from bertscope.reports.base import Subject
-from bertscope.texts import ENGLISH, say, texts, word
+from bertscope.reports.base import Note, Subject
+from bertscope.settings.run_config import AUTOCAST, CPU
 from bertscope.units import bytes_text, count_text, flops_text
 
 if TYPE_CHECKING:
+    from bertscope.reports.memory import TrainingFile, TrainingKey
     from bertscope.reports.params import CountReport, TreeReport, WrittenSum
 
 SHOWN_TIES = 8
@@ -24,64 +26,109 @@ def title(report: Any) -> str:
     text, subject = subtitle(report), report.subject
     if subject.name == subject.architecture:
         return text
-    return say("named", name=one_line(subject.name, limit=120), text=text)
+    return f"{one_line(subject.name, limit=120)}: {text}"
 
 
 def subtitle(report: Any) -> str:
     """Return the title without the name of the model."""
     subject: Subject = report.subject
-    attention = say("attention", name=subject.attention) if subject.attention else ""
+    attention = f"{subject.attention} attention" if subject.attention else ""
     adapters = f"LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
-    whose = _whose(subject.implementation) if subject.implementation and report.kind in _OF_A_RUN else ""
-    return say("comma").join(filter(None, (subject.architecture, attention, adapters, whose)))
+    whose = subject.implementation if report.kind in _OF_A_RUN else ""
+    return ", ".join(filter(None, (subject.architecture, attention, adapters, whose)))
 
 
-def _whose(implementation: str) -> str:
-    """Return `as in transformers 4.43.4`, `bertscope's own` or another name of an implementation."""
-    if implementation == texts(ENGLISH)["own"]:
-        return say("own")
-    start = texts(ENGLISH)["as_in"].format(name="")
-    return say("as_in", name=implementation.removeprefix(start)) if implementation.startswith(start) else implementation
+def note_text(note: Note) -> str:
+    """Return the sentence of a report's note."""
+    values = note.values
+    match note.key:
+        case "no_time_cpu":
+            return "no time: it is predicted for CUDA only; give --gpu or --device cuda"
+        case "no_time_uncalibrated":
+            return (
+                f"no time: there is no calibration of {values['card']}; 'bertscope calibrate' on the machine with the "
+                "card measures the rates that it needs. Data sheets give a range for one process that trains, in a "
+                "precision with a published peak, for steps of 25 ms and more"
+            )
+        case "no_time_precision":
+            return (
+                "no time: nothing that fits in one process runs in a precision that the calibration has; 'bertscope "
+                "calibrate' on the machine with the card measures the rates that it needs"
+            )
+        case "lengths_scores":
+            return (
+                "no unpadded and packed batches: attention saves its scores in this step, as on a CPU with dropout; "
+                "give --no-dropout, or --device cuda and sdpa attention"
+            )
+        case "plan_unchanged":
+            return f"{values['names']} cannot change: {values['why']}"
+        case "why_no_frames":
+            return "no stacks were recorded: _record_memory_history(stacks='python') records them"
+    raise KeyError(note.key)
+
+
+def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:
+    """Yield the effects of the keys of a training file, a line for each list and for each key that is not modelled."""
+    yield f"{file.path} ({file.format}): {_keys(file.used) or 'sets nothing that changes the memory of a step'}"
+    if file.replaced:
+        rows = (f"{row.key} {str(row.value).lower()}: {row.effect}" for row in file.replaced)
+        yield f"not used of {file.path}: {', '.join(rows)}"
+    for row in file.not_modelled:
+        yield f"not modelled: {_keys([row])}"
+    if file.unknown:
+        yield f"unknown keys, not used: {', '.join(one_line(row.key, limit=40) for row in file.unknown)}"
+    if device == CPU and str(file.fields.get("precision", "")).startswith(AUTOCAST):
+        yield f"{file.fields['precision']} suggests a GPU, and this step is on a CPU; --gpu names its card"
+    if file.no_effect:
+        yield (
+            f"{count_text(len(file.no_effect))} other keys have no effect on the memory of a training "
+            "step (--format json lists them)"
+        )
+
+
+def _keys(rows: Sequence[TrainingKey]) -> str:
+    return "; ".join(f"{row.key}={one_line(json.dumps(row.value), limit=40)}: {row.effect}" for row in rows)
 
 
 def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     """Return the names and figures of the totals, one line each."""
     totals, ties, subject = report.totals, report.ties, report.subject
-    tied = say("tied_at_each_layer") if ties else say("nothing_tied")
+    tied = "a tied tensor at every layer that uses it" if ties else "nothing is tied"
     share = f" ({100 * totals.trainable_params / totals.distinct_params:.4f} %)" if totals.frozen_params else ""
-    trainable = say("and_frozen", trainable=f"{count_text(totals.trainable_params)}{share}",
-                    frozen=count_text(totals.frozen_params))  # fmt: skip
+    trainable = f"{count_text(totals.trainable_params)}{share}, frozen {count_text(totals.frozen_params)}"
     if ties:
-        over = say("and_frozen", trainable=count_text(totals.trainable_layer_params),
-                   frozen=count_text(totals.frozen_layer_params))  # fmt: skip
-        trainable = say("with_layers", text=trainable, over=over)
-    size = say("sizes", fp32=bytes_text(totals.fp32_bytes), bf16=bytes_text(totals.bf16_bytes))
-    buffers = say("elements", count=count_text(totals.buffer_params), size=bytes_text(totals.buffer_bytes))
+        over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
+        trainable = f"{trainable} (sum over layers {over})"
+    size = (
+        f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16 "
+        "(unique parameters; 1 MiB = 2**20 B)"
+    )
+    buffers = f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"
     sums: Sequence[WrittenSum] = getattr(report, "sums", ())
-    tied_names = [say("tie", path=tie.path, other=tie.is_path, count=count_text(tie.params)) for tie in ties]
+    tied_names = [f"{tie.path} is {tie.is_path} ({count_text(tie.params)})" for tie in ties]
     lines = [
-        (say("unique"), say("each_once", count=count_text(totals.distinct_params))),
-        (say("over_layers"), say("with_remark", text=count_text(totals.layer_params), remark=tied)),
+        ("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
+        ("sum over layers", f"{count_text(totals.layer_params)} ({tied})"),
         *(("", f"{item.terms} = {count_text(item.params)}") for item in sums if item.name == "total"),
         *(("", text) for text in tied_names[:SHOWN_TIES]),
     ]
     if len(ties) > SHOWN_TIES:
-        lines.append(("", say("more_ties", count=len(ties) - SHOWN_TIES)))
+        lines.append(("", f"and {len(ties) - SHOWN_TIES} more ties; --format json lists them all"))
     lines += _layer_sums(sums)
     lines += [
-        (say("trainable"), trainable),
-        (say("part_buffers"), buffers),
-        (say("size"), size),
+        ("trainable", trainable),
+        ("buffers", buffers),
+        ("size", size),
     ]
     if (matmul_flops := getattr(report, "matmul_flops", None)) is not None:
         flops, macs = flops_text(matmul_flops), count_text(matmul_flops // 2)
-        lines.append((say("tree_forward"), say("forward_flops", flops=flops, macs=macs)))
+        lines.append(("forward pass", f"{flops}, {macs} multiply-adds (matrix products, at these shapes)"))
     if report.unknown:
-        unknown = say("not_initialised", count=len(report.unknown), paths=", ".join(report.unknown))
-        lines.append((say("not_counted"), unknown))
+        unknown = f"{len(report.unknown)} not yet initialised: {', '.join(report.unknown)}"
+        lines.append(("not counted", unknown))
     classes = subject.implementation or ""  # their version may decide how many parameters there are
     version = f"{subject.torch_version}, {classes}" if classes.startswith("transformers ") else subject.torch_version
-    return [*lines, (word("obtained", subject.obtained), say("from_tensors", version=version))]
+    return [*lines, (subject.obtained, f"from the torch modules' own tensors; torch {version}")]
 
 
 def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
@@ -91,7 +138,7 @@ def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
     for item in sums:
         if item.name == "layer":
             place = f"{item.path}: " if several else ""
-            yield say("one_layer"), f"{place}{item.terms} = {count_text(item.params)}"
+            yield "one layer", f"{place}{item.terms} = {count_text(item.params)}"
         elif item.name != "total" and has_few:
             yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
 
@@ -104,10 +151,10 @@ def notes_text(notes: Sequence[str], target: Target, more_rows: int = 0) -> str:
     if notes and not target.verbose and (len(notes) > 2 or more_rows):
         count, more = len(notes) - 1, []
         if count:
-            more.append(say("one_more_note") if count == 1 else say("some_more_notes", count=count))
+            more.append("1 more note" if count == 1 else f"{count} more notes")
         if more_rows:
-            more.append(say("one_more_row") if more_rows == 1 else say("some_more_rows", count=more_rows))
-        notes = [say("more_notes", note=notes[0], more=say("comma").join(more))]
+            more.append("1 more row" if more_rows == 1 else f"{more_rows} more rows")
+        notes = [f"{notes[0]} (-v: {', '.join(more)})"]
     return "".join(wrapped(note, target, 2) for note in notes)
 
 

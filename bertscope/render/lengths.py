@@ -3,39 +3,47 @@
 from collections.abc import Iterator
 
 from bertscope.errors import SelectionError
-from bertscope.render.columns import Column, number, values
+from bertscope.render.columns import Column, answer_word, number, values
 from bertscope.render.fit import time_columns
 from bertscope.render.footer import title
 from bertscope.render.memory import time_notes
-from bertscope.render.timeline.panels import loop_words, mode_word, setting_word
+from bertscope.render.timeline.panels import loop_words
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.memory import LengthsReport, LengthsRow
-from bertscope.texts import say, word
+from bertscope.settings.generate import row_words
 from bertscope.units import bytes_text, count_text, flops_text, share_text
 
 
 def columns(report: LengthsReport) -> list[Column]:
     """Return the columns of the ways to make batches."""
     return [
-        Column(say("batching"), lambda row: word("batching", row.name), values("name")),
-        Column(say("batch_size"), _size, values("batch", "tokens_per_batch"), right=True),
-        number(say("batches"), "batches"),
-        number(say("padding"), "padding", share_text),
-        number(say("mean_peak"), "expected_bytes", bytes_text),
-        number(say("worst_peak"), "worst_bytes", bytes_text),
-        Column(say("worst_step"), lambda row: f"{row.worst_batch} x {row.worst_seq}",
+        Column("batches", lambda row: _batching(row.name), values("name")),
+        Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
+        number("an epoch", "batches"),
+        number("padding", "padding", share_text),
+        number("mean peak", "expected_bytes", bytes_text),
+        number("worst peak", "worst_bytes", bytes_text),
+        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}",
                values("worst_batch", "worst_seq"), right=True, detail=True),
-        number(say("on_the_card"), "card_bytes", bytes_text, shown=report.card is not None),
-        Column(say("fits"), lambda row: word("answer", row.answer), values("answer"),
+        number("on the card", "card_bytes", bytes_text, shown=report.card is not None),
+        Column("fits", lambda row: answer_word(row.answer), values("answer"),
                shown=report.budget_bytes is not None),
-        number(say("epoch_flops"), "epoch_flops", flops_text),
+        number("epoch FLOPs", "epoch_flops", flops_text),
         *time_columns(report.rows),
     ]  # fmt: skip
 
 
+def _batching(name: str) -> str:
+    """Return a way to make batches in words: `dynamic padding`."""
+    if name == "tokens":
+        return "sorted by length, padded"
+    grouped = "dynamic padding, grouped by length" if name == "grouped" else f"{name} padding"
+    return name if name in ("unpadded", "packed") else grouped
+
+
 def _size(row: LengthsRow) -> str:
-    return count_text(row.batch) if row.batch else say("lengths_tokens", count=count_text(row.tokens_per_batch))
+    return count_text(row.batch) if row.batch else f"{count_text(row.tokens_per_batch)} tokens"
 
 
 def best(report: LengthsReport) -> LengthsRow:
@@ -47,26 +55,38 @@ def best(report: LengthsReport) -> LengthsRow:
 def verdict(report: LengthsReport) -> str:
     """Return the answer in a sentence, and what it assumes."""
     row, fixed = best(report), report.rows[0]
-    on = say("on", name=report.card.name) if report.card else ""
-    what = say("lengths_with", name=word("batching", row.name), size=_size(row), on=on)
-    answer = say("lengths_known", what=what, worst=bytes_text(row.worst_bytes),
-                 mean=bytes_text(row.expected_bytes), flops=flops_text(row.epoch_flops),
-                 share=share_text(row.epoch_flops / fixed.epoch_flops), first=word("batching", fixed.name))  # fmt: skip
-    answer = say("named", name=word("answer", row.answer), text=answer) if row.answer else answer
+    on = f" on {report.card.name}" if report.card else ""
+    what = f"{_batching(row.name)}, batch {_size(row)}{on}"
+    answer = (
+        f"{what}: worst step {bytes_text(row.worst_bytes)}, mean step {bytes_text(row.expected_bytes)}; "
+        f"an epoch {flops_text(row.epoch_flops)}, {share_text(row.epoch_flops / fixed.epoch_flops)} "
+        f"of {_batching(fixed.name)}"
+    )
+    answer = f"{answer_word(row.answer)}: {answer}" if row.answer else answer
     run = report.run
-    words = (*parallel_words(run, 2), title(report), mode_word(run), run.precision, *loop_words(run), run.device,
-             setting_word("checkpointing", run.checkpointing))  # fmt: skip
-    return say("assumed", answer=answer, settings=say("comma").join(words))
+    words = (*parallel_words(run, 2), title(report), run.mode, run.precision, *loop_words(run), run.device,
+             row_words("checkpointing", run.checkpointing))  # fmt: skip
+    return f"{answer}; assumed: {', '.join(words)}"
 
 
 def notes(report: LengthsReport) -> Iterator[str]:
     """Yield the notes: the data first, then how the numbers were obtained."""
-    yield say("lengths_data", count=count_text(report.sequences), low=report.shortest, high=report.longest,
-              mean=f"{report.mean:.1f}", source=report.source)  # fmt: skip
+    yield (
+        f"{count_text(report.sequences)} sequences of {report.shortest} to {report.longest} "
+        f"tokens, mean {report.mean:.1f}: {report.source}"
+    )
     if report.truncated:
-        yield say("lengths_cut", count=count_text(report.truncated), most=report.longest)
-    yield say("lengths_traced", lengths=say("comma").join(map(str, report.traced)))
-    yield say("lengths_batchings")
+        yield f"{count_text(report.truncated)} sequences were longer, and are cut to {report.longest} tokens"
+    yield (
+        f"steps of these lengths ran: {', '.join(map(str, report.traced))}; between two of them a "
+        "peak is on the straight line, not below the step's own; on a card steps of changing "
+        "sizes may fragment more"
+    )
+    yield (
+        "dynamic: random batches, the mean of all orders; grouped: group_by_length of "
+        "transformers; the worst step has the longest sequences; unpadded and packed: the memory "
+        "of as many tokens in equal sequences; grouped and packed: one random order"
+    )
     yield from time_notes(report.rows)
 
 
@@ -85,8 +105,8 @@ def flagembedding(report: LengthsReport) -> str:
 def _tables(report: LengthsReport) -> Iterator[Table]:
     yield Table(columns(report), report.rows, lambda row: row is best(report))
     by_length = [
-        Column(say("lengths"), lambda row: f"{row.low}-{row.high}"), number(say("sequences"), "sequences"),
-        number(say("largest_batch"), "batch"), number(say("peak"), "peak_bytes", bytes_text),
+        Column("lengths", lambda row: f"{row.low}-{row.high}"), number("sequences", "sequences"),
+        number("batch", "batch"), number("peak", "peak_bytes", bytes_text),
     ]  # fmt: skip
     if report.table:
         yield Table(by_length, report.table)

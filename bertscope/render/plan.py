@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from bertscope.render.columns import Column, csv_only, number, values
+from bertscope.render.columns import Column, answer_word, csv_only, number, values
 from bertscope.render.fit import time_columns
 from bertscope.render.footer import title
 from bertscope.render.memory import needed_text, time_notes
-from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word
+from bertscope.render.timeline.panels import kernel_word, loop_words
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
@@ -20,7 +20,6 @@ from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
-from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, flops_text
 
 # The end of a module's path in its layer -> what the module computes; the first row that matches. A path without a row
@@ -42,10 +41,10 @@ def product_role(product: PlanOperator) -> str:
     path, _, adapter = re.sub(r"\.base_layer$", "", product.module).partition(".lora_")
     cross = "cross-" if re.search(r"cross|EncDec", path) else ""
     if product.name == ATTENTION:
-        return cross + say("plan_attention")
+        return cross + "attention"
     if product.name in ("bmm", "baddbmm"):
         is_second = bool(product.number & 1)
-        return cross + (say("plan_context") if is_second else say("plan_scores"))
+        return cross + ("attention context" if is_second else "attention scores")
     found = next((word for ends, word in _ROLES if re.search(rf"(^|\.)({ends})$", path)), path or product.name)
     return f"{cross}{found}{'.lora_' if adapter else ''}{adapter.partition('.')[0]}"
 
@@ -53,17 +52,17 @@ def product_role(product: PlanOperator) -> str:
 def label(row: PlanRow) -> str:
     """Return a plan in words: `keep FFN-down; FFN-up (last 4 of 24)`."""
     if not row.lists:
-        return say("plan_none")
+        return "nothing recomputed (none)"
     if all(len(own.recomputed) == own.layers for own in row.lists):
         if not any(own.kept for own in row.lists):
-            return say("plan_full")
+            return "nothing kept (full)"
         if not any(own.again for own in row.lists):
-            return say("plan_products")
+            return "keep all matrix products"
     paths = list(dict.fromkeys(own.path for own in row.lists))
     words = [_kept_words([own for own in row.lists if own.path == path]) for path in paths]
     if len(paths) > 1:
-        words = [say("named", name=path, text=text) for path, text in zip(paths, words, strict=True)]
-    return say("plan_keep", words="; ".join(words))
+        words = [f"{path}: {text}" for path, text in zip(paths, words, strict=True)]
+    return f"keep {'; '.join(words)}"
 
 
 def _kept_words(lists: Sequence[PlanList]) -> str:
@@ -77,16 +76,16 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
                 for count in sorted(counts.values(), reverse=True)}  # fmt: skip
     whole, not_all = by_count.pop(layers, ""), _joined(product for product, own in counts.items() if own < layers)
     if list(counts.values()).count(layers) > max(len(counts) // 2, _MOST_NAMED - 1):
-        whole = say("plan_all_but", words=not_all) if not_all else say("plan_all")
+        whole = f"all products but {not_all}" if not_all else "all products"
     by_count.pop(0, None)
-    found = [whole, *(say("plan_last", words=words, count=count, layers=layers) for count, words in by_count.items())]
+    found = [whole, *(f"{words} (last {count} of {layers})" for count, words in by_count.items())]
     if kept_whole := lists[0].layers - layers:
-        found.append(say("plan_whole", count=kept_whole))
-    return "; ".join(filter(None, found)) or say("plan_no_product")
+        found.append(f"last {kept_whole} whole")
+    return "; ".join(filter(None, found)) or "no product"
 
 
 def _joined(products: Iterable[PlanOperator]) -> str:
-    return say("comma").join(dict.fromkeys(map(product_role, products)))
+    return ", ".join(dict.fromkeys(map(product_role, products)))
 
 
 def share(row: PlanRow) -> str:
@@ -97,16 +96,16 @@ def share(row: PlanRow) -> str:
 def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence."""
     row = report.first
-    on = say("on", name=report.card.name) if report.card else ""
-    sizes = {"batch": count_text(row.batch), "accumulate": count_text(row.accumulate), "seq": report.run.seq}
-    sized = say("plan_batch", **sizes, on=on, memory=needed_text(report, row))
+    on = f" on {report.card.name}" if report.card else ""
+    batch = f"batch {count_text(row.batch)} x {count_text(row.accumulate)}"
+    sized = f"{batch} at seq {report.run.seq}{on}: {needed_text(report, row)}"
     if not report.fits:
-        answer = say("plan_no", what=label(row), sized=sized)
+        answer = f"no: not even the leanest plan fits, {label(row)}; {sized}"
     elif not row.lists:
-        answer = say("plan_yes_none", sized=sized)
+        answer = f"yes: nothing needs to be recomputed; {sized}"
     else:
-        answer = say("plan_yes", what=label(row), share=share(row), sized=sized)
-    return say("assumed", answer=answer, settings=say("comma").join(_settings(report)))
+        answer = f"yes: {label(row)}, and recompute the rest, {share(row)} of the layers' FLOPs; {sized}"
+    return f"{answer}; assumed: {', '.join(_settings(report))}"
 
 
 def _settings(report: PlanReport) -> Iterator[str]:
@@ -114,9 +113,9 @@ def _settings(report: PlanReport) -> Iterator[str]:
     run = report.run
     yield from parallel_words(run, 2, report.units)
     yield title(report)
-    words = kernel_word(report.subject.attention, run, report.card, [run.precision]), mode_word(run)
+    words = kernel_word(report.subject.attention, run, report.card, [run.precision]), run.mode
     yield from filter(None, (*words, run.precision, *loop_words(run), run.device))
-    yield say("plan_by_time") if report.objective == TIME else say("plan_by_flops")
+    yield "the least time of a step, by the calibration" if report.objective == TIME else "the fewest FLOPs again"
 
 
 def columns(report: PlanReport) -> list[Column]:
@@ -128,17 +127,17 @@ def columns(report: PlanReport) -> list[Column]:
     on_gpu = report.run.device == "cuda"
     several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
     return [
-        Column(say("plan"), label, values("checkpointing")),
-        Column(say("plan_sizes"), lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
+        Column("plan", label, values("checkpointing")),
+        Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
                right=True, shown=several),
-        number(say("peak"), "peak_bytes", bytes_text),
-        number(say("reserved"), "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
-        number(say("on_the_card"), "card_bytes", bytes_text, shown=on_gpu),
-        Column(say("fits"), lambda row: say(f"answer_{row.answer}"), values("answer")),
-        Column(say("flops_again"), share, values("share_again", "flops_again"), right=True),
-        number(say("step_flops"), "step_flops", flops_text, detail=True),
+        number("peak", "peak_bytes", bytes_text),
+        number("reserved", "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
+        number("on the card", "card_bytes", bytes_text, shown=on_gpu),
+        Column("fits", lambda row: answer_word(row.answer), values("answer")),
+        Column("FLOPs again", share, values("share_again", "flops_again"), right=True),
+        number("step FLOPs", "step_flops", flops_text, detail=True),
         *time_columns(report.rows),
-        Column(say("what_changes"), changed, shown=any(row.changes for row in report.rows)),
+        Column("what changes", changed, shown=any(row.changes for row in report.rows)),
         csv_only({"changes": changed, "moved_bytes_again": lambda row: row.moved_bytes_again}),
     ]  # fmt: skip
 
@@ -154,15 +153,18 @@ def _options(settings: dict[str, Any]) -> str:
 def notes(report: PlanReport) -> Iterator[str]:
     """Yield the next cheaper plan first, then how the numbers were obtained."""
     if (cheaper := report.cheaper) is not None and report.fits:
-        yield say("plan_cheaper", what=label(cheaper), share=share(cheaper), size=bytes_text(cheaper.card_bytes))
+        yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.card_bytes)}"
     if not report.fits:
-        yield say("plan_remedies")
-    yield say("plan_run", count=count_text(report.tried))
+        yield "what may change too: --may-change lora,freeze,8bit,precision,sgd, a smaller batch, a shorter seq"
+    yield (
+        f"plans that were run: {count_text(report.tried)}; every operator dispatched with the "
+        "device's kernels, nothing allocated"
+    )
     if report.card:
-        yield say("named", name=report.card.name, text=phrase(report.card.source))
-    yield say("plan_again", flops=flops_text(report.layers_flops))
+        yield f"{report.card.name}: {report.card.source}"
+    yield f"FLOPs again: the share of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch"
     yield from time_notes(report.rows)
-    yield say("note_fit_units")
+    yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 
 
 def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
@@ -171,7 +173,7 @@ def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
     if report.fits and (row.lists or row.changes):
         sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
         strategy = f"--checkpointing={shlex.quote(row.checkpointing)}"
-        yield say("use_it"), f"{_options(sizes | row.changes)} {strategy}".strip()
+        yield "use it:", f"{_options(sizes | row.changes)} {strategy}".strip()
 
 
 VIEW = View(

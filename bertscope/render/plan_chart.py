@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bertscope.reports.plan import PlanPoint, PlanReport
-from bertscope.texts import say
 from bertscope.units import binary_unit, bytes_text, html_text
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 640, 320, 70, 45, 20, 20
@@ -27,10 +26,10 @@ def plan_svg(report: PlanReport) -> str:
     way = " ".join(f"{x},{y}" for x, y in (place(*key) for key, _ in points))
     parts = [
         f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>',
-        _text((_LEFT + right) / 2, _HEIGHT - 8, say("flops_again"), "middle"),
-        _text(6, 13, f"{say('on_the_card')}, {name}", "start"),
+        _text((_LEFT + right) / 2, _HEIGHT - 8, "FLOPs again", "middle"),
+        _text(6, 13, f"{'on the card'}, {name}", "start"),
         f'<path d="M{_LEFT} {line}H{right}" stroke="currentColor" stroke-dasharray="6 4"/>',
-        _text(right, line - 5, say("plan_limit", size=bytes_text(limit)), "end"),
+        _text(right, line - 5, f"limit {bytes_text(limit)}", "end"),
         f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
         *(_circle(*place(*key), point, point.card_bytes <= limit) for key, point in points),
     ]
@@ -49,7 +48,7 @@ def _text(x: float, y: float, words: str, anchor: str) -> str:
 
 def _circle(x: float, y: float, point: PlanPoint, is_filled: bool) -> str:
     share = f"{100 * point.share_again:.0f} %"
-    words = f"{point.checkpointing}: {bytes_text(point.card_bytes)}, {share} {say('flops_again')}"
+    words = f"{point.checkpointing}: {bytes_text(point.card_bytes)}, {share} {'FLOPs again'}"
     fill = "currentColor" if is_filled else "none"
     title = f"<title>{html_text(words)}</title>"
     return f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>'

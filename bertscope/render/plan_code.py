@@ -98,7 +98,7 @@ def emitted(report: PlanReport, into: str) -> str:
     Raises SelectionError for an unknown form, a report without plans, and plans that the form cannot express.
     """
     if into not in FORMS:
-        raise SelectionError("no form {name!r} of a plan; {words}", name=into[:40], words=suggestion(into, FORMS))
+        raise SelectionError(f"no form {into[:40]!r} of a plan; {suggestion(into, FORMS)}")
     if into == "json":
         return report.to_json()
     refused: SelectionError | None = None
@@ -172,8 +172,9 @@ def _set_text(kept: Iterable[PlanOperator]) -> str:
 def _trl(report: PlanReport, row: PlanRow) -> str:
     kept = _kept_in_all(row, "trl")
     if others := sorted({item.name for item in kept} - {ATTENTION}):
-        raise SelectionError("trl keeps the output of attention only, and this plan keeps {names}; {remedy}",
-                             names=", ".join(others), remedy=_REMEDY)  # fmt: skip
+        raise SelectionError(
+            f"trl keeps the output of attention only, and this plan keeps {', '.join(others)}; {_REMEDY}"
+        )
     selective = "  selective: true  # of SFTConfig, trl 1.16.0\n" if _names(kept, "trl") else ""
     return _yaml(row, "per_device_train_batch_size") + selective
 
@@ -215,8 +216,10 @@ def _torchtitan(report: PlanReport, row: PlanRow) -> str:
     products = [item for item in kept if item.name == "mm"]
     numbers = {item.number for item in products}
     if products and numbers != set(range(0, products[0].calls, 2)):
-        raise SelectionError("torchtitan keeps every second mm, and this plan keeps {kept} of {calls}; {remedy}",
-                             kept=f"mm.{ranges_text(numbers)}", calls=products[0].calls, remedy=_REMEDY)  # fmt: skip
+        raise SelectionError(
+            f"torchtitan keeps every second mm, and this plan keeps mm.{ranges_text(numbers)} of "
+            f"{products[0].calls}; {_REMEDY}"
+        )
     names = [*_names([item for item in kept if item.name != "mm"], "torchtitan"), *(["aten::mm"] if products else [])]
     paths = (re.sub(r"[^\w.]+", ".", name if "." in name else f"{name}.default") for name in names)
     operators = ", ".join(f"torch.ops.{path}" for path in paths)
@@ -247,8 +250,7 @@ def _difference(row: PlanRow) -> str:
 def _kept_in_all(row: PlanRow, form: str) -> Sequence[PlanOperator]:
     """Return the operators that each recomputed layer keeps; raises SelectionError if layers differ."""
     if (reason := _difference(row)) and _recomputed(row):
-        raise SelectionError("{form} treats all layers alike, and in this plan {reason}; {remedy}",
-                             form=form, reason=reason, remedy=_REMEDY)  # fmt: skip
+        raise SelectionError(f"{form} treats all layers alike, and in this plan {reason}; {_REMEDY}")
     return row.lists[0].kept if _recomputed(row) else ()
 
 
@@ -262,9 +264,10 @@ def _names(kept: Sequence[PlanOperator], form: str) -> list[str]:
     """Return the names of operators such as `aten::addmm`; raises SelectionError if another call is recomputed."""
     for item in _partly(kept):
         numbers = ranges_text(other.number for other in kept if other.name == item.name)
-        raise SelectionError("{form} keeps operators by name, and this plan keeps {kept} of {calls} calls; {remedy}",
-                             form=form, kept=f"{item.name}.{numbers}", calls=item.calls or "an unknown number of",
-                             remedy=_REMEDY)  # fmt: skip
+        raise SelectionError(
+            f"{form} keeps operators by name, and this plan keeps {item.name}.{numbers} of "
+            f"{item.calls or 'an unknown number of'} calls; {_REMEDY}"
+        )
     own = ((item.torch_name if "::" in item.torch_name else f"aten::{item.torch_name}",) for item in kept)
     words = (_ATTENTION_WORDS[form] if item.name == ATTENTION else name for item, name in zip(kept, own, strict=True))
     return list(dict.fromkeys(chain.from_iterable(words)))

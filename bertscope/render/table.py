@@ -63,7 +63,7 @@ class _Drawing:
         cells = []
         for column in shown_columns(columns):
             if target.verbose or not column.detail:
-                texts = [column.heading, *map(column.text, rows)]
+                texts = [column.title, *map(column.text, rows)]
                 everything = "".join(texts)
                 if not everything.isprintable():
                     texts = [*map(visible, texts)]
@@ -137,7 +137,7 @@ class _Drawing:
         texts = zip_longest(*(_cell_lines(cells.texts[place], cells.width) for cells in others), fillvalue="")
         for number, cells in enumerate(texts if others else [()]):
             lines.append(_GAP.join(map(_padded, (stem.rstrip() if number else name, *cells), self.columns)))
-        below = [f"{cells.column.heading} {cells.texts[place]}" for cells in self.below if place]
+        below = [f"{cells.column.title} {cells.texts[place]}" for cells in self.below if place]
         below = [text for text in below if not text.endswith((" ", " --"))]
         if below:
             width = target.width - len(stem) - 3 if target.width else None

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
 
-from bertscope.errors import Text, one_line
+from bertscope.errors import one_line
 from bertscope.render.columns import Column, csv_only, number, optional, values
 from bertscope.render.console import Target
 from bertscope.render.views import Table, View
 from bertscope.reports.calibration import COPY, LIMIT, PLANNED, STEP, CalibrationReport, CalibrationRow
 from bertscope.reports.tool import DoctorReport
-from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text
 
 
@@ -18,7 +17,7 @@ def _listing(columns: tuple[Column, ...], *notes: str, details: Sequence[str] = 
     """Return the view of a report that is one table with notes under it, and `details` with -v only."""
     return View(
         tables=lambda report, target: [Table(columns, report.rows)],
-        notes=lambda report, target: map(phrase, notes if target and not target.verbose else (*notes, *details)),
+        notes=lambda report, target: notes if target and not target.verbose else (*notes, *details),
     )
 
 
@@ -50,9 +49,9 @@ print_model = SimpleNamespace(
 
 _PACKAGES = (
     Column("package", lambda row: row.name),
-    Column("version", lambda row: row.version or phrase("missing")),
-    Column("extra", lambda row: row.extra or phrase("(needed)")),
-    Column("purpose", lambda row: phrase(row.purpose)),
+    Column("version", lambda row: row.version or "missing"),
+    Column("extra", lambda row: row.extra or "(needed)"),
+    Column("purpose", lambda row: row.purpose),
     Column("to install", lambda row: row.remedy),
 )
 _DEVICES = (
@@ -67,18 +66,18 @@ def _head(report: DoctorReport) -> list[tuple[str, str]]:
     lines = [
         ("bertscope", f"{report.bertscope_version}, {report.bertscope_path}"),
         ("python", f"{report.python_version}, {report.python_path}"),
-        ("torch", report.torch_version or phrase("does not load")),
+        ("torch", report.torch_version or "does not load"),
         ("platform", report.platform),
-        ("presets", say("count_in", count=report.presets, path=report.preset_path)),
-        ("calibrated", "; ".join(report.calibrations) or say("no_calibration", path=report.calibration_path)),
+        ("presets", f"{report.presets} in {report.preset_path}"),
+        ("calibrated", "; ".join(report.calibrations) or f"no card, by a file in {report.calibration_path}"),
         (
             "cache",
-            say("cache", files=report.cache_files, size=bytes_text(report.cache_bytes), path=report.cache_path)
+            f"{report.cache_files:,} results, {bytes_text(report.cache_bytes)}, in {report.cache_path}"
             if report.cache_path
-            else say("no_cache", words=report.no_cache),
+            else f"none: {report.no_cache}",
         ),
     ]
-    return [(phrase(name), one_line(text)) for name, text in lines]
+    return [(name, one_line(text)) for name, text in lines]
 
 
 def _tables(report: DoctorReport, target: Target | None) -> list[Table]:
@@ -88,8 +87,8 @@ def _tables(report: DoctorReport, target: Target | None) -> list[Table]:
 
 
 def _problems(report: DoctorReport, target: Target | None) -> list[str]:
-    problems = [phrase(Text("problem: {words}", words=one_line(problem))) for problem in report.problems]
-    return problems or [phrase("no problem found")]
+    problems = [f"problem: {one_line(problem)}" for problem in report.problems]
+    return problems or ["no problem found"]
 
 
 _RECORDS = (csv_only({name: itemgetter(place) for place, name in enumerate(("what", "name", "value"))}),)

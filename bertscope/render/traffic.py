@@ -6,11 +6,10 @@ from functools import partial
 from itertools import groupby
 from statistics import median
 
-from bertscope.render.columns import Column
+from bertscope.render.columns import Column, in_phase, row_phase
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.memory import REDUCE_SCATTER, MemoryReport, RankRow, TrafficRow, Variant
 from bertscope.settings.run_config import RunConfig
-from bertscope.texts import say, word
 from bertscope.units import bytes_text, count_text
 
 _Key = tuple[str, str, str, int]  # phase, collective, path, ranks
@@ -22,14 +21,18 @@ def parallel_words(run: RunConfig, groups: int = 1, units: str = "") -> list[str
     given = run.parallelism
     if given.world_size == 1:
         return []
-    of_which = {"strategy": given.strategy, "ranks": given.mesh}
     words = {
-        say("each_rank", **of_which) if groups == 1 else say("rank_of", rank=given.rank, **of_which): True,
-        say("gathered_units", units=units): units,
-        say("param_dtype", dtype=given.param_dtype): given.param_dtype,
-        say("reduce_dtype", dtype=given.reduce_dtype): given.reduce_dtype,
-        say("bucket_view"): given.gradient_as_bucket_view,
-        say("reduced_each" if given.sync_each_batch else "reduced_last"): run.accumulate > 1 and given.row.reduces,
+        f"{given.strategy}, {'each' if groups == 1 else f'rank {given.rank}'} of {given.mesh}"
+        f"{' ranks' if groups == 1 else ''}": True,
+        f"units {units}": units,
+        f"parameters gathered in {given.param_dtype}": given.param_dtype,
+        f"gradients reduced in {given.reduce_dtype}": given.reduce_dtype,
+        "gradients in DDP's buckets": given.gradient_as_bucket_view,
+        (
+            "gradients reduced in each micro-batch"
+            if given.sync_each_batch
+            else "gradients reduced in the last micro-batch"
+        ): run.accumulate > 1 and given.row.reduces,
     }
     return [text for text, is_set in words.items() if is_set]
 
@@ -47,14 +50,22 @@ def traffic_notes(report: MemoryReport) -> Iterator[str]:
     others = [row for row in report.ranks if own and row.updated_params != own.updated_params]
     if own and others:
         least = min(others, key=lambda row: row.updated_params)
-        yield say("note_ranks", ranks=least.label, count=count_text(least.updated_params), rank=rank,
-                  own=count_text(own.updated_params))  # fmt: skip
+        yield (
+            f"parameters to update: {count_text(own.updated_params)} of rank {rank}, "
+            f"{count_text(least.updated_params)} of rank {least.label}; --rank estimates another one"
+        )
     if any(variant.traffic for variant in report.variants):
-        yield say("note_ring")
+        yield (
+            "a rank sends: in a ring, (n-1)/n of the whole tensor for all-gather, reduce-scatter and "
+            "broadcast, twice that for all-reduce"
+        )
         kinds = {row.collective for variant in report.variants for row in variant.traffic}
         if report.run.device == "cpu" and REDUCE_SCATTER in kinds:
-            yield say("note_gloo")
-        yield say("note_ranks_unknown")
+            yield (
+                "gloo reduces a copy of the gradients, which NCCL does not: such a copy is part of the "
+                "estimate and of the measurement"
+            )
+        yield "not counted: buffers of NCCL"
 
 
 def _rows(report: MemoryReport, *, by_module: bool) -> list[_Row]:
@@ -74,21 +85,21 @@ def _rows(report: MemoryReport, *, by_module: bool) -> list[_Row]:
 def _columns(report: MemoryReport, rows: Iterable[_Row]) -> list[Column]:
     """Return the columns; what is the same in all variants is one column."""
     sizes = {len({row.sent_bytes if row else 0 for row in cells}) for _, cells in rows}
-    titles = [say("rank_sends_by", name=variant_name(variant)) for variant in report.variants]
-    titles = [say("rank_sends")] if sizes == {1} else titles
+    titles = [f"sent: {variant_name(variant)}" for variant in report.variants]
+    titles = ["a rank sends"] if sizes == {1} else titles
     return [
-        Column(say("travels"), _name),
-        Column(say("calls"), lambda row: count_text(_first(row).calls), right=True),
-        Column(say("full_tensors"), lambda row: bytes_text(_first(row).full_bytes), right=True),
+        Column("between ranks, per step", _name),
+        Column("calls", lambda row: count_text(_first(row).calls), right=True),
+        Column("whole tensors", lambda row: bytes_text(_first(row).full_bytes), right=True),
         *(Column(title, partial(_sent, number), right=True) for number, title in enumerate(titles)),
     ]
 
 
 def _name(row: _Row) -> str:
     phase, collective, path, ranks = row[0]
-    text = say("call_in", collective=collective, phase=word("in", phase))
-    text = say("call_of", text=text, path=path) if path else text
-    return say("call_ranks", text=text, ranks=count_text(ranks))
+    text = f"{collective} {in_phase(phase)}"
+    text = f"{text} of {path}" if path else text
+    return f"{text}, {count_text(ranks)} ranks"
 
 
 def _first(row: _Row) -> TrafficRow:
@@ -109,13 +120,13 @@ def rank_tables(report: MemoryReport) -> Iterator[tuple[list[Column], list[_Rank
     if not rows:
         return
     columns = [
-        Column(say("measured_rank"), lambda item: _named(report, item[0], numbers_text(item[1].ranks))),
-        Column(say("between_steps"), lambda item: bytes_text(item[1].state_bytes), right=True),
-        *(Column(word("row", phase.phase).strip(), partial(_phase_cell, number), right=True, detail=True)
+        Column("rank", lambda item: _named(report, item[0], numbers_text(item[1].ranks))),
+        Column("between steps", lambda item: bytes_text(item[1].state_bytes), right=True),
+        *(Column(row_phase(phase.phase), partial(_phase_cell, number), right=True, detail=True)
           for number, phase in enumerate(rows[0][1].phases)),
-        Column(say("peak"), lambda item: bytes_text(item[1].peak.peak_bytes), right=True),
-        Column(say("sends"), lambda item: bytes_text(item[1].sent_bytes), right=True),
-        Column(say("step_time"),
+        Column("peak", lambda item: bytes_text(item[1].peak.peak_bytes), right=True),
+        Column("sends per step", lambda item: bytes_text(item[1].sent_bytes), right=True),
+        Column("step",
                lambda item: f"{median(item[1].step_seconds):.3f} s" if item[1].step_seconds else "", right=True),
     ]  # fmt: skip
     yield columns, rows
@@ -126,11 +137,14 @@ def ranks_notes(report: MemoryReport) -> Iterator[str]:
     for variant in report.variants:
         rows = variant.rank_rows
         if len(rows) == 1 and len(rows[0].ranks) > 1:
-            yield _named(report, variant, say("ranks_agree", ranks=numbers_text(rows[0].ranks)))
+            yield _named(report, variant, f"ranks {numbers_text(rows[0].ranks)} agree in memory and traffic")
         for row in rows[1:]:
             others = numbers_text(rows[0].ranks)
-            yield _named(report, variant, say("rank_differs", ranks=numbers_text(row.ranks), others=others,
-                                              differences=say("comma").join(_differences(row, rows[0]))))  # fmt: skip
+            yield _named(
+                report,
+                variant,
+                (f"rank {numbers_text(row.ranks)} differs from {others}: {', '.join(_differences(row, rows[0]))}"),
+            )
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
@@ -144,7 +158,7 @@ def numbers_text(numbers: Sequence[int]) -> str:
 
 
 def _named(report: MemoryReport, variant: Variant, text: str) -> str:
-    return say("named", name=variant_name(variant), text=text) if len(report.variants) > 1 else text
+    return f"{variant_name(variant)}: {text}" if len(report.variants) > 1 else text
 
 
 def _phase_cell(number: int, item: _RankItem) -> str:
@@ -154,13 +168,13 @@ def _phase_cell(number: int, item: _RankItem) -> str:
 def _differences(row: RankRow, other: RankRow) -> Iterator[str]:
     """Yield the bytes of one group of ranks and those of the other, where they differ."""
     pairs = {
-        say("between_steps"): (row.state_bytes, other.state_bytes),
-        say("peak"): (row.peak.peak_bytes, other.peak.peak_bytes),
-        say("sends"): (row.sent_bytes, other.sent_bytes),
+        "between steps": (row.state_bytes, other.state_bytes),
+        "peak": (row.peak.peak_bytes, other.peak.peak_bytes),
+        "sends per step": (row.sent_bytes, other.sent_bytes),
     }
     if all(own == others for own, others in pairs.values()):
         phases = zip(row.phases, other.phases, strict=False)
-        pairs = {word("row", own.phase).strip(): (own.peak_bytes, others.peak_bytes) for own, others in phases}
+        pairs = {row_phase(own.phase): (own.peak_bytes, others.peak_bytes) for own, others in phases}
     for name, (own, others) in pairs.items():
         if own != others:
-            yield say("difference", name=name, own=bytes_text(own), others=bytes_text(others), by=f"{own - others:+,}")
+            yield f"{name} {bytes_text(own)}, not {bytes_text(others)} ({own - others:+,} bytes)"

@@ -12,7 +12,6 @@ from bertscope.render.columns import Column, csv_text, markdown_text
 from bertscope.render.console import Target, stacked, stdout_target, wrapped
 from bertscope.render.footer import bullets, lines_markdown, lines_text, notes_text
 from bertscope.render.table import Strong, table_text, tables_text
-from bertscope.texts import ENGLISH, LANGUAGES, in_language
 from bertscope.units import html_text, visible_lines
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
@@ -112,39 +111,33 @@ def view_of(kind: str) -> Any:
     return getattr(module, attribute or "VIEW", module)
 
 
-def display(
-    report: Any, form: str, *, language: str = ENGLISH, view: str = "", target: Target | None = None, **options: Any
-) -> Any:
+def display(report: Any, form: str, *, view: str = "", target: Target | None = None, **options: Any) -> Any:
     """Return a report in a form of its view: printed, notebook, table, csv, markdown, html ...
 
     `printed` is what `print` shows, and `notebook` HTML. `view` is another view than that of the kind.
-    Raises SelectionError for an unknown language.
     """
-    if language not in LANGUAGES:
-        raise SelectionError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
     shown = view_of(view or report.kind)
-    with in_language(language):
-        if form == "plot":
-            from bertscope.render.timeline.panels import plot
+    if form == "plot":
+        from bertscope.render.timeline.panels import plot
 
-            return plot(report)
-        if form == "notebook" and not hasattr(shown, form):
-            lines = "\n".join(map(html_text, visible_lines(_text(shown, report, Target())).split("\n")))
-            style = "white-space: pre; overflow-x: auto; line-height: 1.2; font-family: monospace"
-            return f'<pre style="{style}">{lines}</pre>'
-        if form == "printed":
-            to = stdout_target()
-            unicode = to.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
-            return visible_lines(_text(shown, report, replace(to, color=False, unicode=unicode)))
-        if form == "table":
-            wanted = target or Target()
-            return visible_lines(shown.table(report, wanted, **options), color=wanted.color)
-        own = getattr(shown, "forms", {}).get(form) or getattr(shown, form, None)
-        if own is None:
-            raise SelectionError("there is no {form} of this report; give another --format", form=form)
-        found = str(own(report, **options))
-        return found if form in _MARKUP else visible_lines(found)
+        return plot(report)
+    if form == "notebook" and not hasattr(shown, form):
+        lines = "\n".join(map(html_text, visible_lines(_text(shown, report, Target())).split("\n")))
+        style = "white-space: pre; overflow-x: auto; line-height: 1.2; font-family: monospace"
+        return f'<pre style="{style}">{lines}</pre>'
+    if form == "printed":
+        to = stdout_target()
+        unicode = to.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
+        return visible_lines(_text(shown, report, replace(to, color=False, unicode=unicode), **options))
+    if form == "table":
+        wanted = target or Target()
+        return visible_lines(shown.table(report, wanted, **options), color=wanted.color)
+    own = getattr(shown, "forms", {}).get(form) or getattr(shown, form, None)
+    if own is None:
+        raise SelectionError(f"there is no {form} of this report; give another --format")
+    found = str(own(report, **options))
+    return found if form in _MARKUP else visible_lines(found)
 
 
-def _text(view: Any, report: Any, target: Target) -> str:
-    return str(view.table(report, target) if hasattr(view, "table") else view.mermaid(report))
+def _text(view: Any, report: Any, target: Target, **options: Any) -> str:
+    return str(view.table(report, target, **options) if hasattr(view, "table") else view.mermaid(report))

@@ -154,9 +154,9 @@ class Report:
         return self.shown("notebook")
 
     def shown(self, form: str, **options: Any) -> str:
-        """Return the report in a form of its view, such as `printed` or `markdown`; `language` is en or zh.
+        """Return the report in a form of its view, such as `printed` or `markdown`, with options of the view.
 
-        >>> bertscope.explain("bert-tiny", "pooler").shown("printed", language="zh").isascii()
+        >>> bertscope.explain("bert-tiny", "pooler").shown("printed", lang="zh").isascii()
         False
         """
         return _display[0](self, form, **options)

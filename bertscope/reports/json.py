@@ -213,7 +213,7 @@ def _union(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any
 
 
 def _unlike(hint: Any, value: Any, where: str) -> SourceError:
-    return SourceError("{name} must be {rule}; got {given}", name=where, rule=_described(hint), given=_shown(value))
+    return SourceError(f"{where} must be {_described(hint)}; got {_shown(value)}")
 
 
 def _described(hint: Any) -> str:

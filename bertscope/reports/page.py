@@ -53,9 +53,9 @@ class PageReport(TableReport[ModelPart | TreeRow]):
     diff: DiffReport | None = None
     written: str = ""  # the date, as 2026-11-22
 
-    def to_html(self, language: str = "en") -> str:
-        """Return the page in English (en) or Chinese (zh)."""
-        return self.shown("html", language=language)
+    def to_html(self) -> str:
+        """Return the page as text."""
+        return self.shown("html")
 
     @property
     def tables(self) -> Iterator[Report]:

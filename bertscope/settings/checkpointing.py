@@ -70,7 +70,7 @@ class Checkpointing:
             raise ConfigError(f"checkpointing every-{self.every} means nothing; use every-1 or more")
         if (self.selective or self.kept) and self.use_reentrant:
             kind = "selective checkpointing" if self.selective else "checkpointing that keeps operators"
-            raise ConfigError("{kind} cannot be reentrant; leave use_reentrant false", kind=kind)
+            raise ConfigError(f"{kind} cannot be reentrant; leave use_reentrant false")
 
     def kept_in(self, path: str, layers: int) -> list[frozenset[str] | None]:
         """Return for each layer of the list at this path the operators that it keeps; None if it is not recomputed."""
@@ -85,8 +85,8 @@ class Checkpointing:
         """Raise ConfigError for a list that a model with these lists of layers does not have."""
         for kept in self.kept:
             if not any(map(kept.is_of, lists)):
-                raise ConfigError("checkpointing names the layers {path} and the model has {names}",
-                                  path=kept.path, names=", ".join(lists) or "no lists of layers")  # fmt: skip
+                names = ", ".join(lists) or "no lists of layers"
+                raise ConfigError(f"checkpointing names the layers {kept.path} and the model has {names}")
 
     def check_layers(self, path: str, layers: int) -> None:
         """Raise ConfigError for a named layer that the list at this path, of so many `layers`, does not have."""
@@ -94,8 +94,7 @@ class Checkpointing:
         absent = sorted(layer for numbers in named for layer in numbers or () if layer >= layers)
         if absent:
             shown = ", ".join(map(str, absent[:5]))
-            raise ConfigError("checkpointing names layers {layers} and the model has {count} layers, from 0",
-                              layers=shown, count=layers)  # fmt: skip
+            raise ConfigError(f"checkpointing names layers {shown} and the model has {layers} layers, from 0")
 
     @classmethod
     def parse(cls, text: str, *, use_reentrant: bool = False) -> Checkpointing | None:
@@ -189,7 +188,7 @@ def _strategy(text: str) -> tuple[Strategy, re.Match[str]]:
     for strategy in _STRATEGIES:
         if match := re.fullmatch(strategy.pattern, text, re.ASCII):
             return strategy, match
-    raise ConfigError("unknown checkpointing strategy {name!r}; allowed: {names}", name=text[:40], names=STRATEGIES)
+    raise ConfigError(f"unknown checkpointing strategy {text[:40]!r}; allowed: {STRATEGIES}")
 
 
 def parse_strategies(text: str) -> tuple[str, ...]:

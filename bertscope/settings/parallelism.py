@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from bertscope.errors import SelectionError, Text
+from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.settings.rows import SettingError, Settings, row
 from bertscope.units import PRECISIONS
@@ -146,29 +146,29 @@ class Parallelism(Settings):
     def complete(self) -> None:
         """Set the mesh from the number of ranks, or the reverse; raises SettingError."""
         names = self.row.dimensions
-        form = Text("a number, such as 8")
+        form = "a number, such as 8"
         if names[1:]:
-            form = Text("the numbers of ranks of {names}, such as 2x4", names=" x ".join(names))
+            form = f"the numbers of ranks of {' x '.join(names)}, such as 2x4"
         if not self.mesh and names[1:]:
-            raise SettingError("{strategy} {value} needs {mesh}, {words}", ["strategy", "mesh"], value=self.strategy,
-                               words=form)  # fmt: skip
+            raise SettingError(f"{{strategy}} {self.strategy} needs {{mesh}}, {form}", ["strategy", "mesh"])
         mesh = self.mesh or str(self.world_size)
         ranks = prod(mesh_sizes(mesh))
         if len(mesh_sizes(mesh)) != len(names):
-            raise SettingError("{mesh} of {strategy} {value} takes {words}; got {given}", ["mesh", "strategy"],
-                               value=self.strategy, words=form, given=mesh)  # fmt: skip
+            raise SettingError(
+                f"{{mesh}} of {{strategy}} {self.strategy} takes {form}; got {mesh}", ["mesh", "strategy"]
+            )
         if self.world_size not in (1, ranks):
-            raise SettingError("{mesh} {value} has {ranks:,} ranks and {world_size} is {number:,}; give one of them",
-                               ["mesh", "world_size"], value=mesh, ranks=ranks, number=self.world_size)  # fmt: skip
+            raise SettingError(
+                f"{{mesh}} {mesh} has {ranks:,} ranks and {{world_size}} is {self.world_size:,}; give one of them",
+                ["mesh", "world_size"],
+            )
         if ranks > MAX_WORLD_SIZE:
-            raise SettingError("a {mesh} has at most {most:,} ranks; got {ranks:,}", ["mesh"], most=MAX_WORLD_SIZE,
-                               ranks=ranks)  # fmt: skip
+            raise SettingError(f"a {{mesh}} has at most {MAX_WORLD_SIZE:,} ranks; got {ranks:,}", ["mesh"])
         if self.strategy == SINGLE and ranks > 1:
             known = ", ".join(name for name in STRATEGIES if name != SINGLE)
-            raise SettingError("{ranks:,} ranks need {strategy}; choose one of {known}", ["strategy", "world_size"],
-                               ranks=ranks, known=known)  # fmt: skip
+            raise SettingError(f"{ranks:,} ranks need {{strategy}}; choose one of {known}", ["strategy", "world_size"])
         if self.rank >= ranks:
-            raise SettingError("{rank} is from 0 to {last:,}; got {given:,}", ["rank"], last=ranks - 1, given=self.rank)
+            raise SettingError(f"{{rank}} is from 0 to {ranks - 1:,}; got {self.rank:,}", ["rank"])
         object.__setattr__(self, "mesh", mesh)
         object.__setattr__(self, "world_size", ranks)
 

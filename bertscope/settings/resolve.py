@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from bertscope.errors import Text, suggestion
+from bertscope.errors import suggestion
 from bertscope.frozen import dataclass
 from bertscope.settings.rows import Row, SettingError, Settings, no_effect, rows
 from bertscope.settings.run_config import ESTIMATED, Limit, RunConfig
@@ -58,8 +58,8 @@ def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None 
 def unknown_setting(name: str, known: Collection[str]) -> str:
     """Return the message about a setting that does not exist."""
     new = new_name(name, known)
-    hint = Text("it is {name} now", name=new) if new else suggestion(name[:100], known)
-    return Text("there is no setting {name!r}; {words}", name=name[:60], words=hint)
+    hint = f"it is {new} now" if new else suggestion(name[:100], known)
+    return f"there is no setting {name[:60]!r}; {hint}"
 
 
 @dataclass(frozen=True)

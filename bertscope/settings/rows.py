@@ -12,7 +12,7 @@ from dataclasses import field, fields, replace
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertscope.errors import BertscopeError, SelectionError, Text, either, nearest, one_line
+from bertscope.errors import BertscopeError, SelectionError, either, nearest, one_line
 from bertscope.frozen import dataclass
 from bertscope.units import PRECISIONS, parse_bytes
 
@@ -29,14 +29,13 @@ class SettingError(SelectionError):
     The text names settings in braces, as in `{momentum} has no effect with {optimizer} adam`.
     """
 
-    def __init__(self, text: str, names: Sequence[str] = (), *, where: str = "", **values: Any) -> None:
-        self.names = tuple(names)
-        self.own_text = text if isinstance(text, Text) else Text(text, **values)
+    def __init__(self, text: str, names: Sequence[str] = (), *, where: str = "") -> None:
+        self.names, self.text = tuple(names), text
         super().__init__(self.spelled({}), where=where)
 
-    def spelled(self, forms: Mapping[str, str]) -> Text:
-        """Return the message with each setting in the form of its front end, unless it has one already."""
-        return self.own_text if self.own_text.forms else self.own_text.spelled(forms)
+    def spelled(self, forms: Mapping[str, str]) -> str:
+        """Return the message with each setting in the form of its front end, such as `--batch`."""
+        return re.sub(r"\{(\w+)\}", lambda found: forms.get(found[1], found[1]), self.text)
 
 
 def quoted(value: Any) -> str:
@@ -80,16 +79,15 @@ class Row:
     def takes(self) -> str:
         """Return the allowed values in words."""
         if self.words:
-            return Text("a word such as {names}" if self.convert else "one of {names}", names=", ".join(self.words))
+            return f"a word such as {', '.join(self.words)}" if self.convert else f"one of {', '.join(self.words)}"
         if self.is_size:
             return "a size such as 16GiB"
         power = int(self.below).bit_length() - 1
         is_power = self.below == 2**power
-        most = Text("below {high}", high=f"2**{power}" if power else 1) if is_power else f"{int(self.below) - 1:,}"
-        one = {bool: "true or false", int: "a whole number from {low:g} to {words}",
-               float: "a number from {low:g} to {words}", str: "a text"}[self.kind]  # fmt: skip
-        text = Text(one, low=self.low, words=most)
-        return Text("{words}, or a list", words=text) if self.is_list else text
+        most = f"below {f'2**{power}' if power else 1}" if is_power else f"{int(self.below) - 1:,}"
+        span = f"number from {self.low:g} to {most}"
+        text = {bool: "true or false", int: f"a whole {span}", float: f"a {span}", str: "a text"}[self.kind]
+        return f"{text}, or a list" if self.is_list else text
 
     @property
     def form(self) -> str:
@@ -116,14 +114,15 @@ class Row:
             given = [given]
         found = tuple(dict.fromkeys(map(self.read, given)))
         if not found:
-            raise SettingError("{name} has no value; it takes {words}", [self.name], name=self.form, words=self.takes)
+            raise SettingError(f"{self.form} has no value; it takes {self.takes}", [self.name])
         return found
 
     def _number(self, text: str) -> Any:
         if self.is_size and (plain := re.fullmatch(r"\s*(\d{1,20})\s*", text, re.ASCII)) and int(plain[1]):
             meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
-            raise SettingError("{option} {number} has no unit; {meant}? B, KiB, MiB and GiB are units of a size",
-                               [self.name], option=self.form, number=plain[1], meant=meant)  # fmt: skip
+            raise SettingError(
+                f"{self.form} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size", [self.name]
+            )
         is_number = self.kind in (int, float) and not self.is_size and _is_number(text, self.kind)
         return self.kind(text) if is_number else text
 
@@ -137,13 +136,12 @@ class Row:
             if type(item) is self.kind and self._allows(item):
                 return self.convert(item) if self.convert else item
         except BertscopeError as error:
-            raise SettingError("{name}: {words}", [self.name], name=self.form, words=_plain(error)) from None
+            raise SettingError(f"{self.form}: {_plain(error)}", [self.name]) from None
         except (ValueError, OverflowError):
             pass
         near = near_word(value, self.words) if isinstance(value, str) and not self.convert else ""
-        hint = Text("; did you mean {near!r}?", near=near) if near else ""
-        raise SettingError("{name} takes {words}; got {given}{words_near}", [self.name], name=self.form,
-                           words=self.takes, given=quoted(value), words_near=hint)  # fmt: skip
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}{hint}", [self.name])
 
     def _allows(self, item: Any) -> bool:
         if isinstance(item, str):
@@ -173,9 +171,9 @@ def _is_number(text: str, kind: type) -> bool:
 
 
 def _plain(value: Any) -> str:
-    """Return a value, or the message of an error, without braces; a message that has none keeps its template."""
-    text = value.text if isinstance(value, BertscopeError) else str(value)
-    return text if "{" not in text and "}" not in text else text.replace("{", "(").replace("}", ")")
+    """Return a value, or the message of an error, without braces."""
+    text = value.message if isinstance(value, BertscopeError) else str(value)
+    return text.replace("{", "(").replace("}", ")")
 
 
 def row(default: Any, help: str, **properties: Any) -> Any:
@@ -259,18 +257,18 @@ def check_values(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
             raise SettingError(no_effect(own, table[other], values[other]), [name, other])
     for rule in RULES:
         if values.keys() >= set(rule.names) and (found := rule.is_broken(*(values[name] for name in rule.names))):
-            used = {f"{name}_value": _plain(values[name]) for name in rule.names}
-            raise SettingError(rule.text, rule.names, found=found, **used)
+            text = rule.text.replace("{found}", str(found))
+            for name in rule.names:
+                text = text.replace(f"{{{name}_value}}", _plain(values[name]))
+            raise SettingError(text, rule.names)
 
 
 def no_effect(own: Row, other: Row, value: Any) -> str:
     """Return the message about a setting without effect, with the words of the other one that would give it one."""
     words = [word for word in other.words if own.concerns[other.name](word)]
-    names: dict[str, Any] = {"name": own.form, "other": other.form}
     if value is None:
-        return Text("{name} has no effect without {other}; give it too, or leave {name} out", **names)
-    remedy = Text("change {name}", name=other.form)
+        return f"{own.form} has no effect without {other.form}; give it too, or leave {own.form} out"
+    remedy = f"change {other.form}"
     if words:
-        remedy = Text("use {name} {words}", name=other.form, words=reduce(either, words[:4]))
-    return Text("{name} has no effect with {other} {value}; leave it out, or {words}", **names, value=_plain(value),
-                words=remedy)  # fmt: skip
+        remedy = f"use {other.form} {reduce(either, words[:4])}"
+    return f"{own.form} has no effect with {other.form} {_plain(value)}; leave it out, or {remedy}"

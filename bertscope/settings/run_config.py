@@ -121,7 +121,8 @@ class RunConfig(Settings):
         },
     )  # fmt: skip
     optimizer: str = row(
-        ADAMW, "The optimizer, with its defaults.", section="common", words=(NO_OPTIMIZER, *OPTIMIZERS), text="{}",
+        ADAMW, "The optimizer, with its defaults.", section="common", words=(NO_OPTIMIZER, *OPTIMIZERS),
+        text="optimizer {}",
         trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
                  **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
     )  # fmt: skip
@@ -147,20 +148,25 @@ class RunConfig(Settings):
         text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
     )  # fmt: skip
     keep_gradients: bool = row(
-        False, "Zero the gradients after a step, as zero_grad(set_to_none=False).", concerns=_OF_TRAINING
-    )
+        False, "Zero the gradients after a step, as zero_grad(set_to_none=False).", concerns=_OF_TRAINING,
+        text="gradients kept",
+    )  # fmt: skip
     clip_grad_norm: bool = row(
         False,
         "Clip the norm of the gradients before the step.",
+        text="gradients clipped",
         concerns=_OF_TRAINING,
         trainer={"max_grad_norm": clips},
     )
     grad_scaler: bool = row(
-        False, "Scale the loss with torch.amp.GradScaler, for fp16.", concerns=_OF_TRAINING, yields_to=("precision",),
+        False, "Scale the loss with torch.amp.GradScaler, for fp16.", text="GradScaler", concerns=_OF_TRAINING,
+        yields_to=("precision",),
         trainer={FP16.name: flag(True), "mixed_precision": words({
             None: None, False: None, "no": None, BF16.name: None, FP16.name: True}, FP32.name)},
     )  # fmt: skip  # accelerate scales the loss for fp16 (accelerator.py)
-    ema: bool = row(False, "Keep a moving average of the weights.", concerns=_OF_TRAINING)
+    ema: bool = row(
+        False, "Keep a moving average of the weights.", concerns=_OF_TRAINING, text="average of the weights"
+    )
     loop: str = row(
         PLAIN, "The training loop. plain: output and loss live until the next forward has returned; trainer: as in "
         "transformers' Trainer, the output is freed before backward; freed: nothing outlives its use.",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, check_built, unknown_architecture
-from bertscope.errors import ConfigError, SelectionError, Text
+from bertscope.errors import ConfigError, SelectionError
 from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.run_config import BERTSCOPE, FLASH_KERNELS, INSTALLED, TRANSFORMERS
@@ -55,8 +55,10 @@ class BertSource:
         ignored = f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
         if self.layers <= MAX_BUILT_LAYERS or not self.has_equal_layers:
             return ignored
-        return Text("{count:,} equal layers: counted from two or three of them, and shown as one{words}",
-                    count=self.layers, words=ignored and f"; {ignored}")  # fmt: skip
+        return (
+            f"{self.layers:,} equal layers: counted from two or three of them, and "
+            f"shown as one{ignored and f'; {ignored}'}"
+        )
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -185,7 +185,8 @@ def _require_model(folder: str) -> None:
     """Raise SourceError for a folder that cannot be listed, or that has no configuration of a model."""
     with readable(folder):
         if "config.json" not in [entry.name for entry in os.scandir(folder)]:
-            raise SourceError("no *.bertscope.yaml at or below {path}; write 'model: NAME' into "
-                              "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', "
-                              "which adds its counts; --presets checks the packaged presets",
-                              path=os.path.abspath(folder))  # fmt: skip
+            raise SourceError(
+                f"no *.bertscope.yaml at or below {os.path.abspath(folder)}; write 'model: NAME' into "
+                "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which "
+                "adds its counts; --presets checks the packaged presets"
+            )

@@ -24,7 +24,6 @@ from bertscope.errors import (
     MissingExtraError,
     SelectionError,
     SourceError,
-    Text,
     importing,
     install_command,
     one_line,
@@ -221,7 +220,7 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     """Return the source; `is_base` refuses an adapter, so that adapters do not lead to each other."""
     if not name.strip():
         hint = "give a preset ('bertscope presets' lists them), a file or module:attribute"
-        raise SourceError("the name of a model is empty; {words}", words=hint)
+        raise SourceError(f"the name of a model is empty; {hint}")
     presets = preset_paths()
     if name in presets:
         return read_preset(presets[name])
@@ -254,8 +253,10 @@ def weights_path(model: str, *, download: bool = False) -> Path:
         return place.path
     folder = _hub_folder(model, download, weights=True)
     if folder is None:
-        raise SourceError("no checkpoint {name!r}; name a file with tensors, an index, a folder with one, "
-                          "or a model in the Hugging Face cache", name=model[:100])  # fmt: skip
+        raise SourceError(
+            f"no checkpoint {model[:100]!r}; name a file with tensors, an index, a folder with one, "
+            "or a model in the Hugging Face cache"
+        )
     return folder
 
 
@@ -275,7 +276,7 @@ def stored_alone(model: Any, *, beside_config: bool = True, **options: object) -
         return None
     for option, value in options.items():
         if value is not None and value is not False:
-            raise SelectionError("{option} is for models, and {path} has only tensors", option=option, path=place.path)
+            raise SelectionError(f"{option} is for models, and {place.path} has only tensors")
     from bertscope.checkpoints.reading import read_checkpoint
 
     return read_checkpoint(place.path)
@@ -329,38 +330,34 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     """Return the error for an unknown name, with the places that were searched."""
     classes = {known.lower(): known for known in ARCHITECTURES}
     if found := classes.get(name.lower()):
-        example = Text("such as {example}", example=f"bert-base-uncased --architecture {found}")
-        return SourceError("no preset or file named {name!r}; {kind} is a class: give a model with it, {words}",
-                           name=name, kind=found, words=example)  # fmt: skip
+        example = f"such as bert-base-uncased --architecture {found}"
+        return SourceError(f"no preset or file named {name!r}; {found} is a class: give a model with it, {example}")
     hint = "a .yaml preset, a config.json, module:attribute and file.py:attribute work too"
     if is_hub_name(name):
-        template = "{words}; the local Hugging Face cache does not have it either; --download fetches it"
-        hint = Text(template if has_hub() else "{words}; the Hugging Face cache is looked into with the extra 'hub'",
-                    words=hint)  # fmt: skip
+        without = "the Hugging Face cache is looked into with the extra 'hub'"
+        absent = "the local Hugging Face cache does not have it either; --download fetches it"
+        hint = f"{hint}; {absent if has_hub() else without}"
     short = name.rsplit("/", 1)[-1]
     if is_hub_name(name) and not short.lower().startswith("bert") and not name.startswith("."):
         where = "nor is it in the local Hugging Face cache; --download fetches it from the hub"
         if not has_hub():
             extras = "hub" if find_spec("transformers") else "hub,transformers"
-            where = Text(
-                "for a model of the Hugging Face hub {command}, and add --download", command=install_command(extras)
-            )
-        return SourceError("no preset or file named {name!r}; {words} ('bertscope presets' lists the presets)",
-                           name=name[:100], words=where)  # fmt: skip
+            where = f"for a model of the Hugging Face hub {install_command(extras)}, and add --download"
+        return SourceError(f"no preset or file named {name[:100]!r}; {where} ('bertscope presets' lists the presets)")
     near = suggestion(short, presets)
-    return SourceError("no preset or file named {name!r}; {words} ('bertscope presets' lists them; {words_hint})",
-                       name=name[:100], words=near, words_hint=hint)  # fmt: skip
+    return SourceError(f"no preset or file named {name[:100]!r}; {near} ('bertscope presets' lists them; {hint})")
 
 
 def _read(place: _Place, is_base: bool) -> _Found:
     """Return the source in a preset file, an `adapter_config.json` or a `config.json`, named after its folder."""
     path = place.config or place.path
     if place.has_weights and not place.config:
-        raise SourceError("{path} contains tensors and no configuration; put config.json into their folder, or ask "
-                          "'bertscope count' what it stores", path=path)  # fmt: skip
+        raise SourceError(
+            f"{path} contains tensors and no configuration; put config.json into their folder, or ask "
+            "'bertscope count' what it stores"
+        )
     if path.suffix == ".py":
-        raise SourceError("{path} is code; name a class or function in it, such as {example}", path=path,
-                          example=f"{path}:{_first_class(path)}")  # fmt: skip
+        raise SourceError(f"{path} is code; name a class or function in it, such as {path}:{_first_class(path)}")
     if path.suffix != ".json":
         return read_preset(path)
     entries = read_mapping(path)

@@ -44,11 +44,11 @@ def read_lengths(
         else:
             path = Path(given).expanduser()
             if path.exists() and not path.is_file():
-                raise SourceError(f"{{path}} is no regular file; {_WANTED}", path=path)
+                raise SourceError(f"{path} is no regular file; {_WANTED}")
             rows = _READERS.get(path.suffix.lower(), _lines)(path, field)
         found = _counted(rows, tokenizer)
     if not found:
-        raise SourceError(f"{{path}} has no lengths; {_WANTED}", path=name)
+        raise SourceError(f"{name} has no lengths; {_WANTED}")
     return dict(sorted(found.items()))
 
 
@@ -58,7 +58,7 @@ def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:
     count = _tokenizer(tokenizer) if tokenizer else None
     for number, (where, value) in enumerate(rows, 1):
         if number > MAX_LENGTHS:
-            raise SourceError("there are more than {most:,} lengths; give a sample of them", most=MAX_LENGTHS)
+            raise SourceError(f"there are more than {MAX_LENGTHS:,} lengths; give a sample of them")
         own = value if isinstance(value, list) else [value]
         if own is value and all(type(item) is int for item in own):
             value = len(own)
@@ -67,8 +67,11 @@ def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:
         elif count and all(isinstance(item, str) for item in own):
             texts += own
         else:
-            raise SourceError("{value} is no length, a whole number from 1 to below 2**31; of texts --tokenizer counts "
-                              "the tokens", value=repr(value)[:60], where=where)  # fmt: skip
+            raise SourceError(
+                f"{repr(value)[:60]} is no length, a whole number from 1 to below 2**31; of texts "
+                "--tokenizer counts the tokens",
+                where=where,
+            )
         if count and len(texts) >= _AT_ONCE:
             found.update(count(texts))
             texts.clear()
@@ -89,8 +92,9 @@ def _normal(text: str) -> Iterator[int]:
 
     numbers = [float(word) if re.fullmatch(r"\d{1,10}(\.\d*)?", word) else -1.0 for word in text.split(",")]
     if len(numbers) != 4 or min(numbers) < 0 or not 1 <= numbers[2] <= numbers[3] < MAX_SIZE:
-        raise SelectionError("normal: takes MEAN,DEVIATION,LEAST,MOST, such as normal:256,64,16,512; got {given!r}",
-                             given=text[:60])  # fmt: skip
+        raise SelectionError(
+            f"normal: takes MEAN,DEVIATION,LEAST,MOST, such as normal:256,64,16,512; got {text[:60]!r}"
+        )
     mean, deviation, least, most = numbers
     for number in range(_NORMAL_COUNT):
         value = NormalDist(mean, deviation or 1e-9).inv_cdf((number + 0.5) / _NORMAL_COUNT)
@@ -99,7 +103,7 @@ def _normal(text: str) -> Iterator[int]:
 
 def _lines(path: Path, field: str = "") -> Iterator[tuple[str, str]]:
     if field:
-        raise SelectionError("{path} has one number a line; --lengths-field is for other files", path=path)
+        raise SelectionError(f"{path} has one number a line; --lengths-field is for other files")
     with path.open("rb") as file:
         for number in range(1, 2 * MAX_LENGTHS):
             raw, where = file.readline(_MAX_LINE_BYTES + 1), f"{path}:{number}"
@@ -116,7 +120,7 @@ def _json(path: Path, field: str) -> _Rows:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SourceError("this is no JSON: {reason}", reason=str(error)[:100], where=where) from None
+            raise SourceError(f"this is no JSON: {str(error)[:100]}", where=where) from None
         yield where, row[_field(row, field, where)] if isinstance(row, Mapping) else row
 
 
@@ -133,8 +137,10 @@ def _parquet(path: Path, field: str) -> _Rows:
     except ImportError:
         version = "0"
     if int(version.partition(".")[0]) < _LEAST_PYARROW:
-        raise SourceError("{path}: Parquet needs pyarrow {version} or newer ('pip install pyarrow'); or write the "
-                          "lengths to a .csv", path=path, version=_LEAST_PYARROW)  # fmt: skip
+        raise SourceError(
+            f"{path}: Parquet needs pyarrow {_LEAST_PYARROW} or newer ('pip install pyarrow'); or "
+            "write the lengths to a .csv"
+        )
     table = ParquetFile(path)
     name = _field(dict.fromkeys(table.schema_arrow.names), field, str(path))
     for batch in table.iter_batches(columns=[name]):
@@ -147,8 +153,9 @@ _READERS: dict[str, Callable[[Path, str], _Rows]] = {".jsonl": _json, ".csv": _c
 def _field(row: Mapping[str, Any], field: str, where: str) -> str:
     name = field or next((name for name in _FIELDS if name in row), next(iter(row)) if len(row) == 1 else _FIELDS[0])
     if name not in row:
-        raise SourceError("no field {name!r}, which --lengths-field names; {words}", name=name[:60],
-                          words=suggestion(name[:60], map(str, row)), where=where)  # fmt: skip
+        raise SourceError(
+            f"no field {name[:60]!r}, which --lengths-field names; {suggestion(name[:60], map(str, row))}", where=where
+        )
     return name
 
 
@@ -158,8 +165,9 @@ def _tokenizer(name: str) -> Callable[[list[str]], Iterable[int]]:
     folder = path if path.exists() else cached_folder(name) or path
     file = folder / "tokenizer.json" if folder.is_dir() else folder
     if not file.is_file():
-        raise SourceError("{name}: there is no tokenizer.json; give a folder with one, or a model in the Hugging Face "
-                          "cache", name=name[:100])  # fmt: skip
+        raise SourceError(
+            f"{name[:100]}: there is no tokenizer.json; give a folder with one, or a model in the Hugging Face cache"
+        )
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))

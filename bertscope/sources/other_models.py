@@ -171,8 +171,7 @@ class OtherSource:
     def require(self, ability: str) -> NoReturn:
         """Raise SelectionError with the remedy."""
         remedy = _REMEDIES.get(ability, _REMEDY)
-        raise SelectionError("{name} is {family}; {ability} is for BERTs only; {remedy}", name=self.name,
-                             family=self.family, ability=ability, remedy=remedy, where=self.where)  # fmt: skip
+        raise SelectionError(f"{self.name} is {self.family}; {ability} is for BERTs only; {remedy}", where=self.where)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,14 +20,14 @@ def read_plan(path: str | os.PathLike[str]) -> PlanReport:
     file = Path(path)
     with readable(path):
         if not file.exists():
-            raise SourceError("{path} does not exist; {words}", path=file, words=_WANTED)
+            raise SourceError(f"{file} does not exist; {_WANTED}")
     try:
         report = from_json(read_text(file))
         if not isinstance(report, PlanReport) or not report.rows:
-            raise SourceError("{path} is no plan; {words}", path=file, words=_WANTED)
+            raise SourceError(f"{file} is no plan; {_WANTED}")
         Checkpointing.parse(report.rows[0].checkpointing)
     except BertscopeError as error:
         raise error.at(f"{file}") from None
     if not report.fits:
-        raise SourceError("{path}: no plan in it fits; {words}", path=file, words=_WANTED)
+        raise SourceError(f"{file}: no plan in it fits; {_WANTED}")
     return report

@@ -10,7 +10,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import BertscopeError, SourceError, Text
+from bertscope.errors import BertscopeError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.settings.resolve import Layer
@@ -223,9 +223,7 @@ def _apply(key: str, value: Any, given: Mapping[str, Any], fields: Fields, entry
     try:
         found = _fields(key, value, given)
     except ValueError as error:
-        raise entry.error(
-            Text("{name} must be {rule}; got {given!r:.40}", name=key, rule=error, given=value), key
-        ) from None
+        raise entry.error(f"{key} must be {error}; got {value!r:.40}", key) from None
     except NotModelledError as reason:
         return "not_modelled", str(reason)
     if "precision" in fields.keys() & found.keys() and fields["precision"] != found["precision"]:

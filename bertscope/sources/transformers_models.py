@@ -252,10 +252,10 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
     takes_it = name in family or getattr(model_class, "config_class", None) is config_class
     if not isinstance(model_class, type) or not takes_it:
         raise ConfigError(
-            "unknown architecture {name!r} for a {family}; {words}", field="architecture", name=name[:60],
-            family=source.model_type,
-            words=suggestion(name, set(family)) if family else "give the name of its class with --architecture",
-        )  # fmt: skip
+            f"unknown architecture {name[:60]!r} for a {source.model_type}; "
+            f"{suggestion(name, set(family)) if family else 'give the name of its class with --architecture'}",
+            field="architecture",
+        )
     return model_class
 
 

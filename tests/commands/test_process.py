@@ -83,7 +83,7 @@ def test_debug_before_and_after_the_command_or_in_the_environment_shows_the_trac
 def test_a_broken_package_is_one_line_and_exit_code_70(tmp_path, name):
     (tmp_path / f"{name}.py").write_text("raise ImportError('libbroken.so: cannot open')\n")
     path = f"{tmp_path}{os.pathsep}{ROOT}"
-    done = spawn("count", "bert-tiny", "--lang", "zh", env=ENV | {"PYTHONPATH": path}, cwd=tmp_path / "..")
+    done = spawn("tree", "bert-tiny", env=ENV | {"PYTHONPATH": path}, cwd=tmp_path / "..")
     assert (done.returncode, done.stdout) == (70, "")
     assert one_line(done.stderr, 70)
     assert "ImportError: libbroken.so" in done.stderr
@@ -313,22 +313,22 @@ def test_a_signal_ends_profile_and_its_child_with_the_documented_code(folder, na
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_whose_exception_a_library_replaces_ends_the_run_all_the_same(tmp_path, name, code):
-    (tmp_path / "rich.py").write_text(
+    (tmp_path / "yaml.py").write_text(
         "import os, signal\ntry:\n"
         f"    os.kill(os.getpid(), signal.{name})\n    import time; time.sleep(9)\n"
         "except BaseException:\n    raise AttributeError('half imported') from None\n"
     )
-    done = spawn("presets", "--lang", "zh", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 def test_a_signal_inside_a_destructor_is_sent_again(tmp_path):
-    (tmp_path / "rich.py").write_text(
+    (tmp_path / "yaml.py").write_text(
         "import os, signal, time\nclass Late:\n    def __del__(self):\n"
         "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(1)\nLate()\ntime.sleep(30)\n"
     )
     started = time.monotonic()
-    done = spawn("presets", "--lang", "zh", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert (done.returncode, done.stderr) == (143, "")
     assert time.monotonic() - started < 30
 

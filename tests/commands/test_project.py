@@ -86,18 +86,6 @@ def test_the_head_of_the_project_is_not_for_counts_and_other_models(cli, folder)
     assert result.json["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 3
 
 
-def test_the_language_of_the_project_is_that_of_all_commands_unless_one_is_given(cli, folder):
-    (folder / "pyproject.toml").write_text('[tool.bertscope]\nlang = "zh"\n')
-    result = cli("estimate", "bert-tiny", "--seq", "8")
-    assert "\u5cf0\u503c" in result.out
-    assert f"note: {folder / 'pyproject.toml'} \u8bbe\u5b9a\u4e86 zh\n" in result.err
-    assert cli("estimate", "bert-tiny", "--seq", "8", "--lang", "en").out.startswith("peak ")
-    assert (
-        "--batch \u53ef\u7528\uff1a\u4ece 1 \u5230\u5c0f\u4e8e 2**31 \u7684\u6574\u6570"
-        in cli("estimate", "bert-tiny", "--batch", "x").err
-    )
-
-
 def test_the_table_is_for_the_command_line_only(folder):
     assert bertscope.estimate("bert-tiny", seq=8).run.precision == "fp32"
 
@@ -115,7 +103,7 @@ def test_the_table_is_for_the_command_line_only(folder):
         ),
         ('head = "BertModel"', "there is no setting 'head'; it is architecture now"),
         ('architecture = "Bert"', "architecture: unknown architecture 'Bert'; did you mean 'BertModel'?"),
-        ('lang = "fr"', "lang must be one of en, zh; got 'fr'"),
+        ('lang = "zh"', "lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'"),
         ("gpu = ", "not valid TOML"),
         ("[[tool.bertscope.gpu]]", "gpu takes a word such as "),
         (f"check = {'[' * 5000}", "not valid TOML"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from bertscope.errors import SelectionError, Text, one_line
+from bertscope.errors import SelectionError, one_line
 from bertscope.processes.child import Child
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.reports.base import FAILED
@@ -164,7 +164,7 @@ class _PointWorker(Worker):
         """Return the next message; `failed` with a text if the process ends or is silent."""
         found = self.receive(timeout_seconds)
         if found is None:
-            return "failed", Text("ran for longer than {seconds:g} s", seconds=timeout_seconds)
+            return "failed", f"ran for longer than {timeout_seconds:g} s"
         return ("failed", self.death()) if found[0] == ENDED else found
 
 

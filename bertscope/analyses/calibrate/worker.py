@@ -50,17 +50,17 @@ def work() -> None:
     """Read the point and the card from standard input, prepare, wait for the word to go, and measure."""
     from bertscope.analyses.calibrate.card import Card
 
-    say = sender()
+    send = sender()
     set_up_process()
     gc.disable()  # until the point is measured: collections over torch's objects double the time of an estimate
-    measure_point(sys.stdin.buffer.readline, say, Card())
+    measure_point(sys.stdin.buffer.readline, send, Card())
 
 
-def measure_point(read: Callable[[], bytes], say: Callable[[str, Any], None], card: Any) -> None:
+def measure_point(read: Callable[[], bytes], send: Callable[[str, Any], None], card: Any) -> None:
     """Measure the point of the first line, which is empty for the observer of the free memory."""
     job = json.loads(read())
     if job["point"] is None:
-        _observe(read, say, card)
+        _observe(read, send, card)
         return
     from bertscope.analyses.calibrate.card import hidden_card
 
@@ -68,25 +68,25 @@ def measure_point(read: Callable[[], bytes], say: Callable[[str, Any], None], ca
     try:
         with hidden_card():
             prepared = Preparation(row, tuple(job["capability"]), job["memory_bytes"])
-        say("ready", None)
+        send("ready", None)
         words = read().split()
         if words:
             gc.enable()
             gc.collect()
-            say("row", _measured(prepared, card, int(words[1])))
+            send("row", _measured(prepared, card, int(words[1])))
     except Exception as error:
-        say("row", replace(row, outcome=FAILED, reason=f"{type(error).__name__}: {error}"[:300]))
+        send("row", replace(row, outcome=FAILED, reason=f"{type(error).__name__}: {error}"[:300]))
 
 
-def _observe(read: Callable[[], bytes], say: Callable[[str, Any], None], card: Any) -> None:
+def _observe(read: Callable[[], bytes], send: Callable[[str, Any], None], card: Any) -> None:
     """Send the machine, then the free memory of the device for each line."""
     try:
         card.start()
-        say("machine", card.machine())
+        send("machine", card.machine())
         while read():
-            say("free", card.free_bytes())
+            send("free", card.free_bytes())
     except Exception as error:
-        say("failed", str(error))
+        send("failed", str(error))
 
 
 class Preparation:

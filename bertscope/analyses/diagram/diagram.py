@@ -227,7 +227,7 @@ def _around(
     """Return one class, its parts, and the bases of all of these."""
     known = {box.name: box for box in classes}
     if name not in known:
-        raise SelectionError("no class {name!r} in this model; {words}", name=name, words=suggestion(name, known))
+        raise SelectionError(f"no class {name!r} in this model; {suggestion(name, known)}")
     links = tuple(link for link in links if link.owner == name)
     wanted, pending = set[str](), [name, *(link.part for link in links)]
     while pending:
@@ -282,9 +282,7 @@ def diagram(
     if path and not around:
         modules = dict(model.named_modules())
         if path not in modules:
-            raise SelectionError(
-                "no module {name!r} in this model; {words}", name=path, words=suggestion(path, filter(None, modules))
-            )
+            raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
         around = type(modules[path]).__name__
     return class_diagram(model, name=name, around=around, package=classes.implementation, nn_module=classes.nn_module)
 
@@ -334,4 +332,4 @@ def _row_at(rows: tuple[TreeRow, ...], path: str) -> TreeRow:
         if path in (row.path, *expand(row.path)):
             return row
     known = [row.path for row in rows if row.path]
-    raise SelectionError("no module {name!r} in this model; {words}", name=path, words=suggestion(path, known))
+    raise SelectionError(f"no module {path!r} in this model; {suggestion(path, known)}")

@@ -381,8 +381,7 @@ def _path_in(names: Mapping[str, str], path: str) -> str:
     for short, shown in names.items():
         if path == shown or path in expand(shown):
             return short
-    raise SelectionError("no module {name!r} in this model; {words}", name=path,
-                         words=suggestion(path, filter(None, names.values())))  # fmt: skip
+    raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, names.values()))}")
 
 
 def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:

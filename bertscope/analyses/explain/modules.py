@@ -305,7 +305,7 @@ def _at(root: Node, walk: "_ModuleWalk", path: str, prefix: str) -> Node:
         if path and (single or several):
             return fold(single) if single else several  # type: ignore[return-value]  # one of them is a node
     known = [node.path for node in walk.root.walk() if node.path]
-    raise SelectionError("no module is called {name!r}; {words}", name=path[:100], words=suggestion(path, known))
+    raise SelectionError(f"no module is called {path[:100]!r}; {suggestion(path, known)}")
 
 
 class _ModuleWalk:

@@ -20,7 +20,7 @@ from bertscope.analyses.params import count
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
 from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.config import HEADS, BertConfig
-from bertscope.errors import SelectionError, Text, suggestion
+from bertscope.errors import SelectionError, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
 from bertscope.model.outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from bertscope.reports.base import Note
@@ -450,10 +450,10 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
     if not found:
         hint = suggestion(path, [*SECTIONS, *(name for step in steps for name in (step.path, step.name) if name)])
         if (asked := layers_in(path)) and asked.last not in every:
-            hint = Text("the layers are {names}", names=every)
+            hint = f"the layers are {every}"
         elif "did" not in hint:
-            hint = Text("try {names}", names=", ".join(("embeddings", "layer", *SECTIONS)))
-        raise SelectionError("no step is called {name!r}; {words}", name=path[:100], words=hint)
+            hint = f"try {', '.join(('embeddings', 'layer', *SECTIONS))}"
+        raise SelectionError(f"no step is called {path[:100]!r}; {hint}")
     return tuple(found)
 
 

@@ -27,7 +27,7 @@ from bertscope.analyses.parallel.strategies import layers_of, zero_ranks
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.analyses.tracing.losses import loss_function
-from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, Text, UnknownValueError, one_line
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.losses import mini_batch
 from bertscope.settings.run_config import FREED, RunConfig
@@ -186,7 +186,7 @@ def module_trace(
         )
     if not run_config.compile:
         names = ", ".join(path or "the whole model" for path in paths[:3]) + (" ..." if paths[3:] else "")
-        text = Text("compiled: {modules}; estimated as torch.compile runs it with inductor", modules=names)
+        text = f"compiled: {names}; estimated as torch.compile runs it with inductor"
         warnings.warn(BertscopeWarning(text), stacklevel=2)
     module = without_compiler(module)
     try:
@@ -195,12 +195,12 @@ def module_trace(
     except Exception as error:  # of dynamo, inductor or a name that this torch has not; an eager step shows any other
         if isinstance(error, BertscopeError) and not isinstance(error, UnknownValueError):
             raise
-        text = Text(
-            "estimated as eager: torch {version} compiles nothing of it on fake tensors ({reason}); the peaks of "
-            "compiled steps of {count} encoders were {low} to {high} times those of eager ones",
-            version=torch.__version__, reason=one_line(str(error), limit=160), count=_ENCODERS, low=_LOWEST,
-            high=_HIGHEST,
-        )  # fmt: skip
+        text = (
+            f"estimated as eager: torch {torch.__version__} compiles nothing of it on fake "
+            f"tensors ({one_line(str(error), limit=160)}); "
+            f"the peaks of compiled steps of {_ENCODERS} encoders were {_LOWEST} to {_HIGHEST} times "
+            "those of eager ones"
+        )
     warnings.warn(BertscopeWarning(text), stacklevel=2)
     return _traced(module, inputs, eager, loss, layer_path)
 

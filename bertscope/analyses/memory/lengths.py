@@ -84,8 +84,10 @@ class Data:
                 most, rest = most + min(rest, self.counts[length]) * length, max(rest - self.counts[length], 0)
             yield Batching("unpadded", {self._even(-(-self.tokens // steps)): steps}, unpadded, self._even(most))
         if 0 < max(packed, padded) < self.longest:
-            raise SelectionError("a sequence has {most:,} tokens, more than --tokens-per-batch {tokens:,}; give more, "
-                                 "or cut the sequences with --seq", most=self.longest, tokens=padded)  # fmt: skip
+            raise SelectionError(
+                f"a sequence has {self.longest:,} tokens, more than --tokens-per-batch {padded:,}; give "
+                "more, or cut the sequences with --seq"
+            )
         if packed >= self.longest:
             shapes = self._packed(packed)
             yield Batching("packed", shapes, packed, max(shapes))

@@ -21,7 +21,7 @@ from bertscope.analyses.memory.fit import Fitter, fitter_for
 from bertscope.analyses.memory.growth import LARGEST_BATCH, largest
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
-from bertscope.errors import BertscopeError, SelectionError, Text
+from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Note
@@ -290,7 +290,7 @@ class PlanSearch:
         """Return a plan with its memory; without a space that of the run without recomputation."""
         if (space, counts) in self.rows:
             return self.rows[space, counts]
-        progress(Text("plan {number}", number=len(self.rows) + 1))
+        progress(f"plan {len(self.rows) + 1}")
         lists = space.in_lists(counts) if space else ()
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         again = run.accumulate * space.flops_again(counts) if space else 0
@@ -390,7 +390,7 @@ def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
     """Return the search with the micro-batch of a batch of an optimizer step, after it."""
     run = search.run_config
     if run.mode != TRAINING:
-        raise SelectionError("a plan is for training; {mode} keeps nothing for a backward pass", mode=run.mode)
+        raise SelectionError(f"a plan is for training; {run.mode} keeps nothing for a backward pass")
     if run.reentrant:
         raise SelectionError("reentrant checkpointing keeps no operators; leave reentrant out")
     total = batch_total or 0
@@ -423,10 +423,11 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
             keys = (key for key in pair[0] | pair[1] if pair[0].get(key) != pair[1].get(key))
             pair = [f"{key} {config.get(key)}" for key in islice(keys, 1) for config in pair] or ["", ""]
         if pair[0] != pair[1]:
-            raise SelectionError("the plan is for another {name}: {planned}, and this model has {found}; make a plan "
-                                 "for it", name=name, planned=pair[0], found=pair[1])  # fmt: skip
+            raise SelectionError(
+                f"the plan is for another {name}: {pair[0]}, and this model has {pair[1]}; make a plan for it"
+            )
     if (lora := row.changes.get("lora")) and not found.lora:
-        raise SelectionError("the plan is for adapters: give them by --lora {lora}", lora=lora)
+        raise SelectionError(f"the plan is for adapters: give them by --lora {lora}")
     versions = ("bertscope_version", "torch_version", "implementation")
     if all(getattr(planned, name) == getattr(found, name) for name in versions):
         return
@@ -438,10 +439,12 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
         names = {(item.name, item.number, item.module) for item in operators.get(own.path, ())}
         for item in own.kept:
             if (item.name, item.number, item.module) not in names:
-                raise SelectionError("the plan was made by {made}, and now the layers of {path} call no {name}.{number}"
-                                     " in {module}; make it again", made=made, path=own.path, name=item.name,
-                                     number=item.number, module=item.module)  # fmt: skip
+                raise SelectionError(
+                    f"the plan was made by {made}, and now the layers of {own.path} call no {item.name}.{item.number} "
+                    f"in {item.module}; make it again"
+                )
     peak = steps.trace(run.changed(checkpointing=row.checkpointing)).peak_bytes
     if peak != row.peak_bytes:
-        raise SelectionError("the plan was made by {made} for a peak of {planned:,} bytes, which is {peak:,} now; make "
-                             "it again", made=made, planned=row.peak_bytes, peak=peak)  # fmt: skip
+        raise SelectionError(
+            f"the plan was made by {made} for a peak of {row.peak_bytes:,} bytes, which is {peak:,} now; make it again"
+        )

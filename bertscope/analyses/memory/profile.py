@@ -16,7 +16,7 @@ from bertscope import __version__
 from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.system_memory import available_bytes
-from bertscope.errors import SelectionError, Text, one_line
+from bertscope.errors import SelectionError, one_line
 from bertscope.processes.child import Child, ForkedChild, ForkServer, can_fork
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import detailed, progress
@@ -188,7 +188,7 @@ class _Child:
         if self.problem is not None or self.watch is not None:
             return
         self.is_in_turn = in_turn
-        self.sent.stage = Text("timing step {number} of {steps}", number=number + 1, steps=self.job.steps)
+        self.sent.stage = f"timing step {number + 1} of {self.job.steps}"
         shown = detailed(*((self.sent.stage, self.name) if in_turn else (self.name, self.sent.stage)))
         self._ask("step", "seconds", lambda: shown)
 
@@ -217,7 +217,7 @@ class _Child:
             # Earlier requests may have taken all the time.
             is_late = self.left_seconds < 0 or (not is_answered and time.monotonic() > deadline)
             if is_late and self.problem is None:
-                self.problem = ("timeout", Text("ran for longer than {seconds:g} s", seconds=self.timeout_seconds))
+                self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
             if self.watch is not None:
                 self._look_at_ranks()
             if self.problem is None:
@@ -284,35 +284,27 @@ def _message(line: bytes) -> tuple[str, Any]:
 
 def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
     """Return a text on the failure, the stage that it happened in, and a remedy."""
-    taken = Text(", of which torch and Python take {size}", size=bytes_text(sent.taken)) if sent.taken else ""
+    taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
     limit: str = ""
     if job.memory_limit_bytes:
-        limit = Text(" (limit {size}{words})", size=bytes_text(job.memory_limit_bytes), words=taken)
+        limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})"
     words = {
-        "out of memory": Text("ran out of memory{words_limit}", words_limit=limit),
+        "out of memory": f"ran out of memory{limit}",
         "failed": f"failed: {one_line(text, limit=300)}",
-        "died": Text("{words}{words_limit}", words=text, words_limit=limit),
+        "died": f"{text}{limit}",
     }
     happened = words.get(kind, text)
     expected: str = ""
     if sent.estimated is not None:
-        expected = Text("; the estimate is {size}", size=bytes_text(sent.estimated.peak.peak_bytes))
-    parts: dict[str, Any] = {
-        "words_who": sent.who,
-        "words": happened,
-        "words_stage": sent.stage,
-        "words_estimate": expected,
-    }
+        expected = f"; the estimate is {bytes_text(sent.estimated.peak.peak_bytes)}"
+    said = f"{sent.who} {happened} while {sent.stage}{expected}"
     others = {"interrupted": "run it again to measure",
               "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
               "hung": "the others wait for it: look at this place, or give a longer --timeout",
               "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)"}  # fmt: skip
     if kind in others:
-        return Text("{words_who} {words} while {words_stage}{words_estimate}; {words_remedy}", **parts,
-                    words_remedy=others[kind])  # fmt: skip
+        return f"{said}; {others[kind]}"
     is_saving = job.run_config.checkpointing == NONE and job.run_config.mode != "inference"
-    last = ", or a longer --timeout" if kind == "timeout" else ", or a higher --memory-limit"
-    return Text("{words_who} {words} while {words_stage}{words_estimate}; try a smaller --batch or "
-                "--seq{words_checkpointing}{words_last}", **parts,
-                words_checkpointing=", --checkpointing" if is_saving else "",
-                words_last=last if kind == "timeout" or job.memory_limit_bytes else "")  # fmt: skip
+    last = ", or a higher --memory-limit" if job.memory_limit_bytes else ""
+    last = ", or a longer --timeout" if kind == "timeout" else last
+    return f"{said}; try a smaller --batch or --seq{', --checkpointing' if is_saving else ''}{last}"

@@ -107,7 +107,7 @@ def set_up_process() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def set_memory_limit(job: Job, say: Say) -> None:
+def set_memory_limit(job: Job, send: Say) -> None:
     """Set the memory limit; of a process without a GPU, send the bytes of it that torch and Python already use.
 
     The limit starts after the imports: a library that runs out of memory while it loads may hang.
@@ -123,7 +123,7 @@ def set_memory_limit(job: Job, say: Say) -> None:
     import resource
 
     torch.ones(2**20).add_(1)  # starts the threads now: OpenMP ends the process if it has no memory for them
-    say("taken", status_bytes("VmData") or 0)
+    send("taken", status_bytes("VmData") or 0)
     resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
 
 
@@ -140,20 +140,20 @@ def job_error(error: Exception, job: Job) -> tuple[str, str]:
     return "failed", f"{type(error).__name__}: {text}"
 
 
-def estimate_job(job: Job, say: Say) -> int:
+def estimate_job(job: Job, send: Say) -> int:
     """Send the estimate, and return the FLOPs of a step."""
     from bertscope.analyses.memory.steps import Steps, break_even, estimate_memory
 
-    say("stage", "estimating")
+    send("stage", "estimating")
     steps = Steps(job.source)
     if job.source.bert_config is None:
-        say("subject", steps.facts(job.run_config).subject)
+        send("subject", steps.facts(job.run_config).subject)
     with suppress(UnknownValueError):  # then there is only the measurement
         found = estimate_memory(job.source, job.run_config, steps)
-        say("estimated", found)
+        send("estimated", found)
         if job.beside is not None and job.source.layer_path and found.peak.peak_bytes >= job.beside_peak_bytes:
             growths = steps.growth(job.beside), steps.growth(job.run_config)
-            say("outlook", break_even(*growths, above=job.beside.batch))
+            send("outlook", break_even(*growths, above=job.beside.batch))
     return steps.flops(job.run_config)
 
 

@@ -35,33 +35,33 @@ from bertscope.reports.memory import Timing
 
 def main() -> None:
     """Read a job from standard input and run it."""
-    say = sender()
+    send = sender()
     job = Job.from_json(sys.stdin.buffer.readline())
     set_up_process()
     gc.disable()  # until the real model is built: collections over torch's objects double the time of an estimate
     try:
-        (run if job.launch is None else launch)(job, say)
+        (run if job.launch is None else launch)(job, send)
     except Exception as error:
-        say(*job_error(error, job))
+        send(*job_error(error, job))
 
 
-def launch(job: Job, say: Say) -> None:
+def launch(job: Job, send: Say) -> None:
     """Start the ranks of the job, which run the step."""
     from bertscope.analyses.memory.ranks.launcher import launch_ranks
 
-    launch_ranks(job, say)
+    launch_ranks(job, send)
 
 
-def run(job: Job, say: Say) -> None:
+def run(job: Job, send: Say) -> None:
     """Run every stage: the estimate, the memory of the real step, then the steps without the profiler."""
-    say("stage", "loading torch")
+    send("stage", "loading torch")
     from bertscope.torch_access import torch
 
     if job.run_config.device == "cuda" and not torch.cuda.is_available():
         raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    flops = estimate_job(job, say)
+    flops = estimate_job(job, send)
     from bertscope.analyses.memory.profiler_run import real_step
     from bertscope.analyses.tracing.inputs import running
 
@@ -69,15 +69,15 @@ def run(job: Job, say: Say) -> None:
     gc.collect()
     set_malloc(M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
     torch.manual_seed(job.seed)
-    set_memory_limit(job, say)
-    say("stage", "building the model")
+    set_memory_limit(job, send)
+    send("stage", "building the model")
     step = real_step(job.source, job.run_config, job.run_config.device)
     source = job.source.implemented_by(job.run_config.implementation)
     with running(source, step.model, f"this machine's {job.run_config.device.upper()}", job.run_config.input):
-        _time(step, job, say, Timing(warmup_seconds=_measure(step, job, say), flops=flops))
+        _time(step, job, send, Timing(warmup_seconds=_measure(step, job, send), flops=flops))
 
 
-def _measure(step: Any, job: Job, say: Say) -> float:
+def _measure(step: Any, job: Job, send: Say) -> float:
     """Measure the allocator's events in a first step, whose time is returned, and the process in a second."""
     from bertscope.analyses.memory.profiler_run import measured, measured_device_terms
     from bertscope.analyses.memory.snapshot import snapshot
@@ -88,28 +88,28 @@ def _measure(step: Any, job: Job, say: Say) -> float:
     @contextmanager
     def stage(name: str) -> Iterator[None]:
         """Send the phase of a step before the measured one."""
-        say("stage", f"in the {name} phase of the first steps")
+        send("stage", f"in the {name} phase of the first steps")
         yield
 
     step.run_first_steps(stage)
     started = time.perf_counter()
-    trace = measured(step, lambda name: say("stage", f"in the {name} phase of the measured step"))
+    trace = measured(step, lambda name: send("stage", f"in the {name} phase of the measured step"))
     if step.device == "cuda":
         torch.cuda.synchronize()
     warmup = time.perf_counter() - started
     terms = measured_device_terms(step) if step.device == "cuda" else None
     if terms is None:
-        say("stage", "measuring the process")
+        send("stage", "measuring the process")
         if process := high_water(step.run):
-            say("process", process)
+            send("process", process)
     if job.wants_snapshot:
-        say("snapshot", b64encode(snapshot(trace)).decode())
-    say("machine", machine_name(step.device))
-    say("measured", memory(trace, "measured", row_paths(step.model), terms))
+        send("snapshot", b64encode(snapshot(trace)).decode())
+    send("machine", machine_name(step.device))
+    send("measured", memory(trace, "measured", row_paths(step.model), terms))
     return warmup
 
 
-def _time(step: Any, job: Job, say: Say, timing: Timing) -> None:
+def _time(step: Any, job: Job, send: Say, timing: Timing) -> None:
     """Time a step without the profiler for each line of input.
 
     Unless memory is limited, malloc keeps freed memory as it does by default.
@@ -119,6 +119,6 @@ def _time(step: Any, job: Job, say: Say, timing: Timing) -> None:
     if job.memory_limit_bytes is None:
         set_malloc(M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
         set_malloc(M_TRIM_THRESHOLD, 2**26)
-    say("timing", timing)
+    send("timing", timing)
     for _ in sys.stdin.buffer:
-        say("seconds", step_seconds(step))
+        send("seconds", step_seconds(step))

@@ -17,7 +17,7 @@ from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, MemoryGrow
 from bertscope.analyses.memory.summary import estimated, memory_report
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import is_saved, saved
-from bertscope.errors import BertscopeError, Text
+from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
@@ -212,7 +212,7 @@ def estimate_report(
     facts = steps.facts(run_configs[0])
     variants: list[Variant] = []
     for run_config in run_configs:
-        progress(Text("estimating {strategy}", strategy=run_config.checkpointing))
+        progress(f"estimating {run_config.checkpointing}")
         trace = steps.trace(run_config)
         found = estimated(trace, steps.other_peak_bytes(run_config), run_config, facts.rows, card)
         variant = Variant(

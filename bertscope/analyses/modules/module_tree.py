@@ -191,9 +191,10 @@ def _repeated(layers: tuple[Node, ...], path: str, copies: int) -> Node:
     """Return two equal layers as one node with these copies; raises SelectionError if they differ."""
     one, *others = map(fold, layers)
     if any(other.likeness != one.likeness or other.same_as for other in others):
-        raise SelectionError("{count:,} layers are counted from two equal ones, and those of {path} differ; leave out "
-                             "what concerns single layers, or lower num_hidden_layers to {most}",
-                             count=copies, path=path, most=MAX_BUILT_LAYERS)  # fmt: skip
+        raise SelectionError(
+            f"{copies:,} layers are counted from two equal ones, and those of {path} differ; leave "
+            f"out what concerns single layers, or lower num_hidden_layers to {MAX_BUILT_LAYERS}"
+        )
     return _named(replace(one, copies=copies))
 
 

@@ -112,9 +112,10 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
         chosen = [parameter for path, parameter in named if any(fnmatchcase(path, form) for form in forms)]
         if not chosen:
             tops = sorted({path.split(".")[0] for path, _ in named})
-            raise SelectionError("the pattern {pattern!r} matches no parameter; use a glob ('*.bias') or whole "
-                                 "parts of a path ('embeddings', 'encoder.layer.0'); the top modules are {names}",
-                                 pattern=pattern, names=", ".join(tops))  # fmt: skip
+            raise SelectionError(
+                f"the pattern {pattern!r} matches no parameter; use a glob ('*.bias') or whole parts of a "
+                f"path ('embeddings', 'encoder.layer.0'); the top modules are {', '.join(tops)}"
+            )
         for parameter in chosen:
             parameter.requires_grad_(False)
 

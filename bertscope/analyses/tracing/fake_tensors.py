@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from bertscope.analyses.tracing.inputs import running, with_values
-from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, SourceError, Text
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, SourceError
 from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
@@ -335,8 +335,10 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ..
         found = first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
     else:
         found = first.new_empty(torch.broadcast_shapes(first.shape, args[1].shape).numel())
-    text = Text("{name}: the values of labels and ids are not known, so all are taken as valid, the upper bound",
-                name=operator_name(operator))  # fmt: skip
+    text = (
+        f"{operator_name(operator)}: the values of labels and ids are not known, so all are taken "
+        "as valid, the upper bound"
+    )
     warnings.warn(BertscopeWarning(text), stacklevel=2)
     return found
 
@@ -431,6 +433,6 @@ class DataDependentAnswers:
         """
         known = getattr(asked, _KNOWN, otherwise)
         if known is not None and getattr(asked, _CHANCE, False):
-            text = Text("a random number decides if some code runs; the likelier case is taken")
+            text = "a random number decides if some code runs; the likelier case is taken"
             warnings.warn(BertscopeWarning(text), stacklevel=2)
         return operator(asked) if known is None else known

@@ -322,11 +322,9 @@ _DERIVED: dict[str, Callable[[Any, int], tuple[int, ...]]] = {
 def check_sizes(batch: int, seq: int, most: int, limit: str) -> None:
     """Raise SelectionError for a batch, or a length above `most`, that no tensor has; `limit` is `most` in words."""
     if not 1 <= batch < MAX_SIZE:
-        raise SelectionError("{name} must be at least 1 and below 2**31; got {given}", name="batch", given=batch)
+        raise SelectionError(f"batch must be at least 1 and below 2**31; got {batch}")
     if not 1 <= seq <= most:
-        raise SelectionError(
-            "{name} must be at least 1 and at most {most}; got {given}", name="seq", most=limit, given=seq
-        )
+        raise SelectionError(f"seq must be at least 1 and at most {limit}; got {seq}")
 
 
 def positions(module: nn.Module) -> int:

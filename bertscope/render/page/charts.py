@@ -12,7 +12,6 @@ from bertscope.render.console import ROLES, variable
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.params import CountReport, CountRow, TreeReport
-from bertscope.texts import phrase, say
 from bertscope.units import count_text, flops_text, share_text
 
 # The role of a module -> the names and classes of that module or of one around it, of BERTs and of other families.
@@ -42,7 +41,7 @@ def _color(path: str, types: Mapping[str, str]) -> str:
 
 def roles(shown: Sequence[str]) -> dict[str, str]:
     """Return the roles that have one of the colours shown, with their colours."""
-    colors = {phrase(name): variable("role", name) for name in ROLES}
+    colors = {name: variable("role", name) for name in ROLES}
     return {name: color for name, color in colors.items() if color in shown}
 
 
@@ -57,7 +56,7 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
         "kind": "map",
         "scale": "parameters",
         "top": sizes[""],
-        "whole": say("whole"),
+        "whole": "Back",
         "nodes": [
             (
                 -1 if parent is None else places[parent],
@@ -117,7 +116,7 @@ def _hover(path: str, sizes: dict[str, int], leaves: dict[str, list[CountRow]], 
         lines.append((f"{len(rows)} x " if len(rows) > 1 else "") + str(list(rows[0].shapes[0] or ())))
     whole = sizes[""]
     share = share_text(sizes[path] / whole if whole else 0)
-    return [*lines, say("map_size", count=count_text(sizes[path]), share=share)]
+    return [*lines, f"{count_text(sizes[path])} parameters, {share}"]
 
 
 def flops_bars(report: FlopsReport) -> dict[str, Any]:
@@ -135,11 +134,11 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
         "kind": "bars",
         "scale": "flops",
         "top": bars[0][0] if bars else 1,
-        "x": say("axis_flops"),
+        "x": "forward FLOPs, matrix products",
         "bars": [
             (
                 _named(path),
-                say("itself", name=_short(path)) if path in inner else _short(path),
+                f"{_short(path)} itself" if path in inner else _short(path),
                 flops,
                 f"{_exact(flops)}, {share_text(flops / whole)}",
                 _color(path, types),
@@ -154,7 +153,7 @@ def _exact(flops: int) -> str:
 
 
 def _named(path: str) -> str:
-    return path or say("whole_model")
+    return path or "(model)"
 
 
 def _short(path: str) -> str:
@@ -171,7 +170,7 @@ def lengths(report: FlopsReport) -> dict[str, Any]:
         "scale": "lengths",
         "top": max(flops for _, flops in points) or 1,
         "longest": points[-1][0],
-        "x": say("axis_length"),
-        "y": say("axis_flops"),
+        "x": "sequence length",
+        "y": "forward FLOPs, matrix products",
         "points": [(seq, flops, _exact(flops)) for seq, flops in points],
     }

@@ -28,12 +28,11 @@ from bertscope.render.tree import tree_table
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.memory import NO, YES, FitReport, Memory, Variant
+from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, Memory, Variant
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
-from bertscope.texts import phrase, say
 from bertscope.units import bytes_text, count_text, flops_text, html_text
 
 
@@ -123,6 +122,7 @@ def _model_words(subject: Subject) -> str:
     return _joined(*(f"--{key} {shlex.quote(value)}" for key, value in given.items() if value and not is_own))
 
 
+_HEADINGS = {YES: "Fits", UNCERTAIN: "May fit", NO: "Does not fit"}
 RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
 
 
@@ -134,25 +134,29 @@ def verdict(model: ModelPart) -> dict[str, Any]:
     known = [variant.memory.peak.peak_bytes for variant in model.memory.variants if variant.memory]
     has_no_effect = any(size >= known[0] for size in known[1:])
     if has_no_effect:
-        rows.append((_sentence(say("checkpointing")), list(conclusions(model.memory))))
+        rows.append((_sentence("checkpointing"), list(conclusions(model.memory))))
     if asked is None or fit is None:
-        answer, heading = "unasked", say("heading_unasked", peak=peak)
+        answer, heading = "unasked", f"Peak {peak}"
         assumed = [subtitle(model.memory), run_text(model.memory.run)]
     else:
         wanted = model.memory.run.precision, first.checkpointing
         row = next(row for row in asked.rows if (row.precision, row.checkpointing) == wanted)
-        answer, heading = row.answer, say(f"heading_{row.answer}", place=place(fit))
+        answer, heading = row.answer, f"{_HEADINGS[row.answer]} {place(fit)}"
         if row.answer == NO:
-            sentences.append(say("short_of", bytes=missing_text(asked, row)))
+            sentences.append(f"It is short by {missing_text(asked, row)}.")
         if row.answer != YES and (others := [fit_words.way_of(other) for other in asked.rows if other.answer == YES]):
-            sentences.append(say("other_ways", ways=say("semicolon").join(others)))
-        largest = say("semicolon").join(
-            say("largest_of" if found.fits else "none_fits", batch=count_text(found.batch), way=fit_words.way_of(found))
+            sentences.append(f"This batch fits with {'; '.join(others)}.")
+        largest = "; ".join(
+            (
+                f"{count_text(found.batch)} with {fit_words.way_of(found)}"
+                if found.fits
+                else f"none with {fit_words.way_of(found)}"
+            )
             for found in fit.rows
         )
-        rows.insert(0, (say("largest"), [largest]))
+        rows.insert(0, ("Largest batch", [largest]))
         assumed = [subtitle(fit), *settings(fit)]
-    rows.append((say("assumed_title"), [say("comma").join(assumed)]))
+    rows.append(("Assumed", [", ".join(assumed)]))
     return {
         "answer": answer,
         "heading": heading,
@@ -165,15 +169,15 @@ def verdict(model: ModelPart) -> dict[str, Any]:
 
 def _needs(model: ModelPart, variant: Variant, peak: str) -> str:
     """Return the sentence on the memory of a variant: peak, on CUDA reserved, on a known GPU also its context."""
-    size = say("page_size", batch=count_text(model.batch), seq=count_text(model.seq))
-    said = {"size": size, "way": fit_words.way(model.memory.run.precision, variant.checkpointing), "peak": peak}
+    size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
+    text = f"{size}, {fit_words.way(model.memory.run.precision, variant.checkpointing)}: peak {peak}"
     if variant.memory is None or variant.memory.device is None:
-        return say("needs", **said)
+        return f"{text}."
     reserved = variant.memory.device.reserved_bytes
-    said["reserved"] = bytes_text(reserved)
+    text = f"{text} (tensors), reserved {bytes_text(reserved)} (allocator)"
     if model.fit is None:
-        return say("needs_reserved", **said)
-    return say("needs_on_card", card=bytes_text(reserved + model.fit.context_high_bytes), **said)
+        return f"{text}."
+    return f"{text}, on the card {bytes_text(reserved + model.fit.context_high_bytes)} (with the context of CUDA)."
 
 
 def _sentence(text: str) -> str:
@@ -183,7 +187,7 @@ def _sentence(text: str) -> str:
 def place(fit: FitReport) -> str:
     """Return the budget, or the GPU and its memory."""
     memory = bytes_text(fit.budget_bytes)
-    return say("place_gpu" if fit.card else "place_budget", card=fit.card.name if fit.card else "", memory=memory)
+    return f"on {fit.card.name if fit.card else ''} ({memory})" if fit.card else f"in {memory}"
 
 
 def _color(part: str) -> str:
@@ -211,13 +215,13 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         way = fit_words.way(model.memory.run.precision, strategy)
         bars.append({
             "name": way,
-            "label": say("peak_bar", way=way, parts=say("comma").join(texts.values())),
+            "label": f"parts of the memory, {way}: {', '.join(texts.values())}",
             "value": _sum_text(model, bytes_text(sum(sizes.values()))),
             "parts": [(_color(part), round(100 * size / whole, 3), texts[part]) for part, size in sizes.items()],
         })  # fmt: skip
     used = {part for _, sizes in known for part in sizes}
     memory, card = bytes_text(budget), model.fit.card if model.fit else None
-    limit = say("named", name=card.name, text=memory) if card else say("limit", memory=memory)
+    limit = f"{card.name}: {memory}" if card else f"limit {memory}"
     return {
         "bars": bars,
         "budget": round(100 * budget / whole, 3) if budget else None,
@@ -229,24 +233,24 @@ def _bars(model: ModelPart) -> dict[str, Any]:
 def _sum_text(model: ModelPart, size: str) -> str:
     """Return the sum of a bar with the name of the quantity."""
     if model.memory.run.device != CUDA:
-        return say("peak_size", size=size)
-    return say("on_card", size=size) if model.fit else say("reserved_size", size=size)
+        return f"peak {size}"
+    return f"{size} on the card" if model.fit else f"reserved {size}"
 
 
 def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
     """Return names, figures, their exact values and how each was obtained; `are_tied`: with the sum over layers."""
     totals = model.tree.totals
-    how = say("comma").join((say("batch", count=count_text(model.batch)), say("sequence", count=count_text(model.seq))))
+    how = ", ".join((f"batch {count_text(model.batch)}", f"sequence {count_text(model.seq)}"))
     flops = (
-        (say("forward_pass"), model.flops.rows[0].total.matmul_flops),
-        (say("training_step"), model.training.rows[0].total.matmul_flops),
+        ("Forward pass", model.flops.rows[0].total.matmul_flops),
+        ("Training step", model.training.rows[0].total.matmul_flops),
     )
-    found = [(_sentence(say("unique")), count_text(totals.distinct_params), "", say("unique_how"))]
+    found = [(_sentence("unique parameters"), count_text(totals.distinct_params), "", "every tensor once")]
     if are_tied:
-        how_tied = say("layers_how" if totals.layer_params != totals.distinct_params else "nothing_tied")
-        found.append((_sentence(say("over_layers")), count_text(totals.layer_params), "", how_tied))
-    weights = say("weights_how", bf16=bytes_text(totals.bf16_bytes))
-    found.append((say("weights"), bytes_text(totals.fp32_bytes), f"{count_text(totals.fp32_bytes)} B", weights))
+        how_tied = "tied tensors at each layer" if totals.layer_params != totals.distinct_params else "nothing is tied"
+        found.append((_sentence("sum over layers"), count_text(totals.layer_params), "", how_tied))
+    weights = f"{bytes_text(totals.bf16_bytes)} in bf16"
+    found.append(("Weights in fp32", bytes_text(totals.fp32_bytes), f"{count_text(totals.fp32_bytes)} B", weights))
     found += [(name, flops_text(count), f"{count_text(count)} FLOP", how) for name, count in flops]
     return found
 
@@ -273,7 +277,6 @@ def csv(report: PageReport) -> str:
 def html(report: PageReport) -> str:
     """Return the page as text; it works offline and asks nothing of the network."""
     subject = report.models[0].tree.subject
-    written = {"date": report.written, "torch": subject.torch_version, "bertscope": subject.bertscope_version}
     names = [model.tree.subject.name for model in report.models]
     titles = [title(model.tree) for model in report.models]
     subtitles = list(dict.fromkeys(subtitle(model.tree) for model in report.models))
@@ -283,7 +286,7 @@ def html(report: PageReport) -> str:
     headings = names if differ_by_name else titles
     return filled(
         "report.html",
-        title=say("comma").join(titles),
+        title=", ".join(titles),
         shown_names=names,
         subtitles=subtitles,
         models=[
@@ -291,7 +294,8 @@ def html(report: PageReport) -> str:
             for heading, model in zip(headings, report.models, strict=True)
         ],
         diff=None if report.diff is None else _differences(report.diff),
-        written=say("written", **written),
+        written=f"Written on {report.written} by bertscope {subject.bertscope_version} "
+        f"with torch {subject.torch_version}.",
         command=page_command(report),
     )
 
@@ -312,9 +316,9 @@ def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
 def _differences(diff: DiffReport) -> dict[str, Any]:
     """Return the differences as `diff` shows them."""
     sides = (("a", diff.a), ("b", diff.b))
-    tables = [(say("differing", name=part.columns[0].heading), part.columns, part.rows) for part in diff_parts(diff)]
+    tables = [(f"differing {part.columns[0].title}s", part.columns, part.rows) for part in diff_parts(diff)]
     return {
-        "sides": [say("side", side=key, name=side.name, architecture=side.architecture) for key, side in sides],
+        "sides": [f"{key}: {side.name} ({side.architecture})" for key, side in sides],
         "tables": tables,
         "notes": diff_notes(diff),
         "commands": [diff_command(diff)],
@@ -334,24 +338,24 @@ def _parameters(model: ModelPart) -> dict[str, Any]:
         "roles": roles([color for *_, color, _ in drawn["nodes"]]),
         "columns": _numbers_first(columns),
         "rows": rows,
-        "notes": [say("named", name=name, text=value) if name else value for name, value in footer(model.tree)],
+        "notes": [f"{name}: {value}" if name else value for name, value in footer(model.tree)],
         "commands": [model_command(model, "tree"), model_command(model, "count", "--by parameter")],
     }
 
 
 def _flops(model: ModelPart) -> dict[str, Any]:
     flops, training = model.flops, model.training
-    size = say("page_size", batch=model.batch, seq=model.seq)
+    size = f"batch {model.batch}, sequence length {model.seq}"
     lines = [
-        say("flops_of_forward", size=size, flops=count_text(flops.rows[0].total.matmul_flops)),
-        say("flops_of_step", size=size, flops=count_text(training.rows[0].total.matmul_flops)),
-        *(say("convention", name=item.name, value=count_text(item.value), unit=item.unit, how=phrase(item.how),
-                source=phrase(item.source)) for item in flops.conventions),
-        say("flops_obtained"),
+        f"forward, {size}: {count_text(flops.rows[0].total.matmul_flops)} FLOPs",
+        f"training step, {size}: {count_text(training.rows[0].total.matmul_flops)} FLOPs",
+        *(f"as {item.name} counts: {count_text(item.value)} "
+f"{item.unit} ({item.how}; {item.source})" for item in flops.conventions),
+        "computed: the operators that torch dispatches; matrix products, a multiply-add is 2",
     ]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=lambda point: point.seq))
     columns = [
-        Column("module", lambda row: row.path or say("whole_model")),
+        Column("module", lambda row: row.path or "(model)"),
         number("copies", "copies"),
         number("FLOPs", "total.matmul_flops", flops_text),
         number("elementwise", "total.elementwise_flops", flops_text),
@@ -382,7 +386,14 @@ def _memory(model: ModelPart) -> dict[str, Any]:
         "rows": list(memory_lines(memory)),
         "kept_columns": _numbers_first(kept_columns(memory)),
         "kept_rows": kept_cells(memory),
-        "notes": [*conclusions(memory), say("axis_note"), *footnotes(memory)],
+        "notes": [
+            *conclusions(memory),
+            (
+                "A long step is thinned out: in each stretch the highest and the last point are drawn, "
+                "so the peak is never lost."
+            ),
+            *footnotes(memory),
+        ],
         "commands": [estimate_command(model)],
     }
 
@@ -390,7 +401,7 @@ def _memory(model: ModelPart) -> dict[str, Any]:
 def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     reports = [report for report in (fit, model.asked) if report is not None]
     return {
-        "heading": say("largest_at", place=place(fit), seq=model.seq),
+        "heading": f"Largest batches that fit {place(fit)} at sequence length {model.seq}",
         "columns": fit_words.columns(replace(fit, length_given=True)),  # the heading has the length
         "rows": fit.rows,
         "notes": list(fit_words.notes(fit)),
@@ -405,7 +416,7 @@ def _plan(plan: PlanReport) -> dict[str, Any]:
         "columns": plan_words.columns(plan),
         "rows": plan.rows,
         "svg": markup(plan_svg(plan)),
-        "caption": say("plan_chart"),
+        "caption": ("Each plan that was run: what it needs on the card, and the share of the layers' FLOPs again"),
     }
 
 
@@ -421,7 +432,7 @@ def _forward(model: ModelPart) -> dict[str, Any]:
 
 def _picture(graph: GraphReport) -> dict[str, Any]:
     """Return the wide and the narrow picture and the width of the wide one, or Mermaid text if nothing draws them."""
-    caption = graph.path or say("the_whole_model")
+    caption = graph.path or "the whole model"
     try:
         drawn = [inline_svg(graph, is_narrow) for is_narrow in (False, True)]
     except MissingExtraError as error:

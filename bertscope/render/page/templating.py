@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.render.columns import Column, shown_columns
 from bertscope.render.console import declarations
-from bertscope.texts import language, say
 from bertscope.units import breakable_html, count_text, unbroken_html, unit_value, visible, visible_lines
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def environment() -> Environment:
         "name": lambda text: markup(breakable_html(text)),
         "whole": lambda text: markup(unbroken_html(text)),
     }
-    made.globals |= {"palette": declarations, "say": say, "language": language}
+    made.globals["palette"] = declarations
     return made
 
 

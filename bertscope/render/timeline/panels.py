@@ -19,7 +19,6 @@ from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, STORED, TRAINING, RunConfig
-from bertscope.texts import has_text, say, word
 from bertscope.units import BF16, FP16, binary_unit, bytes_text
 
 COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, which have a light ground
@@ -92,14 +91,14 @@ def _panel(variant: Variant) -> Panel:
     samples = memory.timeline if memory else ()
     name = variant_name(variant)
     if memory and memory.obtained:
-        name = say("variant", name=name, obtained=word("obtained", memory.obtained))
+        name = f"{name} ({memory.obtained})"
     return Panel(
-        title=say("named", name=say("checkpointing"), text=name),
+        title=f"checkpointing: {name}",
         failure="" if samples else variant.failure or "no samples",
         samples=samples,
         marks=tuple(_marks(memory)) if memory else (),
         peak_index=max(range(len(samples)), key=lambda index: samples[index].parts.total, default=0),
-        peak_text=say("peak_size", size=bytes_text(memory.peak.peak_bytes)) if memory and samples else "",
+        peak_text=f"peak {bytes_text(memory.peak.peak_bytes)}" if memory and samples else "",
     )
 
 
@@ -115,7 +114,7 @@ def _marks(memory: Memory) -> list[PhaseMark]:
         row = next((row for row, place in enumerate(free) if place <= left), len(free))
         free[row : row + 1] = [left + _LABEL_SHARE * last]
         marks.append(
-            PhaseMark(phase=word("phase", phase), peak_text=peaks.get(phase, ""), start=start, end=end, row=row,
+            PhaseMark(phase=phase, peak_text=peaks.get(phase, ""), start=start, end=end, row=row,
                       at_end=0 < left < start)
         )  # fmt: skip
         start = end + 1
@@ -132,16 +131,24 @@ def strategy_name(text: str) -> str:
     return one_line(re.sub(r"(?<=[:;])[^:;=]*=", "", text), limit=34)
 
 
+_PART_NAMES = {
+    "reserved": "reserved, not in tensors",
+    "context": "CUDA context",
+    "before": "blocks from before the recording",
+    "tensors": "tensors outside modules",
+}
+
+
 def part_name(part: str) -> str:
     """Return the name of a part in words."""
-    return say(f"part_{part}")
+    return _PART_NAMES.get(part, part.replace("_", " "))
 
 
 def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = True) -> str:
     """Return `training, batch 8, sequence 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
-    sizes = [] if inputs_given else [say("batch", count=run.batch), say("sequence", count=run.seq)]
-    dtypes = [say("own_dtypes") if run.precision == STORED else run.precision] if precision else []
-    return say("comma").join([mode_word(run), *sizes, *dtypes, *loop_words(run), run.device])
+    sizes = [] if inputs_given else [f"batch {run.batch}", f"sequence {run.seq}"]
+    dtypes = ["the dtypes of its parameters" if run.precision == STORED else run.precision] if precision else []
+    return ", ".join([run.mode, *sizes, *dtypes, *loop_words(run), run.device])
 
 
 def kernel_word(attention: str | None, run: RunConfig, card: Gpu | None, precisions: Iterable[str]) -> str:
@@ -149,15 +156,11 @@ def kernel_word(attention: str | None, run: RunConfig, card: Gpu | None, precisi
     if attention != "sdpa" or run.device != CUDA:
         return ""
     if run.sdpa_kernel != "auto":
-        return say("kernel", name=run.sdpa_kernel)
+        return f"{run.sdpa_kernel} kernel"
     is_half = any(name.removeprefix(AUTOCAST) in (BF16.name, FP16.name) for name in precisions)
-    return say("chosen_kernel") + (say("comma") + say("cudnn_attention_not_counted") if is_half and prefers_cudnn(card)
+    return "the kernel that torch chooses" + (", " + "without the workspaces of cuDNN's attention, "
+"which torch may choose here" if is_half and prefers_cudnn(card)
                                    else "")  # fmt: skip
-
-
-def mode_word(run: RunConfig) -> str:
-    """Return the mode of a run in words."""
-    return word("mode", run.mode)
 
 
 # Settings that other texts name.
@@ -169,15 +172,9 @@ _NAMED = (
 
 def loop_words(run: RunConfig) -> list[str]:
     """Return the settings of a training loop in words: `optimizer sgd`, `momentum 0.9`, `4 micro-batches`."""
-    optimizer = [setting_word("optimizer", run.optimizer)] if run.mode == TRAINING else []
-    others = [setting_word(name, value) for name, value in changed(run).items() if name not in _NAMED]
-    return [*optimizer, setting_word("loop", run.loop), *others]
-
-
-def setting_word(name: str, value: Any) -> str:
-    """Return a setting in words; those of its row if the catalogue has none."""
-    shown = " ".join(value) if isinstance(value, tuple) else value
-    return say(f"setting_{name}", value=shown) if has_text(f"setting_{name}") else row_words(name, value)
+    optimizer = [row_words("optimizer", run.optimizer)] if run.mode == TRAINING else []
+    others = [row_words(name, value) for name, value in changed(run).items() if name not in _NAMED]
+    return [*optimizer, row_words("loop", run.loop), *others]
 
 
 # ---- the timeline as SVG or PNG, drawn by matplotlib: the same bytes for the same report ----
@@ -245,7 +242,7 @@ def _figure(report: MemoryReport) -> Any:
     for axes in grid.flat[len(picture.panels) :]:
         axes.remove()
     for axes in grid[:, 0]:
-        axes.set_ylabel(say("live_memory", unit=picture.unit))
+        axes.set_ylabel(f"live memory, {picture.unit}")
         axes.set_ylim(0, picture.top)
     _legend(figure, picture)
     return figure
@@ -262,7 +259,7 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
         axes.fill(*_outline(heights), color=COLORS[part], linewidth=0, gid=part)
     axes.grid(axis="y", color="black", alpha=0.12, linewidth=0.6)
     axes.set_xlim(0, len(panel.samples))
-    axes.set_xlabel(say("order"))
+    axes.set_xlabel("in the order of allocations (not time)")
     for mark in panel.marks:
         _mark_phase(axes, mark)
     _mark_peak(axes, panel, picture)

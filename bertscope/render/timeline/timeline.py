@@ -25,7 +25,6 @@ from bertscope.render.timeline.panels import (
 )
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport
-from bertscope.texts import in_language, say, word
 from bertscope.units import bytes_text, json_text
 
 
@@ -53,7 +52,7 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
     """Return the data of the chart of one variant; each part is its changes, in bytes."""
     columns = [
-        [word("phase", sample.phase) for sample in panel.samples],
+        [sample.phase for sample in panel.samples],
         [sample.path for sample in panel.samples],
         [sample.operator for sample in panel.samples],
     ]
@@ -64,9 +63,9 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
         "scale": "memory",
         "top": max(sample.parts.total for sample in panel.samples) or 1,
         "rows": 1 + max((mark.row for mark in panel.marks), default=0),
-        "x": say("order"),
-        "total": say("total"),
-        "whole": say("whole"),
+        "x": "in the order of allocations (not time)",
+        "total": "total",
+        "whole": "Back",
         "parts": [(part_name(part), variable("part", part)) for part in picture.parts],
         "changes": [_changes(sizes) for sizes in heights],
         "names": [list(known) for known in names],
@@ -86,8 +85,8 @@ def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[
     """Return the columns of the peaks; `are_mixed` if some are measured and some estimated."""
     return [
         Column("checkpointing", lambda row: variant_name(row[0])),
-        *([Column("obtained", lambda row: word("obtained", row[0].memory.obtained))] if are_mixed else []),
-        Column("phase", lambda row: word("phase", row[1].phase)),
+        *([Column("obtained", lambda row: row[0].memory.obtained)] if are_mixed else []),
+        Column("phase", lambda row: row[1].phase),
         Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
         *(
             Column(
@@ -106,14 +105,13 @@ LIBRARIES = {"html": "", "svg": "matplotlib", "png": "matplotlib", "csv": "", "j
 def timeline(report: MemoryReport, suffix: str) -> bytes:
     """Return the file for `--timeline out.SUFFIX`; raises SelectionError as `check_suffix` does."""
     suffix = check_suffix(suffix)
-    with in_language("en"):  # the fonts of a picture may have no Chinese characters
-        if suffix == "html":
-            return html(report).encode()
-        if suffix in ("svg", "png"):
-            from bertscope.render.timeline.panels import image
+    if suffix == "html":
+        return html(report).encode()
+    if suffix in ("svg", "png"):
+        from bertscope.render.timeline.panels import image
 
-            return image(report, suffix)
-        return (csv(report) if suffix == "csv" else json_report(report)).encode()
+        return image(report, suffix)
+    return (csv(report) if suffix == "csv" else json_report(report)).encode()
 
 
 def check_suffix(suffix: str) -> str:

@@ -161,7 +161,7 @@ def test_questions_are_answered_in_both_languages_and_the_data_are_the_same(cli)
     assert chinese == english
     assert len(json.loads(english)["questions"]) == 4
     with pytest.raises(SelectionError, match="en, zh"):
-        bertscope.explain(bertscope.load()).shown("printed", language="de")
+        bertscope.explain(bertscope.load()).shown("printed", lang="de")
 
 
 def test_every_format_holds_the_formulas(cli):

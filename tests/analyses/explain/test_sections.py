@@ -11,8 +11,7 @@ import bertscope
 from bertscope.analyses.explain.steps import SECTIONS
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
-from bertscope.render.explain import section_text, section_title
-from bertscope.texts import LANGUAGES, TEXTS, in_language
+from bertscope.render.explain import LANGUAGES, in_language, section_text, section_title, texts
 
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
 
@@ -92,7 +91,7 @@ def test_a_model_takes_inputs_of_the_shapes_that_are_listed(architecture):
     }
     model = bertscope.BertForMaskedLM if architecture == "BertForMaskedLM" else getattr(bertscope, architecture)
     model(found.config)(**zeros)
-    assert {name for name in points if f"explain_inputs_{name}" not in TEXTS} == set()
+    assert {name for name in points if f"explain_inputs_{name}" not in texts("en")} == set()
 
 
 @pytest.mark.parametrize("fields", [{}, DECODER, {"is_decoder": True}], ids=str)

@@ -682,8 +682,6 @@ def test_estimate_on_a_gpu_begins_with_the_answer(cli):
     both = ("bert-large-uncased", "--gpu", "a100-80gb", "--checkpointing")
     assert cli("estimate", *both).out.startswith("the step fits on a100-80gb with checkpointing none and full; ")
     assert cli("estimate", *many).out.startswith("the step does not fit on t4: peak 20.03 GiB in backward, in ")
-    one = ("bert-tiny", "--gpu", "t4")
-    assert "上放得下" in cli("estimate", *one, "--lang", "zh").out.splitlines()[0]
     assert cli("estimate", "bert-tiny", "--device", "cuda").out.startswith("peak 83.94 MiB in the optimizer step")
     *_, models = cli("estimate", "bert-tiny", "bert-large-uncased", *many[1:]).out.partition("fits\n")
     assert [line.split()[-1] for line in models.splitlines() if line.startswith(" bert-")] == ["yes", "no"]

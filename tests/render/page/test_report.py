@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import replace
@@ -24,9 +23,7 @@ from bertscope.render.page.report import page_command
 from bertscope.render.page.templating import environment
 from bertscope.render.timeline.panels import pictured
 from bertscope.sources.find import load
-from bertscope.texts import LANGUAGES
 from bertscope.units import bytes_text, flops_text
-from tests.render.test_texts import words_of
 
 
 def commands_named(path) -> list[str]:
@@ -280,22 +277,6 @@ def test_a_page_without_a_file_or_with_a_wrong_size_is_one_line(cli, arguments, 
     result = cli("report", *arguments)
     assert (result.code, result.out) == (2, "")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_page_in_chinese_has_the_same_numbers_and_no_english_section(written):
-    report = from_json(json.dumps(written[1]))
-    english, chinese = (report.to_html(language) for language in LANGUAGES)
-    assert '<html lang="zh">' in chinese
-    assert "</strong> 批大小 8、序列长度 32，fp32，不使用梯度检查点：峰值" in chinese
-    for text in re.findall(r"<h2>(.*?)</h2>", english):
-        assert f"<h2>{text}</h2>" not in chinese
-    cells = [re.findall(r"<td[^>]*>([\d,.]+(?: [KMGT]?i?B| [KMGT]?FLOP)?)</td>", text) for text in (english, chinese)]
-    assert cells[0] == cells[1] != []
-    plain = re.sub("(?s)<(script|style|svg|code).*?</\\1>|<wbr>", "", chinese)
-    assert words_of(re.sub("<.*?>", "\n", plain)) == []
-    assert "(model)" not in plain
-    charts = "".join(re.findall(r'<script type="application/json" class="figure">.*?</script>', chinese))
-    assert not re.search(r"\(model\)| itself| parameters", charts)
 
 
 def test_every_variable_of_the_style_that_the_page_names_is_defined(written):

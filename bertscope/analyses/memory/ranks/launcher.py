@@ -18,9 +18,9 @@ from bertscope.reports.memory import Timing
 _POLL_SECONDS = 0.05  # between two looks at the ranks
 
 
-def launch_ranks(job: Job, say: Say) -> None:
+def launch_ranks(job: Job, send: Say) -> None:
     """Send the estimate, start the ranks of this machine, and send the exit codes of those that failed, {} if none."""
-    say("stage", "loading torch")
+    send("stage", "loading torch")
     from bertscope.torch_access import torch
 
     launch = job.launch
@@ -36,12 +36,12 @@ def launch_ranks(job: Job, say: Say) -> None:
     is_forking = device == "cpu" and can_fork()
     if is_forking:
         load_for_ranks()
-        if not _estimate_in_fork(job, say):
+        if not _estimate_in_fork(job, send):
             return
     else:
-        _estimate(job, say)
-    say("stage", "starting the ranks")
-    say("ended", run_ranks(launch, is_forking=is_forking))
+        _estimate(job, send)
+    send("stage", "starting the ranks")
+    send("ended", run_ranks(launch, is_forking=is_forking))
 
 
 def load_for_ranks() -> None:
@@ -51,7 +51,7 @@ def load_for_ranks() -> None:
     from torch.distributed.tensor import parallel  # noqa: F401
 
 
-def _estimate_in_fork(job: Job, say: Say) -> bool:
+def _estimate_in_fork(job: Job, send: Say) -> bool:
     """Estimate in a fork: the ranks are forked from this process too, which must have run no operator.
 
     Return False if there is a reason not to run the ranks, which was sent.
@@ -60,20 +60,20 @@ def _estimate_in_fork(job: Job, say: Say) -> bool:
     if not pid:
         code = 1
         try:
-            _estimate(job, say)
+            _estimate(job, send)
             code = 0
         except Exception as error:
-            say(*job_error(error, job))
+            send(*job_error(error, job))
         finally:
             os._exit(code)
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _estimate(job: Job, say: Say) -> None:
+def _estimate(job: Job, send: Say) -> None:
     """Send the estimate of one rank, and the FLOPs of all."""
-    flops = estimate_job(job, say)
+    flops = estimate_job(job, send)
     parallelism = job.run_config.parallelism
-    say("timing", Timing(warmup_seconds=0.0, flops=flops * parallelism.batches))
+    send("timing", Timing(warmup_seconds=0.0, flops=flops * parallelism.batches))
 
 
 def run_ranks(launch: RankLaunch, *, is_forking: bool) -> dict[str, int]:

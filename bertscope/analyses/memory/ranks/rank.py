@@ -139,21 +139,21 @@ def run_rank(folder: str) -> None:
     set_up_process()
     with open(Path(folder) / f"{os.environ['RANK']}.messages", "wb", 0) as out:
 
-        def say(kind: str, content: Any) -> None:
+        def send(kind: str, content: Any) -> None:
             """Write one message."""
             out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
 
-        say("pid", os.getpid())
+        send("pid", os.getpid())
         job = Job.from_json((Path(folder) / "job.json").read_bytes())
         try:
-            _run(job, job.launch or RankLaunch(nproc=1), say)
+            _run(job, job.launch or RankLaunch(nproc=1), send)
         except Exception as error:
-            say(*job_error(error, job))
+            send(*job_error(error, job))
             time.sleep(_LAST_SECONDS)
             raise
 
 
-def _run(job: Job, launch: RankLaunch, say: Say) -> None:
+def _run(job: Job, launch: RankLaunch, send: Say) -> None:
     from bertscope.torch_access import torch
 
     dist, device = torch.distributed, job.run_config.device
@@ -161,25 +161,25 @@ def _run(job: Job, launch: RankLaunch, say: Say) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.set_num_threads(job.threads or max((os.cpu_count() or 1) // launch.nproc, 1))
     torch.manual_seed(job.seed)
-    say("stage", "joining the others")
+    send("stage", "joining the others")
     # On one machine the ranks meet at a file in the folder of the job, which other users cannot read.
     place = f"file://{launch.folder}/store" if launch.nnodes == 1 else f"tcp://{launch.rdzv_endpoint}"
     dist.init_process_group(
         BACKENDS[device], init_method=place, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=launch.timeout_seconds + _MORE_SECONDS),
     )  # fmt: skip
-    set_memory_limit(job, say)
-    say("stage", "building the model")
+    set_memory_limit(job, send)
+    send("stage", "building the model")
     step = _built(job)
     with job.source.implemented_by(job.run_config.implementation).confined():
         if job.run_config.parallelism.row.has_buckets:
             _put_in_ddp(step, job.run_config.parallelism)
-        row = _measured(step, job, say)
-        say("row", row)
-        seconds = [_timed(step, number, job, say) for number in range(job.steps)]
+        row = _measured(step, job, send)
+        send("row", row)
+        seconds = [_timed(step, number, job, send) for number in range(job.steps)]
     row = replace(row, step_seconds=tuple(seconds))
-    say("row", row)
-    _exchange(row, launch, device, say)
+    send("row", row)
+    _exchange(row, launch, device, send)
     dist.destroy_process_group()
 
 
@@ -223,7 +223,7 @@ def _put_in_ddp(step: Any, parallelism: Parallelism) -> None:
     step.buckets = mode.buckets
 
 
-def _measured(step: Any, job: Job, say: Say) -> RankRow:
+def _measured(step: Any, job: Job, send: Say) -> RankRow:
     """Measure the memory and the traffic of a step; the first rank of a machine sends its whole report."""
     from bertscope.analyses.memory.profiler_run import measured_device_terms
     from bertscope.analyses.memory.snapshot import snapshot
@@ -232,9 +232,9 @@ def _measured(step: Any, job: Job, say: Say) -> RankRow:
     from bertscope.analyses.parallel.collectives import traffic
     from bertscope.reports.memory import BACKWARD
 
-    step.run_first_steps(_stages(say, "the first steps"))
-    trace = live_run(step, _stages(say, "the measured step"))
-    say("stage", "measuring the process")
+    step.run_first_steps(_stages(send, "the first steps"))
+    trace = live_run(step, _stages(send, "the measured step"))
+    send("stage", "measuring the process")
     terms = measured_device_terms(step) if step.device == "cuda" else None
     process = high_water(step.run) if terms is None else None
     rows, parallelism = row_paths(step.model), job.run_config.parallelism
@@ -244,12 +244,12 @@ def _measured(step: Any, job: Job, say: Say) -> RankRow:
     sent = traffic(calls, rows, step.model, ONE_PROCESS)
     if int(os.environ["LOCAL_RANK"]) == 0:
         if job.wants_snapshot:
-            say("snapshot", b64encode(snapshot(trace)).decode())
-        say("machine", machine_name(step.device))
+            send("snapshot", b64encode(snapshot(trace)).decode())
+        send("machine", machine_name(step.device))
         if process is not None:
-            say("process", process)
-        say("traffic", sent)
-        say("measured", found)
+            send("process", process)
+        send("traffic", sent)
+        send("measured", found)
     return RankRow(
         ranks=(int(os.environ["RANK"]),),
         state_bytes=trace.state_bytes,
@@ -259,39 +259,39 @@ def _measured(step: Any, job: Job, say: Say) -> RankRow:
     )
 
 
-def _stages(say: Say, step_name: str) -> Callable[[str], Any]:
+def _stages(send: Say, step_name: str) -> Callable[[str], Any]:
     """Return a function that sends the phase which begins."""
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
         """Send the phase."""
-        say("stage", f"in the {name} phase of {step_name}")
+        send("stage", f"in the {name} phase of {step_name}")
         yield
 
     return stage
 
 
-def _timed(step: Any, number: int, job: Job, say: Say) -> float:
+def _timed(step: Any, number: int, job: Job, send: Say) -> float:
     """Return the seconds of a step that all ranks begin together."""
     from bertscope.analyses.memory.profiler_run import step_seconds
     from bertscope.torch_access import torch
 
-    say("stage", f"timing step {number + 1} of {job.steps}")
+    send("stage", f"timing step {number + 1} of {job.steps}")
     torch.distributed.barrier()
     return step_seconds(step)
 
 
-def _exchange(row: RankRow, launch: RankLaunch, job_device: str, say: Say) -> None:
+def _exchange(row: RankRow, launch: RankLaunch, job_device: str, send: Say) -> None:
     """Wait for all ranks; on several machines the first rank of each sends the rows of all."""
     from bertscope.torch_access import torch
 
-    say("stage", "waiting for the others to end")
+    send("stage", "waiting for the others to end")
     if launch.nnodes == 1:
         torch.distributed.barrier()
         return
     for text in _gathered(json.dumps(row, default=vars).encode(), job_device):
         if int(os.environ["LOCAL_RANK"]) == 0:
-            say("row", typed(RankRow, json.loads(text), "rank"))
+            send("row", typed(RankRow, json.loads(text), "rank"))
 
 
 def _gathered(text: bytes, device: str) -> list[bytes]:

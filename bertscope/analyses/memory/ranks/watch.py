@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.ranks.rank import printed_file
-from bertscope.errors import SourceError, Text, one_line
+from bertscope.errors import SourceError, one_line
 from bertscope.processes.worker import end_text
 from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
@@ -74,7 +74,7 @@ class _Rank:
     @property
     def name(self) -> str:
         """Return the name of the rank."""
-        return Text("rank {number}", number=self.number)
+        return f"rank {self.number}"
 
 
 class RanksWatch:
@@ -144,11 +144,11 @@ class RanksWatch:
         if problem is None or problem[0] != "timeout" or not self.ranks:
             return None
         found, place = self._hanging()
-        stage = Text("{words}{words_place}", words=found[0].stages[-1], words_place=place)
+        stage = f"{found[0].stages[-1]}{place}"
         if len(found) == len(self.ranks):
             return "the ranks", stage, problem
         numbers = ", ".join(str(rank.number) for rank in found)
-        who = found[0].name if len(found) == 1 else Text("ranks {numbers}", numbers=numbers)
+        who = found[0].name if len(found) == 1 else f"ranks {numbers}"
         return who, stage, ("hung", "hung until the time limit")
 
     def _failed(self, exit_codes: dict[str, int]) -> tuple[_Rank, str, str]:
@@ -162,7 +162,7 @@ class RanksWatch:
                 return (
                     rank,
                     "died",
-                    Text("{words}{words_last}", words=end_text(code), words_last=self._last_words(rank)),
+                    f"{end_text(code)}{self._last_words(rank)}",
                 )
         rank = self.first_problem or next(iter(self.ranks.values()), _Rank(0))
         kind, text = rank.problem or ("died", "ended")
@@ -171,7 +171,7 @@ class RanksWatch:
     def _last_words(self, rank: _Rank) -> str:
         """Return the last line that a rank printed on standard error."""
         lines = self._stderr(rank).strip().splitlines()
-        return Text(" (its last words: {said})", said=one_line(lines[-1], limit=200)) if lines else ""
+        return f" (its last words: {one_line(lines[-1], limit=200)})" if lines else ""
 
     def _hanging(self) -> tuple[Sequence[_Rank], str]:
         """Return the ranks for which the others wait, and the place in the code where the first of them is.
@@ -193,7 +193,7 @@ class RanksWatch:
         frames = stacks[found[0].number] if found else []
         path, line, name = frames[0] if frames else ("", "", "")
         at = f"{one_line(path, limit=120)}:{line}"
-        return found, Text(" (in {name} at {place})", name=name, place=at) if frames else ""
+        return found, f" (in {name} at {at})" if frames else ""
 
     def _stderr(self, rank: _Rank) -> str:
         """Return the end of what a rank printed."""

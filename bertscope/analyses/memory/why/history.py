@@ -205,7 +205,7 @@ class _Reader:
         """Return a list of dicts; raises SourceError for another value, and if the file has too many of them."""
         self.left -= len(items) if isinstance(items, list) else 0
         if self.left < 0:
-            raise SourceError("more than {limit:,} segments, blocks and events", where=self.name, limit=MAX_ITEMS)
+            raise SourceError(f"more than {MAX_ITEMS:,} segments, blocks and events", where=self.name)
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise SourceError("no memory snapshot: a segment, a block or an event is no dict", where=self.name)
         return items

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from bertscope.analyses.memory.why.explained import snapshot_report, timeline_report
 from bertscope.analyses.memory.why.messages import message_report
-from bertscope.errors import BertscopeError, SourceError, Text
+from bertscope.errors import BertscopeError, SourceError
 from bertscope.processes.child import Child, die_with_parent, sender
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import progress
@@ -59,9 +59,9 @@ def read_why(file: str) -> WhyReport:
         is_file = stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SourceError("{file}: {words}; {give}", file=file, words=reason, give=_GIVE) from None
+        raise SourceError(f"{file}: {reason}; {_GIVE}") from None
     if not is_file:
-        raise SourceError("{file} is a folder, a pipe or a device; {give}", file=file, give=_GIVE)
+        raise SourceError(f"{file} is a folder, a pipe or a device; {_GIVE}")
     worker = Worker(Child("bertscope.analyses.memory.why.reading:explain_file"), lambda line: tuple(json.loads(line)))
     try:
         worker.send([os.path.abspath(path), path.name])
@@ -74,7 +74,7 @@ def _answer(worker: Worker, name: str) -> WhyReport:
     """Return the report that the child sends in time; raises SourceError for any other end."""
     deadline, message = time.monotonic() + _WAIT_SECONDS, None
     while message is None and time.monotonic() < deadline:
-        progress(Text("reading {name}", name=name))
+        progress(f"reading {name}")
         message = worker.receive(_POLL_SECONDS)
     kind, content = message or ("", "")
     if kind == "report" and isinstance(found := from_json(content), WhyReport):
@@ -84,15 +84,14 @@ def _answer(worker: Worker, name: str) -> WhyReport:
     end = worker.death()
     if not kind or worker.process.returncode == -signal.SIGXCPU:
         end = f"it takes more than {MAX_SECONDS} s"
-    raise SourceError("it cannot be read: {words}; {less}", where=name, words=end if kind in ("", ENDED) else content,
-                      less=_LESS)  # fmt: skip
+    raise SourceError(f"it cannot be read: {end if kind in ('', ENDED) else content}; {_LESS}", where=name)
 
 
 def explain_file() -> None:
     """Read the file that the parent names on standard input, and send its report, or the reason why there is none."""
     die_with_parent(os.getppid())
     path, name = json.loads(sys.stdin.readline())
-    say = sender()
+    send = sender()
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -102,14 +101,14 @@ def explain_file() -> None:
     gc.disable()  # of millions of dicts none is part of a cycle
     try:
         with open(path, "rb") as file:
-            say("report", to_json(report_of(file, name)))
+            send("report", to_json(report_of(file, name)))
     except BertscopeError as error:
-        say("refused", str(error))
+        send("refused", str(error))
     except MemoryError:
-        say("memory", f"it needs more than {MEMORY_BYTES:,} bytes of memory")
+        "memory"
     except Exception as error:  # damaged bytes raise many kinds
         words = f"{name}: damaged, or no file that 'why' reads ({type(error).__name__}: {str(error)[:80]}); {_GIVE}"
-        say("refused", words)
+        send("refused", words)
     os._exit(0)  # freeing millions of objects takes a second
 
 
@@ -135,4 +134,4 @@ def report_of(file: BinaryIO, name: str) -> WhyReport:
 
 def _check_size(size: int, name: str) -> None:
     if size > MAX_SNAPSHOT_BYTES:
-        raise SourceError("larger than {limit:,} bytes; {less}", where=name, limit=MAX_SNAPSHOT_BYTES, less=_LESS)
+        raise SourceError(f"larger than {MAX_SNAPSHOT_BYTES:,} bytes; {_LESS}", where=name)
