@@ -413,7 +413,7 @@ def write_files(folder: Path) -> None:
     from safetensors.torch import save_file
 
     import bertscope
-    from tests.analyses.calibrate.fakes import calibration
+    from tests.analyses.memory.fake_card import calibration
 
     texts = FILES | {f"{name}/config.json": json.dumps(config) for name, config in CONFIGS.items()}
     texts["data/bertscope/calibrations/nvidia-h200.json"] = calibration().to_json()

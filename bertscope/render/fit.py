@@ -240,8 +240,7 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
         where = say("published_for_it", source=source) if source else say("published_for_others")
         yield say("note_published_context", range=range_text(low, high), where=where)
     yield say("note_included", context=bytes_text(high), workspaces=workspaces)
-    if not is_calibrated:
-        yield say("note_not_counted")
+    yield say("note_not_counted")
     yield from _place_notes(report)
     if report.margin:
         yield say("note_softmax")

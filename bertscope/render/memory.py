@@ -291,8 +291,7 @@ def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
     histories = range_text(device.allocated_low_bytes, device.allocated_high_bytes)
     others = say("note_histories", range=histories) if device.allocated_low_bytes else ""
     yield say("note_allocated", size=bytes_text(device.workspace_bytes), range=others)
-    if not is_calibrated:
-        yield say("note_not_counted")
+    yield say("note_not_counted")
     yield say("note_reserved")
     if device.reserved_loaded_bytes:
         yield say("note_loaded", size=bytes_text(device.reserved_loaded_bytes))

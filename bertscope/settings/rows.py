@@ -57,6 +57,7 @@ class Row:
     low: float = 0
     below: float = MAX_SIZE
     is_size: bool = False  # bytes, also as text such as 16GiB
+    or_file: bool = False  # the path of a file too; false: no file
     convert: Callable[[Any], Any] | None = None  # of a value to its only form; raises BertscopeError
     split: Callable[[str], Iterable[str]] | None = None  # of the text of several values; by default at commas
     metavar: str = ""
@@ -88,7 +89,7 @@ class Row:
         most = Text("below {high}", high=f"2**{power}" if power else 1) if is_power else f"{int(self.below) - 1:,}"
         one = {bool: "true or false", int: "a whole number from {low:g} to {words}",
                float: "a number from {low:g} to {words}", str: "a text"}[self.kind]  # fmt: skip
-        text = Text(one, low=self.low, words=most)
+        text = "the path of a file, or false for none" if self.or_file else Text(one, low=self.low, words=most)
         return Text("{words}, or a list", words=text) if self.is_list else text
 
     @property
@@ -134,7 +135,7 @@ class Row:
                 item = parse_bytes(item)
             if self.kind is float and type(item) is int:
                 item = float(item)
-            if type(item) is self.kind and self._allows(item):
+            if (type(item) is self.kind or (self.or_file and type(item) is str)) and self._allows(item):
                 return self.convert(item) if self.convert else item
         except BertscopeError as error:
             raise SettingError("{name}: {words}", [self.name], name=self.form, words=_plain(error)) from None
