@@ -321,9 +321,13 @@ class Limit(Settings):
         metavar="N", concerns={"time": bool},
     )  # fmt: skip
     calibration: bool | str = row(
-        True, "The calibration of the card, a file of profile --save; default: the one in the user's folder.",
-        section="card", or_file=True, metavar="FILE", implies={"device": lambda file, given: CUDA},
-    )  # fmt: skip
+        True,
+        "The calibration of the card, a file of profile --save; default: the one in the user's folder.",
+        section="card",
+        or_file=True,
+        metavar="FILE",
+        implies={"device": lambda file, given: CUDA},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
