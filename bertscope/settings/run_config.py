@@ -322,7 +322,7 @@ class Limit(Settings):
     )  # fmt: skip
     calibration: bool | str = row(
         True,
-        "The calibration of the card, a file of profile --save; default: the one in the user's folder.",
+        "The calibration of the card, a file that 'bertscope profile' saved; default: the one in the user's folder.",
         section="card",
         or_file=True,
         metavar="FILE",
