@@ -39,8 +39,8 @@ def profile(
         Path | None,
         typer.Option(
             metavar="FILE", rich_help_panel="output",
-            help="With --device cuda: write a calibration (.json) for estimate, fit and plan. What FILE has of the same "
-            "card and versions stays.",
+            help="With --device cuda: write a calibration (.json) for estimate, fit and plan. What FILE has of the "
+            "same card and versions stays.",
         ),
     ] = None,
     out: DetailedOutputOptions,
