@@ -218,14 +218,14 @@ COMMANDS: list[tuple[str | Rows, ...]] = [
      "code.bertscope.yaml", "ranks.bertscope.yaml -f json",
      "bert-tiny -a BertForMaskedLM -f csv", "bert-tiny -f markdown"]),
     ("convert {}", ["bert-tiny", "config.json", "bert-tiny --lossless", "my-bert -o mine.yaml", "bert-large-zh"]),
-    ("schema {}", ["", "config", "-f csv", "calibrate", "check", "checkpoint", "comparison", "count", "diagram",
+    ("schema {}", ["", "config", "-f csv", "calibration", "check", "checkpoint", "comparison", "count", "diagram",
      "diff", "doctor", "explain", "explore", "fit", "flops", "memory", "presets", "print", "report", "sweep",
      "tree", "verify"]),
     ("sweep {} -o rows.jsonl --workers 1",
      ["loop.yaml -f json", "sizes.yaml --sort peak_bytes", "ranks.yaml -f csv", "cards.yaml -f markdown",
       "models.yaml -v", "heads.yaml -f json"]),
-    ("calibrate --dry-run {}", ["-f json", "", "-f csv"]),
-    ("calibrate", ),
+    ("profile bert-tiny --save card.json",),
+    ("estimate bert-tiny --calibration data/bertscope/calibrations/nvidia-h200.json --time -f json",),
     ("report bert-tiny --batch 2 --seq 32 {} -f json",
      ["--no-fit", "--budget 256MiB --checkpointing none", "--gpu t4 --precision autocast-fp16 --checkpointing none",
       "--no-fit --precision autocast-bf16,fp32", "--no-fit --from args.json",
@@ -413,7 +413,7 @@ def write_files(folder: Path) -> None:
     from safetensors.torch import save_file
 
     import bertscope
-    from tests.analyses.calibrate.fakes import calibration
+    from tests.analyses.memory.fake_card import calibration
 
     texts = FILES | {f"{name}/config.json": json.dumps(config) for name, config in CONFIGS.items()}
     texts["data/bertscope/calibrations/nvidia-h200.json"] = calibration().to_json()

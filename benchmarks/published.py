@@ -22,7 +22,6 @@ from statistics import median
 from typing import Any
 
 from bertscope import load
-from bertscope.analyses.calibrate.step_time import PUBLISHED_RANGE, data_sheet_bound
 from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed
 from bertscope.analyses.memory.deepening import deepened
 from bertscope.analyses.memory.estimate import module_trace
@@ -30,6 +29,7 @@ from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter
 from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, in_loop, requests
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead, workspace_bytes
+from bertscope.analyses.memory.step_time import PUBLISHED_RANGE, data_sheet_bound
 from bertscope.analyses.memory.steps import Steps, estimate_report
 from bertscope.analyses.modules import repeat
 from bertscope.gpus import find_gpu

@@ -50,8 +50,6 @@ class Gpu:
     context_low_bytes: int = 0
     context_high_bytes: int = 0
     context_source: str = ""  # empty: the range over all GPUs
-    workspace_forward_bytes: int = 0  # this and the next are measured, if there is a calibration
-    workspace_backward_bytes: int = 0
     calibration: str = ""
 
 
@@ -193,8 +191,8 @@ _CUDNN_FIRST = ((9, 0), (10, 0))
 
 
 def prefers_cudnn(card: Gpu | None) -> bool:
-    """Return True if some versions of torch choose cuDNN's attention in 16 bits on a GPU, and no calibration has it."""
-    return card is not None and not card.calibration and capability(card) in _CUDNN_FIRST
+    """Return True if some versions of torch choose cuDNN's attention in 16 bits on a GPU."""
+    return card is not None and capability(card) in _CUDNN_FIRST
 
 
 def half_precision(card: Gpu | None) -> str:

@@ -40,7 +40,6 @@ COMMANDS = (
     "plan bert-base-uncased --budget 6GiB --batch 32 --seq 512",
     "why oom.log",
     "sweep grid.yaml -o results.jsonl",
-    "calibrate --dry-run",
     "report bert-tiny --no-fit -o report.html",
     "explain bert-tiny encoder.layer.0.attention",
     "explore bert-base-uncased",

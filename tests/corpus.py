@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from tests import hostile, stored_files
-from tests.analyses.calibrate.fakes import calibration
+from tests.analyses.memory.fake_card import calibration
 from tests.analyses.memory.why.recording import documented
 from tests.conftest import OOM, ROOT, TRAINING_ARGUMENTS, run_cli
 

@@ -97,7 +97,7 @@ tracing
 params
 flops diagram parallel verify
 memory explain
-page check doctor sweep calibrate
+page check doctor sweep
 """
 RANK = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
 

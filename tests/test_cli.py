@@ -20,7 +20,7 @@ from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, sho
 
 COMMANDS = (
     "count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "convert", "schema", "doctor",
-    "verify", "estimate", "profile", "fit", "sweep", "calibrate", "report", "explore",
+    "verify", "estimate", "profile", "fit", "sweep", "report", "explore",
 )  # fmt: skip
 PROGRAM = (sys.executable, "-m", "bertscope")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from bertscope import gpus
@@ -60,8 +58,6 @@ def test_the_context_of_a_gpu_lies_between_those_of_all(name):
 def test_torch_may_choose_cudnn_attention_on_hopper_and_blackwell_of_data_centres_only():
     assert [name for name in GPUS if prefers_cudnn(GPUS[name])] == ["h100-80gb", "h200", "b200"]
     assert not prefers_cudnn(None)
-    calibrated = dataclasses.replace(GPUS["h200"], calibration="measured, with cuDNN's workspaces")
-    assert not prefers_cudnn(calibrated)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeGuard
 
-from bertscope.calibrations import Calibration, calibration_here, calibration_of, calibrations, card_of
+from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
 from bertscope.config import POSITIONS, BertConfig
 from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
@@ -304,12 +304,17 @@ def loop_of(module: nn.Module) -> dict[str, str]:
 
 
 def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
-    """Return the calibration of the limit's GPU, or of the card of this machine for a run on cuda; None without one."""
+    """Return the limit's calibration, that of its GPU, or for a run on cuda that of this machine's card; or None."""
+    if isinstance(limit.calibration, str):
+        if run_config.device != CUDA:
+            device = run_config.device
+            raise SelectionError(f"{limit.calibration} is a calibration of a GPU; leave it or the device {device} out")
+        return calibration_in(limit.calibration, limit.gpu)
     if not limit.calibration or run_config.device != CUDA or not any(calibrations()):
         return None
     if limit.gpu is not None:
         return calibration_of(find_gpu(limit.gpu))
-    from bertscope.analyses.calibrate.card import this_card
+    from bertscope.analyses.memory.calibration import this_card
 
     here = this_card()
     return calibration_here(*here) if here else None

@@ -32,7 +32,7 @@ from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
-from bertscope.reports.calibration import TimeRange
+from bertscope.reports.calibration import CalibrationReport, TimeRange
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow, MemoryReport, Variant
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
@@ -59,9 +59,9 @@ from bertscope.units import FP32
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.analyses.calibrate.step_time import Timer
     from bertscope.analyses.memory.profile_job import RankLaunch
     from bertscope.analyses.memory.step import Loss
+    from bertscope.analyses.memory.step_time import Timer
     from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
     from bertscope.torch_access import nn, torch
 
@@ -208,9 +208,9 @@ def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | No
 
 
 def profile_source(
-    source: ModelSource, asked: Asked, *, wants_snapshot: bool = False
-) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
-    """Return the measurement of a model that new processes build, and with `wants_snapshot` that of each step."""
+    source: ModelSource, asked: Asked, *, wants_snapshot: bool = False, wants_card: bool = False
+) -> tuple[MemoryReport, tuple[bytes | None, ...], CalibrationReport | None]:
+    """Return the measurement of a model that new processes build; on request a snapshot of each step, a calibration."""
     from bertscope.analyses.memory.profile import profile_report
     from bertscope.analyses.memory.profile_job import Job
 
@@ -219,6 +219,8 @@ def profile_source(
     resolved = asked.resolved(source, **DEFAULTS["profile"])
     runs = [run for run, *_ in resolved.points]
     _, _, measurement, launch = resolved.points[0]
+    if wants_card and (runs[0].device != CUDA or launch.nproc is not None):
+        raise asked.error("--save measures a CUDA card in one process: give {device} cuda, and no {nproc}", "device")
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
         raise asked.error("torch finds no CUDA device here; use {device} cpu, or estimate with {device} cuda", "device")
     if runs[0].parallelism.world_size != (launch.nproc or 1) * launch.nnodes:
@@ -231,12 +233,13 @@ def profile_source(
     jobs = [
         Job(source=source, run_config=run_config, steps=measurement.steps, threads=measurement.threads,
             seed=measurement.seed, memory_limit_bytes=measurement.memory_limit, beside=runs[0] if number else None,
-            wants_snapshot=wants_snapshot and run_config is runs[-1], launch=_launch(launch, measurement.timeout))
+            wants_snapshot=wants_snapshot and run_config is runs[-1], wants_card=wants_card,
+            launch=_launch(launch, measurement.timeout))
         for number, run_config in enumerate(runs)
     ]  # fmt: skip
     expect(len(jobs) + (measurement.steps if len(jobs) > 1 and launch.nproc is None else 0))
-    report, pictures = profile_report(jobs, timeout_seconds=measurement.timeout)
-    return replace(report, training_file=asked.noted(runs)), pictures
+    report, pictures, calibration = profile_report(jobs, timeout_seconds=measurement.timeout)
+    return replace(report, training_file=asked.noted(runs)), pictures, calibration
 
 
 def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
@@ -369,7 +372,7 @@ class _FitSearch:
                                 known_steps=self.steps)  # fmt: skip
         if limit.time:
             if (timer := timer_for(card, self._steps, limit, runs[0])) is not None:
-                from bertscope.analyses.calibrate.step_time import with_fit_times
+                from bertscope.analyses.memory.step_time import with_fit_times
 
                 report = with_fit_times(report, timer, variants)
             report = replace(report, notes=no_time_notes(limit, runs[0], report.rows))
@@ -492,7 +495,7 @@ def _timed_epoch(row: LengthsRow, steps: LengthSteps, timer: Timer) -> LengthsRo
 def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
     """Return the report with the time of each step, or with a note that says why there is none."""
     if (timer := timer_for(report.card, steps, limit, runs[0])) is not None:
-        from bertscope.analyses.calibrate.step_time import with_times
+        from bertscope.analyses.memory.step_time import with_times
 
         report = with_times(report, timer, runs)
     return replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.variants)))
@@ -502,7 +505,7 @@ def timer_for(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfi
     """Return what gives the times on a card; None without one."""
     if card is None:
         return None
-    from bertscope.analyses.calibrate.step_time import Timer
+    from bertscope.analyses.memory.step_time import Timer
 
     found = calibration_for(limit, run_config)
     calibration = None if found is None else found.report

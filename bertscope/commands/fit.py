@@ -46,7 +46,7 @@ def fit(
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 
-    On a GPU the allocator is simulated, with the largest CUDA context that was published for it or that calibrate
+    On a GPU the allocator is simulated, with the largest CUDA context that was published for it or that a calibration
     measured. With --batch, find the strategies and precisions with which it fits, cheapest first. Exit code 1 if
     nothing fits for certain. Several GPUs are in one table with the answer for each GPU first. With --world-size the
     batch is that of one rank of a job; with --batch-total find the number of ranks.

@@ -1,7 +1,11 @@
 """`bertscope profile`."""
 
+from pathlib import Path
 from typing import Annotated
 
+import typer
+
+from bertscope.calibrations import with_saved
 from bertscope.commands.model_options import ModelOptions
 from bertscope.commands.output import DetailedOutputOptions, note, print_notes, progress_shown, write_file
 from bertscope.commands.process import INTERRUPT
@@ -30,13 +34,22 @@ def profile(
     ],
     model: ModelOptions,
     view: ViewOptions,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", rich_help_panel="output",
+            help="With --device cuda: write a calibration (.json) for estimate, fit and plan. What FILE has of the "
+            "same card and versions stays.",
+        ),
+    ] = None,
     out: DetailedOutputOptions,
 ) -> int:  # fmt: skip
     """Run the real step and measure its memory and time, each strategy in a separate process, next to the estimate.
 
     torch's profiler records the allocator's peak; separate steps without it give the times. With --nproc real
-    ranks run the step, on gloo or with CUDA on NCCL; ranks that agree are one row. Exit code 3 if a run could not
-    be measured: out of memory, killed, too slow; 130 if it was interrupted.
+    ranks run the step, on gloo or with CUDA on NCCL; ranks that agree are one row. --save also measures the rates of
+    the card, from which estimate, fit and plan predict times. Exit code 3 if a run could not be measured: out of
+    memory, killed, too slow; 130 if it was interrupted.
     """
     view.check_timeline()
     source = model.found()
@@ -51,7 +64,9 @@ def profile(
             "network, or a firewall (SECURITY.md)"
         )
     with progress_shown():
-        report, pictures = profile_source(source, asked, wants_snapshot=view.snapshot is not None)
+        report, pictures, calibration = profile_source(
+            source, asked, wants_snapshot=view.snapshot is not None, wants_card=save is not None
+        )
     print_notes(report)
     is_shown = out.fmt != "table" or any(variant.measured for variant in report.variants)
     failures = [variant.failure for variant in report.variants if variant.failure]
@@ -66,8 +81,13 @@ def profile(
             if view.snapshot is not None and pictures[-1] is not None:
                 write_file(view.snapshot, pictures[-1])
         finally:
-            if is_shown:
-                view.write_timeline(report)
+            try:
+                if is_shown:
+                    view.write_timeline(report)
+            finally:
+                if save is not None and calibration is not None:
+                    write_file(save, with_saved(calibration, save).to_json())
+                    note(f"the calibration is in {save}")
     if any(INTERRUPTED[1] in failure for failure in failures):
         return INTERRUPT
     return 3 if failures else 0

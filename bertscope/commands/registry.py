@@ -53,7 +53,6 @@ COMMANDS = {
     "plan": "Find what to recompute so that a step fits, and print the code.",
     "why": "Explain what filled a card, from a snapshot or an error message.",
     "sweep": "Estimate every point of a grid, and go on after an interruption.",
-    "calibrate": "Measure this CUDA card: memory next to the estimates, and time.",
     "report": "Write everything about a model on one page.",
     "explain": "Explain a model step by step, with formulas for every number.",
     "explore": "Explore the module tree in the terminal.",

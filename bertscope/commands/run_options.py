@@ -30,6 +30,7 @@ _FROM = (
     "its settings."
 )
 
+WITHOUT = "Use what is published of the card, and no calibration."
 PLAN = "Recompute as the plan in the JSON of 'bertscope plan --emit json' says; its run is the default."
 
 
@@ -73,6 +74,9 @@ class Takes:
     def parameters(self) -> list[inspect.Parameter]:
         """Return a parameter for each option; None is an option that is not given."""
         found = [_parameter(name, *self._option(own)) for name, own in self.table.items()]
+        if "calibration" in self.table:
+            without = typer.Option("--no-calibration", help=WITHOUT, show_default=False, rich_help_panel="card")
+            found.append(_parameter("no_calibration", bool, without))
         files = [("training_file", "--from", _FROM), ("plan", "--plan", PLAN)][: 1 + ("checkpointing" in self.table)]
         return found + [
             _parameter(name, Path, typer.Option(option, metavar="FILE", help=text, rich_help_panel="loop"))
@@ -81,7 +85,8 @@ class Takes:
 
     def _option(self, own: Row) -> tuple[Any, Any]:
         option, is_compared = OPTIONS[own.name], own.name in self.compared
-        names = [f"{option}/--no-{option[2:]}"] if own.kind is bool else [option, *filter(None, [own.flag])]
+        is_flag = own.kind is bool and not own.or_file
+        names = [f"{option}/--no-{option[2:]}"] if is_flag else [option, *filter(None, [own.flag])]
         usual = self.usual.get(own.name, DEFAULTS.get(self.command, {}).get(own.name, own.default))
         metavar = own.metavar or ("N" if own.kind is int else own.name.rpartition("_")[2].upper())
         is_listed = not own.words or bool(own.bare) or all(f"{word}: " in own.help for word in own.words)
@@ -93,14 +98,18 @@ class Takes:
         info = typer.Option(
             *names, help=" ".join(filter(None, parts)), rich_help_panel=own.section,
             show_default=False,
-            metavar=None if own.kind is bool else f"{metavar}[,...]" if is_compared else metavar,
+            metavar=None if is_flag else f"{metavar}[,...]" if is_compared else metavar,
             autocompletion=(lambda: [*own.words, *filter(None, [own.bare])]) if own.words else None,
         )  # fmt: skip
-        return (bool if own.kind is bool else list[str] if own.is_list else str), info
+        return (bool if is_flag else list[str] if own.is_list else str), info
 
     def value(self, given: dict[str, Any]) -> CommandSettings:
         """Return the settings that options, --from and pyproject.toml give; print which of the project are used."""
         asked = {name: given[name] for name in self.table if given.get(name) is not None}
+        if given.get("no_calibration"):
+            if "calibration" in asked:
+                raise SelectionError("--calibration FILE names a calibration and --no-calibration uses none; give one")
+            asked["calibration"] = False
         layer = Layer(asked, compared=self.compared, forms=OPTIONS, is_text=True, records=self.records)
         file = given.get("training_file")
         found = project()

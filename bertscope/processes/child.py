@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -65,20 +65,16 @@ def _paths() -> list[str]:
 
 
 class Child(subprocess.Popen[bytes]):
-    """A new process that calls `entry`, with pipes, and the leader of its process group.
+    """A new process that calls `entry`, with pipes, and the leader of its process group."""
 
-    `environment` has variables to set, or to leave out if they are None.
-    """
-
-    def __init__(self, entry: str, environment: Mapping[str, str | None] | None = None) -> None:
-        given = {**_environment(), **(environment or {})}
+    def __init__(self, entry: str) -> None:
         super().__init__(
             child_command(entry),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # only the parent receives Ctrl-C
-            env={name: value for name, value in given.items() if value is not None},
+            env=_environment(),
         )
         signals.children.add(self)
 

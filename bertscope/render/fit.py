@@ -278,8 +278,7 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
         where = f"published ({source})" if source else "published for other GPUs"
         yield f"CUDA context: {range_text(low, high)}, {where}; --context sets yours"
     yield f"on the card: reserved, with {workspaces} for cuBLAS, and {bytes_text(high)} for the context"
-    if not is_calibrated:
-        yield CUDNN_NOTE
+    yield CUDNN_NOTE
     yield from _place_notes(report)
     if report.margin:
         yield (

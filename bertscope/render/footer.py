@@ -46,14 +46,14 @@ def note_text(note: Note) -> str:
             return "no time: it is predicted for CUDA only; give --gpu or --device cuda"
         case "no_time_uncalibrated":
             return (
-                f"no time: there is no calibration of {values['card']}; 'bertscope calibrate' on the machine with the "
-                "card measures the rates that it needs. Data sheets give a range for one process that trains, in a "
-                "precision with a published peak, for steps of 25 ms and more"
+                f"no time: there is no calibration of {values['card']}; 'bertscope profile --device cuda --save FILE' "
+                "on the machine with the card measures the rates that it needs. Data sheets give a range for one "
+                "process that trains, in a precision with a published peak, for steps of 25 ms and more"
             )
         case "no_time_precision":
             return (
                 "no time: nothing that fits in one process runs in a precision that the calibration has; 'bertscope "
-                "calibrate' on the machine with the card measures the rates that it needs"
+                "profile --device cuda --save FILE' on the machine with the card measures the rates that it needs"
             )
         case "lengths_scores":
             return (

@@ -291,7 +291,8 @@ def time_notes(rows: Iterable[Variant | FitRow | PlanRow | LengthsRow]) -> Itera
         yield (
             "time by the data sheet: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth, as "
             "97 of 106 published steps of 25 ms and more took; with recomputation, of which no time "
-            "is published, 6 x the bytes saved without it; 'bertscope calibrate' measures it"
+            "is published, 6 x the bytes saved without it; 'bertscope profile "
+            "--device cuda --save FILE' measures it"
         )
     known = [row.predicted for row in rows if row.predicted is not None]
     if known:
@@ -325,8 +326,7 @@ def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
         f"adds them, with {bytes_text(device.workspace_bytes)} for cuBLAS; for a model moved from "
         f"the CPU{others}"
     )
-    if not is_calibrated:
-        yield CUDNN_NOTE
+    yield CUDNN_NOTE
     yield "reserved: the simulated caching allocator over three steps; the real one may differ by a tenth"
     if device.reserved_loaded_bytes:
         yield (

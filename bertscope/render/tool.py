@@ -1,4 +1,4 @@
-"""The reports of `presets`, `schema`, `print`, `doctor` and `calibrate`, each with a renderer of its name."""
+"""The reports of `presets`, `schema`, `print` and `doctor`, and a calibration, each with a renderer of its name."""
 
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
@@ -8,7 +8,7 @@ from bertscope.errors import one_line
 from bertscope.render.columns import Column, csv_only, number, optional, values
 from bertscope.render.console import Target
 from bertscope.render.views import Table, View
-from bertscope.reports.calibration import COPY, LIMIT, PLANNED, STEP, CalibrationReport, CalibrationRow
+from bertscope.reports.calibration import COPY, CalibrationReport
 from bertscope.reports.tool import DoctorReport
 from bertscope.units import bytes_text, count_text
 
@@ -107,105 +107,30 @@ doctor = View(tables=_tables, lines=lambda report, target: _head(report), name_w
               shows_all_notes=True, records=_records)  # fmt: skip
 
 
-# ---- calibrate ----
-
-_SHOWN = ("allocated_bytes", "reserved_bytes", "context_bytes", "smi_bytes")
-
-
-def _percent(error: float) -> str:
-    return f"{100 * error:+.2f} %"
-
-
-def _settings(row: CalibrationRow) -> str:
-    """Return the settings of a point without its kind."""
-    return row.name.removeprefix(f"{row.point.kind} ")
-
-
-def _tflops(row: CalibrationRow) -> str:
-    """Return the FLOP/s of the matrix products that the step reached."""
-    if row.work is None or not row.median_seconds:
-        return ""
-    return f"{sum(row.work.matmul_flops.values()) / row.median_seconds / 1e12:,.1f}"
+# ---- the calibration of a card ----
 
 
 _STEPS = (
-    Column("step", _settings),
+    Column("step", lambda row: one_line(row.name), values("name")),
     number("allocated", "allocated_bytes", optional(bytes_text)),
-    number("error", "allocated_error", optional(_percent)),
+    number("error", "allocated_error", optional(lambda error: f"{100 * error:+.2f} %")),
     number("reserved", "reserved_bytes", optional(bytes_text)),
-    number("error", "reserved_error", optional(_percent)),
+    number("error", "reserved_error", optional(lambda error: f"{100 * error:+.2f} %")),
     number("context", "context_bytes", optional(bytes_text)),
-    number("nvidia-smi", "smi_bytes", optional(bytes_text)),
     number("ms", "median_seconds", optional(lambda seconds: f"{1000 * seconds:,.2f}")),
-    Column("TFLOP/s", _tflops, right=True),
 )
-_LIMITS = (
-    Column("limit", _settings),
-    number("batch", "batch", optional(count_text)),
-    Column("result", lambda row: "ran" if row.ran else "out of memory"),
-    Column("fit", lambda row: "right" if row.is_right else "wrong"),
-)
-_POINTS = (
-    Column("", str, values("name", "outcome", "reason", "batch", "ran", *_SHOWN)),
-    Column("", str, values("estimated_allocated_bytes", "estimated_reserved_bytes", "allocated_error")),
-    Column("", str, values("reserved_error", "median_seconds")),
-)
-
-
-def _calibration_verdict(report: CalibrationReport) -> str:
-    """Return the largest errors and the answers of `fit` in a sentence."""
-    if report.machine is None:
-        return f"{len(report.rows)} points, each in a new process; 'bertscope calibrate' measures them"
-    steps, limits = report.measured(STEP), [row for row in report.measured(LIMIT) if row.is_right is not None]
-    words = [f"{len(steps)} steps"]
-    for name in ("allocated", "reserved"):
-        errors = [error for row in steps if (error := getattr(row, f"{name}_error")) is not None]
-        if errors:
-            words.append(f"largest error of {name} {_percent(max(errors, key=abs))}")
-    if limits:
-        words.append(f"fit right at {sum(row.is_right is True for row in limits)} of {len(limits)} limits")
-    left = sum(row.outcome == PLANNED for row in report.rows)
-    return ", ".join([*words, *([f"{left} points left"] if left else []), f"{len(report.failed)} failed"])
 
 
 def _card_lines(report: CalibrationReport) -> Iterator[tuple[str, str]]:
     """Yield what belongs to the card and not to a step."""
     machine = report.machine
-    if machine is None:
-        return
-    major, minor = machine.capability
-    yield "card", one_line(f"{machine.card}, compute capability {major}.{minor}, {bytes_text(machine.memory_bytes)}")
-    yield (
-        "versions",
-        one_line(
-            f"driver {machine.driver or 'unknown'}, torch {machine.torch_version}, CUDA {machine.cuda_version}, "
-            f"Python {machine.python_version}, bertscope {machine.bertscope_version}; {machine.date}"
-        ),
-    )
-    if found := report.context_bytes:
-        yield "context in a step", f"{bytes_text(found[0])} to {bytes_text(found[1])}"
-    for row in report.rows:
-        if row.workspaces:
-            sizes = ", ".join(f"{one_line(name)} {bytes_text(size)}" for name, size in row.workspaces.items())
-            yield row.name, sizes
+    yield "card", one_line(f"{machine.card}, {bytes_text(machine.memory_bytes)}")
+    versions = f"torch {machine.torch_version}, bertscope {machine.bertscope_version}"
+    yield "versions", one_line(f"driver {machine.driver or 'unknown'}, {versions}; {machine.date}")
     for name, rate in report.rates.items():
         yield one_line(f"rate {name}"), f"{rate / 1e9:,.0f} GB/s" if name == COPY else f"{rate / 1e12:,.1f} TFLOP/s"
-    for row in report.rows:
-        if row.reason:
-            yield one_line(f"{row.outcome}: {row.name}"), one_line(row.reason, limit=300)
 
 
-def _calibration_tables(report: CalibrationReport, target: Target | None) -> list[Table]:
-    if report.machine is None:
-        return [Table([Column("point", lambda row: row.name, values("name"))], report.rows)]
-    found = [Table(_STEPS, report.measured(STEP)), Table(_LIMITS, report.measured(LIMIT))]
-    return [table for table in found if table.rows]
-
-
-calibrate = View(
-    answer=_calibration_verdict,
-    tables=_calibration_tables,
-    lines=lambda report, target: _card_lines(report),
-    name_width=28,
-    records=lambda report: Table(_POINTS, report.rows),
+calibration = View(
+    tables=lambda report, target: [Table(_STEPS, report.steps)], lines=lambda report, target: _card_lines(report)
 )

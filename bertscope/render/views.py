@@ -16,7 +16,7 @@ from bertscope.units import html_text, visible_lines
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
 VIEWS = {
-    "calibrate": "tool:calibrate", "convention": "flops:convention", "doctor": "tool:doctor",
+    "calibration": "tool:calibration", "convention": "flops:convention", "doctor": "tool:doctor",
     "operators": "flops:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
     "schemas": "tool:schemas", "verify": "checkpoint:verify",
 }  # fmt: skip

@@ -1,52 +1,14 @@
-"""The report of `calibrate`: the points that are measured on a card, and the result of each. Plain data."""
+"""The calibration of a card, as `profile --save` writes it, and the times that follow from one. Plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import field, replace
 from typing import ClassVar
 
 from bertscope.frozen import dataclass
-from bertscope.reports.base import FAILED, TableReport
+from bertscope.reports.base import TableReport
 
-PLANNED, MEASURED, SKIPPED = "planned", "measured", "skipped"
-CONTEXT, WORKSPACES, RATES, STEP, LIMIT = "context", "workspaces", "rates", "step", "limit"
 COPY = "copy"  # the name of a rate besides the precisions
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationPoint:
-    """One measurement: of the context, the workspaces, the rates, a step of a model, or a step at a memory limit.
-
-    `precision` is that of matrix products: fp32, tf32, or a 16-bit type under autocast. `kernel` is that of fused
-    attention, empty for torch's choice. A point of a limit runs the largest batch of `fit` and `more` sequences more.
-    """
-
-    kind: str
-    model: str = ""
-    attention: str = ""
-    kernel: str = ""
-    precision: str = ""
-    checkpointing: str = ""
-    optimizer: str = ""
-    implementation: str = ""
-    mode: str = ""
-    batch: int = 0
-    seq: int = 0
-    expandable: bool = False
-    limit_bytes: int = 0
-    more: int = 0
-
-    @property
-    def name(self) -> str:
-        """Return all settings as one text, by which a measurement is found again."""
-        sizes = f"{self.batch or 'fit'}x{self.seq}" if self.seq else ""
-        words = (
-            self.kind, self.model, sizes, self.attention, self.kernel, self.precision, self.checkpointing, self.mode,
-            self.optimizer, self.implementation, "expandable" if self.expandable else "",
-            f"limit {self.limit_bytes}" if self.limit_bytes else "", f"+{self.more}" if self.more else "",
-        )  # fmt: skip
-        return " ".join(word for word in words if word)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,36 +46,31 @@ class TimeRange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationRow:
-    """A point and its result; None for what the kind of point does not have.
+class CalibrationStep:
+    """A measured step; `precision` is that of its matrix products.
 
-    `context_bytes` is the memory of the device that the process takes outside torch's allocator. `smi_bytes` is what
-    nvidia-smi shows for the process, None if it does not know it. `rates` are FLOP/s of large matrix products by
-    precision, and bytes per second of a large copy. `ran` of a limit is True if the step had enough memory.
+    `context_bytes` is the memory of the device outside torch's allocator. Estimates and `work` are None for a step
+    whose operators depend on the values of tensors.
     """
 
-    point: CalibrationPoint
-    outcome: str = PLANNED
-    reason: str = ""
-    estimated_allocated_bytes: int | None = None
-    allocated_bytes: int | None = None
-    estimated_reserved_bytes: int | None = None
-    reserved_bytes: int | None = None
-    context_bytes: int | None = None
-    smi_bytes: int | None = None
-    workspace_forward_bytes: int | None = None
-    workspace_backward_bytes: int | None = None
-    workspaces: dict[str, int] = field(default_factory=dict)  # by library and thread
-    rates: dict[str, float] = field(default_factory=dict)
-    work: CardWork | None = None
-    step_seconds: tuple[float, ...] = ()
-    batch: int | None = None
-    ran: bool | None = None
+    model: str
+    batch: int
+    seq: int
+    mode: str
+    precision: str
+    checkpointing: str
+    context_bytes: int
+    estimated_allocated_bytes: int | None
+    allocated_bytes: int
+    estimated_reserved_bytes: int | None
+    reserved_bytes: int
+    work: CardWork | None
+    step_seconds: tuple[float, ...]
 
     @property
     def name(self) -> str:
-        """Return the name of the point."""
-        return self.point.name
+        """Return the settings of the step, which a later measurement replaces."""
+        return f"{self.model} {self.batch}x{self.seq} {self.mode} {self.precision} {self.checkpointing}"
 
     @property
     def allocated_error(self) -> float | None:
@@ -132,81 +89,45 @@ class CalibrationRow:
 
         return median(self.step_seconds) if self.step_seconds else None
 
-    @property
-    def is_right(self) -> bool | None:
-        """Return True if the answer of `fit` is right: the largest batch runs, and one more does not."""
-        return None if self.ran is None else self.ran == (self.point.more == 0)
 
-
-def _error(estimated: int | None, measured: int | None) -> float | None:
+def _error(estimated: int | None, measured: int) -> float | None:
     return estimated / measured - 1 if estimated is not None and measured else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The card and the versions of a calibration, and the date of its beginning."""
+    """The card and the versions of a calibration, and the date of its last measurement."""
 
     card: str  # as torch names it
     memory_bytes: int
-    capability: tuple[int, int]
     driver: str
     torch_version: str
-    cuda_version: str
-    python_version: str
     bertscope_version: str
     date: str
 
-    def is_like(self, other: Machine) -> bool:
-        """Return True if measurements on one apply to the other: all but the date is equal."""
-        return replace(self, date="") == replace(other, date="")
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CalibrationReport(TableReport[CalibrationRow]):
-    """The measurements of `calibrate` on one card; without a machine the plan."""
+class CalibrationReport(TableReport[CalibrationStep]):
+    """The calibration of one card: rates, and steps measured next to their estimates.
 
-    kind: ClassVar[str] = "calibrate"
-    machine: Machine | None
-    rows: tuple[CalibrationRow, ...]
+    `rates` are the FLOP/s of a large matrix product by precision, and the bytes per second of a large copy.
+    """
 
-    @property
-    def is_complete(self) -> bool:
-        """Return True if no point is left to measure."""
-        return self.machine is not None and all(row.outcome != PLANNED for row in self.rows)
-
-    def measured(self, *kinds: str) -> list[CalibrationRow]:
-        """Return the rows of these kinds that were measured."""
-        return [row for row in self.rows if row.outcome == MEASURED and row.point.kind in kinds]
-
-    @property
-    def failed(self) -> list[CalibrationRow]:
-        """Return the rows that could not be measured."""
-        return [row for row in self.rows if row.outcome == FAILED]
+    kind: ClassVar[str] = "calibration"
+    rows_in = "steps"
+    machine: Machine
+    rates: dict[str, float]
+    steps: tuple[CalibrationStep, ...]
 
     @property
     def context_bytes(self) -> tuple[int, int] | None:
-        """Return the least and the most memory outside the allocator in a step; None if no step was measured."""
-        return _range(row.context_bytes for row in self.measured(STEP)) or _range(
-            row.context_bytes for row in self.measured(CONTEXT)
-        )
+        """Return the least and the most memory outside the allocator in a step; None without a step."""
+        sizes = [step.context_bytes for step in self.steps]
+        return (min(sizes), max(sizes)) if sizes else None
 
-    @property
-    def workspace_bytes(self) -> tuple[int, int] | None:
-        """Return the most bytes of workspaces of the thread of forward, and of that of backward."""
-        forward = _range(row.workspace_forward_bytes for row in self.measured(WORKSPACES))
-        backward = _range(row.workspace_backward_bytes for row in self.measured(WORKSPACES))
-        return (forward[1], backward[1]) if forward and backward else None
-
-    @property
-    def rates(self) -> dict[str, float]:
-        """Return the measured rates by name."""
-        return {name: rate for row in self.measured(RATES) for name, rate in row.rates.items()}
-
-    def with_row(self, row: CalibrationRow) -> CalibrationReport:
-        """Return the report with the result of one point."""
-        return replace(self, rows=tuple(row if old.point == row.point else old for old in self.rows))
-
-
-def _range(sizes: Iterable[int | None]) -> tuple[int, int] | None:
-    known = [size for size in sizes if size is not None]
-    return (min(known), max(known)) if known else None
+    def after(self, earlier: CalibrationReport | None) -> CalibrationReport:
+        """Return this calibration with what an earlier one measured of the same card with the same versions."""
+        if earlier is None or replace(earlier.machine, date="") != replace(self.machine, date=""):
+            return self
+        steps = {step.name: step for step in (*earlier.steps, *self.steps)}
+        return replace(self, rates={**earlier.rates, **self.rates}, steps=tuple(steps.values()))

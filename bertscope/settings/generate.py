@@ -43,7 +43,7 @@ def changed(*records: Settings) -> dict[str, Any]:
 def option_words(own: Row, value: Any) -> list[str]:
     """Return the words of a command line that give a setting this value."""
     option = OPTIONS[own.name]
-    if own.kind is bool:
+    if isinstance(value, bool):
         return [option if value else f"--no-{option[2:]}"]
     texts = [f"{value}B"] if own.is_size else list(value) if own.is_list else [str(value)]
     return [word for text in texts for word in ([f"{option}={text}"] if text.startswith("-") else [option, text])]
@@ -59,7 +59,7 @@ def row_words(name: str, value: Any) -> str:
     own, plain = _ALL[name], name.replace("_", " ")
     if own.text:
         return own.text.format(value)
-    if own.kind is bool:
+    if isinstance(value, bool):
         return plain if value else f"no {plain}"
     return f"{plain} {' '.join(value) if own.is_list else value}"
 
@@ -102,7 +102,7 @@ def _alias(own: Row) -> str:
 
 
 def _type(own: Row) -> str:
-    plain = "int | str" if own.is_size else own.kind.__name__
+    plain = "int | str" if own.is_size else own.kind.__name__ + " | str" * own.or_file
     one = _alias(own) if own.words and not own.convert else plain
     if own.name == "loss":
         return "str | Callable[[Any, Any], Any]"

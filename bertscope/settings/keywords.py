@@ -74,7 +74,7 @@ class FitSettings(TypedDict, total=False):
     context: int | str | None
     time: bool
     sequences: int | None
-    calibration: bool
+    calibration: bool | str
 
 
 class RunSettings(FitSettings, total=False):

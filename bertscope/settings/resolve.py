@@ -157,7 +157,7 @@ def merged(layers: Sequence[Layer], table: Mapping[str, Row]) -> dict[str, tuple
         implied: dict[str, tuple[Any, ...]] = {}
         for name in (name for name in table if name in own):
             for other, value_of in table[name].implies.items():
-                given = [value for value in own[name] if value != table[name].default]
+                given = [value for value in own[name] if value and value != table[name].default]
                 if given:
                     implied.setdefault(other, tuple(dict.fromkeys(value_of(value, kept | own) for value in given)))
         kept |= {name: values for name, values in (implied | own).items() if name not in kept}

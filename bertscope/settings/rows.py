@@ -56,6 +56,7 @@ class Row:
     low: float = 0
     below: float = MAX_SIZE
     is_size: bool = False  # bytes, also as text such as 16GiB
+    or_file: bool = False  # the path of a file too; false: no file
     convert: Callable[[Any], Any] | None = None  # of a value to its only form; raises BertscopeError
     split: Callable[[str], Iterable[str]] | None = None  # of the text of several values; by default at commas
     metavar: str = ""
@@ -87,6 +88,7 @@ class Row:
         most = f"below {f'2**{power}' if power else 1}" if is_power else f"{int(self.below) - 1:,}"
         span = f"number from {self.low:g} to {most}"
         text = {bool: "true or false", int: f"a whole {span}", float: f"a {span}", str: "a text"}[self.kind]
+        text = "the path of a file, or false for none" if self.or_file else text
         return f"{text}, or a list" if self.is_list else text
 
     @property
@@ -133,7 +135,7 @@ class Row:
                 item = parse_bytes(item)
             if self.kind is float and type(item) is int:
                 item = float(item)
-            if type(item) is self.kind and self._allows(item):
+            if (type(item) is self.kind or (self.or_file and type(item) is str)) and self._allows(item):
                 return self.convert(item) if self.convert else item
         except BertscopeError as error:
             raise SettingError(f"{self.form}: {_plain(error)}", [self.name]) from None

@@ -326,8 +326,13 @@ class Limit(Settings):
         None, "The sequences of an epoch, to show its time.", kind=int, section="card", low=1, below=2**40,
         metavar="N", concerns={"time": bool},
     )  # fmt: skip
-    calibration: bool = row(
-        True, "Use what calibrate measured on a card; without it, what is published.", section="card"
+    calibration: bool | str = row(
+        True,
+        "The calibration of the card, a file that 'bertscope profile' saved; default: the one in the user's folder.",
+        section="card",
+        or_file=True,
+        metavar="FILE",
+        implies={"device": lambda file, given: CUDA},
     )
 
 

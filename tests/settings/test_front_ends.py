@@ -126,6 +126,14 @@ def test_equal_words_are_the_equal_run_in_every_front_end(name, here):
     assert by_project(settings, here) == expected
 
 
+def test_a_file_instead_of_yes_or_no_is_the_equal_setting_in_every_front_end(here):
+    settings = {"calibration": "card.json"}
+    expected = resolve(Layer(settings)).points[0]
+    assert (expected[0].device, expected[1].calibration) == ("cuda", "card.json")
+    assert by_python(settings) == by_command(settings) == by_grid(settings, here) == expected
+    assert by_project(settings, here) == expected
+
+
 @pytest.mark.parametrize("name", [name for name in rows(RunConfig) if name not in ("batch", "seq")])
 def test_an_expectation_file_takes_each_setting_of_a_run(name, here):
     settings = {**settings_of(name, rows(RunConfig)), "batch": 2, "seq": 8}

@@ -156,7 +156,7 @@ class PlanSearch:
     run_config: RunConfig
     space_of: Callable[[Steps, RunConfig], PlanSpace]
     changes: dict[str, Any]
-    timer: Any  # the Timer of a card (calibrate/step_time.py) or None
+    timer: Any  # the Timer of a card (step_time.py) or None
     rows: dict[tuple[PlanSpace | None, Counts], PlanRow] = field(default_factory=dict)
 
     @cached_property

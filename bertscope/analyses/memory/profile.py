@@ -21,6 +21,7 @@ from bertscope.processes.child import Child, ForkedChild, ForkServer, can_fork
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import detailed, progress
 from bertscope.reports.base import Subject
+from bertscope.reports.calibration import CalibrationReport, CalibrationStep, CardWork, Machine
 from bertscope.reports.json import typed
 from bertscope.reports.memory import (
     BreakEven,
@@ -44,8 +45,8 @@ INTERRUPTED = ("interrupted", "was interrupted")
 
 def profile_report(
     jobs: Sequence[Job], *, timeout_seconds: float = 600.0
-) -> tuple[MemoryReport, tuple[bytes | None, ...]]:
-    """Run one model's step for each job in a separate child; return the measurements, and snapshots as files.
+) -> tuple[MemoryReport, tuple[bytes | None, ...], CalibrationReport | None]:
+    """Run one model's step for each job in a separate child; return the measurements, snapshots and the calibration.
 
     Memory is measured in one child after the other. Then the children run their timed steps in turn, so that a
     change of the machine's speed affects all of them; a child whose state does not leave room for the others is
@@ -75,7 +76,11 @@ def profile_report(
         machine=next((child.sent.machine for child in children if child.sent.machine), ""),
         variants=tuple(child.variant() for child in children),
     )
-    return report, tuple(b64decode(child.sent.snapshot) if child.sent.snapshot else None for child in children)
+    pictures = tuple(b64decode(child.sent.snapshot) if child.sent.snapshot else None for child in children)
+    calibration = None
+    for found in filter(None, (child.calibration() for child in children)):
+        calibration = found.after(calibration)
+    return report, pictures, calibration
 
 
 def _take_turns(children: Sequence[_Child]) -> None:
@@ -131,6 +136,9 @@ class _Sent:
     snapshot: str | None = None  # base64
     outlook: BreakEven | None = None
     seconds: list[float] = field(default_factory=list)  # of each timed step
+    card: Machine | None = None  # this and the next two for a calibration
+    work: CardWork | None = None
+    rates: dict[str, float] = field(default_factory=dict)
     who: str = "the child"  # or the rank with the problem
     ended: dict[str, int] | None = None  # of a launcher: the exit codes of the ranks that failed
     ranks: tuple[RankRow, ...] = ()
@@ -178,9 +186,12 @@ class _Child:
             self.sent.stage = "waiting for its timed steps"
 
     def run_timed_steps(self) -> None:
-        """Run all timed steps of the child, and end it."""
+        """Run all timed steps of the child, have it measure the card if the job wants it, and end it."""
         for number in range(self.job.steps):
             self.run_timed_step(number, in_turn=False)
+        if self.job.wants_card and self.problem is None:
+            self.sent.stage = "measuring the rates of the card"
+            self._ask("card", "rates", lambda: detailed(self.name, self.sent.stage))
         self.stop()
 
     def run_timed_step(self, number: int, *, in_turn: bool) -> None:
@@ -274,6 +285,30 @@ class _Child:
             traffic=sent.traffic,
             rank_rows=sent.ranks,
         )
+
+    def calibration(self) -> CalibrationReport | None:
+        """Return the calibration with the step of this child; None if it did not send the card."""
+        run, sent = self.job.run_config, self.sent
+        measured = sent.measured.device if sent.measured else None
+        estimated = sent.estimated.device if sent.estimated else None
+        if sent.card is None or measured is None:
+            return None
+        step = CalibrationStep(
+            model=self.job.source.name,
+            batch=run.batch,
+            seq=run.seq,
+            mode=run.mode,
+            precision=run.compute_precision,
+            checkpointing=run.checkpointing,
+            context_bytes=measured.context_high_bytes,
+            estimated_allocated_bytes=estimated.allocated_bytes if estimated else None,
+            allocated_bytes=measured.allocated_bytes,
+            estimated_reserved_bytes=estimated.reserved_bytes if estimated else None,
+            reserved_bytes=measured.reserved_bytes,
+            work=sent.work,
+            step_seconds=tuple(sent.seconds),
+        )
+        return CalibrationReport(machine=sent.card, rates=sent.rates, steps=(step,))
 
 
 def _message(line: bytes) -> tuple[str, Any]:

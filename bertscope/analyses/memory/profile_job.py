@@ -18,6 +18,7 @@ from bertscope.analyses.memory.system_memory import proc_bytes
 from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
 from bertscope.processes.child import die_with_parent
 from bertscope.reports.base import Subject
+from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
 from bertscope.settings.run_config import RunConfig
@@ -54,6 +55,7 @@ class Job:
     beside: RunConfig | None = None  # the run of the first job, for the break-even batch
     beside_peak_bytes: int = 0  # its estimate
     wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
+    wants_card: bool = False  # what a calibration has of it
     launch: RankLaunch | None = None  # of real ranks; None: the child itself runs the step
 
     def to_json(self) -> str:
@@ -83,6 +85,9 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "snapshot": str,  # base64
     "timing": Timing,
     "seconds": float,
+    "card": Machine,  # this and the next two for a calibration
+    "work": CardWork,
+    "rates": dict[str, float],
     "ended": dict[str, int],  # of a launcher: the exit codes of the ranks that failed
     "pid": int,  # this and the next of a rank
     "row": RankRow,

@@ -2,7 +2,8 @@
 
 A separate process starts with clean memory, confines the memory limit, and may die without harm to the parent. A
 message is a line of JSON, [kind, content]: a stage, the estimate, a result, or the reason for a failure. After the
-memory is measured, the parent asks for each timed step with a line on standard input.
+memory is measured, the parent asks for each timed step with a line on standard input, and with a last line for what a
+calibration has of the card.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _measure(step: Any, job: Job, send: Say) -> float:
     if step.device == "cuda":
         torch.cuda.synchronize()
     warmup = time.perf_counter() - started
-    terms = measured_device_terms(step) if step.device == "cuda" else None
+    terms = measured_device_terms(step) if job.run_config.device == "cuda" else None
     if terms is None:
         send("stage", "measuring the process")
         if process := high_water(step.run):
@@ -110,7 +111,7 @@ def _measure(step: Any, job: Job, send: Say) -> float:
 
 
 def _time(step: Any, job: Job, send: Say, timing: Timing) -> None:
-    """Time a step without the profiler for each line of input.
+    """Time a step without the profiler for each line of input, but measure the card for the line `card`.
 
     Unless memory is limited, malloc keeps freed memory as it does by default.
     """
@@ -120,5 +121,10 @@ def _time(step: Any, job: Job, send: Say, timing: Timing) -> None:
         set_malloc(M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
         set_malloc(M_TRIM_THRESHOLD, 2**26)
     send("timing", timing)
-    for _ in sys.stdin.buffer:
-        send("seconds", step_seconds(step))
+    for line in sys.stdin.buffer:
+        if line == b"card\n":
+            from bertscope.analyses.memory.calibration import measure_card
+
+            measure_card(job, step.device, send)
+        else:
+            send("seconds", step_seconds(step))

@@ -272,7 +272,7 @@ def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, monkeypatc
     monkeypatch.setattr(profile_module, "can_fork", lambda: False)
     monkeypatch.setattr(profile_module, "available_bytes", lambda: available)
     jobs = [Job(source=small(), run_config=RunConfig(checkpointing=name), steps=1) for name in ("none", "full")]
-    report, _ = profile_report(jobs)
+    report, *_ = profile_report(jobs)
     assert (folder / "log").read_text() == asked
     timings = [variant.timing for variant in report.variants]
     assert [timing.step_seconds for timing in timings] == [(2.0,), (2.0,)]
@@ -302,7 +302,7 @@ def test_short_steps_end_at_the_timeout_too_and_the_memory_is_kept(folder, monke
     # Each step takes 10 s of this clock.
     clock = SimpleNamespace(monotonic=lambda: 10.0 * (folder / "log").stat().st_size)
     monkeypatch.setattr(profile_module, "time", clock)
-    report, _ = profile_report([Job(source=small(), run_config=RunConfig(), steps=1000)], timeout_seconds=25)
+    report, *_ = profile_report([Job(source=small(), run_config=RunConfig(), steps=1000)], timeout_seconds=25)
     (variant,) = report.variants
     assert re.search(r"the child ran for longer than 25 s while timing step [34] of 1000", variant.failure)
     assert variant.measured is not None
@@ -474,7 +474,7 @@ def test_a_child_that_prints_no_message_is_one_line(folder, monkeypatch, code, w
     monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
     monkeypatch.setattr(profile_module, "can_fork", lambda: False)
     monkeypatch.setattr("bertscope.processes.worker._MAX_MESSAGE_BYTES", 2**20)
-    report, _ = profile_report([Job(source=small(), run_config=RunConfig())], timeout_seconds=20)
+    report, *_ = profile_report([Job(source=small(), run_config=RunConfig())], timeout_seconds=20)
     (variant,) = report.variants
     assert words in variant.failure
     assert variant.failure.isprintable()

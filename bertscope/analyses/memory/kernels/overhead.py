@@ -29,11 +29,8 @@ def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] |
 
 
 def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
-    """Return the bytes of the workspaces on a GPU, measured if it has a calibration; None: as `workspace_bytes`."""
-    if card is None or not card.calibration or not card.workspace_forward_bytes:
-        return workspace_bytes(run_config, None if card is None else capability(card))
-    backward = card.workspace_backward_bytes if run_config.mode == "training" else 0
-    return card.workspace_forward_bytes + backward
+    """Return the bytes of the workspaces on a GPU; None: as `workspace_bytes`."""
+    return workspace_bytes(run_config, None if card is None else capability(card))
 
 
 def by_thread(run_config: RunConfig, workspaces: int) -> tuple[int, ...]:

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.analyses.calibrate.step_time import Rates, _work, rates_of, step_work
 from bertscope.analyses.memory.step import step_flops
+from bertscope.analyses.memory.step_time import Rates, _work, rates_of, step_work
 from bertscope.gpus import find_gpu, peak_flops
 from bertscope.reports.calibration import CardWork
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
-from tests.analyses.calibrate.fakes import calibration
-from tests.analyses.calibrate.test_use import home, stored
+from tests.analyses.memory.fake_card import calibration
+from tests.analyses.memory.test_calibration import home, stored
 
 __all__ = ["home", "stored"]  # fixtures
 RUN = RunConfig(batch=2, seq=16, device="cuda", optimizer_implementation="loop")
@@ -24,15 +24,16 @@ TINY = load("bert-tiny", architecture="BertForMaskedLM")
 
 
 def test_the_time_of_a_step_is_flops_and_bytes_by_the_rates_or_the_start_of_its_operators():
-    rates = Rates({"fp32": 10e12, "tf32": 20e12}, 2e12, calls=1e4, scale={("fp32", "none"): 1.5, ("tf32", "none"): 1,
-                                                                         ("fp32", "full"): 2})  # fmt: skip
+    scale = {("fp32", "none"): 1.5, ("bf16", "none"): 1, ("fp32", "full"): 2}
+    rates = Rates({"fp32": 10e12}, 2e12, calls=1e4, scale=scale)
     work = CardWork(matmul_flops={"fp32": 10**13}, moved_bytes=10**12, calls=10)
     assert rates.seconds(work, "fp32") == pytest.approx(1.5 * (1 + 0.5))
-    assert rates.seconds(work, "tf32") == pytest.approx(0.5 + 0.5)
+    assert rates.seconds(work, "bf16") == pytest.approx(1 + 0.5)  # its products are in fp32
     assert rates.seconds(work, "fp32", "full") == pytest.approx(2 * (1 + 0.5))
     assert rates.seconds(work, "fp32", "every-2") == pytest.approx(1.5 * (1 + 0.5))
     assert rates.seconds(replace(work, calls=10**5), "fp32") == pytest.approx(10)
-    assert rates.seconds(work, "bf16") is None
+    assert rates.seconds(work, "fp16") is None
+    assert rates.seconds(replace(work, matmul_flops={"bf16": 10**13}), "bf16") is None
 
 
 def test_the_longest_step_of_a_precision_corrects_it():
@@ -40,7 +41,7 @@ def test_the_longest_step_of_a_precision_corrects_it():
     assert rates.scale["fp32", "none"] == pytest.approx(1 / (8.192e12 / 100e12 + 1e9 / 1e12))
     assert rates.scale["bf16", "full"] == pytest.approx(1 / (8.192e12 / 500e12 + 1e9 / 1e12))
     assert rates.calls == 100
-    assert rates_of(replace(calibration(), rows=())) is None
+    assert rates_of(replace(calibration(), rates={})) is None
 
 
 def test_an_optimizer_moves_the_bytes_of_its_formula():
@@ -116,7 +117,7 @@ def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home, w
     words = words[:-2] if "inference" in words else words
     timed = cli(*words, "--time")
     assert timed.out == cli(*words).out
-    assert f"no time: there is no calibration of {words[3]}; 'bertscope calibrate'" in timed.err
+    assert f"no time: there is no calibration of {words[3]}; 'bertscope " in timed.err
     assert "a published peak, for steps of 25 ms and more" in timed.err
 
 

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertscope.analyses.calibrate.session import TF32
 from bertscope.analyses.memory.estimate import named_inputs
 from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
@@ -28,13 +27,13 @@ from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
 from bertscope.gpus import Gpu, bandwidth, peak_flops
-from bertscope.reports.calibration import COPY, STEP, CalibrationReport, CardWork, StepTime, TimeRange
+from bertscope.reports.calibration import COPY, CalibrationReport, CardWork, StepTime, TimeRange
 from bertscope.reports.memory import OPTIMIZER, FitReport, FitRow, MemoryReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import operator_name, torch, written_tensors
-from bertscope.units import FP32, PRECISIONS
+from bertscope.units import PRECISIONS
 
 PUBLISHED_RANGE = (1.2, 2.5)
 _SHORT_SECONDS = 0.025  # below which a step waits for the CPU that starts its operators
@@ -241,15 +240,15 @@ class Rates:
 
         A strategy that was not measured has the correction of a step without recomputation.
         """
-        busy = self.busy_seconds(work, precision)
+        busy = self.busy_seconds(work)
         scale = self.scale.get((precision, checkpointing), self.scale.get((precision, NONE)))
         return None if busy is None or scale is None else max(scale * busy, work.calls / self.calls)
 
-    def busy_seconds(self, work: CardWork, precision: str) -> float | None:
+    def busy_seconds(self, work: CardWork) -> float | None:
         """Return the time of a step by the rates only; None for products without a rate."""
         total = work.moved_bytes / self.moved
         for dtype, flops in work.matmul_flops.items():
-            rate = self.products.get(TF32 if (precision, dtype) == (TF32, FP32.name) else dtype)
+            rate = self.products.get(dtype)
             if not rate:
                 return None
             total += flops / rate
@@ -267,12 +266,12 @@ def rates_of(report: CalibrationReport) -> Rates | None:
     if not moved:
         return None
     rates = Rates(products, moved)
-    steps = [(row, row.work, row.median_seconds) for row in report.measured(STEP)]
-    timed = [(row.point, work, seconds) for row, work, seconds in steps if work is not None and seconds]
+    steps = [(step, step.work, step.median_seconds) for step in report.steps]
+    timed = [(step, work, seconds) for step, work, seconds in steps if work is not None and seconds]
     longest: dict[tuple[str, str], float] = {}
     scale: dict[tuple[str, str], float] = {}
-    for point, work, seconds in timed:
-        busy, key = rates.busy_seconds(work, point.precision), (point.precision, point.checkpointing)
+    for step, work, seconds in timed:
+        busy, key = rates.busy_seconds(work), (step.precision, step.checkpointing)
         if busy and busy > longest.get(key, 0.0):
             longest[key], scale[key] = busy, seconds / busy
     calls = max((work.calls / seconds for _, work, seconds in timed), default=0.0)
