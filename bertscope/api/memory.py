@@ -214,18 +214,18 @@ def profile_source(
     from bertscope.analyses.memory.profile import profile_report
     from bertscope.analyses.memory.profile_job import Job
 
-    if "nproc" not in asked.named and asked.named & {"strategy", "mesh", "world_size", "nnodes"}:
+    if "nproc" not in asked.named and asked.named & {"strategy", "mesh", "world_size"}:
         raise asked.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
     resolved = asked.resolved(source, **DEFAULTS["profile"])
     runs = [run for run, *_ in resolved.points]
     _, _, measurement, launch = resolved.points[0]
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
         raise asked.error("torch finds no CUDA device here; use {device} cpu, or estimate with {device} cuda", "device")
-    if runs[0].parallelism.world_size != (launch.nproc or 1) * launch.nnodes:
+    if runs[0].parallelism.world_size != (launch.nproc or 1):
         name = "mesh" if "mesh" in asked.named else "world_size"
         raise asked.error(
-            "{nproc} and {nnodes} start {number:,} ranks; {option} has {ranks:,}; give as many", name,
-            number=(launch.nproc or 1) * launch.nnodes, option=f"{{{name}}}", ranks=runs[0].parallelism.world_size,
+            "{nproc} starts {number:,} ranks; {option} has {ranks:,}; give as many", name,
+            number=launch.nproc or 1, option=f"{{{name}}}", ranks=runs[0].parallelism.world_size,
         )  # fmt: skip
     jobs = [
         Job(source=source, run_config=run_config, steps=measurement.steps, threads=measurement.threads,
@@ -244,7 +244,7 @@ def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
 
     if launch.nproc is None:
         return None
-    return RankLaunch(timeout_seconds=timeout_seconds, **vars(launch) | {"node_rank": launch.node_rank or 0})
+    return RankLaunch(timeout_seconds=timeout_seconds, nproc=launch.nproc)
 
 
 @with_settings(*ESTIMATED)

@@ -27,8 +27,6 @@ def parallel_words(run: RunConfig, groups: int = 1, units: str = "") -> list[str
         say("each_rank", **of_which) if groups == 1 else say("rank_of", rank=given.rank, **of_which): True,
         say("gathered_units", units=units): units,
         say("param_dtype", dtype=given.param_dtype): given.param_dtype,
-        say("reduce_dtype", dtype=given.reduce_dtype): given.reduce_dtype,
-        say("bucket_view"): given.gradient_as_bucket_view,
         say("reduced_each" if given.sync_each_batch else "reduced_last"): run.accumulate > 1 and given.row.reduces,
     }
     return [text for text, is_set in words.items() if is_set]

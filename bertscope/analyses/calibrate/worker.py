@@ -254,7 +254,7 @@ def _model_step(prepared: Preparation, card: Any) -> Iterator[Any]:
     given, point = prepared.run_config, prepared.row.point
     torch.manual_seed(0)
     with (
-        prepared.source.implemented_by(given.implementation).confined(),
+        prepared.source.confined(),
         _products_in(point.precision),
         chosen_kernel(point.kernel),
     ):
