@@ -86,6 +86,7 @@ EXPECTED: list[Expected] = [
     Expected("schema", rf".*\$defs\.(RunConfig|Parallelism)\.(required\.\d+|properties\.({_LEFT}|{_OF_RANKS})\..*)",
              "the setting left"),
     Expected("sweep", r".*\.key", "the key is a hash of all settings"),
+    Expected("sweep .*csv", r"out\.numbers", "the key is a hash of all settings"),
     Expected("", r".*\.(step_seconds\.\d+|median_seconds|warmup_seconds|(tokens|flops)_per_second)", _TIMES),
     Expected("", r".*\.(resident_before|high_water|process_high_water|run_high_water)_bytes", _TIMES),
 ]  # fmt: skip
