@@ -9,7 +9,8 @@ with torch loaded, in a fresh folder with the same files, and writes a JSON file
 and the files that the command wrote or changed. Output that is JSON is kept as data. A recording depends on nothing
 but the code and the versions of torch and transformers: one thread, a made-up calibration, no progress; folders,
 versions and measured values are masked. `RENAMED` spells the list for the code after the change; --as-written leaves
-it as it is, for the code before: PYTHON-OF-THAT-CODE benchmarks/compare.py record BEFORE --as-written.
+it as it is, for the code before:
+PYTHONPATH=FOLDER-OF-THAT-CODE python benchmarks/compare.py record BEFORE --as-written
 
 `compare` compares exit codes and every value of the data by its path, such as `out.data.rows.3.peak_bytes`; of other
 output the numbers in their order (`out.numbers`), and it counts the texts that have other words. `MOVED` is the table
@@ -40,32 +41,16 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).parent.parent))  # if this is run as a file, for the code of another folder
-from benchmarks.compare_commands import commands, write_files
+# The list is that of this folder, the code and its tests are those of PYTHONPATH if it names another folder.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent.parent))
+from compare_commands import commands, write_files
 
 # Old and new spelling as regular expressions, applied in turn to a command line or call, such as
 # (r"^(estimate .*)--autocast --dtype (\w+)", r"\1--precision autocast-\2").
-RENAMED: list[tuple[str, str]] = [
-    (r"^(estimate .*|@project estimate .*)--autocast --dtype (\w+)", r"\1--precision autocast-\2"),
-    (r"^(estimate .*|@project estimate .*)--autocast", r"\1--precision autocast-bf16"),
-    (r"^(estimate .*|@project estimate .*)--dtype", r"\1--precision"),
-    (r"--alloc-conf max_split_size_mb:(\d+)(,roundup_power2_divisions:4)?", r"--max-split-size-mb \1"),
-    (r"^(python: estimate\(.*)\bdtype=", r"\1precision="),
-    (r'^(python: estimate\(.*)\bautocast="(\w+)"', r'\1precision="autocast-\2"'),
-    (r'^(python: explain\(.*), language="zh"', r"\1"),
-]
+RENAMED: list[tuple[str, str]] = []
 # The same for the files that commands read, with a pattern of the file's name in front.
-RENAMED_IN_FILES: list[tuple[str, str, str]] = [
-    (r"models\.bertscope\.yaml", r"\bautocast: fp16", "precision: autocast-fp16"),
-    (r"models\.bertscope\.yaml", r"\bdtype: bf16", "precision: bf16"),
-    (r"models\.bertscope\.yaml", r'alloc_conf: "max_split_size_mb:32"', "max_split_size_mb: 32"),
-    (r"models\.bertscope\.yaml", r"\bimplementation: foreach", "optimizer_implementation: foreach"),
-    (r"models\.bertscope\.yaml", r"model_implementation", "implementation"),
-    (r"ranks\.bertscope\.yaml", r"parallelism: fsdp", "strategy: fsdp, world_size: 2"),
-    (r"loop\.yaml", r"no_dropout: true", "dropout: false"),
-    (r"cards\.yaml", r"alloc_conf: \[null, 'max_split_size_mb:32'\]", "max_split_size_mb: [null, 32]"),
-    (r"heads\.yaml|pyproject\.toml", r"\bhead\b", "architecture"),
-]
+RENAMED_IN_FILES: list[tuple[str, str, str]] = []
 
 
 class Moved(NamedTuple):
@@ -89,72 +74,22 @@ class Expected(NamedTuple):
     why: str
 
 
-def _precision(dtype: Any, run: dict[str, Any]) -> Any:
-    return f"autocast-{run['autocast']}" if run.get("autocast") else dtype
-
-
-def _autocast_last(words: Any, _: object) -> Any:
-    return re.sub(r"\b(bf16|fp16) autocast", r"autocast-\1", words) if isinstance(words, str) else words
-
-
-def _size(text: Any, _: object) -> Any:
-    return int(text[:-3]) * 2**20 if isinstance(text, str) and text.endswith("MiB") else text
-
-
-_POINT = r"(.*\.point)"
-MOVED: list[Moved] = [
-    Moved("", r"(.*\brun)\.dtype", r"\1.precision", _precision),
-    Moved("", r"(.*\b(?:run|training_file\.fields))\.implementation", r"\1.optimizer_implementation"),
-    Moved("", r"(.*\brun)\.model_implementation", r"\1.implementation"),
-    Moved("", r"(.*\brun)\.inputs(.*)", r"\1.input\2"),
-    Moved("", r"(.*\brun\.parallelism)\.mesh\.\d", r"\1.mesh", lambda _, ranks: "x".join(map(str, ranks["mesh"]))),
-    Moved("", r"(.*\.precision)", r"\1", _autocast_last),
-    Moved("", rf"{_POINT}\.(budget|context)", r"\1.\2", _size),
-    Moved("", rf"{_POINT}\.head", r"\1.architecture"),
-    Moved("", rf"{_POINT}\.no_dropout", r"\1.dropout", lambda value, _: not value),
-]
-_RUN = "a run has every setting, and only settings"
-_TEXTS = "sentences are keys and values"
-_POINTS = "a point has the values of all settings, defaults too"
-_CUT = "the convention of ELECTRA is gone, and PaLM's is in its place"
+MOVED: list[Moved] = []
+# The names of settings that left, and of those of ranks.
+_LEFT, _OF_RANKS = "amsgrad|implementation|max_split_size_mb", "reduce_dtype|bucket_cap_mb|gradient_as_bucket_view"
 _TIMES = "measured"
-_REFUSED = "a contradiction is refused: exit code 2"
 EXPECTED: list[Expected] = [
-    Expected("", r"(out|files\.step\.json)\.data\.schema", "schema 3"),
-    Expected("schema", r".*", "schema 3"),
-    Expected("", r".*\brun\.(autocast|alloc_conf)", _RUN),
-    Expected("", r".*\brun\.(checkpointing|reentrant|expandable_segments|max_split_size_mb)", _RUN),
-    Expected("", r".*\brun\.parallelism\.world_size", _RUN),
-    Expected("", r".*\b(inputs_given|options(\..*)?)", "a report says if its inputs were given, and has no options"),
-    Expected("", r".*\bnotes?(\..*)?", _TEXTS),
-    Expected("explain", r"out\.data\.(language|steps\.\d+\.sentences?\b.*|questions\..*)", _TEXTS),
-    Expected("explain", r"out\.data\.sections\.\d+\.(title|values\..*|points\.\d+\.(sentence|key|name))", _TEXTS),
-    Expected("", r".*\.conventions\..*", _CUT),
-    Expected("", r".*\.(key|schema|unused(\..*)?|(point|varied)\.alloc_conf.*)", _POINTS),
-    Expected("sweep", r".*\.(point|varied)\.[a-z_]+(\.\d+)?", _POINTS),
-    Expected("sweep ranks", r"files\..*", "points that differ by a setting without effect are one; compared by hand"),
+    Expected(r"--(amsgrad|max-split-size-mb|reduce-dtype|bucket-cap-mb|gradient-as-bucket-view)|"
+             r"^(estimate|fit|flops) .*--implementation", r".*", "the option left: exit code 2"),
+    Expected("", rf".*\brun\.({_LEFT}|parallelism\.({_OF_RANKS}))", "the setting left"),
+    Expected("sweep", rf".*\.point\.({_LEFT}|{_OF_RANKS})", "the setting left"),
+    Expected("schema", rf".*\$defs\.(RunConfig|Parallelism)\.(required\.\d+|properties\.({_LEFT}|{_OF_RANKS})\..*)",
+             "the setting left"),
+    Expected("sweep", r".*\.key", "the key is a hash of all settings"),
+    Expected("sweep .*csv", r"out\.numbers", "the key is a hash of all settings"),
     Expected("", r".*\.(step_seconds\.\d+|median_seconds|warmup_seconds|(tokens|flops)_per_second)", _TIMES),
     Expected("", r".*\.(resident_before|high_water|process_high_water|run_high_water)_bytes", _TIMES),
-    Expected("--gpu t4 --device cpu", r".*", _REFUSED),
-    Expected("check", r"code|out\..*findings.*|(out|err)\.numbers", "ranks in an expectation file are checked"),
-    Expected("", r".*training_file\.(fields\.(autocast|precision)|(used|replaced)\.\d+\.\w+)", "precision is one word"),
-    Expected("", r".*\bsubject\.dtype", "with autocast the parameters keep their own dtype"),
-    Expected(
-        "",
-        r".*\.timeline\.\d+\.parts\.(temporaries|activations)",
-        "autocast's copies are freed in the order of addresses",
-    ),
-    Expected("fit|report|python", r".*\brun\.\w+(\.\w+)?", _RUN),
-    Expected("flops .*--convention", r".*", _CUT),
-    Expected("read_training_file", r".*\.(fields|used)\..*", "precision is one word"),
-    Expected("", r"err\.numbers|.*rows\.jsonl\.data\.\d+\.error", "errors and notes have other words"),
-    Expected("sweep", r"out\.numbers", "sizes are in bytes"),
-    Expected("", r".*\.units", "a report names the units of FSDP"),
-    Expected("--lora", r".*\.estimated\..*", "LoRA with checkpointing is the order that needs more"),
-    Expected("adamw --device cuda --optimizer-implementation fused", r".*", "a new command"),
-    Expected("^diff .* -f markdown", r"out\.numbers", "the notes of diff are in its Markdown too"),
-    Expected("roundup_power2", r".*reserved_bytes", "roundup_power2_divisions is gone"),
-]
+]  # fmt: skip
 
 SECONDS = 120  # of a command
 LISTED = 80  # paths

@@ -74,7 +74,7 @@ STEPS = [
         --device cuda --sdpa-kernel efficient
         --device cuda --sdpa-kernel math
         --device cuda --expandable-segments
-        --device cuda --alloc-conf max_split_size_mb:32,roundup_power2_divisions:4
+        --device cuda --max-split-size-mb 32
         --device cuda --attention eager
         --attention eager
         --no-pooler
@@ -119,8 +119,8 @@ CARDS = lines("""
 WRONG = lines("""
     estimate bert-tiny --mode inference --checkpointing full
     estimate bert-tiny --mode forward --accumulate 2
-    estimate bert-tiny --alloc-conf max_split_size_mb:32
-    estimate bert-tiny --dtype fp16 --grad-scaler
+    estimate bert-tiny --max-split-size-mb 32
+    estimate bert-tiny --precision fp16 --grad-scaler
     estimate bert-tiny --strategy fsdp
     estimate bert-tiny --strategy ddp --world-size 2 --param-dtype bf16
     estimate bert-tiny --optimizer adamw --momentum 0.5
@@ -140,7 +140,7 @@ WRONG = lines("""
     check ranks.bertscope.yaml
     sweep wrong.yaml -o rows.jsonl
     estimate bert-tiny --from config.json
-    estimate bert-tiny --lang zh --dtype fp16 --grad-scaler
+    estimate bert-tiny --lang zh --precision fp16 --grad-scaler
     fit bert-tiny --lang zh
 """)
 
@@ -153,16 +153,16 @@ COMMANDS: list[tuple[str | Rows, ...]] = [
     ("estimate bert-tiny --batch 4 --seq 64 {} -f json",
      [*CARDS, "--checkpointing", "--gpu t4 --expandable-segments --checkpointing none,full"]),
     ("estimate bert-tiny --batch 2 --seq 32 {} {} -f json",
-     ["--dtype bf16", "--dtype fp16", "--autocast", "--autocast --dtype fp16"],
+     ["--precision bf16", "--precision fp16", "--precision autocast-bf16", "--precision autocast-fp16"],
      ["", "--device cuda --grad-scaler", "--device cuda --sdpa-kernel flash"]),
     ("estimate {} --batch 2 --seq 16 {} -f json", [*FAMILIES, *OWN, "my-bert", "adapter"], ["", "--mode inference"]),
-    ("estimate {} --batch 2 --seq 16 --autocast -f json", ["roberta", OWN[0], "own.py:half", "my-bert"]),
-    ("estimate own.py:half --batch 2 {} -f json", ["", "--dtype fp32", "--optimizer sgd"]),
+    ("estimate {} --batch 2 --seq 16 --precision autocast-bf16 -f json", ["roberta", OWN[0], "own.py:half", "my-bert"]),
+    ("estimate own.py:half --batch 2 {} -f json", ["", "--precision fp32", "--optimizer sgd"]),
     ("estimate bert-tiny bert-mini --seq 32 {}", ["-f json", "-f csv", "-f markdown", ""]),
     ("estimate bert-tiny --batch 2 --seq 32 --checkpointing none,full {}",
      ["", "-v", "-f csv", "-f markdown", "--lang zh -v", "--gpu t4 --lang zh", "--timeline step.svg",
       "--timeline step.csv", "--timeline step.json", "--lang zh -f json", "--from args.json", "--rows 3"]),
-    ("estimate bert-mini --batch 2 --seq 512 --gpu t4 {}", ["", "--autocast --dtype fp16 --attention eager -f json"]),
+    ("estimate bert-mini --batch 2 --seq 512 --gpu t4 {}", ["", "--precision autocast-fp16 --attention eager -f json"]),
     ("fit bert-tiny --budget 200MiB --seq 32 --precision {} --checkpointing {} -f json",
      ["fp32,bf16", "autocast-bf16,autocast-fp16", "fp16"], ["none,full"]),
     ("fit bert-tiny --seq 64 --precision fp32,autocast-fp16 --checkpointing none {} -f json", CARDS),
@@ -238,7 +238,7 @@ COMMANDS: list[tuple[str | Rows, ...]] = [
     ("profile bert-tiny --batch 2 --seq 16 --steps 1 {} -f json",
      ["", "--optimizer sgd --momentum 0.9 --clip-grad-norm --checkpointing none,full", "--nproc 2 --strategy fsdp"]),
     ("@project {}", ["estimate bert-tiny --seq 16 -f json", "fit bert-tiny --seq 16 --checkpointing none -f json",
-     "estimate bert-tiny --seq 16 --dtype bf16 -f json", "fit bert-tiny --budget 128MiB --seq 16 --precision fp32",
+     "estimate bert-tiny --seq 16 --precision bf16 -f json", "fit bert-tiny --budget 128MiB --seq 16 --precision fp32",
      "flops bert-tiny --seq 16 -f json", "report bert-tiny --seq 16 --no-fit -f json", "check", "presets"]),
     ("{}", WRONG),
 ]  # fmt: skip
@@ -254,8 +254,8 @@ CALLS = lines("""
     flops("bert-tiny", mode="training", seq=32, checkpointing="full", freeze=["embeddings"])
     flops(torch.nn.Linear(3, 4), input_size=(10, 3))
     estimate("bert-tiny", batch=2, seq=32)
-    estimate("bert-tiny", batch=2, seq=32, dtype="bf16", optimizer="sgd", momentum=0.9)
-    estimate("bert-tiny", batch=2, seq=32, autocast="fp16", grad_scaler=True, device="cuda")
+    estimate("bert-tiny", batch=2, seq=32, precision="bf16", optimizer="sgd", momentum=0.9)
+    estimate("bert-tiny", batch=2, seq=32, precision="autocast-fp16", grad_scaler=True, device="cuda")
     estimate("bert-tiny", batch=2, seq=32, checkpointing="none,full", reentrant=True)
     estimate("bert-tiny", batch=2, seq=32, freeze=["embeddings"], loop="freed", ema=True, accumulate=2)
     estimate("bert-tiny", batch=2, seq=32, gpu="t4", sdpa_kernel="math")
@@ -269,7 +269,7 @@ CALLS = lines("""
     fit("bert-tiny", "128MiB", seq=32, checkpointing="none", precision="fp32", optimizer="lion", clip_grad_norm=True)
     profile(torch.nn.Linear(10, 10), torch.ones(4, 10), steps=1)
     explain("bert-tiny", "pooler")
-    explain("bert-tiny", language="zh", seq=32)
+    explain("bert-tiny", seq=32)
     diagram("bert-tiny", "forward", "encoder.layer.0")
     diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree")
     diff("bert-tiny", "bert-mini")
@@ -343,47 +343,45 @@ expected:
     plain: {batch: 2, seq: 32, mode: training, peak_bytes: 100 MiB, tolerance: 5 %}
     loop: {batch: 2, seq: 32, mode: training, optimizer: sgd, momentum: 0.9, accumulate: 2, ema: true,
            clip_grad_norm: true, loop: trainer, keep_gradients: true, peak_bytes: 1}
-    autocast: {batch: 2, seq: 32, mode: training, autocast: fp16, grad_scaler: true, device: cuda,
-               sdpa_kernel: math, alloc_conf: "max_split_size_mb:32", peak_bytes: 1}
-    half: {batch: 2, seq: 32, mode: training, dtype: bf16, checkpointing: full, reentrant: true, padding: 0.1,
+    autocast: {batch: 2, seq: 32, mode: training, precision: autocast-fp16, grad_scaler: true, device: cuda,
+               sdpa_kernel: math, peak_bytes: 1}
+    half: {batch: 2, seq: 32, mode: training, precision: bf16, checkpointing: full, reentrant: true, padding: 0.1,
            peak_bytes: 1}
-    frozen: {batch: 2, seq: 32, mode: training, freeze: [embeddings], dropout: false, optimizer: adam, amsgrad: true,
-             implementation: foreach, model_implementation: bertscope, peak_bytes: 1}
+    frozen: {batch: 2, seq: 32, mode: training, freeze: [embeddings], dropout: false, optimizer: adam,
+             optimizer_implementation: foreach, peak_bytes: 1}
 """,
     "ranks.bertscope.yaml": "model: bert-tiny\nexpected:\n  memory:\n"
-    "    ranks: {batch: 2, seq: 16, mode: training, parallelism: fsdp, peak_bytes: 9 GiB}\n",
+    "    ranks: {batch: 2, seq: 16, mode: training, strategy: fsdp, world_size: 2, peak_bytes: 9 GiB}\n",
     "wrong.bertscope.yaml": "model: bert-tiny\nexpected:\n  memory:\n    x: {batch: 2, seq: 1, mode: training, "
     "optimizer: adamx, peak_bytes: 9 GiB}\n",
     "code.bertscope.yaml": "model: own:mlp\nexpected: {distinct_params: 3}\n",
     "unknown.yaml": "architecture: BertModel\nconfig: {num_hidden_layers: 2, hidden_size: 32}\n",
     "loop.yaml": grid(
         f"{_LOOP}optimizer: [adamw, sgd]; clip_grad_norm: [false, true]; loop: [freed, plain]; ema: true; "
-        "accumulate: [1, 2]; keep_gradients: true; no_dropout: true; freeze: [[embeddings, '*.bias']]; padding: 0.1"
+        "accumulate: [1, 2]; keep_gradients: true; dropout: false; freeze: [[embeddings, '*.bias']]; padding: 0.1"
     ),
     "sizes.yaml": grid(
         "model: [bert-tiny, my-bert]; batch: [2, 4]; seq: [16, 32]; budget: 64MiB; checkpointing: [none, full]; "
         "reentrant: true; precision: [fp32, autocast-bf16, fp16]; grad_scaler: [false, true]"
     ),
     "ranks.yaml": grid(
-        f"{_LOOP}strategy: [ddp, zero1, fsdp, fsdp-no-reshard, none, tp]; world_size: [2, 4]; rank: [0, 1]; "
-        "reduce_dtype: [null, bf16]; bucket_cap_mb: [null, 1]"
+        f"{_LOOP}strategy: [ddp, zero1, fsdp, fsdp-no-reshard, none, tp]; world_size: [2, 4]; rank: [0, 1]"
     ),
     "cards.yaml": grid(
-        f"{_LOOP}gpu: [t4, a100-40gb]; sdpa_kernel: [auto, math]; alloc_conf: [null, 'max_split_size_mb:32']; "
-        "context: [null, 600MiB]; optimizer: adam; amsgrad: true; optimizer_implementation: [default, loop]"
+        f"{_LOOP}gpu: [t4, a100-40gb]; sdpa_kernel: [auto, math]; context: [null, 600MiB]; optimizer: adam; "
+        "optimizer_implementation: [default, loop]"
     ),
     "models.yaml": grid(
         "model: [bert-tiny, roberta, 'own.py:half']; batch: 2; seq: 16; mode: [inference, forward, training]; "
         "precision: [null, fp32, autocast-bf16]; device: [null, cuda]"
     ),
     "heads.yaml": grid(
-        f"{_LOOP}head: [null, BertForMaskedLM]; attention: [null, eager]; lora: [null, 'r=4,target=query']; "
-        "threads: 1; implementation: [transformers, bertscope]; pooler: [null, false]; "
-        "optimizer: rmsprop; momentum: 0.5"
+        f"{_LOOP}architecture: [null, BertForMaskedLM]; attention: [null, eager]; lora: [null, 'r=4,target=query']; "
+        "threads: 1; pooler: [null, false]; optimizer: rmsprop; momentum: 0.5"
     ),
     "wrong.yaml": "model: bert-tiny\nbach: 2\n",
     "project/pyproject.toml": '[tool.bertscope]\ngpu = "t4"\nprecision = "autocast-fp16"\n'
-    'head = "BertForSequenceClassification"\nlang = "zh"\ncheck = ["../models.bertscope.yaml"]\n',
+    'architecture = "BertForSequenceClassification"\nlang = "zh"\ncheck = ["../models.bertscope.yaml"]\n',
     "own.py": """\
 from torch import nn, float16
 

@@ -101,6 +101,7 @@ def plain(asked: dict[str, Any]) -> tuple[int, int]:
     from bertscope.analyses.memory.estimate import MemoryTraces
     from bertscope.model import build
     from bertscope.settings.run_config import RunConfig
+    from bertscope.sources.bert import BertSource
     from bertscope.sources.find import load
     from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 
@@ -128,9 +129,11 @@ def plain(asked: dict[str, Any]) -> tuple[int, int]:
 
     autocast = torch.bfloat16 if asked["autocast"] else None
     measured = peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0), autocast=autocast)
+    if asked["implementation"] == "bertscope":
+        BertSource.for_run = lambda self: self  # type: ignore[method-assign]  # without the masks of transformers
     run_config = RunConfig(batch=batch, seq=seq,
-    precision=f"autocast-{asked['autocast']}" if asked["autocast"] else "fp32", checkpointing=asked["strategy"],
-                           implementation=asked["implementation"])  # fmt: skip
+    precision=f"autocast-{asked['autocast']}" if asked["autocast"] else "fp32",
+                           checkpointing=asked["strategy"])  # fmt: skip
     return measured, MemoryTraces(source).trace(run_config).peak_bytes
 
 
@@ -154,14 +157,15 @@ def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
     from bertscope.analyses.memory.profiler_run import measured
     from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
     from bertscope.settings.run_config import RunConfig
+    from bertscope.sources.bert import BertSource
     from bertscope.sources.find import load
 
+    BertSource.for_run = lambda self: self  # type: ignore[method-assign]  # without the masks of transformers
     batch, _, seq = asked["size"].partition("x")
     checkpointing, reentrant = STRATEGIES[asked["strategy"]]
     run_config = RunConfig(batch=int(batch), seq=int(seq), mode=asked["mode"],
     precision=f"autocast-{asked['autocast']}" if asked["autocast"] else "fp32",
-                           checkpointing=checkpointing, reentrant=reentrant,
-                           implementation=asked["implementation"])  # fmt: skip
+                           checkpointing=checkpointing, reentrant=reentrant)  # fmt: skip
     source = load(asked["model"], architecture="BertForMaskedLM", attention=asked["attention"])
     estimated = MemoryTraces(source).trace(run_config)
     model = run_model(source, run_config, "cpu")

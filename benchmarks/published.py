@@ -16,10 +16,13 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
+
+from torch.distributed import fsdp
 
 from bertscope import load
 from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed
@@ -294,9 +297,10 @@ def reserved_bytes(row: Published) -> int:
     if run_config.checkpointing != NONE:
         model.recompute(run_config.checkpointing)
     inputs = {name: torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta") for name in ("words", "next")}
-    trace = in_loop(
-        module_trace(model, inputs, run_config, published_models.loss_of, "layers"), run_config, run_config.loop
-    )
+    in_fp32 = partial(fsdp.MixedPrecisionPolicy, reduce_dtype=torch.float32)  # as torchtitan; no setting of a run
+    with patch.object(fsdp, "MixedPrecisionPolicy", in_fp32):
+        trace = module_trace(model, inputs, run_config, published_models.loss_of, "layers")
+    trace = in_loop(trace, run_config, run_config.loop)
     run = requests(trace, by_thread(run_config, workspace_bytes(run_config, row.capability)))
     return replayed(run).peak_reserved_bytes
 

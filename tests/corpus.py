@@ -56,9 +56,9 @@ PIECES = ("", ":", "/", "..", "\n", "\x1b", "\udcff", "é", "@", "=", "x", "B", 
           "1")  # fmt: skip
 INPUTS = ("input_ids=BxS:int64", "input_ids=Bx3x4:int64", "input_ids=BxS:float32", "x=B:float32", "x=Bx8:float32",
           "token_type_ids=BxS:int64", "attention_mask=BxS:int64", "labels=B:int64", "x=8:int8")  # fmt: skip
-OPTIONS = ("--lora=r=8,target=query+value", "--alloc-conf=max_split_size_mb:64", "--freeze=encoder.layer.0",
+OPTIONS = ("--lora=r=8,target=query+value", "--context=300MiB", "--freeze=encoder.layer.0",
            "--checkpointing=layers:0-1,every-2", "--gpu=t4", "--architecture=BertForMaskedLM", "--attention=sdpa",
-           "--strategy=fsdp", "--mesh=2x2", "--bucket-cap-mb=25", "--padding=0.5")  # fmt: skip
+           "--strategy=fsdp", "--mesh=2x2", "--param-dtype=bf16", "--padding=0.5")  # fmt: skip
 OUTPUTS = ("out", "out", "absent/out", ".", "loop", "/dev/full", "/dev/null", "o\x1b[31m\u202eut", "n" * 300, "-", "")
 EXPECTED = """model: good.yaml
 architecture: BertForMaskedLM

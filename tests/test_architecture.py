@@ -256,7 +256,6 @@ NUMBERS_ELSEWHERE = {
     "analyses/tracing/inputs.py",  # sizes of inputs
     "render/console.py",  # the width of a terminal
     "render/columns.py",  # cells that a spreadsheet would run
-    "render/plan_code.py",  # globs in the settings of axolotl
 }
 
 

@@ -477,14 +477,6 @@ def test_a_resize_of_a_storage_is_seen_while_it_is_watched():
     assert seen == [(key, 16, 0), (key, 0, 8)]
 
 
-def test_a_function_runs_after_the_backward_pass_that_asks_for_it():
-    seen = []
-    weight = torch.ones(2, requires_grad=True)
-    weight.register_hook(lambda grad: torch_access.after_backward(lambda: seen.append(weight.grad is not None)))
-    (2 * weight).sum().backward()
-    assert seen == [True]
-
-
 def test_fsdp_keeps_whole_gradients_where_they_are_found_until_the_next_reduction():
     from torch.distributed.fsdp import fully_shard
 

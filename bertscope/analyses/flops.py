@@ -277,7 +277,7 @@ class FlopsRun:
     def _run(self, source: ModelSource, batch: int, seq: int) -> tuple[nn.Module, Trace, str]:
         """Return the model of this source on meta, its trace, and the name of the loss that backward starts from."""
         training = self.run.mode == TRAINING
-        source = source.implemented_by(self.run.implementation)
+        source = source.for_run()
 
         def made(device: str = "meta") -> nn.Module:
             """Return the model on a device."""

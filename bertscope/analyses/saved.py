@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import bertscope
 from bertscope.errors import BertscopeError, BertscopeWarning
 from bertscope.processes.signals import uninterrupted
-from bertscope.settings.run_config import CACHE_VARIABLE, CUDA, INSTALLED, RunConfig
+from bertscope.settings.run_config import CACHE_VARIABLE, CUDA, RunConfig
 from bertscope.sources.find import teachers
 from bertscope.sources.model_source import ModelSource
 
@@ -155,8 +155,7 @@ def _tidy(folder: Path) -> None:
 
 def _key(kind: str, sources: Sequence[ModelSource], run_config: RunConfig, thread_count: str) -> str:
     parts = [kind, *map(_identity, sources), run_config.flat(), _files(), _default_dtype(),
-             _versions(run_config.implementation != INSTALLED and all(type(source).__name__ == "BertSource"
-                                                                      for source in sources)),
+             _versions(all(type(source).__name__ == "BertSource" for source in sources)),
              None if run_config.device == CUDA else [*_processor(), thread_count]]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -164,8 +163,7 @@ def _key(kind: str, sources: Sequence[ModelSource], run_config: RunConfig, threa
 def _identity(source: ModelSource) -> list[Any]:
     path = getattr(source, "path", None)
     content = path.read_bytes() if path is not None and path.is_file() else b""
-    return [type(source).__name__, source.to_data(), str(source.notice), getattr(source, "implementation", ""),
-            hashlib.sha256(content).hexdigest()]  # fmt: skip
+    return [type(source).__name__, source.to_data(), str(source.notice), hashlib.sha256(content).hexdigest()]
 
 
 def threads() -> str:

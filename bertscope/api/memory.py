@@ -214,7 +214,7 @@ def profile_source(
     from bertscope.analyses.memory.profile import profile_report
     from bertscope.analyses.memory.profile_job import Job
 
-    if "nproc" not in asked.named and asked.named & {"strategy", "mesh", "world_size", "nnodes"}:
+    if "nproc" not in asked.named and asked.named & {"strategy", "mesh", "world_size"}:
         raise asked.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
     resolved = asked.resolved(source, **DEFAULTS["profile"])
     runs = [run for run, *_ in resolved.points]
@@ -223,11 +223,11 @@ def profile_source(
         raise asked.error("--save measures a CUDA card in one process: give {device} cuda, and no {nproc}", "device")
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
         raise asked.error("torch finds no CUDA device here; use {device} cpu, or estimate with {device} cuda", "device")
-    if runs[0].parallelism.world_size != (launch.nproc or 1) * launch.nnodes:
+    if runs[0].parallelism.world_size != (launch.nproc or 1):
         name = "mesh" if "mesh" in asked.named else "world_size"
         raise asked.error(
-            f"{{nproc}} and {{nnodes}} start {(launch.nproc or 1) * launch.nnodes:,} ranks; {{{name}}} has "
-            f"{runs[0].parallelism.world_size:,}; give as many",
+            f"{{nproc}} starts {launch.nproc or 1:,} ranks; {{{name}}} has {runs[0].parallelism.world_size:,}; give as "
+            "many",
             name,
         )
     jobs = [
@@ -248,7 +248,7 @@ def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
 
     if launch.nproc is None:
         return None
-    return RankLaunch(timeout_seconds=timeout_seconds, **vars(launch) | {"node_rank": launch.node_rank or 0})
+    return RankLaunch(timeout_seconds=timeout_seconds, nproc=launch.nproc)
 
 
 @with_settings(*ESTIMATED)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bertscope.commands.model_options import ModelOptions
-from bertscope.commands.output import FitOutputOptions, print_notes, progress_shown
+from bertscope.commands.output import DetailedOutputOptions, print_notes, progress_shown
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, LengthOptions, Takes, WithBareCheckpointing
 from bertscope.settings.checkpointing import CHEAPEST_FIRST
@@ -16,8 +16,8 @@ EXAMPLES = """
   bertscope fit bert-large-uncased --gpu a100-40gb --world-size 8 --strategy fsdp --checkpointing full
   bertscope fit bert-large-uncased --gpu t4 --batch-total 64 --seq 128 --precision autocast-fp16
   bertscope fit bert-large-uncased --budget 16GiB --seq 512
-  bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512 --format flagembedding
-  bertscope fit bert-base-uncased --gpu t4 --seq 512 --mode inference --precision fp16 --format tei
+  bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512
+  bertscope fit bert-base-uncased --gpu t4 --seq 512 --mode inference --precision fp16
 """
 
 
@@ -42,7 +42,7 @@ def fit(
     ],
     data: LengthOptions,
     model: ModelOptions,
-    out: FitOutputOptions,
+    out: DetailedOutputOptions,
 ) -> int:  # fmt: skip
     """Find the largest batch that fits in a memory budget, for each checkpointing strategy and precision.
 

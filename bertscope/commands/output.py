@@ -86,20 +86,6 @@ class DetailedOutputOptions(OutputOptions):
         super().show(report, verbose=self.verbose, **options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitOutputOptions(DetailedOutputOptions):
-    """The output of `fit`, which also writes what other programs take."""
-
-    fmt: Annotated[
-        Literal["table", "json", "csv", "markdown", "tei", "flagembedding"],
-        typer.Option(
-            "--format", "-f", rich_help_panel="common",
-            help="The format. tei: flags of text-embeddings-inference, for --mode inference; flagembedding: the batch "
-            "for each length, with --lengths.",
-        ),
-    ] = "table"  # type: ignore[assignment]  # fmt: skip  # more words
-
-
 def print_notes(report: Any) -> None:
     """Print on stderr the effects of the keys of a training file, and what the report could not give."""
     from bertscope.render.footer import note_text, training_file_notes

@@ -58,11 +58,6 @@ def profile(
     from bertscope.api.memory import profile_source
 
     asked = Asked.of({}, records=MEASURED, compared=("checkpointing",), **run.keywords)
-    if run.value("nnodes") > 1:
-        note(
-            "several machines: the ports of torch's store and of gloo or NCCL have no authentication; use a trusted "
-            "network, or a firewall (SECURITY.md)"
-        )
     with progress_shown():
         report, pictures, calibration = profile_source(
             source, asked, wants_snapshot=view.snapshot is not None, wants_card=save is not None

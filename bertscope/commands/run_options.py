@@ -48,10 +48,6 @@ class CommandSettings:
         own = {} if self.plan is None else {"plan": self.plan}
         return {"layers": self.layers, "training_file": self.training_file, **own}
 
-    def value(self, name: str) -> Any:
-        """Return the value of a setting that the command line or the project gives, by default 0."""
-        return next((layer[name][0] for layer in self.layers if name in layer), 0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Takes:

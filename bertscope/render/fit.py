@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bertscope.errors import SelectionError
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, answer_word, csv_only, listed, number, optional, values
 from bertscope.render.footer import title
@@ -25,7 +24,7 @@ from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.parallelism import SINGLE
 from bertscope.settings.run_config import INFERENCE, STORED
-from bertscope.units import BF16, FP16, FP32, bytes_text, count_text, flops_text, share_text
+from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, share_text
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -303,23 +302,8 @@ def _at(report: FitReport, seq: int) -> str:
     return "" if report.length_given else f" at seq {seq}"
 
 
-_TEI_DTYPES = {FP16.name: "float16", FP32.name: "float32"}  # --dtype of text-embeddings-inference
-
-
-def tei(report: FitReport) -> str:
-    """Return the flags of text-embeddings-inference for the most tokens of a batch."""
-    if report.run.mode != INFERENCE or report.asked_batch is not None:
-        raise SelectionError("--format tei is for the largest batch of --mode inference; give that, and no --batch")
-    rows = [row for row in report.rows if row.precision in _TEI_DTYPES and row.fits]
-    if not rows:
-        raise SelectionError("nothing fits in fp32 or fp16, the dtypes of --format tei; give --precision fp16")
-    row = max(rows, key=lambda row: row.batch * row.seq)
-    return f"--max-batch-tokens {row.batch * row.seq} --dtype {_TEI_DTYPES[row.precision]}\n"
-
-
 VIEW = View(
     answer=verdict,
     tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row.fits)],
     notes=lambda report, target: notes(report),
-    forms={"tei": tei},
 )

@@ -1,8 +1,7 @@
-"""The report of `estimate --lengths` and `fit --lengths` as a table, CSV, Markdown and Python code."""
+"""The report of `estimate --lengths` and `fit --lengths` as a table, CSV and Markdown."""
 
 from collections.abc import Iterator
 
-from bertscope.errors import SelectionError
 from bertscope.render.columns import Column, answer_word, number, values
 from bertscope.render.fit import time_columns
 from bertscope.render.footer import title
@@ -90,18 +89,6 @@ def notes(report: LengthsReport) -> Iterator[str]:
     yield from time_notes(report.rows)
 
 
-def flagembedding(report: LengthsReport) -> str:
-    """Return the function of FlagEmbedding's data.py that gives the batch of a file of similar lengths."""
-    if not report.table:
-        raise SelectionError("--format flagembedding is the table of fit --lengths; give them")
-    text = "def get_file_batch_size(file, batch_size, train_group_size):\n"
-    text += "    # A query has train_group_size passages; the numbers are those of both together.\n"
-    for row in report.table:
-        text += f"    if 'len-{row.low - 1}-{row.high}.jsonl' in file:\n"
-        text += f"        return max({row.batch} // (1 + train_group_size), 1)\n"
-    return f"{text}    return batch_size\n"
-
-
 def _tables(report: LengthsReport) -> Iterator[Table]:
     yield Table(columns(report), report.rows, lambda row: row is best(report))
     by_length = [
@@ -116,5 +103,4 @@ VIEW = View(
     answer=verdict,
     tables=lambda report, target: list(_tables(report)),
     notes=lambda report, target: notes(report),
-    forms={"flagembedding": flagembedding},
 )

@@ -1,37 +1,20 @@
-"""Code and settings that train with a plan: `emitted` writes a row of a report in one of FORMS.
+"""Code that trains with a plan: `emitted` writes a row of a report in one of FORMS.
 
-`torch`, `trainer` and `lightning` are Python with the functions of bertscope/model/keep.py. The settings of other
-libraries keep operators by name in all layers, so they cannot express each plan.
+`torch`, `trainer` and `lightning` are Python with the functions of bertscope/model/keep.py.
 """
 
 import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from importlib.resources import files
-from itertools import chain
 from textwrap import wrap
 
 from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.memory import YES
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
-from bertscope.settings.checkpointing import ATTENTION, ranges_text
 from bertscope.settings.run_config import AUTOCAST
 from bertscope.units import BF16, FP16, bytes_text, visible
 
 _WIDTH = 100
-_REMEDY = "use --emit torch"
-# The fused kernels of torch 2.6 to 2.13: native_functions.yaml
-_KERNELS = tuple(f"aten::_scaled_dot_product_{kernel}" for kernel in (
-    "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"))  # fmt: skip
-# The words for attention of the forms that keep operators by name:
-# trl 1.16.0 (2026-10), pull request 7194 of 2026-09-12, trl/models/selective_activation_checkpointing.py;
-# axolotl 0.18.0, pull request 3786 of 2026-07-03, monkeypatch/selective_checkpointing.py: parts of names;
-# prime-rl, pull request 3419 of 2026-08-27, trainer/activation_checkpointing.py: full names or namespaces, which
-# replace the default list; its attention is that of the packages flash_attn;
-# torchtitan 0.3.0 (2026-09), pull request 3674 of 2026-06-15, distributed/activation_checkpoint.py.
-_ATTENTION_WORDS = {"trl": ("attention",), "axolotl": ("attention",), "torchtitan": _KERNELS,
-                    "prime-rl": (*_KERNELS, "flash_attn", "flash_attn_3")}  # fmt: skip
 
 _TORCH = """
 # Once, before training and before FSDP, DDP or torch.compile wrap the model: keep_operators(model, PLAN)
@@ -70,45 +53,20 @@ _OF_ALL_LAYERS = """\
     report_to="none",  # the logs of TensorBoard and others write the arguments as JSON, which has no functions"""
 _CALL = "# Before Trainer(model=model, args=arguments, ...): keep_operators(model, PLAN)\n"
 
-# Earlier versions of torchtitan have a fixed list. The policy recomputes every second mm.
-_TORCHTITAN = """\
-from dataclasses import dataclass
-
-import torch
-from torchtitan.distributed.activation_checkpoint import SelectiveAC
-
-
-class PlannedAC(SelectiveAC):
-    @dataclass(kw_only=True, slots=True)
-    class Config(SelectiveAC.Config):
-        pass
-
-    def get_save_ops(self) -> set:
-        return {operators}
-
-
-# torchtitan 0.3.0 or later, in Trainer.Config(...) of config_registry.py:
-activation_checkpoint = PlannedAC.Config(force_recompute_mm_shapes_by_fqns=[])
-"""
-
 
 def emitted(report: PlanReport, into: str) -> str:
-    """Return the cheapest plan of a report that the form can express, as code or settings to paste.
+    """Return the cheapest plan of a report as code to paste, or the report as JSON.
 
-    Raises SelectionError for an unknown form, a report without plans, and plans that the form cannot express.
+    Raises SelectionError for an unknown form, and for a report without plans that fit.
     """
     if into not in FORMS:
         raise SelectionError(f"no form {into[:40]!r} of a plan; {suggestion(into, FORMS)}")
     if into == "json":
         return report.to_json()
-    refused: SelectionError | None = None
     for row in report.rows if report.fits else ():
         if row.answer == YES:
-            try:
-                return _about(report, row) + _WRITERS[into](report, row)
-            except SelectionError as error:
-                refused = refused or error
-    raise refused or SelectionError("no plan fits, so there is none to emit")
+            return _about(report, row) + _WRITERS[into](report, row)
+    raise SelectionError("no plan fits, so there is none to emit")
 
 
 def _about(report: PlanReport, row: PlanRow) -> str:
@@ -124,9 +82,6 @@ def _about(report: PlanReport, row: PlanRow) -> str:
         f"Made with {', '.join(filter(None, tools))}."
     )
     return "".join(f"# {line}\n" for line in wrap(text, _WIDTH))
-
-
-# ---- Python ----
 
 
 def _trainer(report: PlanReport, row: PlanRow) -> str:
@@ -166,74 +121,6 @@ def _set_text(kept: Iterable[PlanOperator]) -> str:
     return f"{{{', '.join(names)}}}" if names else "set()"
 
 
-# ---- the settings of libraries that treat all layers alike ----
-
-
-def _trl(report: PlanReport, row: PlanRow) -> str:
-    kept = _kept_in_all(row, "trl")
-    if others := sorted({item.name for item in kept} - {ATTENTION}):
-        raise SelectionError(
-            f"trl keeps the output of attention only, and this plan keeps {', '.join(others)}; {_REMEDY}"
-        )
-    selective = "  selective: true  # of SFTConfig, trl 1.16.0\n" if _names(kept, "trl") else ""
-    return _yaml(row, "per_device_train_batch_size") + selective
-
-
-def _axolotl(report: PlanReport, row: PlanRow) -> str:
-    """Return YAML of axolotl; `save_modules`, since 0.21.0 (2026-10), are modules that call mm and addmm."""
-    text, kept = _yaml(row, "micro_batch_size"), _kept_in_all(row, "axolotl")
-    if not kept:
-        return text
-    partly = _partly(kept)
-    is_linear = all(item.name in ("mm", "addmm") and item.module for item in partly)
-    modules = partly if is_linear and len({item.module for item in partly}) == len(partly) else []
-    save = _names([item for item in kept if item not in modules], "axolotl")
-    text += f"selective_checkpointing:\n  save: {json.dumps(save)}\n"
-    text += "  save_modules:  # axolotl 0.21.0 or later\n" if modules else ""
-    for item in row.lists:  # a glob for the layers with each number of digits
-        digits = range(1, len(str(item.layers - 1)) + 1)
-        layers = item.layer_paths or [f"{item.path}.{'[0-9]' * count}" for count in digits]
-        paths = (f"{layer}.{one.module}" for one in modules for layer in layers)
-        text += "".join(f"  - {json.dumps(path)}\n" for path in paths)
-    return text
-
-
-def _prime_rl(report: PlanReport, row: PlanRow) -> str:
-    kept = _kept_in_all(row, "prime-rl")
-    if not _recomputed(row):  # the default of model.ac is mode full; how TOML says None is not known
-        raise SelectionError(
-            "prime-rl recomputes layers unless its command has --model.ac None, and this plan keeps all"
-        )
-    names = _names(kept, "prime-rl")
-    mode = f'mode = "selective"\ntargets = {json.dumps(names)}\n' if names else 'mode = "full"\n'
-    return f"[model.ac]  # since 2026-08-27; of sft.toml, in rl.toml [trainer.model.ac]\n{mode}"
-
-
-def _torchtitan(report: PlanReport, row: PlanRow) -> str:
-    kept = _kept_in_all(row, "torchtitan")
-    if not _recomputed(row):
-        return "activation_checkpoint = None\n"
-    products = [item for item in kept if item.name == "mm"]
-    numbers = {item.number for item in products}
-    if products and numbers != set(range(0, products[0].calls, 2)):
-        raise SelectionError(
-            f"torchtitan keeps every second mm, and this plan keeps mm.{ranges_text(numbers)} of "
-            f"{products[0].calls}; {_REMEDY}"
-        )
-    names = [*_names([item for item in kept if item.name != "mm"], "torchtitan"), *(["aten::mm"] if products else [])]
-    paths = (re.sub(r"[^\w.]+", ".", name if "." in name else f"{name}.default") for name in names)
-    operators = ", ".join(f"torch.ops.{path}" for path in paths)
-    return _TORCHTITAN.format(operators=f"{{{operators}}}" if names else "set()")
-
-
-def _yaml(row: PlanRow, batch: str) -> str:
-    """Return the YAML that trl and axolotl have from transformers' TrainingArguments, with their name of the batch."""
-    is_on = bool(_recomputed(row))
-    lines = [f"{batch}: {row.batch}", f"gradient_accumulation_steps: {row.accumulate}"]
-    keywords = ["gradient_checkpointing_kwargs:", "  use_reentrant: false"] if is_on else []
-    return "\n".join([*lines, f"gradient_checkpointing: {json.dumps(is_on)}", *keywords, ""])
-
-
 def _recomputed(row: PlanRow) -> list[PlanList]:
     return [item for item in row.lists if item.recomputed]
 
@@ -247,39 +134,9 @@ def _difference(row: PlanRow) -> str:
     return "the lists of layers keep different operators" if len(kept) > 1 else ""
 
 
-def _kept_in_all(row: PlanRow, form: str) -> Sequence[PlanOperator]:
-    """Return the operators that each recomputed layer keeps; raises SelectionError if layers differ."""
-    if (reason := _difference(row)) and _recomputed(row):
-        raise SelectionError(f"{form} treats all layers alike, and in this plan {reason}; {_REMEDY}")
-    return row.lists[0].kept if _recomputed(row) else ()
-
-
-def _partly(kept: Sequence[PlanOperator]) -> list[PlanOperator]:
-    """Return the operators of which a layer recomputes another call."""
-    numbers = Counter(item.name for item in kept)
-    return [item for item in kept if numbers[item.name] != item.calls]
-
-
-def _names(kept: Sequence[PlanOperator], form: str) -> list[str]:
-    """Return the names of operators such as `aten::addmm`; raises SelectionError if another call is recomputed."""
-    for item in _partly(kept):
-        numbers = ranges_text(other.number for other in kept if other.name == item.name)
-        raise SelectionError(
-            f"{form} keeps operators by name, and this plan keeps {item.name}.{numbers} of "
-            f"{item.calls or 'an unknown number of'} calls; {_REMEDY}"
-        )
-    own = ((item.torch_name if "::" in item.torch_name else f"aten::{item.torch_name}",) for item in kept)
-    words = (_ATTENTION_WORDS[form] if item.name == ATTENTION else name for item, name in zip(kept, own, strict=True))
-    return list(dict.fromkeys(chain.from_iterable(words)))
-
-
 _WRITERS: dict[str, Callable[[PlanReport, PlanRow], str]] = {
     "torch": lambda report, row: f"{_source()}\n\n{_plan(row)}{_TORCH}",
     "trainer": _trainer,
     "lightning": lambda report, row: f"{_source()}\n\n{_plan(row)}{_LIGHTNING}",
-    "trl": _trl,
-    "axolotl": _axolotl,
-    "prime-rl": _prime_rl,
-    "torchtitan": _torchtitan,
 }
 FORMS = (*_WRITERS, "json")

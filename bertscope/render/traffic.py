@@ -26,8 +26,6 @@ def parallel_words(run: RunConfig, groups: int = 1, units: str = "") -> list[str
         f"{' ranks' if groups == 1 else ''}": True,
         f"units {units}": units,
         f"parameters gathered in {given.param_dtype}": given.param_dtype,
-        f"gradients reduced in {given.reduce_dtype}": given.reduce_dtype,
-        "gradients in DDP's buckets": given.gradient_as_bucket_view,
         (
             "gradients reduced in each micro-batch"
             if given.sync_each_batch

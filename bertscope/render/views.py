@@ -1,8 +1,8 @@
 """The view of each kind of report: what shows it as a table, CSV, Markdown and in its other forms."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -64,7 +64,6 @@ class View:
     hidden_rows: Callable[[Any, Target], int] = lambda report, target: 0  # of a table, without -v
     chart: Callable[[Any, Target], str] = _nothing  # under the tables of the terminal
     records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
-    forms: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)  # of the kind only, such as `tei`
 
     def table(self, report: Any, target: Target, **options: Any) -> str:
         """Return the report for the terminal."""
@@ -132,7 +131,7 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
     if form == "table":
         wanted = target or Target()
         return visible_lines(shown.table(report, wanted, **options), color=wanted.color)
-    own = getattr(shown, "forms", {}).get(form) or getattr(shown, form, None)
+    own = getattr(shown, form, None)
     if own is None:
         raise SelectionError(f"there is no {form} of this report; give another --format")
     found = str(own(report, **options))

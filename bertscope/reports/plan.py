@@ -139,5 +139,5 @@ class PlanReport(TableReport[PlanRow]):
             keep_layers(model, chosen)
 
     def emitted(self, form: str) -> str:
-        """Return the answer as code or settings to paste: torch, trainer, lightning, trl, axolotl ..."""
+        """Return the answer as code to paste, for torch, trainer or lightning, or as json."""
         return self.shown("emitted", view="plan_code", into=form)

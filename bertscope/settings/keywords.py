@@ -21,12 +21,10 @@ Optimizer = Literal[
 ]
 OptimizerImplementation = Literal["default", "loop", "foreach", "fused"]
 Loop = Literal["plain", "trainer", "freed"]
-Implementation = Literal["transformers", "transformers-installed", "bertscope"]
 Device = Literal["cpu", "cuda"]
 SdpaKernel = Literal["auto", "flash", "efficient", "math"]
 Strategy = Literal["none", "ddp", "zero1", "fsdp-no-reshard", "fsdp", "hsdp", "tp", "tp+fsdp"]
 ParamDtype = Literal["fp32", "bf16", "fp16"]
-ReduceDtype = Literal["fp32", "bf16", "fp16"]
 
 
 class FitSettings(TypedDict, total=False):
@@ -38,7 +36,6 @@ class FitSettings(TypedDict, total=False):
     optimizer: Optimizer
     optimizer_implementation: OptimizerImplementation
     momentum: float
-    amsgrad: bool
     weight_decay: float
     accumulate: int
     keep_gradients: bool
@@ -56,19 +53,14 @@ class FitSettings(TypedDict, total=False):
     dropout: bool
     freeze: str | Sequence[str]
     input: str | Sequence[str]
-    implementation: Implementation
     device: Device
     sdpa_kernel: SdpaKernel
     expandable_segments: bool
-    max_split_size_mb: int | None
     strategy: Strategy
     world_size: int
     mesh: str
     rank: int
     param_dtype: ParamDtype | None
-    reduce_dtype: ReduceDtype | None
-    bucket_cap_mb: int
-    gradient_as_bucket_view: bool
     sync_each_batch: bool
     gpu: str | Sequence[str] | None
     context: int | str | None
@@ -93,6 +85,3 @@ class MeasurementSettings(RunSettings, total=False):
     memory_limit: int | str | None
     timeout: float
     nproc: int | None
-    nnodes: int
-    node_rank: int | None
-    rdzv_endpoint: str

@@ -31,9 +31,9 @@ _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 # allocate nothing, as torch's fused ones.
 OPTIMIZERS = {
     "sgd": Optimizer(class_name="SGD", takes=("momentum", "weight_decay"), trainer={"sgd": "default"}),
-    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("amsgrad", "weight_decay")),
+    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("weight_decay",)),
     ADAMW: Optimizer(
-        class_name="AdamW", state=_ADAM_STATE, takes=("amsgrad",),
+        class_name="AdamW", state=_ADAM_STATE,
         trainer={"adamw_torch": "default", "adamw_torch_fused": "fused", "adamw_apex_fused": "fused"},
     ),
     "adafactor": Optimizer(

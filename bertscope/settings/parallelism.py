@@ -78,8 +78,6 @@ STRATEGIES = {
 # The numbers of ranks that a search tries: one, those of a node, then whole nodes of eight.
 WORLD_SIZES = (*range(1, 9), *range(16, 1025, 8))
 SEARCHED = tuple(name for name, row in STRATEGIES.items() if row.is_searched)
-# torch's defaults: bucket_cap_mb of DistributedDataParallel, and _DEFAULT_FIRST_BUCKET_BYTES of torch.distributed.
-BUCKET_CAP_MB, FIRST_BUCKET_BYTES = 25, 2**20
 
 
 def _mesh(text: str) -> str:
@@ -95,10 +93,6 @@ def mesh_sizes(text: str) -> tuple[int, ...]:
 
 def _has(property_name: str, strategy: str) -> bool:
     return bool(getattr(STRATEGIES[strategy], property_name))
-
-
-_OF_FSDP = {"strategy": partial(_has, "is_sharded")}
-_OF_DDP = {"strategy": partial(_has, "has_buckets")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,19 +118,8 @@ class Parallelism(Settings):
     param_dtype: str | None = row(
         None, "FSDP2's mixed precision: the dtype of gathered parameters and of the computation.", section="ranks",
         of_modules=False,
-        words=tuple(PRECISIONS), concerns=_OF_FSDP,
+        words=tuple(PRECISIONS), concerns={"strategy": partial(_has, "is_sharded")},
     )  # fmt: skip
-    reduce_dtype: str | None = row(
-        None, "FSDP2's mixed precision: the dtype in which gradients are reduced.", section="ranks", of_modules=False,
-        words=tuple(PRECISIONS), concerns=_OF_FSDP,
-    )  # fmt: skip
-    bucket_cap_mb: int = row(
-        BUCKET_CAP_MB, "The size of DDP's buckets in MiB.", section="ranks", of_modules=False, low=1,
-        below=2**20 + 1, concerns=_OF_DDP,
-    )  # fmt: skip
-    gradient_as_bucket_view: bool = row(
-        False, "Keep DDP's gradients only in its buckets.", section="ranks", of_modules=False, concerns=_OF_DDP
-    )
     sync_each_batch: bool = row(
         True, "Reduce the gradients between the ranks in each micro-batch; without it only in the last one, as with "
         "DDP's no_sync or FSDP2's set_requires_gradient_sync(False).", section="ranks", of_modules=False,

@@ -43,8 +43,8 @@ class Layer(dict[str, tuple[Any, ...]]):
 # Former names of settings, and what they are called now.
 RENAMED = {
     "dtype": "{precision}", "autocast": "{precision} autocast-bf16",
-    "alloc_conf": "{expandable_segments}, {max_split_size_mb}", "inputs": "{input}", "hold_outputs": "{loop} plain",
-    "model_implementation": "{implementation}", "no_dropout": "{dropout}", "head": "{architecture}",
+    "alloc_conf": "{expandable_segments}", "inputs": "{input}", "hold_outputs": "{loop} plain",
+    "no_dropout": "{dropout}", "head": "{architecture}",
 }  # fmt: skip
 
 

@@ -6,12 +6,10 @@ keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.settings.checkpointing import (
@@ -45,8 +43,8 @@ from bertscope.settings.training_arguments import (
 )
 from bertscope.units import BF16, FP16, FP32, PRECISIONS
 
-# Whose BERT: the built-in model with the masks of transformers 4.43.4, the installed class, or the built-in model.
-TRANSFORMERS, INSTALLED, BERTSCOPE = "transformers", "transformers-installed", "bertscope"
+# Whose masks a run of the built-in BERT has, in reports.
+AS_IN_TRANSFORMERS = "as in transformers 4.43.4"
 MODES = INFERENCE, FORWARD, TRAINING = "inference", "forward", "training"
 DEVICES = CPU, CUDA = "cpu", "cuda"
 KERNELS = ("auto", "flash", "efficient", "math")
@@ -64,12 +62,6 @@ _OF_CUDA = {"device": lambda device: device == CUDA}
 
 def _strategy(text: str) -> str:
     Checkpointing.parse(text)
-    return text
-
-
-def _endpoint(text: str) -> str:
-    if not re.fullmatch(r"[\w.:\[\]-]{1,255}:\d{1,5}", text, re.ASCII):
-        raise SelectionError(f"the form is HOST:PORT; got {text[:60]!r}")
     return text
 
 
@@ -135,9 +127,6 @@ class RunConfig(Settings):
         0.0, f"The momentum of {' and '.join(takers('momentum'))}.", below=1, metavar="SHARE",
         concerns={"optimizer": partial(_takes, "momentum")},
     )  # fmt: skip
-    amsgrad: bool = row(
-        False, f"AMSGrad, for {' and '.join(takers('amsgrad'))}.", concerns={"optimizer": partial(_takes, "amsgrad")}
-    )
     weight_decay: float = row(
         0.0, f"The weight decay of {', '.join(takers('weight_decay'))}, which they add to a copy of the gradients.",
         below=1, metavar="RATE", concerns={"optimizer": partial(_takes, "weight_decay")},
@@ -224,12 +213,6 @@ class RunConfig(Settings):
         "batch.image=... in a dictionary; B is the batch and S the sequence length.",
         section="sizes", metavar="NAME=SHAPE:DTYPE", of_modules=False,
     )  # fmt: skip
-    implementation: str = row(
-        TRANSFORMERS,
-        "Whose BERT. transformers: as in transformers 4.43.4, without needing it; transformers-installed: "
-        "the class of the installed version; bertscope: the built-in model, which adds no mask.",
-        section="model", words=(TRANSFORMERS, INSTALLED, BERTSCOPE), of_modules=False,
-    )  # fmt: skip
     device: str = row(
         CPU, "The device of the step, real or estimated.", section="card", words=DEVICES, text="{}",
         trainer={"use_cpu": flag(CPU), "no_cuda": flag(CPU)},
@@ -241,10 +224,6 @@ class RunConfig(Settings):
     expandable_segments: bool = row(
         False, "Simulate CUDA's allocator with expandable_segments:True.", section="card", concerns=_OF_CUDA
     )
-    max_split_size_mb: int | None = row(
-        None, "Simulate CUDA's allocator with max_split_size_mb:N.", kind=int, section="card", low=20, metavar="N",
-        concerns=_OF_CUDA,
-    )  # fmt: skip  # torch refuses less: kLargeBuffer in c10/core/AllocatorConfig.h
     parallelism: Parallelism = ONE_PROCESS
 
     @property
@@ -373,27 +352,12 @@ class Launch(Settings):
 
     nproc: int | None = row(
         None, "Run N real ranks on this machine, and measure each.", section="measurement", kind=int, low=1, below=1025,
-        metavar="N", implies={"world_size": lambda ranks, given: ranks * given.get("nnodes", (1,))[0]},
-    )  # fmt: skip
-    nnodes: int = row(
-        1, "The number of machines; run the same command on each.", section="measurement", low=1, below=1025,
-        metavar="N",
-        concerns={"nproc": lambda ranks: ranks is not None},
-    )  # fmt: skip
-    node_rank: int | None = row(
-        None, "The number of this machine, from 0, as for torchrun.", section="measurement", kind=int, below=1024,
-        metavar="R",
-        concerns={"nnodes": lambda machines: machines > 1},
-    )  # fmt: skip
-    rdzv_endpoint: str = row(
-        "", "The port of machine 0 where the ranks meet, as for torchrun.", section="measurement", metavar="HOST:PORT",
-        convert=_endpoint, concerns={"nnodes": lambda machines: machines > 1},
+        metavar="N", implies={"world_size": lambda ranks, given: ranks},
     )  # fmt: skip
 
 
 # The settings that FLOPs depend on.
-OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "implementation", "loss", "pairs",
-            "hard_negatives")  # fmt: skip
+OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "loss", "pairs", "hard_negatives")
 # What a question assumes in place of the defaults of the rows, in every front end.
 DEFAULTS: dict[str, dict[str, Any]] = {
     **{name: {"batch": 8} for name in ("estimate", "profile", "sweep", "plan")},  # checkpointing pays from batch 4 on
@@ -418,22 +382,7 @@ RULES += [
          "{loss} {loss_value} is modelled in one process only; leave out the strategy and the ranks"),
     Rule(("loss", "pairs"), lambda loss, texts: texts == 1 and "mnrl" in loss,
          "{loss} {loss_value} ranks a query and its positive; give {pairs} 2 or more"),
-    Rule(("nproc", "nnodes"), lambda ranks, machines: (ranks, machines) == (1, 1),
-         "{nproc} 1 is a job of one rank; give at least 2, or leave {nproc} out"),
-    Rule(("nnodes", "rdzv_endpoint"), lambda machines, place: machines > 1 and not place,
-         "several machines need the place where they meet: {rdzv_endpoint} HOST:PORT"),
-    Rule(("node_rank", "nnodes"), lambda number, machines: machines > 1 and (number is None or number >= machines),
-         "{node_rank} is the number of this machine, from 0 to below {nnodes}, which is {nnodes_value}; "
-         "got {node_rank_value}"),
+    Rule(("nproc",), lambda ranks: ranks == 1, "{nproc} 1 is a job of one rank; give at least 2, or leave {nproc} out"),
     Rule(("gpu", "budget"), lambda gpu, budget: gpu is not None and budget is not None,
          "give either {gpu} or {budget}"),
 ]  # fmt: skip
-
-
-def implementation_name(implementation: str) -> str:
-    """Return the name in reports of an implementation of BERT, such as `as in transformers 4.43.4`."""
-    if implementation == INSTALLED:
-        from importlib.metadata import version
-
-        return f"transformers {version('transformers')}"
-    return "as in transformers 4.43.4" if implementation == TRANSFORMERS else "bertscope's own"

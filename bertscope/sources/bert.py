@@ -8,13 +8,12 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, check_built, unknown_architecture
+from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, unknown_architecture
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
-from bertscope.settings.run_config import BERTSCOPE, FLASH_KERNELS, INSTALLED, TRANSFORMERS
+from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.expectations import Expectation
-from bertscope.sources.transformers_models import TransformersSource
 
 if TYPE_CHECKING:
     from bertscope.model import BertPreTrainedModel, PeftModel
@@ -35,7 +34,7 @@ class BertSource:
     description: str = ""
     hub_names: tuple[str, ...] = ()
     expected: tuple[Expectation, ...] = ()
-    implementation: str = BERTSCOPE  # or TRANSFORMERS: of the same outputs, with the memory of transformers 4.43.4
+    uses_transformers_masks: bool = False  # the same outputs, with the memory of transformers 4.43.4
     printed_attention: str | None = None  # the kernel that `print` shows
     flash: str | None = None  # one of FLASH_KERNELS, which the class of the installed transformers may have
     stored_dtype: str | None = None  # of the published weights, if a config.json has it
@@ -93,7 +92,7 @@ class BertSource:
         from bertscope.model import PeftModel, build
 
         model = build(self.config, self.architecture, add_pooling_layer=self.add_pooling_layer, device=device)
-        if self.implementation == TRANSFORMERS:
+        if self.uses_transformers_masks:
             model.base_model.uses_transformers_masks = True
         return PeftModel(model, self.lora) if self.lora else model
 
@@ -110,28 +109,11 @@ class BertSource:
         config, lora = BertConfig.from_dict(data["config"]), data["lora"] and Lora.parse(data["lora"])
         return cls(**{**data, "config": config, "lora": lora})
 
-    def implemented_by(self, implementation: str) -> BertSource | TransformersSource:
-        """Return the source of the same BERT in another implementation, one of MODEL_IMPLEMENTATIONS."""
-        if implementation != INSTALLED:
-            if self.flash:
-                raise SelectionError(
-                    f"the built-in BERT has eager and sdpa; for {self.flash} of transformers 4.57 or later add "
-                    f"--implementation {INSTALLED}"
-                )
-            return replace(self, implementation=implementation)
-        check_built(self.layers)
-        if self.lora:
-            raise SelectionError("--lora changes the built-in model; leave out --implementation transformers-installed")
-        return TransformersSource(
-            name=self.name,
-            architecture=self.architecture,
-            add_pooling_layer=self.add_pooling_layer,
-            model_type="bert",
-            path=self.path or Path(self.name),
-            settings=self.config.to_dict(),
-            attention=self.flash or self.config.attn_implementation,
-            stored_dtype=self.stored_dtype,
-        )
+    def for_run(self) -> BertSource:
+        """Return the source as a run builds it, with the masks of transformers 4.43.4."""
+        if self.flash:
+            raise SelectionError(f"the built-in BERT has eager and sdpa, not {self.flash}; take --attention sdpa")
+        return replace(self, uses_transformers_masks=True)
 
     def with_layers(self, layers: int) -> BertSource:
         """Return the source with this number of encoder layers."""

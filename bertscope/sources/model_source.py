@@ -75,8 +75,8 @@ class ModelSource(Protocol):
         Raises SelectionError for a source that another process cannot make.
         """
 
-    def implemented_by(self, implementation: str) -> ModelSource:
-        """Return the source of the same BERT in another of MODEL_IMPLEMENTATIONS; of another family itself."""
+    def for_run(self) -> ModelSource:
+        """Return the source as a run builds it; raises SelectionError for an attention kernel that it does not have."""
 
     def with_layers(self, layers: int) -> ModelSource:
         """Return the source with another number of layers at `layer_path`."""

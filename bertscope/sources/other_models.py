@@ -84,8 +84,8 @@ class OtherSource:
         """Raise SelectionError: only Python has this model."""
         raise SelectionError(f"{self.name} is {self.family}; another process measures only what it can build by name")
 
-    def implemented_by(self, implementation: str) -> OtherSource:
-        """Return itself: there is one implementation."""
+    def for_run(self) -> OtherSource:
+        """Return itself: a run builds the same model."""
         return self
 
     def with_layers(self, layers: int) -> NoReturn:

@@ -98,7 +98,6 @@ class TransformersSource(OtherSource):
     model_type: str
     path: Path
     attention: str | None = None
-    add_pooling_layer: bool = True  # of a BertModel
     notice: str = ""  # for the user before the model is built
 
     @property
@@ -131,7 +130,7 @@ class TransformersSource(OtherSource):
                 config = config_class.from_dict(without_code(self.settings), **options)
                 model_class = _model_class(transformers, self, type(config))
                 with _without_values() if device == "meta" else nullcontext():
-                    model = model_class(config, **({} if self.add_pooling_layer else {"add_pooling_layer": False}))
+                    model = model_class(config)
                 _set_padding(model)
                 made: nn.Module = model.eval()
                 return made

@@ -5,7 +5,6 @@ tests/test_torch_access.py fails when torch changes one of these names.
 
 import gc
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from importlib import import_module
@@ -171,12 +170,6 @@ def in_backward() -> bool:
     """Return True if a backward pass runs. Fallback: True if it evaluates a node."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     return autograd_node() is not None if task is None else bool(task() != -1)
-
-
-def after_backward(function: Callable[[], object]) -> None:
-    """Call the function at the end of the backward pass that runs."""
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(function)
 
 
 def record_name(name: str) -> AbstractContextManager[Any]:

@@ -208,7 +208,7 @@ def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkey
     [
         ("estimate --dtype bf16", "--dtype", "--precision"),
         ("profile --autocast", "--autocast", "--precision autocast-bf16"),
-        ("fit --alloc-conf expandable_segments:True", "--alloc-conf", "--expandable-segments, --max-split-size-mb"),
+        ("fit --alloc-conf expandable_segments:True", "--alloc-conf", "--expandable-segments"),
         ("explore --dtype bf16", "--dtype", "--precision"),
     ],
 )

@@ -23,11 +23,12 @@ from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 from tests.analyses.memory.steps import estimated_trace, small
 
 
-def built(source, implementation):
-    """The model on meta; the reference would ask fake ids if they contain padding."""
-    model = source.implemented_by(implementation).build()
-    if implementation == "transformers-installed":
-        model.config.pad_token_id = None
+def of_transformers(source, attention):
+    """The same model of transformers on meta; with a padding token it would ask fake ids if they contain it."""
+    config = transformers.BertConfig(**source.config.to_dict())
+    with torch.device("meta"):
+        model = getattr(transformers, source.architecture)._from_config(config, attn_implementation=attention)
+    model.config.pad_token_id = None
     return model.train()
 
 
@@ -41,10 +42,11 @@ def test_the_built_in_model_uses_the_memory_of_transformers(name, attention, dev
     )
     layers = 2 if name == "BertModel" else 1  # the body is the same in all
     source = small(name, attention, is_decoder=name == "BertLMHeadModel", pad_token_id=0, num_hidden_layers=layers)
-    inputs = meta_inputs(built(source, "transformers"), run_config)
+    built_in = source.for_run().build().train()
+    inputs = meta_inputs(built_in, run_config)
     reference, own = (
-        {peak.phase: peak.live_bytes for peak in module_trace(built(source, which), inputs, run_config, None).peaks()}
-        for which in ("transformers-installed", "transformers")
+        {peak.phase: peak.live_bytes for peak in module_trace(model, inputs, run_config, None).peaks()}
+        for model in (of_transformers(source, attention), built_in)
     )
     assert own == reference
 

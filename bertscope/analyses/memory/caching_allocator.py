@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from bertscope.frozen import dataclass
-from bertscope.settings.run_config import RunConfig
 
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
@@ -69,29 +68,14 @@ class SegmentBlock:
             self.after.before = self
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllocatorSettings:
-    """Settings of CUDA's caching allocator. Source: torch's c10/core/AllocatorConfig.h and .cpp."""
-
-    expandable_segments: bool = False
-    max_split_bytes: int | None = None  # a block of this size or more is not split
-
-    @classmethod
-    def of(cls, run_config: RunConfig) -> AllocatorSettings:
-        """Return the settings of a run."""
-        split_mb = run_config.max_split_size_mb
-        return cls(expandable_segments=run_config.expandable_segments,
-                   max_split_bytes=None if split_mb is None else split_mb * 2**20)  # fmt: skip
-
-
 class Allocator:
     """The memory pools of the streams; `limit_bytes` limits the reserved bytes.
 
     A free block serves only requests of its stream (BlockComparatorSize and get_free_block).
     """
 
-    def __init__(self, limit_bytes: int | None = None, settings: AllocatorSettings | None = None) -> None:
-        self.limit_bytes, self.settings = limit_bytes, settings or AllocatorSettings()
+    def __init__(self, limit_bytes: int | None = None, *, expandable_segments: bool = False) -> None:
+        self.limit_bytes, self.expandable_segments = limit_bytes, expandable_segments
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.allocated_bytes = self.peak_allocated_bytes = 0  # sums of whole blocks, as torch.cuda.memory_allocated
         self.missing_bytes = 0  # above the limit, at the first request that exceeded it; 0 if none did
@@ -105,7 +89,7 @@ class Allocator:
         """Return a block of this size for a stream, from new memory if no free block fits."""
         size = -(-size_bytes // _STEP) * _STEP or _STEP
         pool = stream, size <= _SMALL
-        is_expandable = self.settings.expandable_segments
+        is_expandable = self.expandable_segments
         if is_expandable and pool not in self.unmapped:
             base = len(self.unmapped) * _ADDRESSES
             self.unmapped[pool] = [(base, SegmentBlock(base, _ADDRESSES, pool, is_mapped=False))]
@@ -114,15 +98,12 @@ class Allocator:
             block = self._mapped(size, pool) if is_expandable else self._new_segment(size, pool)
         block.is_free = False
         rest = block.size - size
-        if rest >= _STEP if pool[1] or is_expandable else rest > _SMALL and not self._is_oversize(size):
+        if rest >= _STEP if pool[1] or is_expandable else rest > _SMALL:
             self._set_free(block.split(size))
         self.allocated_bytes = allocated = self.allocated_bytes + block.size
         if allocated > self.peak_allocated_bytes:
             self.peak_allocated_bytes = allocated
         return block
-
-    def _is_oversize(self, size: int) -> bool:
-        return self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes
 
     def _free_block(self, size: int, key: PoolKey) -> SegmentBlock | None:
         """Take the best free block of the pool; None if there is none."""
@@ -133,9 +114,6 @@ class Allocator:
         if self.unmapped:  # a block that can extend counts with the size that it can get
             while index + 1 < len(pool) and pool[index + 1][2].reach_bytes < pool[index][2].reach_bytes:
                 index += 1
-        found = pool[index][0]
-        if self._is_oversize(found) and (not self._is_oversize(size) or found >= size + _LARGE_SEGMENT):
-            return None
         return pool.pop(index)[2]
 
     def _new_segment(self, size: int, pool: PoolKey) -> SegmentBlock:
@@ -290,14 +268,14 @@ MOVED, LOADED, AFTER_ANOTHER = "moved from the CPU", "checkpoint loaded on the c
 
 
 def replayed(
-    run: Requests, limit_bytes: int | None = None, settings: AllocatorSettings | None = None, steps: int = STEPS,
+    run: Requests, limit_bytes: int | None = None, *, expandable_segments: bool = False, steps: int = STEPS,
     history: str = MOVED,
 ) -> Allocator:  # fmt: skip
     """Return the allocator after this number of steps; or after the first that exceeds the limit.
 
     It is empty at first, unless `history` says what came before.
     """
-    allocator = Allocator(limit_bytes, settings)
+    allocator = Allocator(limit_bytes, expandable_segments=expandable_segments)
     if history == AFTER_ANOTHER:
         for block in list(_take_steps(allocator, run, steps).values()):
             allocator.free(block)

@@ -138,7 +138,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
     """Return the trace of a step with every layer of the source, in which nothing outlives its use."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
-    with running(source.implemented_by(run_config.implementation), model, "fake tensors", run_config.input):
+    with running(source, model, "fake tensors", run_config.input):
         return module_trace(model, inputs, run_config, loss_function(run_config, is_short=True), source.layer_path)
 
 

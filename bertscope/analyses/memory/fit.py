@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, Requests, replayed
+from bertscope.analyses.memory.caching_allocator import Allocator, Requests, replayed
 from bertscope.analyses.memory.growth import largest, near, requests, upper
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
 from bertscope.analyses.memory.steps import Steps, estimate_report
@@ -92,7 +92,7 @@ class Fitter:
     def _limited(self, run_config: RunConfig) -> Allocator:
         """Return the simulated allocator after the run in the budget without the upper context."""
         limit = self.overhead.limit_bytes(self.budget_bytes)
-        return replayed(self._requests(run_config), limit, AllocatorSettings.of(run_config))
+        return replayed(self._requests(run_config), limit, expandable_segments=run_config.expandable_segments)
 
     def _requests(self, run_config: RunConfig) -> Requests:
         """Return the requests to the allocator with the most memory that a version of torch needs for the run."""
@@ -106,7 +106,7 @@ class Fitter:
         if is_limited:
             allocator = self.limited(run_config)
         else:
-            allocator = replayed(self._requests(run_config), None, AllocatorSettings.of(run_config))
+            allocator = replayed(self._requests(run_config), expandable_segments=run_config.expandable_segments)
         return allocator.peak_reserved_bytes
 
     def _largest_by_bytes(self, run_config: RunConfig) -> int:

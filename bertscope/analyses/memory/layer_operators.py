@@ -63,7 +63,7 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     records = {path: _Recorder(model.get_submodule(layers[-1]))
                for path, layers in layer_lists(model).items() if path in deep}  # fmt: skip
     inputs = meta_inputs(model, run_config)
-    with running(few.implemented_by(run_config.implementation), model, "fake tensors", run_config.input):
+    with running(few, model, "fake tensors", run_config.input):
         module_trace(model, inputs, run_config, None, few.layer_path)
     return [record.costs(path, deep[path]) for path, record in records.items() if record.operators and record.again]
 

@@ -34,7 +34,7 @@ from bertscope.reports.memory import (
     Variant,
 )
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import implementation_name
+from bertscope.settings.run_config import AS_IN_TRANSFORMERS
 from bertscope.units import bytes_text
 
 _Start = Callable[[], Child | ForkedChild]
@@ -112,7 +112,7 @@ def _subject(job: Job) -> Subject:
         architecture=source.architecture or source.name,
         dtype=job.run_config.dtype,
         attention=config.attn_implementation if config else None,
-        implementation=implementation_name(job.run_config.implementation) if config else None,
+        implementation=AS_IN_TRANSFORMERS if config else None,
         lora=source.settings.get("lora") if config else None,
         config=config.to_dict() if config else dict(source.settings) or None,
         ignored_fields=config.ignored if config else (),

@@ -32,12 +32,9 @@ Say = Callable[[str, Any], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RankLaunch:
-    """The ranks of each machine, by the names of torchrun; the folder has the files of the ranks of this one."""
+    """The real ranks of a job; the folder has their files."""
 
     nproc: int
-    nnodes: int = 1
-    node_rank: int = 0
-    rdzv_endpoint: str = ""
     timeout_seconds: float = 600.0
     folder: str = ""
 

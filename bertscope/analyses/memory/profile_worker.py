@@ -73,8 +73,7 @@ def run(job: Job, send: Say) -> None:
     set_memory_limit(job, send)
     send("stage", "building the model")
     step = real_step(job.source, job.run_config, job.run_config.device)
-    source = job.source.implemented_by(job.run_config.implementation)
-    with running(source, step.model, f"this machine's {job.run_config.device.upper()}", job.run_config.input):
+    with running(job.source, step.model, f"this machine's {job.run_config.device.upper()}", job.run_config.input):
         _time(step, job, send, Timing(warmup_seconds=_measure(step, job, send), flops=flops))
 
 

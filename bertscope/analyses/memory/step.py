@@ -214,7 +214,7 @@ def run_model(
     Raises SelectionError or ConfigError if the model cannot run so.
     """
     source = source if run_config.dropout else source.require("--no-dropout").without_dropout()
-    source = source.implemented_by(run_config.implementation)
+    source = source.for_run()
     build = build or partial(_built, device=device)
     model = build(source)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)

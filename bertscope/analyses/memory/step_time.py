@@ -168,8 +168,7 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
     inputs = meta_inputs(model, run_config)
     given, how = named_inputs(inputs, loss_function(run_config))
     with ExitStack() as stack:
-        whose = source.implemented_by(run_config.implementation)
-        stack.enter_context(running(whose, model, "fake tensors", run_config.input))
+        stack.enter_context(running(source, model, "fake tensors", run_config.input))
         stack.enter_context(fake_tensors())
         stack.enter_context(cuda_semantics(run_config))
         copied = fake_copy(model).train(run_config.mode != "inference")

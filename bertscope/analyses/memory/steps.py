@@ -159,7 +159,7 @@ class Steps:
             rows=dict(row_paths(model)),
             units=units_text(model, parallelism, path),
             groups=rank_groups(model, parallelism, path),
-            buckets=len(bucket_sizes(model, parallelism)),
+            buckets=len(bucket_sizes(model)),
             strategies=tuple(self.source.strategies(model)),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from bertscope.analyses.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, AllocatorSettings, replayed
+from bertscope.analyses.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
@@ -148,7 +148,7 @@ def allocator_bytes(
     process did before it.
     """
     run = requests(trace, by_thread(run_config, workspaces))
-    allocator = replayed(run, settings=AllocatorSettings.of(run_config), history=history)
+    allocator = replayed(run, expandable_segments=run_config.expandable_segments, history=history)
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 

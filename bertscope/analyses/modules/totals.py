@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from copy import deepcopy
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
@@ -13,7 +14,7 @@ from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.reports.base import Subject, Tie, Totals
-from bertscope.settings.run_config import BERTSCOPE, INSTALLED, TRANSFORMERS, implementation_name
+from bertscope.settings.run_config import AS_IN_TRANSFORMERS
 from bertscope.torch_access import nn, torch
 from bertscope.units import BF16, FP32, PRECISIONS
 
@@ -87,8 +88,8 @@ def _implementation(model: torch.nn.Module) -> str | None:
     """Return whose BERT or other model of transformers it is; None for a module of the user's own."""
     model = base_model_of(model)
     if isinstance(model, BertPreTrainedModel):
-        return implementation_name(TRANSFORMERS if model.base_model.uses_transformers_masks else BERTSCOPE)
-    return implementation_name(INSTALLED) if type(model).__module__.startswith("transformers.") else None
+        return AS_IN_TRANSFORMERS if model.base_model.uses_transformers_masks else "bertscope's own"
+    return f"transformers {version('transformers')}" if type(model).__module__.startswith("transformers.") else None
 
 
 def _plain(config: object) -> dict[str, Any] | None:

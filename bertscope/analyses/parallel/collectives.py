@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bertscope.frozen import dataclass
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, TrafficRow
-from bertscope.settings.parallelism import FIRST_BUCKET_BYTES, REPLICATE, Parallelism
+from bertscope.settings.parallelism import REPLICATE, Parallelism
 
 if TYPE_CHECKING:
     from bertscope.torch_access import nn
 
 NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators
+# torch's defaults: _DEFAULT_FIRST_BUCKET_BYTES of torch.distributed, and bucket_cap_mb of DistributedDataParallel.
+_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 
 class Collective(NamedTuple):
@@ -110,7 +112,7 @@ def _reduces(call: Collective, parallelism: Parallelism) -> bool:
     return in_backward or (call.phase, call.kind) == (FORWARD, BROADCAST)
 
 
-def bucket_sizes(model: nn.Module, parallelism: Parallelism) -> list[int]:
+def bucket_sizes(model: nn.Module) -> list[int]:
     """Return the bytes of the buckets into which DDP puts the gradients of a model, the first one first.
 
     A bucket ends when it reaches its limit; tensors of different dtypes or devices are never in one.
@@ -123,7 +125,7 @@ def bucket_sizes(model: nn.Module, parallelism: Parallelism) -> list[int]:
     for param in [param for _, param in all_parameters(model) if param.requires_grad][::-1]:  # in backward's order
         kind = param.dtype, param.device
         open_bytes[kind] = open_bytes.get(kind, 0) + param.nbytes
-        if open_bytes[kind] >= limits.setdefault(kind, FIRST_BUCKET_BYTES):
+        if open_bytes[kind] >= limits.setdefault(kind, _FIRST_BUCKET_BYTES):
             sizes.append(open_bytes.pop(kind))
-            limits[kind] = parallelism.bucket_cap_mb * 2**20
+            limits[kind] = _BUCKET_BYTES
     return [*sizes, *open_bytes.values()]

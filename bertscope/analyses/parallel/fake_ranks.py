@@ -10,7 +10,7 @@ from typing import Any
 from bertscope.analyses.parallel.strategies import Meshes, make_meshes, parallelize
 from bertscope.errors import SelectionError
 from bertscope.settings.parallelism import Parallelism
-from bertscope.torch_access import after_backward, has_kernel, nn, torch, tree_leaves
+from bertscope.torch_access import has_kernel, nn, torch, tree_leaves
 from bertscope.torch_access.distributed import TorchFunctionMode, fake_store, forget_meshes, real_tensors
 
 
@@ -50,13 +50,13 @@ def parallelize_fakes(
 ) -> dict[str, torch.Tensor]:
     """Apply the strategy to a model of fake tensors, and return the buckets of DDP, one for each trained parameter."""
     if parallelism.row.has_buckets:
-        return _with_buckets(model, parallelism)
+        return _with_buckets(model)
     with _Shortcuts():
         parallelize(model, layers, parallelism, meshes)
     return {}
 
 
-def _with_buckets(model: nn.Module, parallelism: Parallelism) -> dict[str, torch.Tensor]:
+def _with_buckets(model: nn.Module) -> dict[str, torch.Tensor]:
     """Have backward reduce the gradient of each parameter in a bucket for that parameter, and return the buckets.
 
     DDP itself reads values, which fake tensors do not have; one of its buckets holds several gradients. It broadcasts
@@ -75,14 +75,9 @@ def _with_buckets(model: nn.Module, parallelism: Parallelism) -> dict[str, torch
             dist.broadcast(flat, src=0)
 
     def reduce(bucket: torch.Tensor, param: torch.Tensor) -> None:
-        """Reduce a gradient; the parameter then has the bucket or a separate tensor as its gradient."""
-        if not replicated.require_backward_grad_sync:
-            return
-        if parallelism.gradient_as_bucket_view and parallelism.sync_each_batch:
-            param.grad = bucket
-        elif parallelism.gradient_as_bucket_view:  # in a micro-batch before this one none was freed
-            after_backward(partial(setattr, param, "grad", bucket))
-        dist.all_reduce(bucket)
+        """Reduce the bucket of a gradient, which stays a separate tensor."""
+        if replicated.require_backward_grad_sync:
+            dist.all_reduce(bucket)
 
     model.register_forward_pre_hook(broadcast)
     for path, param in model.named_parameters():

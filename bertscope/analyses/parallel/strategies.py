@@ -162,9 +162,8 @@ def _shard(modules: Iterable[nn.Module], parallelism: Parallelism, mesh: Any) ->
     """Shard the parameters of each module that are not sharded yet."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    names = (parallelism.param_dtype, parallelism.reduce_dtype)
-    param_dtype, reduce_dtype = (getattr(torch, PRECISIONS[name].torch_name) if name else None for name in names)
-    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    name = parallelism.param_dtype
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, PRECISIONS[name].torch_name) if name else None)
     for module in modules:
         fully_shard(module, mesh=mesh, reshard_after_forward=parallelism.row.reshards, mp_policy=policy)
 

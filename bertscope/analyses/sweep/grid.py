@@ -25,7 +25,7 @@ from bertscope.reports.json import typed
 from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.settings.resolve import Combination, Layer, check_use, combinations, merged, unknown_setting
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import DEFAULTS, INSTALLED, STORED, SWEPT, RunConfig
+from bertscope.settings.run_config import DEFAULTS, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import refuse_code
@@ -189,8 +189,7 @@ def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRo
         content = _hash(settings, found, str(error))
         outcome = FAILED if isinstance(error, MissingExtraError) else REFUSED
         return SweepRow(key=content, point=settings, versions=found, outcome=outcome, error=str(error))
-    is_bert = kind == "BertSource" and run_config.implementation != INSTALLED
-    found = versions() if is_bert else versions("transformers", "peft")
+    found = versions() if kind == "BertSource" else versions("transformers", "peft")
     card = find_gpu(limit.gpu) if limit.gpu else None
     return Task(
         key=_hash(settings, found, kind, data, as_data(card) if card else None, _own_code(model.model)),

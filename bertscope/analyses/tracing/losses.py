@@ -283,4 +283,4 @@ class Teacher(nn.Module):
 def add_teacher(model: nn.Module, run_config: RunConfig, build: Callable[[ModelSource], nn.Module]) -> None:
     """Add the teacher of loss `distil`, if the run has it, to the model as its part `teacher`."""
     for source in teachers(run_config.loss):
-        model.teacher = Teacher(build(source.implemented_by(run_config.implementation)), model)
+        model.teacher = Teacher(build(source.for_run()), model)

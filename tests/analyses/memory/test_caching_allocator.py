@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertscope import load
-from bertscope.analyses.memory.caching_allocator import Allocator, AllocatorSettings, SegmentBlock, replayed
+from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock, replayed
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, kernel_for
-from bertscope.analyses.memory.kernels.overhead import overhead, workspace_bytes
+from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes, overhead, workspace_bytes
 from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.memory.summary import device_terms
 from bertscope.errors import SelectionError
@@ -32,14 +32,13 @@ def rounded(size: int) -> int:
     return -(-size // 512) * 512
 
 
-DEFAULT, EXPANDABLE = AllocatorSettings(), AllocatorSettings(expandable_segments=True)
-SETTINGS = (DEFAULT, EXPANDABLE, AllocatorSettings(max_split_bytes=20 * MIB))
+DEFAULT, EXPANDABLE = False, True  # expandable_segments
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=60), st.sampled_from(SETTINGS))
+@given(st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=60), st.booleans())
 def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_free(moves, conf):
-    allocator, used = Allocator(settings=conf), []
+    allocator, used = Allocator(expandable_segments=conf), []
     for takes, size, choice in moves:
         if takes or not used:
             block = allocator.malloc(size, ("", "gather")[choice % 2])
@@ -62,7 +61,7 @@ def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_f
 @pytest.mark.parametrize("conf", [DEFAULT, EXPANDABLE])
 def test_a_free_block_serves_only_requests_its_stream(conf):
     """40 MiB that are free in the stream of computation do not serve that of FSDP2's all-gather."""
-    allocator = Allocator(settings=conf)
+    allocator = Allocator(expandable_segments=conf)
     allocator.free(allocator.malloc(40 * MIB))
     gathered = allocator.malloc(40 * MIB, "gather")
     assert allocator.reserved_bytes == 80 * MIB
@@ -77,9 +76,9 @@ def is_all_that_is_mapped(block: SegmentBlock) -> bool:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(SIZES, min_size=1, max_size=40), st.integers(1, 200), st.sampled_from(SETTINGS))
+@given(st.lists(SIZES, min_size=1, max_size=40), st.integers(1, 200), st.booleans())
 def test_a_limit_is_obeyed_or_what_is_missing_is_told(sizes, limit_mib, conf):
-    allocator = Allocator(limit_bytes=limit_mib * MIB, settings=conf)
+    allocator = Allocator(limit_bytes=limit_mib * MIB, expandable_segments=conf)
     for size in sizes:
         allocator.malloc(size)
     assert (allocator.peak_reserved_bytes > limit_mib * MIB) == (allocator.missing_bytes > 0)
@@ -117,24 +116,11 @@ def test_where_memory_runs_out_free_segments_go_back_first():
 # Settings of the allocator, by hand and by torch's own comment.
 
 
-def test_a_block_of_max_split_size_is_not_split_and_serves_no_smaller_request():
-    allocator = Allocator(settings=AllocatorSettings(max_split_bytes=100 * MIB))
-    allocator.free(allocator.malloc(120 * MIB))
-    allocator.malloc(30 * MIB)
-    assert allocator.reserved_bytes == 150 * MIB
-    assert allocator.malloc(110 * MIB).size == 120 * MIB  # less than 20 MiB are left over
-    assert allocator.reserved_bytes == 150 * MIB
-    default = Allocator()
-    default.free(default.malloc(120 * MIB))
-    default.malloc(30 * MIB)
-    assert default.reserved_bytes == 120 * MIB
-
-
 def test_an_expandable_segment_grows_by_pages_where_others_take_new_segments():
     sizes = (30, 40, 50)  # each does not fit where the one before was
     reserved = {}
     for conf in (DEFAULT, EXPANDABLE):
-        allocator = Allocator(settings=conf)
+        allocator = Allocator(expandable_segments=conf)
         for size in sizes:
             allocator.free(allocator.malloc(size * MIB))
         allocator.malloc(512)
@@ -143,7 +129,7 @@ def test_an_expandable_segment_grows_by_pages_where_others_take_new_segments():
 
 
 def test_free_pages_between_used_ones_are_returned_at_the_limit_and_mapped_again():
-    allocator = Allocator(limit_bytes=100 * MIB, settings=EXPANDABLE)
+    allocator = Allocator(limit_bytes=100 * MIB, expandable_segments=True)
     _, second, third = (allocator.malloc(20 * MIB) for _ in range(3))
     allocator.free(second)
     large = allocator.malloc(60 * MIB)
@@ -158,10 +144,8 @@ def test_free_pages_between_used_ones_are_returned_at_the_limit_and_mapped_again
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"max_split_size_mb": 19}, r"max_split_size_mb takes a whole number from 20 to below 2\*\*31; got 19"),
         ({"expandable_segments": "True"}, "expandable_segments takes true or false; got 'True'"),
         ({"device": "cpu", "expandable_segments": True}, "expandable_segments has no effect with device cpu"),
-        ({"device": "cpu", "max_split_size_mb": 20}, "max_split_size_mb has no effect with device cpu"),
     ],
 )
 def test_a_setting_of_the_allocator_that_no_run_has_is_one_line(fields, words):
@@ -169,14 +153,17 @@ def test_a_setting_of_the_allocator_that_no_run_has_is_one_line(fields, words):
         RunConfig(**{"device": "cuda"} | fields)
 
 
-def test_the_settings_of_a_run_are_those_of_the_allocator():
-    run_config = RunConfig(device="cuda", expandable_segments=True, max_split_size_mb=20)
-    assert AllocatorSettings.of(run_config) == AllocatorSettings(expandable_segments=True, max_split_bytes=20 * MIB)
-    assert AllocatorSettings.of(RunConfig(device="cuda")) == DEFAULT
+def test_a_run_with_expandable_segments_is_replayed_with_them():
+    for conf in (DEFAULT, EXPANDABLE):
+        run_config = RunConfig(batch=4, seq=32, device="cuda", expandable_segments=conf)
+        trace = estimated_trace(small(), run_config)
+        reserved = device_terms(trace, run_config).reserved_bytes
+        asked = requests(trace, by_thread(run_config, card_workspace_bytes(run_config, None)))
+        assert reserved == replayed(asked, expandable_segments=conf).peak_reserved_bytes
 
 
 def test_the_variable_of_the_environment_is_not_read(monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:20")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     trace = estimated_trace(small(), RunConfig(batch=4, seq=32, device="cuda"))
     before = replayed(requests(trace)).peak_reserved_bytes
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
@@ -227,8 +214,8 @@ def test_gradients_that_stay_are_laid_down_where_the_first_backward_pass_reaches
 def test_every_loop_is_replayed_and_reserves_at_least_its_peak(fields):
     trace = estimated_trace(small(), RunConfig(batch=4, seq=32, device="cuda", **fields))
     steady = {}
-    for conf in SETTINGS:
-        allocator = replayed(requests(trace), settings=conf)
+    for conf in (DEFAULT, EXPANDABLE):
+        allocator = replayed(requests(trace), expandable_segments=conf)
         assert allocator.peak_reserved_bytes >= trace.peak_bytes
         steady[conf] = allocator.peak_reserved_bytes
     more = replayed(requests(trace), steps=6)
@@ -240,7 +227,7 @@ def test_a_large_run_needs_no_more_with_expandable_segments(checkpointing, more)
     run_config = RunConfig(batch=6, seq=512, device="cuda", checkpointing=checkpointing)
     trace = traces("bert-base-uncased", "BertForMaskedLM").trace(run_config)
     default, expandable = (
-        replayed(requests(trace), settings=conf).peak_reserved_bytes for conf in (DEFAULT, EXPANDABLE)
+        replayed(requests(trace), expandable_segments=conf).peak_reserved_bytes for conf in (DEFAULT, EXPANDABLE)
     )
     assert trace.peak_bytes <= expandable <= min(default, more * trace.peak_bytes)
 

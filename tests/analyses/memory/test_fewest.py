@@ -14,7 +14,7 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small, whole_trace
 
-STEP = RunConfig(implementation="bertscope")
+STEP = RunConfig()
 SIZES = (1, 2, 3, 4)
 TOTAL = 24
 
@@ -76,7 +76,7 @@ def test_python_takes_the_settings_of_ranks():
         bertscope.estimate(torch.nn.Linear(2, 2), input_size=(1, 2), strategy="fsdp", world_size=2)
     with pytest.raises(SelectionError, match="batch_total searches the number of ranks"):
         bertscope.fit("bert-tiny", "1GiB", batch_total=64, rank=1)
-    with pytest.raises(SelectionError, match="nproc and nnodes start 2 ranks; mesh has 4"):
+    with pytest.raises(SelectionError, match="nproc starts 2 ranks; mesh has 4"):
         bertscope.profile("bert-tiny", nproc=2, strategy="hsdp", mesh="2x2")
 
 
@@ -87,8 +87,8 @@ def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(
         assert result.code == 0, result.err
         return {row["strategy"]: (row["ranks"], row["peak_bytes"]) for row in result.json["rows"]}
 
-    plain, buckets = rows("--world-size", "4"), rows("--world-size", "4", "--gradient-as-bucket-view")
+    plain, gathered = rows("--world-size", "4"), rows("--world-size", "4", "--param-dtype", "bf16")
     assert {ranks for ranks, _ in plain.values()} == {4}
-    assert set(plain) == set(buckets) == set(SEARCHED)
-    assert {name for name in plain if plain[name] != buckets[name]} == {"ddp", "zero1"}
+    assert set(plain) == set(gathered) == set(SEARCHED)
+    assert {name for name in plain if plain[name] != gathered[name]} == {"fsdp", "fsdp-no-reshard"}
     assert rows("--world-size", "4", "--strategy", "fsdp").keys() == {"fsdp"}

@@ -9,8 +9,6 @@ import transformers
 import bertscope
 from tests.analyses.memory.plain_loop import peak_bytes
 
-INSTALLED = f"transformers {transformers.__version__}"
-
 
 @pytest.mark.parametrize("mode", ["inference", "forward", "training"])
 @pytest.mark.parametrize("strategy", ["none", "full", "reentrant"])
@@ -76,18 +74,3 @@ def test_each_loop_around_a_model_of_another_family_is_estimated(name, loop):
     real = peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0), **loop)
     (variant,) = bertscope.estimate(model().train(), inputs(None), **loop).variants
     assert variant.estimated.peak.peak_bytes == pytest.approx(real, rel=1e-4)
-
-
-def test_the_installed_class_is_a_choice_of_every_command_on_memory_and_flops(cli):
-    asked = ("bert-tiny", "-a", "BertForQuestionAnswering", "--implementation", "transformers-installed")
-    fit = ("fit", "--budget", "1GiB", "--checkpointing", "none", "--precision", "fp32")
-    for command in (fit, ("flops", "--depth", "0")):
-        name, *options = command
-        text = cli(name, *asked, *options).out
-        assert f"bert-tiny: BertForQuestionAnswering, sdpa attention, {INSTALLED}" in text.partition("\n\n")[0]
-    measured = cli("profile", *asked, "--steps", "1", "--batch", "2", "--seq", "16", "--format", "json").json
-    (variant,) = measured["variants"]
-    estimated, peak = (
-        max(phase["peak_bytes"] for phase in variant[key]["phases"]) for key in ("estimated", "measured")
-    )
-    assert estimated == pytest.approx(peak, rel=0.001)

@@ -22,7 +22,7 @@ from tests.analyses.memory.steps import small
 
 LENGTHS = [5, 24, 9, 17, 12, 20, 3]
 WIDE = {"hidden_size": 64, "intermediate_size": 256, "vocab_size": 500, "max_position_embeddings": 512}
-OWN = {"implementation": "bertscope", "optimizer": "sgd"}
+OWN = {"optimizer": "sgd"}
 
 
 def counted(lengths: list[int]) -> Data:
@@ -179,7 +179,7 @@ def test_between_two_lengths_the_peak_is_not_below_that_of_the_step(attention: s
     from bertscope.analyses.memory.fit import fitter_for
 
     source = small(attention=attention, **WIDE)
-    run = RunConfig(implementation="bertscope", optimizer="sgd")
+    run = RunConfig(optimizer="sgd")
     fitter, _ = fitter_for(source, run, 2**40, None, {})
     steps = LengthSteps(fitter, run, counted(list(range(16, 400, 3))), is_limited=False)
     for seq in (17, 60, 130, 211, 333):
@@ -211,15 +211,6 @@ def test_fit_finds_the_largest_batches_whose_worst_step_fits() -> None:
         peaks = [bertscope.estimate(source, batch=size, **run)["none"].memory.peak.peak_bytes
                  for size in (row.batch, row.batch + 1)]  # fmt: skip
         assert peaks[0] <= budget < peaks[1]
-
-
-def test_the_code_for_flagembedding_gives_the_batch_of_a_file_of_similar_lengths() -> None:
-    report = bertscope.lengths(small(**WIDE), [8, 16, 24], search=True, budget="24MiB", **OWN)
-    names: dict[str, Any] = {}
-    exec(report.shown("flagembedding"), names)
-    found = names["get_file_batch_size"]
-    assert found("data/len-16-24.jsonl", 7, 1) == report.table[-1].batch // 2
-    assert found("other.jsonl", 7, 1) == 7
 
 
 def test_a_report_is_read_back_and_shown_in_each_form() -> None:
@@ -303,16 +294,12 @@ def test_code_beside_a_tokenizer_does_not_run(tmp_path: Any) -> None:
 # ---- serving, and what loading leaves ----
 
 
-def test_the_flags_of_a_server_are_the_most_tokens_of_a_batch() -> None:
+def test_inference_answers_with_the_most_tokens_of_a_batch() -> None:
     settings = {"mode": "inference", "checkpointing": "none", "precision": "fp32,autocast-bf16"}
     report = bertscope.fit(small(**WIDE), "16MiB", seq=16, **settings)
-    row = report["none, fp32, seq 16"]
-    assert report.shown("tei") == f"--max-batch-tokens {16 * row.batch} --dtype float32\n"
     assert f"({16 * max(own.batch for own in report.rows):,} tokens)" in report.shown("printed").replace("\n", " ")
-    with pytest.raises(BertscopeError, match="--mode inference"):
-        bertscope.fit(small(**WIDE), "16MiB", seq=16, checkpointing="none", precision="fp32").shown("tei")
-    with pytest.raises(BertscopeError, match="there is no flagembedding of this report"):
-        report.shown("flagembedding")
+    with pytest.raises(BertscopeError, match="there is no tei of this report"):
+        report.shown("tei")
 
 
 def test_a_checkpoint_on_the_card_leaves_as_much_reserved_as_two_models() -> None:

@@ -151,7 +151,7 @@ def test_the_estimate_is_the_peak_of_a_plain_loop(source, settings, step, shape)
         return {"columns": columns_of(*shape), "labels": torch.rand(BATCH)}
 
     def model():
-        return Loop(source.implemented_by("transformers").build(device="cpu"), step)
+        return Loop(source.for_run().build(device="cpu"), step)
 
     measured = peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0), loop="trainer")
     assert estimated_trace(source, run_of(settings)).peak_bytes == pytest.approx(measured, rel=0.001)
@@ -163,7 +163,7 @@ def test_a_teacher_runs_without_gradients_next_to_its_student(tmp_path):
     path.write_text(json.dumps({"model_type": "bert", **teacher.config.to_dict()}))
 
     def model():
-        built = [own.implemented_by("transformers").build(device="cpu") for own in (ENCODER, teacher)]
+        built = [own.for_run().build(device="cpu") for own in (ENCODER, teacher)]
         return Loop(built[0], None, built[1].requires_grad_(False))
 
     measured = peak_bytes(
@@ -197,7 +197,7 @@ def test_two_batches_give_the_memory_of_mini_batches_on_a_card(negatives):
 @pytest.mark.parametrize(("settings", "texts"), [({"loss": "mnrl"}, 2), ({"loss": "cached-mnrl:2"}, 2)], ids=str)
 def test_the_flops_of_in_batch_negatives_grow_with_the_square_of_the_batch(settings, texts):
     step = cached(2) if "cached" in settings["loss"] else mnrl
-    model = ENCODER.implemented_by("transformers").build(device="cpu")
+    model = ENCODER.for_run().build(device="cpu")
     counter = FlopCounterMode(display=False)
     with counter:
         step(model, columns_of(texts), torch.rand(BATCH)).backward()

@@ -26,7 +26,6 @@ CLOSED_FORMS = [
     ({"optimizer": "sgd"}, 0),
     ({"optimizer": "sgd", "momentum": 0.9}, 4 * ELEMENTS),
     ({"optimizer": "adam"}, 8 * ELEMENTS + COUNTER),
-    ({"optimizer": "adam", "amsgrad": True}, 12 * ELEMENTS + COUNTER),
     ({"optimizer": "adamw"}, 8 * ELEMENTS + COUNTER),
     ({"optimizer": "adafactor"}, 4 * (ROWS + COLUMNS) + COUNTER),
     ({"optimizer": "rmsprop"}, 4 * ELEMENTS + COUNTER),

@@ -144,7 +144,6 @@ def test_a_printed_model_has_the_number_of_all_layers(cli, tmp_path):
 
 @pytest.mark.parametrize("make", [
     lambda: BertModel(config(257)), lambda: bertscope.build(config(257)), lambda: source_of(config(257)).build(),
-    lambda: source_of(config(257)).implemented_by("transformers-installed"),
     lambda: bertscope.count(config(257, pruned_heads={3: [0]})),
 ])  # fmt: skip
 def test_a_question_that_needs_every_layer_is_refused_with_what_to_do(make):

@@ -157,8 +157,7 @@ def measured(once, tmp_path_factory):
 @pytest.mark.parametrize(("strategy", "checkpointing", "accumulate"), REAL)
 def test_two_real_ranks_take_the_estimated_memory(measured, strategy, checkpointing, accumulate):
     ranks = Parallelism(strategy=strategy, world_size=2, sync_each_batch=accumulate == 1)
-    run_config = RunConfig(batch=4, seq=61, checkpointing=checkpointing, accumulate=accumulate, parallelism=ranks,
-                           implementation="bertscope")  # fmt: skip
+    run_config = RunConfig(batch=4, seq=61, checkpointing=checkpointing, accumulate=accumulate, parallelism=ranks)
     trace = source_trace(small(**WIDE), run_config)
     before = sum(size for block, size in trace.state if block.part != "gradients")  # of earlier micro-batches
     estimated = {moment.phase: moment.live_bytes - before for moment in trace.peaks()}

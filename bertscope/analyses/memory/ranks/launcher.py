@@ -85,9 +85,8 @@ def run_ranks(launch: RankLaunch, *, is_forking: bool) -> dict[str, int]:
     failed: dict[str, int] = {}
     start = _forked if is_forking else _spawned
     try:
-        for local in range(launch.nproc):
-            rank = launch.node_rank * launch.nproc + local
-            started[start(launch, rank, local)] = rank
+        for rank in range(launch.nproc):
+            started[start(launch, rank)] = rank
         while started and not failed:
             for pid, rank in list(started.items()):
                 ended, status = os.waitpid(pid, os.WNOHANG)
@@ -104,18 +103,18 @@ def run_ranks(launch: RankLaunch, *, is_forking: bool) -> dict[str, int]:
     return failed
 
 
-def _environment(launch: RankLaunch, rank: int, local: int) -> dict[str, str]:
-    """Return the variables of a rank, as torchrun sets them; on one machine gloo and NCCL listen to loopback only."""
-    found = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": launch.nproc * launch.nnodes}
+def _environment(launch: RankLaunch, rank: int) -> dict[str, str]:
+    """Return the variables of a rank, as torchrun sets them; gloo and NCCL listen to loopback only."""
+    found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": launch.nproc}
     loopback = "lo0" if sys.platform == "darwin" else "lo"
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if launch.nnodes == 1 else ()
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     # NCCL's RAS subsystem (from 2.24 on) would open a port too.
     return (
         {name: str(value) for name, value in found.items()} | dict.fromkeys(names, loopback) | {"NCCL_RAS_ENABLE": "0"}
     )
 
 
-def _forked(launch: RankLaunch, rank: int, local: int) -> int:
+def _forked(launch: RankLaunch, rank: int) -> int:
     """Fork a rank, and return its process id."""
     if pid := os.fork():
         return pid
@@ -124,7 +123,7 @@ def _forked(launch: RankLaunch, rank: int, local: int) -> int:
         with open(printed_file(launch.folder, rank), "wb", 0) as printed, open(os.devnull, "rb") as nothing:
             for number, file in enumerate((nothing, printed, printed)):
                 os.dup2(file.fileno(), number)
-        os.environ |= _environment(launch, rank, local)
+        os.environ |= _environment(launch, rank)
         run_rank(launch.folder)
         code = 0
     except SystemExit as error:
@@ -137,9 +136,9 @@ def _forked(launch: RankLaunch, rank: int, local: int) -> int:
         os._exit(code)
 
 
-def _spawned(launch: RankLaunch, rank: int, local: int) -> int:
+def _spawned(launch: RankLaunch, rank: int) -> int:
     """Start a rank as a new process, which CUDA needs, and return its process id."""
-    environment = os.environ | _environment(launch, rank, local)
+    environment = os.environ | _environment(launch, rank)
     with open(printed_file(launch.folder, rank), "wb", 0) as printed:
         process = subprocess.Popen(  # noqa: S603 words of this program
             [*child_command(RANK_ENTRY), launch.folder], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,

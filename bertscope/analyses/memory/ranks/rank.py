@@ -31,9 +31,8 @@ from bertscope.analyses.memory.profile_job import (
 )
 from bertscope.analyses.memory.step import ModelStep, Phase
 from bertscope.analyses.parallel.collectives import NAMESPACES, kind_of
-from bertscope.reports.json import typed
 from bertscope.reports.memory import ALL_REDUCE, RankRow
-from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
+from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.torch_access import DispatchMode, in_backward, operator_name, storage_key, torch, tree_leaves
 from bertscope.torch_access.distributed import is_wrapper
 
@@ -162,24 +161,24 @@ def _run(job: Job, launch: RankLaunch, send: Say) -> None:
     torch.set_num_threads(job.threads or max((os.cpu_count() or 1) // launch.nproc, 1))
     torch.manual_seed(job.seed)
     send("stage", "joining the others")
-    # On one machine the ranks meet at a file in the folder of the job, which other users cannot read.
-    place = f"file://{launch.folder}/store" if launch.nnodes == 1 else f"tcp://{launch.rdzv_endpoint}"
+    # The ranks meet at a file in the folder of the job, which other users cannot read.
     dist.init_process_group(
-        BACKENDS[device], init_method=place, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=launch.timeout_seconds + _MORE_SECONDS),
+        BACKENDS[device], init_method=f"file://{launch.folder}/store", rank=int(os.environ["RANK"]),
+        world_size=launch.nproc, timeout=timedelta(seconds=launch.timeout_seconds + _MORE_SECONDS),
     )  # fmt: skip
     set_memory_limit(job, send)
     send("stage", "building the model")
     step = _built(job)
-    with job.source.implemented_by(job.run_config.implementation).confined():
+    with job.source.confined():
         if job.run_config.parallelism.row.has_buckets:
-            _put_in_ddp(step, job.run_config.parallelism)
+            _put_in_ddp(step)
         row = _measured(step, job, send)
         send("row", row)
         seconds = [_timed(step, number, job, send) for number in range(job.steps)]
     row = replace(row, step_seconds=tuple(seconds))
     send("row", row)
-    _exchange(row, launch, device, send)
+    send("stage", "waiting for the others to end")
+    dist.barrier()
     dist.destroy_process_group()
 
 
@@ -194,7 +193,7 @@ def _built(job: Job) -> Any:
                      lambda model: parallelize(model, layers_of(model, path), parallelism, meshes))  # fmt: skip
 
 
-def _put_in_ddp(step: Any, parallelism: Parallelism) -> None:
+def _put_in_ddp(step: Any) -> None:
     """Have DDP average the gradients of a step.
 
     DDP has to know if parameters get no gradient, such as those of a pooler: one backward without it shows that. After
@@ -208,12 +207,7 @@ def _put_in_ddp(step: Any, parallelism: Parallelism) -> None:
     has_unused = any(param.grad is None for param in step.model.parameters() if param.requires_grad)
     step.model.zero_grad(set_to_none=True)
     with BucketMode() as mode:
-        wrapped = DistributedDataParallel(
-            step.model,
-            bucket_cap_mb=parallelism.bucket_cap_mb,
-            gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
-            find_unused_parameters=is_training and has_unused,
-        )
+        wrapped = DistributedDataParallel(step.model, find_unused_parameters=is_training and has_unused)
     step.wrapper, loss = wrapped, step.loss
     step.loss = lambda _, inputs: loss(wrapped, inputs)
     if is_training:
@@ -279,30 +273,3 @@ def _timed(step: Any, number: int, job: Job, send: Say) -> float:
     send("stage", f"timing step {number + 1} of {job.steps}")
     torch.distributed.barrier()
     return step_seconds(step)
-
-
-def _exchange(row: RankRow, launch: RankLaunch, job_device: str, send: Say) -> None:
-    """Wait for all ranks; on several machines the first rank of each sends the rows of all."""
-    from bertscope.torch_access import torch
-
-    send("stage", "waiting for the others to end")
-    if launch.nnodes == 1:
-        torch.distributed.barrier()
-        return
-    for text in _gathered(json.dumps(row, default=vars).encode(), job_device):
-        if int(os.environ["LOCAL_RANK"]) == 0:
-            send("row", typed(RankRow, json.loads(text), "rank"))
-
-
-def _gathered(text: bytes, device: str) -> list[bytes]:
-    """Return the texts of all ranks; torch's own function for objects would unpickle them."""
-    from bertscope.torch_access import torch
-
-    dist, size = torch.distributed, torch.distributed.get_world_size()
-    lengths = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(size)]
-    dist.all_gather(lengths, torch.tensor([len(text)], device=device))
-    longest = max(int(length) for length in lengths)
-    padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8, device=device)
-    found = [torch.empty_like(padded) for _ in range(size)]
-    dist.all_gather(found, padded)
-    return [bytes(each[: int(length)].tolist()) for each, length in zip(found, lengths, strict=True)]
