@@ -219,7 +219,7 @@ COMMANDS: list[tuple[str | Rows, ...]] = [
      "bert-tiny -a BertForMaskedLM -f csv", "bert-tiny -f markdown"]),
     ("convert {}", ["bert-tiny", "config.json", "bert-tiny --lossless", "my-bert -o mine.yaml", "bert-large-zh"]),
     ("schema {}", ["", "config", "-f csv", "calibration", "check", "checkpoint", "comparison", "count", "diagram",
-     "diff", "doctor", "explain", "explore", "fit", "flops", "memory", "presets", "print", "report", "sweep",
+     "diff", "doctor", "explain", "fit", "flops", "memory", "presets", "print", "report", "sweep",
      "tree", "verify"]),
     ("sweep {} -o rows.jsonl --workers 1",
      ["loop.yaml -f json", "sizes.yaml --sort peak_bytes", "ranks.yaml -f csv", "cards.yaml -f markdown",

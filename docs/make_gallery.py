@@ -42,7 +42,6 @@ COMMANDS = (
     "sweep grid.yaml -o results.jsonl",
     "report bert-tiny --no-fit -o report.html",
     "explain bert-tiny encoder.layer.0.attention",
-    "explore bert-base-uncased",
     "diagram bert-tiny encoder.layer.0.attention.self --kind forward",
     "diff bert-base-cased bert-base-uncased",
     "print bert-tiny",
@@ -53,8 +52,8 @@ COMMANDS = (
     "schema diff",
     "doctor",
 )
-# A measurement; a page and a screen, which have their own tests; the machine.
-NOT_COMPARED = ("profile", "report", "explore", "doctor")
+# A measurement; a page, which has its own tests; the machine.
+NOT_COMPARED = ("profile", "report", "doctor")
 
 
 def shown(command: str, folder: Path) -> str:
@@ -72,26 +71,6 @@ def cut(text: str) -> str:
     """Return the first lines of a text, without the spaces at their ends."""
     lines = [line.rstrip() for line in text.rstrip().splitlines()]
     return "\n".join(lines if len(lines) <= SHOWN_LINES else [*lines[:SHOWN_LINES], "..."]) + "\n"
-
-
-def screen(name: str) -> str:
-    """Return the screen of `explore` with 24 lines and all numbers."""
-    import asyncio
-
-    from bertscope.analyses.page import explore
-    from bertscope.render.explore.app import Explorer
-    from bertscope.settings.run_config import RunConfig
-    from bertscope.sources.find import load
-
-    *_, report = explore(load(name), RunConfig())
-
-    async def text() -> str:
-        app = Explorer(report, (), lambda **_: iter(()), lambda *_: ("", None), color=False)
-        async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.pause()
-            return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-    return cut(asyncio.run(text()))
 
 
 def page(outputs: dict[str, str]) -> str:
@@ -126,9 +105,9 @@ def main() -> None:
         save_model(bertscope.BertModel(config), checkpoint / "model.safetensors")
         outputs = read(PAGE.read_text(encoding="utf-8")) if sys.argv[1:] else {}
         for command in COMMANDS:
-            subcommand, *words = command.split()
+            subcommand = command.split()[0]
             if subcommand in (sys.argv[1:] or subcommand):
-                outputs[command] = screen(words[0]) if subcommand == "explore" else shown(command, Path(name))
+                outputs[command] = shown(command, Path(name))
     PAGE.write_text(page({command: outputs[command] for command in COMMANDS}), encoding="utf-8")
 
 

@@ -268,7 +268,6 @@ LONG = {
     "fit": {"--precision": "fp32", "--checkpointing": "none", "--optimizer": "sgd"},
     "report": {"--no-fit": ""},
     "estimate": {},
-    "explore": {},
 }
 
 

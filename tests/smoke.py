@@ -15,9 +15,9 @@ RUN = ("bert-tiny", "--batch", "2", "--seq", "64", "--format", "json")
 
 
 def shortest_examples() -> list[str]:
-    """Return the shortest example of each command, without `explore`, which needs a terminal."""
+    """Return the shortest example of each command."""
     every = sorted(examples(), key=len)
-    return [next(line for line in every if line.split()[1] == name) for name in COMMANDS if name != "explore"]
+    return [next(line for line in every if line.split()[1] == name) for name in COMMANDS]
 
 
 @pytest.mark.parametrize("example", shortest_examples())
@@ -36,12 +36,12 @@ def test_tab_completes_and_prints_nothing_else(cli, monkeypatch, shell):
     assert "count" in result.out
 
 
-def test_explore_makes_its_screen(cli, monkeypatch):
+def test_the_interactive_tree_makes_its_screen(cli, monkeypatch):
     textual = pytest.importorskip("textual.app")
     screens = []
-    monkeypatch.setattr("bertscope.commands.explore._check_terminal", lambda: None)
+    monkeypatch.setattr("bertscope.commands.tree.check_interactive", lambda *_: None)
     monkeypatch.setattr(textual.App, "run", lambda app, *_, **__: screens.append(app))
-    result = cli("explore", "bert-tiny")
+    result = cli("tree", "bert-tiny", "--interactive")
     assert (result.code, len(screens)) == (0, 1), result.err
 
 

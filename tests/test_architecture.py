@@ -447,7 +447,7 @@ def test_code_from_data_is_found_where_it_is(code):
 # Public functions of one question, in the layers of its command, and of each view.
 OF_QUESTIONS = {
     "lengths",
-    "check", "convert", "count", "diagram", "diff", "doctor", "estimate", "explain", "explore", "fit", "flops",
+    "check", "convert", "count", "diagram", "diff", "doctor", "estimate", "explain", "fit", "flops",
     "plan", "profile", "report", "schema", "snapshot", "tree", "verify", "why",
 }  # fmt: skip
 OF_VIEWS = {"columns", "csv", "html", "markdown", "notes", "table", "verdict"}

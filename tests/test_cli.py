@@ -20,7 +20,7 @@ from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, sho
 
 COMMANDS = (
     "count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "convert", "schema", "doctor",
-    "verify", "estimate", "profile", "fit", "sweep", "report", "explore",
+    "verify", "estimate", "profile", "fit", "sweep", "report",
 )  # fmt: skip
 PROGRAM = (sys.executable, "-m", "bertscope")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
@@ -62,8 +62,8 @@ def all_commands() -> dict[str, object]:
 
 def examples() -> list[str]:
     lines = [line.strip() for command in all_commands().values() for line in (command.epilog or "").splitlines()]
-    # explore wants a terminal; its examples run in test_explore
-    return [line for line in lines if line.startswith("bertscope ") and not line.startswith("bertscope explore")]
+    # these want a terminal; tests/render/test_interactive.py runs them
+    return [line for line in lines if line.startswith("bertscope ") and "--interactive" not in line]
 
 
 def test_every_command_is_known_to_these_tests_and_every_option_says_what_it_does(cli):

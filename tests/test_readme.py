@@ -113,7 +113,7 @@ def test_the_examples_of_the_models_page_run(capsys):
 def test_the_install_of_the_readme_has_the_extras_of_its_commands():
     setup = r"^python3 -m venv .venv && .*-e '\.\[([a-z,]+)\]' && \.venv/bin/bertscope count bert-large-zh$"
     (extras,) = re.findall(setup, README, re.MULTILINE)
-    needed = {"--timeline": "plot", "bertscope report": "plot", "bertscope explore": "explore"}
+    needed = {"--timeline": "plot", "bertscope report": "plot", "--interactive": "interactive"}
     assert all(words in README and extra in extras.split(",") for words, extra in needed.items())
 
 

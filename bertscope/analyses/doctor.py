@@ -37,7 +37,7 @@ EXTRAS = {
         ("matplotlib",),
         "pictures of memory over time as SVG and PNG, report.plot()",
     ),
-    "explore": (("textual",), "explore, in the terminal"),
+    "interactive": (("textual",), "tree --interactive"),
     "pandas": (("pandas",), "to_pandas of a report in Python"),
     "ray": (("ray",), "sweep --engine ray, on a cluster"),
     "dask": (("distributed",), "sweep --engine dask, on a cluster"),

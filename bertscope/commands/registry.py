@@ -55,7 +55,6 @@ COMMANDS = {
     "sweep": "Estimate every point of a grid, and go on after an interruption.",
     "report": "Write everything about a model on one page.",
     "explain": "Explain a model step by step, with formulas for every number.",
-    "explore": "Explore the module tree in the terminal.",
     "diagram": "Draw a model's classes, forward pass or module tree.",
     "diff": "Compare two models: settings, parameters, totals, FLOPs.",
     "print": "Print the model as PyTorch prints it.",

@@ -1,6 +1,8 @@
 """`bertscope tree`."""
 
+import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -9,7 +11,7 @@ from bertscope.commands.model_options import Freeze, ModelOptions, ShapeOptions
 from bertscope.commands.output import DetailedOutputOptions, note
 from bertscope.commands.registry import command
 from bertscope.config import MAX_BUILT_LAYERS
-from bertscope.errors import SelectionError
+from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.frozen import dataclass
 from bertscope.render import torchinfo
 from bertscope.sources.find import stored_alone
@@ -26,6 +28,7 @@ EXAMPLES = """
   bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
   bertscope tree bert-base-uncased --unfold --format csv
   bertscope tree ./my-bert/model.safetensors --depth 2
+  bertscope tree bert-large-zh --interactive --shapes
 """
 
 
@@ -67,6 +70,7 @@ def tree(
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth; default: all.")
     ] = None,
+    interactive: Annotated[bool, typer.Option("--interactive", help="Browse the tree on the screen.")] = False,
     layout: StyleOptions,
     model: ModelOptions,
     freeze: Freeze = None,
@@ -79,6 +83,8 @@ def tree(
     Every row sums its module and all below it, so the totals are the same at every depth. A number
     such as 3-6 means the sixth module at depth 3, as in torchinfo.
     """
+    if interactive:
+        check_interactive(layout, out)
     if is_torchinfo := layout.style == "torchinfo":
         check_style(out, {})
     needs_run = layout.needs_run()
@@ -86,6 +92,11 @@ def tree(
     if checkpoint := stored_alone(model.model, beside_config=False, **given):
         from bertscope.checkpoints.reading import stored_report
 
+        if interactive:
+            from bertscope.render.interactive import browse
+
+            browse(stored_report(checkpoint, by="tree"), stored_report(checkpoint), depth)
+            return
         out.show(stored_report(checkpoint, by="tree", depth=depth))
         return
     source, built = model.built(freeze)
@@ -93,9 +104,28 @@ def tree(
     if is_torchinfo:
         show_as_torchinfo(source, built, depth, layout.chosen(), out, found)
         return
+    from bertscope.analyses.params import count
     from bertscope.analyses.params import tree as analyse
 
+    if interactive:
+        from bertscope.render.interactive import browse
+
+        of_model: dict[str, Any] = {"name": source.name, "folded": not unfold, "shapes": found}
+        browse(analyse(built, **of_model), count(built, by="parameter", **of_model), depth)
+        return
     out.show(analyse(built, depth=depth, name=source.name, folded=not unfold, shapes=found))
+
+
+def check_interactive(layout: StyleOptions, out: DetailedOutputOptions) -> None:
+    """Raise an error if the tree cannot be browsed: other options of the output, no Textual, no terminal."""
+    given = {"style": layout.style != "bertscope", "columns": layout.columns, "output": out.output}
+    given |= {"format": out.fmt != "table", "verbose": out.verbose}
+    for option in filter(given.get, given):
+        raise SelectionError(f"--interactive shows the tree on the screen; leave --{option} out, or --interactive")
+    if find_spec("textual") is None:
+        raise MissingExtraError("--interactive", "interactive")
+    if os.environ.get("TERM") == "dumb" or not all(map(os.isatty, range(3))):
+        raise SelectionError("--interactive needs a terminal; 'bertscope tree' without it writes to a pipe")
 
 
 def check_style(out: DetailedOutputOptions, options: Mapping[str, bool]) -> None:

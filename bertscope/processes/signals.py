@@ -55,8 +55,8 @@ def _end(number: int) -> None:
 
     torch calls Python from destructors and other functions that must not raise: an exception there aborts the process
     ("terminate called after throwing an instance of 'python_error'", exit code 134). So a process that has imported
-    torch raises nothing, with two exceptions: while it only waits for children that run torch, and in the explorer,
-    whose event loop restores the terminal while another thread runs torch.
+    torch raises nothing, with two exceptions: while it only waits for children that run torch, and in `tree
+    --interactive`, which runs no torch any more and whose event loop restores the terminal.
     """
     runs_torch = "torch" in sys.modules and "textual" not in sys.modules
     if runs_torch and all(child.poll() is not None for child in list(children)):

@@ -1,4 +1,4 @@
-"""The reports of `report`, `diff`, `explore` and of several models; they contain the other reports unchanged."""
+"""The reports of `report`, `diff` and of several models; they contain the other reports unchanged."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from bertscope.frozen import dataclass
-from bertscope.reports.base import Report, Shape, Subject, TableReport, Tie, Totals
+from bertscope.reports.base import Report, Shape, Subject, TableReport, Totals
 from bertscope.reports.diagram import GraphReport
-from bertscope.reports.flops import FlopsReport, Work
-from bertscope.reports.memory import FitReport, KeptRow, MemoryReport
+from bertscope.reports.flops import FlopsReport
+from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.params import CountReport, TreeReport, TreeRow
 from bertscope.reports.plan import PlanReport
-from bertscope.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,56 +117,3 @@ class DiffReport(TableReport[DiffRow]):
     def is_empty(self) -> bool:
         """Return True if no setting with an effect on the model differs."""
         return not self.fields and not self.rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldTensor:
-    """One parameter or buffer of a module itself, not of its children; in a row of several copies, that of one copy."""
-
-    path: str
-    shape: Shape
-    numel: int
-    is_parameter: bool
-    trainable: bool
-    tied_to: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepWork:
-    """The FLOPs of a training step in a module and all modules below it, over all copies."""
-
-    forward: Work
-    backward: Work
-    recompute: Work
-
-    @property
-    def total(self) -> Work:
-        """Return the FLOPs of all phases."""
-        return self.forward + self.backward + self.recompute
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExploreRow:
-    """One module. `work` and `kept_bytes` include all modules below it, `tensors` and `kept` do not.
-
-    `work` and `kept_bytes` are None until they are computed. Sizes are those of all copies, shapes those of one.
-    """
-
-    module: TreeRow
-    tensors: tuple[HeldTensor, ...]
-    work: StepWork | None = None
-    kept_bytes: int | None = None
-    kept: tuple[KeptRow, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExploreReport:
-    """The module tree with parameters, FLOPs, shapes and memory, joined by path, parents first."""
-
-    kind: ClassVar[str] = "explore"
-    subject: Subject
-    run: RunConfig  # that of work, shapes and memory
-    totals: Totals
-    ties: tuple[Tie, ...]
-    rows: tuple[ExploreRow, ...]
-    awaited: tuple[str, ...] = ()  # not yet computed: "FLOPs and shapes", "memory"

@@ -46,8 +46,7 @@ _REMEDIES = {
     "--snapshot": "leave it out",
 }
 _REMEDY = (
-    "count, tree, print, flops, estimate, profile, fit, report, explore, explain, diagram, diff, verify and check take "
-    "any model"
+    "count, tree, print, flops, estimate, profile, fit, report, explain, diagram, diff, verify and check take any model"
 )
 
 

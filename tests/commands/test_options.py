@@ -209,7 +209,6 @@ def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkey
         ("estimate --dtype bf16", "--dtype", "--precision"),
         ("profile --autocast", "--autocast", "--precision autocast-bf16"),
         ("fit --alloc-conf expandable_segments:True", "--alloc-conf", "--expandable-segments"),
-        ("explore --dtype bf16", "--dtype", "--precision"),
     ],
 )
 def test_a_former_option_says_what_it_is_now(cli, words, option, new):

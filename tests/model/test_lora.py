@@ -17,7 +17,6 @@ from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.events import same_events
 from bertscope.analyses.memory.profile_job import Job
 from bertscope.analyses.memory.step import run_model
-from bertscope.analyses.page import explore
 from bertscope.config import LORA_BIASES, Lora
 from bertscope.errors import ConfigError
 from bertscope.settings.run_config import RunConfig
@@ -254,16 +253,6 @@ def test_an_expectation_file_may_have_adapters(cli, tmp_path, monkeypatch):
     result = cli("check", str(path))
     assert result.code == 2
     assert "tiny.bertscope.yaml:2: lora r must be an integer" in result.err
-
-
-def test_explore_sums_adapters_into_their_layers():
-    source = adapted("r=4,target=query", num_hidden_layers=2)
-    *_, last = explore(source, RunConfig(batch=2, seq=8))
-    rows = {row.module.path: row for row in last.rows}
-    query = rows["base_model.model.bert.encoder.layer.0-1.attention.self.query"]
-    assert query.module.params == 2 * (16 * 16 + 16 + 4 * (16 + 16))
-    assert query.work.forward.matmul_flops == 2 * 2 * 16 * (16 * 16 + 4 * (16 + 16))
-    assert last.totals.trainable_params == 2 * 4 * (16 + 16)
 
 
 def test_the_commands_of_a_page_name_the_adapters():

@@ -16,7 +16,6 @@ from bertscope.errors import BertscopeError, MissingExtraError, RowError
 from bertscope.render.views import view_of
 from bertscope.reports.base import Report, TableReport
 from bertscope.reports.json import report_classes
-from bertscope.reports.page import ExploreReport
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +129,12 @@ def test_pandas_gets_the_columns_of_the_csv(model, monkeypatch):
     assert report.to_pandas()[1]["path"] == "embeddings"
 
 
-def test_every_report_shows_itself_but_that_of_the_app():
+def test_every_report_shows_itself():
     for classes in report_classes().values():
         for item in classes:
-            assert issubclass(item, Report) or item is ExploreReport
-            if issubclass(item, Report):
-                renderer = view_of(item.kind)
-                assert not issubclass(item, TableReport) or (renderer.table and renderer.csv and renderer.markdown)
+            assert issubclass(item, Report)
+            renderer = view_of(item.kind)
+            assert not issubclass(item, TableReport) or (renderer.table and renderer.csv and renderer.markdown)
 
 
 def test_a_diagram_is_the_text_of_mermaid(cli):

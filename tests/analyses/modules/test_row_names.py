@@ -1,4 +1,4 @@
-"""Law: `count`, `tree`, `flops`, `estimate`, `explore` and `diagram` give a module the same row."""
+"""Law: `count`, `tree`, `flops`, `estimate` and `diagram` give a module the same row."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from torch import nn
 from bertscope import BertConfig
 from bertscope.analyses.diagram.diagram import tree_diagram
 from bertscope.analyses.flops import flops
-from bertscope.analyses.memory.estimate import module_memory, module_trace
-from bertscope.analyses.memory.growth import in_loop
+from bertscope.analyses.memory.estimate import module_memory
 from bertscope.analyses.modules.module_tree import row_paths
-from bertscope.analyses.page import of_parameters, with_memory
 from bertscope.analyses.params import count, tree
 from bertscope.model import build
 from bertscope.reports.layer_ranges import expand
@@ -94,17 +92,6 @@ def test_count_flops_and_diagram_show_the_rows_of_the_folded_tree(name):
     assert {row.path for row in count(model, by="module").rows} <= set(rows)
     assert [row.path for row in flops(model, MODELS[name][1]).rows] == rows
     assert [node.path for node in tree_diagram(model).nodes] == rows
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_explore_adds_up_what_estimate_lists(name):
-    model, tree_report, memory = found(name)
-    run_config = RunConfig(mode="training", optimizer="none")
-    trace = in_loop(module_trace(model, MODELS[name][1], run_config, None), run_config, run_config.loop)
-    report = with_memory(of_parameters(model, name, run_config), trace)
-    assert [row.module.path for row in report.rows] == [row.path for row in tree_report.rows]
-    assert {kept.path for row in report.rows for kept in row.kept} == {row.path for row in memory.kept}
-    assert report.rows[0].kept_bytes == memory.kept_bytes
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,4 @@
-"""`report` and `explore` of models that are no BERTs: the numbers of the other commands, without the dataflow."""
+"""`report` of models that are no BERTs: the numbers of the other commands, without the dataflow."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ import shlex
 
 import pytest
 from torch import nn
-
-from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.memory.steps import estimate_memory
-from bertscope.analyses.page import explore
-from bertscope.errors import SelectionError
-from bertscope.render.explore.text import node_title
-from bertscope.settings.run_config import RunConfig
-from bertscope.sources.find import find
-from bertscope.sources.other_models import GivenModule
 
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 99, "n_positions": 40, "n_embd": 16,
         "n_layer": 2, "n_head": 2}  # fmt: skip
@@ -64,13 +55,6 @@ def test_an_input_that_nothing_describes_is_an_option_of_the_page(cli, tmp_path)
         assert found.code == 0, (line, found.err)
 
 
-def test_explore_takes_the_inputs_of_a_run():
-    source = GivenModule(name="scorer", module=Scorer())
-    *_, report = explore(source, RunConfig(batch=3, seq=7, input=GIVEN[1:]))
-    assert report.rows[0].module.inputs[0].shape == (3, 5)
-    assert report.rows[0].work.forward.matmul_flops == 2 * 3 * 5 * 2
-
-
 def test_diff_of_models_that_cannot_be_run_has_no_flops(cli):
     result = cli("diff", f"{__name__}:Scorer", f"{__name__}:Tagger", "--seq", 4)
     assert result.code == 0
@@ -110,22 +94,3 @@ def test_the_page_of_another_family_draws_its_dataflow(cli, gpt2, tmp_path):
     text = (tmp_path / "gpt2.html").read_text()
     assert "left out" not in text
     assert text.count('<svg class="wide"') == 2
-
-
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_explore_joins_the_numbers_of_another_family(gpt2, checkpointing):
-    source, run_config = find(gpt2), RunConfig(batch=2, seq=16, checkpointing=checkpointing)
-    *_, report = explore(source, run_config)
-    root = report.rows[0]
-    flops = FlopsRun(source=source, run=RunConfig(checkpointing=checkpointing)).at(2, 16).rows[0]
-    assert root.work.total.matmul_flops == flops.total.matmul_flops
-    assert root.kept_bytes == estimate_memory(source, run_config).kept_bytes
-    assert root.module.inputs[0].shape == (2, 16)
-
-
-def test_explore_names_no_attention_of_a_module_that_has_none():
-    source = GivenModule(name="tagger", module=Tagger())
-    *_, report = explore(source, RunConfig(batch=2, seq=7))
-    assert node_title(report) == "tagger: Tagger; training step at batch 2, length 7, fp32"
-    with pytest.raises(SelectionError, match="takes --checkpointing none"):
-        next(explore(source, RunConfig(checkpointing="full")))
