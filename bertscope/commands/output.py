@@ -104,6 +104,8 @@ class FitOutputOptions(DetailedOutputOptions):
 
 def print_notes(report: Any) -> None:
     """Print on stderr the effects of the keys of a training file, and what the report could not give."""
+    from bertscope.reports.memory import UNCOUNTED
+
     file = getattr(report, "training_file", None)
     if file is not None:
         from bertscope.render.memory import training_file_notes
@@ -111,7 +113,8 @@ def print_notes(report: Any) -> None:
         for line in training_file_notes(file, report.run.device):
             note(line)
     for found in getattr(report, "notes", ()):
-        note(say(found.key, **found.values))
+        if found.key != UNCOUNTED:  # which the answer says
+            note(say(found.key, **found.values))
 
 
 def show(

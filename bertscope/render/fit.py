@@ -7,7 +7,15 @@ from bertscope.errors import SelectionError
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, csv_only, number, optional, values
 from bertscope.render.footer import title
-from bertscope.render.memory import needed_text, range_columns, range_text, time_notes, with_other_loop, with_time
+from bertscope.render.memory import (
+    needed_text,
+    range_columns,
+    range_text,
+    time_notes,
+    uncounted,
+    with_other_loop,
+    with_time,
+)
 from bertscope.render.timeline.panels import kernel_word, loop_words, mode_word, strategy_name
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
@@ -173,6 +181,7 @@ def _answering_row(report: FitReport) -> FitRow:
 def notes(report: FitReport) -> Iterator[str]:
     """Yield the notes: what may change the answer first, then how the numbers were obtained."""
     is_calibrated = report.card is not None and bool(report.card.calibration)
+    yield from uncounted(report)
     if report.card and is_calibrated:
         yield say("named", name=report.card.name, text=phrase(report.card.calibration))
     if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:

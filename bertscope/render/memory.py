@@ -25,6 +25,7 @@ from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import (
     NO,
     UNCERTAIN,
+    UNCOUNTED,
     YES,
     DeviceTerms,
     FitReport,
@@ -101,6 +102,8 @@ def verdict(report: MemoryReport) -> str:
         settings.append(say("sixteen_bits"))
     if report.run.device == CUDA and any(row.operator == "convolution" for _, memory in known for row in memory.kept):
         settings.append(say("convolutions_not_counted"))
+    if is_estimated:
+        settings += uncounted(report)
     answer = _peaks(report)
     if fits := _fits(report):
         is_several = len(report.variants) > 1
@@ -114,6 +117,12 @@ def verdict(report: MemoryReport) -> str:
         answer=answer,
         settings=say("comma").join(filter(None, settings)),
     )
+
+
+def uncounted(report: MemoryReport | FitReport) -> list[str]:
+    """Return a sentence on the kernels whose scratch an estimate for the CPU leaves out."""
+    kernels = (note.values["kernels"] for note in report.notes if note.key == UNCOUNTED)
+    return [f"scratch of {names} on a CPU is not counted" for names in kernels]
 
 
 def with_other_loop(answer: str, run: RunConfig, more_bytes: int, peak_bytes: int) -> str:
