@@ -169,9 +169,6 @@ def kinds() -> dict[str, Kind]:
                      form="binary", commands=("count {}", "tree {}", "verify good.yaml {}")),
         "onnx": Kind(name="m.onnx", good=_onnx(), form="binary", beside={"m.data": bytes(24)},
                      commands=("count {}", "diff {} m.onnx")),
-        "tensorflow": Kind(name="m.index", good=stored_files.tf_index({"a/layer_0/kernel": ((2, 3), 0)}), form="binary",
-                           commands=("count {}", "verify good.yaml {}"), beside={"m.data-00000-of-00001": bytes(24)}),
-        "flax": Kind(name="m.msgpack", good=_flax(), form="binary", commands=("count {}", "verify good.yaml {}")),
         "modules": Kind(name="st/modules.json", good=_json([{"path": "", "type": "x.Transformer"}, {"path": "D"}]),
                         commands=("count st",),
                         beside={"st/model.safetensors": stored, "st/D/model.safetensors": stored}),
@@ -257,11 +254,6 @@ def _onnx() -> bytes:
                stored_files.onnx_tensor("a_scale", (), bytes(4)),
                stored_files.onnx_external("b", (2, 3), location="m.data", offset=0, length=24))  # fmt: skip
     return stored_files.onnx(*tensors)
-
-
-def _flax() -> bytes:
-    array = stored_files.flax_array((2, 3), bytes(24))
-    return stored_files.msgpack({"params": {"a": {"kernel": array}}, "opt_state": {"0": array}})
 
 
 def _saved(model: Any, as_zip: bool) -> bytes:

@@ -13,20 +13,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.stored_files import (
-    INDEX_MAGIC,
-    block,
-    field,
-    flax_array,
-    gguf,
-    gguf_text,
-    msgpack,
-    onnx,
-    onnx_external,
-    onnx_tensor,
-    tf_index,
-    varint,
-)
+from tests.stored_files import field, gguf, gguf_text, onnx, onnx_external, onnx_tensor
 
 BIDI = "\u202e"
 Made = Callable[[], bytes]
@@ -118,31 +105,6 @@ def _nested_graphs(depth: int) -> bytes:
     return field(7, graph)
 
 
-def _index_of_itself() -> bytes:
-    """Return an index whose index block lists itself as a block of tensors."""
-    index = block([(b"", varint(0) + varint(12))])
-    handles = varint(0) + varint(0) + varint(0) + varint(len(index) - 5)
-    return index + handles.ljust(40, b"\0") + INDEX_MAGIC
-
-
-def _index_of_one_block(times: int) -> bytes:
-    """Return an index that lists one block of many tensors again and again."""
-    data = block([(b"%09d" % number, b"\x08\x01") for number in range(20_000)])
-    index = block([(b"x", varint(0) + varint(len(data) - 5))] * times)
-    handles = varint(0) + varint(0) + varint(len(data)) + varint(len(index) - 5)
-    return data + index + handles.ljust(40, b"\0") + INDEX_MAGIC
-
-
-def _long_names() -> bytes:
-    """Return an index of names of 900 characters, each 4 bytes in the file."""
-    first = b"\0" + varint(900) + varint(4) + b"a" * 900 + b"\x08\x01\x28\x04"
-    rows = first + b"".join(varint(900 + n) + b"\x01\x04b\x08\x01\x28\x04" for n in range(99)) * 900
-    data = rows + struct.pack("<II", 0, 1) + bytes(5)
-    index = block([(b"x", varint(0) + varint(len(data) - 5))])
-    handles = varint(0) + varint(0) + varint(len(data)) + varint(len(index) - 5)
-    return data + index + handles.ljust(40, b"\0") + INDEX_MAGIC
-
-
 # Name -> file; `count` refuses each in one line.
 REFUSED: dict[str, Made] = {
     "copies-of-a-list.bin": lambda: torch_zip(_calls(b"ctorch\nSize\n", b"K\x01" * 200_000)),
@@ -186,22 +148,6 @@ REFUSED: dict[str, Made] = {
     "external.onnx": lambda: onnx(*(onnx_external(f"x{n}", (1,), location=f"{n}") for n in range(9000))),
     "integers.onnx": lambda: b"\xff" * 900_000,
     "fields.onnx": lambda: onnx() + b"\x0a\x00" * 400_000 + b"\xff",
-    "empty.index": lambda: b"",
-    "text.index": lambda: b"x" * 99,
-    "cut.index": lambda: tf_index({"x": ((4,), 0)})[1:],
-    "itself.index": _index_of_itself,
-    "one-block.index": lambda: _index_of_one_block(9000),
-    "long-names.index": _long_names,
-    "shards.index": lambda: tf_index({"x": ((4,), 0)}, shards=2**40),
-    "2-63.index": lambda: tf_index({"x": ((2**40, 2**40), 0)}),
-    "nested.msgpack": lambda: b"\x81\xa1x" * 300_000,
-    "counts.msgpack": lambda: b"\xdf\xff\xff\xff\xff\xa1x" + b"\x01\xa1y" * 9,
-    "arrays.msgpack": lambda: b"\x81\xa1x" + b"\xdd\xff\xff\xff\xff" * 60,
-    "long-paths.msgpack": lambda: msgpack({"x" * 900: {"y" * 900: {f"{n}": flax_array((), b"") for n in range(9000)}}}),
-    "a-key-twice.msgpack": lambda: b"\x82\xa1x\x01\xa1x\x02",
-    "extension.msgpack": lambda: b"\x81\xa1x\xc9\xff\xff\xff\xff\x01",
-    "other-bytes.msgpack": lambda: msgpack({"x": flax_array((2**20, 2**20), bytes(4))}),
-    "text.msgpack": lambda: msgpack({"x": "a" * 900_000}),
     "nested-json.safetensors": lambda: struct.pack("<Q", 900_000) + b'{"a":' * 180_000,
     "nested-flow.yaml": lambda: b"a: " + b"[" * 130_000,
     "nested-keys.yaml": lambda: b"? " * 65_000,
@@ -228,7 +174,6 @@ ACCEPTED: dict[str, Made] = {
     ),
     "unfoldable-names.gguf": lambda: gguf({f"{number}x": ((0,), 0, 0) for number in range(17_000)}),
     "unfoldable-names.onnx": lambda: onnx(*(onnx_tensor(f"{number}x", (0,)) for number in range(40_000))),
-    "unfoldable-names.msgpack": lambda: msgpack({f"{n}x": flax_array((0,), b"") for n in range(9_000)}),
     "names.gguf": lambda: gguf({name.replace("\ud800", "x") or "x": ((0,), 0, 0) for name in NAMES}),
     "names.safetensors": lambda: safetensors({name: empty_tensor() for name in NAMES}),
 }

@@ -78,7 +78,6 @@ LATE = {
     ("sources", "<huggingface_hub>"): "the extra `hub`",
     ("sources", "<ruamel>"): "the extra `convert`",
     ("analyses", "<torch>"): "torch's flop_counter and profiler take long to import",
-    ("analyses", "<ray>"): "the extra `ray`",
     ("analyses", "<distributed>"): "the extra `dask`",
     ("reports", "<pandas>"): "the extra `pandas`",
     ("render", "<yaml>"): "the texts of `explain`",

@@ -28,7 +28,7 @@ from tests.hostile_review import REVIEW
 SEED, RUNS = 20261121, 6
 REFUSED = ("deflated", "bzip2", "lzma")  # whose good file is refused
 FILES = ("preset", "expectations", "config", "page", "adapter", "safetensors", "index", "zip", "legacy", "verified",
-         "gguf", "onnx", "tensorflow", "flax", "modules",
+         "gguf", "onnx", "modules",
          "grid", "results", "project", "training", "accelerate", "calibration", "report",
          "snapshot", "log", *FAMILIES)  # fmt: skip
 KINDS = (*FILES, *REFUSED, "name", "input", "option", "profiled", "ranks")

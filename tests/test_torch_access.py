@@ -197,16 +197,6 @@ def test_trees_of_containers_are_walked_in_order():
     assert torch_access.tree_map(lambda leaf: -leaf, tree) == {"a": (-1, [-2]), "b": -3}
 
 
-def test_a_convolution_has_kernels_and_without_the_private_name_none(monkeypatch):
-    settings = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
-    with torch_access.fake_tensor_mode():
-        images, weight = torch.empty(3, 8, 9, 9), torch.empty(8, 8, 3, 3)
-        assert torch_access.convolution_backend(images, weight, None, settings) in ("Mkldnn", "Slow2d")
-        assert torch_access.convolution_backend(images.double(), weight.double(), None, settings) == "Slow2d"
-        monkeypatch.delattr(torch._C, "_select_conv_backend")
-        assert torch_access.convolution_backend(images, weight, None, settings) == ""
-
-
 def test_a_model_on_meta_is_built_without_initial_values_and_a_real_tensor_gets_its_own():
     operators = []
 

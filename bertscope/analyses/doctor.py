@@ -39,7 +39,6 @@ EXTRAS = {
     ),
     "interactive": (("textual",), "tree --interactive"),
     "pandas": (("pandas",), "to_pandas of a report in Python"),
-    "ray": (("ray",), "sweep --engine ray, on a cluster"),
     "dask": (("distributed",), "sweep --engine dask, on a cluster"),
 }
 

@@ -15,7 +15,7 @@ from bertscope.analyses.memory.steps import Steps, estimate_report
 from bertscope.analyses.memory.summary import on_card
 from bertscope.analyses.params import count, tree
 from bertscope.analyses.tracing.inputs import positions
-from bertscope.checkpoints.names import in_torch
+from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.config import RULES
 from bertscope.errors import BertscopeError
@@ -132,8 +132,12 @@ class _StoredSide:
 
     def tensors(self) -> dict[str, tuple[Shape, int]]:
         """Return shape and number of elements by name, in torch's names without `bert.`; each storage once."""
-        named = (in_torch(tensor, self.stored.format) for tensor in self.checkpoint.tensors if not tensor.shares)
-        return {modern_name(name).removeprefix("bert."): (tensor.shape, tensor.params) for name, tensor in named}
+        in_torch = name_in_torch if self.stored.format == "gguf" else str
+        return {
+            modern_name(in_torch(tensor.name)).removeprefix("bert."): (tensor.shape, tensor.params)
+            for tensor in self.checkpoint.tensors
+            if not tensor.shares
+        }
 
     def forward_flops(self, batch: int, seq: int) -> int | None:
         """Return None: a file does not say how its tensors are used."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.operator_costs import shape_of
-from bertscope.checkpoints.names import in_torch
+from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.errors import SelectionError, SourceError
 from bertscope.model.lora import PeftModel
@@ -84,7 +84,7 @@ def _named(checkpoint: Checkpoint) -> _Named:
                 f"{tensor.name!r} is a TensorFlow name; convert the checkpoint first", where=str(checkpoint.path)
             )
     found = (tensor for tensor in checkpoint.tensors if not tensor.name.startswith(checkpoint.modules or "\0"))
-    return [in_torch(tensor, checkpoint.format) for tensor in found]
+    return [(name_in_torch(tensor.name) if checkpoint.format == "gguf" else tensor.name, tensor) for tensor in found]
 
 
 def _wrapper(named: _Named, expected: "_ModelTensors") -> str:

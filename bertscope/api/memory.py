@@ -375,7 +375,7 @@ class _FitSearch:
                 from bertscope.analyses.memory.step_time import with_fit_times
 
                 report = with_fit_times(report, timer, variants)
-            report = replace(report, notes=no_time_notes(limit, runs[0], report.rows))
+            report = replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.rows)))
         file = self.asked.noted(runs, searched="batch")
         return replace(report, training_file=file, length_given=self._is_length_given(runs[0]))
 

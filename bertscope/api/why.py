@@ -46,7 +46,7 @@ def why(
     layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> WhyReport:
-    """Explain what filled a card: a memory snapshot, a profiler's memory timeline, or a log with the error message.
+    """Explain what filled a card: a memory snapshot, or a log with the error message.
 
     The snapshot is what `torch.cuda.memory._dump_snapshot` wrote; `-` reads a message from standard input. With a
     model, the report has the estimate of its step with the settings, and names what the step does not explain. Raises
@@ -99,10 +99,9 @@ def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]
     """Yield the findings of the file; what checkpointing frees is that of the estimates."""
     peaks = [memory.peak.peak_bytes for memory in memories]
     for finding in report.findings:
-        if finding.key in ("why_activations", "why_activations_all") and len(peaks) > 1:
+        if finding.key == "why_activations" and len(peaks) > 1:
             frees = max(peaks[0] - peaks[1], 0)
-            yield replace(finding, key="why_activations", frees_bytes=frees,
-                          values={"line": "", "layers": 1, **finding.values, "size_frees": frees})  # fmt: skip
+            yield replace(finding, frees_bytes=frees, values={**finding.values, "size_frees": frees})
         else:
             yield finding
 

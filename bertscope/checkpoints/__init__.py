@@ -1,39 +1,63 @@
 """Checkpoint headers: names, shapes and dtypes of the tensors in a file, read without loading a tensor or running code.
 
 A checkpoint is `model.safetensors`, `pytorch_model.bin`, shards of either with an index, the weights of an adapter of
-peft, a file of GGUF, ONNX, TensorFlow or Flax, or a folder with one of these. This module has the file names; `reading`
-reads the files.
+peft, a file of GGUF or ONNX, or a folder with one of these. This module has the file names; `reading` reads the files.
 """
 
+import re
 from pathlib import Path
 
 from bertscope.text_files import readable
 
 # In the order in which transformers searches, then those of an adapter of peft, then those of other programs: FSDP's
-# `.metadata`, DeepSpeed's `latest`, and TensorFlow's index as Google named it.
+# `.metadata` and DeepSpeed's `latest`; last what `refused` names.
 WEIGHTS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
     "adapter_model.safetensors", "adapter_model.bin",
 )  # fmt: skip
 _OTHERS = (".metadata", "latest", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt",
-           "flax_model.msgpack", "bert_model.ckpt.index", "model.onnx")  # fmt: skip
+           "model.onnx")  # fmt: skip
+_REFUSED_NAMES = ("flax_model.msgpack", "tf_model.h5", "bert_model.ckpt.index", "model.ckpt.index", "saved_model.pb")
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_OTHER_SUFFIXES = (".gguf", ".onnx", ".msgpack", ".index", ".h5", ".keras", ".pt2")
+_OTHER_SUFFIXES = (".gguf", ".onnx", ".pt2")
 INDEX = ".index.json"
+_TRANSFORMERS = (
+    "transformers 4 writes safetensors: from_pretrained(FILE, config=CONFIG, {}=True).save_pretrained(FOLDER)"
+)
+_EXPORT = "export its weights in TensorFlow with safetensors.tensorflow.save_file"
+# The end of a file's name -> what the file is, and how it becomes one that is read.
+_REFUSED = {
+    r"\.index|\.data-\d+-of-\d+": ("a TensorFlow checkpoint", _TRANSFORMERS.format("from_tf")),
+    r"\.h5": ("an HDF5 file of Keras", _TRANSFORMERS.format("from_tf")),
+    r"\.msgpack": ("weights of Flax", _TRANSFORMERS.format("from_flax")),
+    r"\.keras": ("a model of Keras", _EXPORT),
+    r"\.pb": ("a SavedModel of TensorFlow", _EXPORT),
+}
 
 
 def is_weights(path: Path) -> bool:
     """Return True for the file name of weights or of an index of shards."""
-    return path.suffix in (*SUFFIXES, *_OTHER_SUFFIXES) or path.name.endswith(INDEX) or path.name == _OTHERS[0]
+    is_known = path.suffix in (*SUFFIXES, *_OTHER_SUFFIXES) or path.name.endswith(INDEX) or path.name == _OTHERS[0]
+    return is_known or bool(refused(path.name))
+
+
+def refused(name: str) -> str:
+    """Return what a file of another framework is and how to convert it, by its name; empty for any other file."""
+    for end, (what, how) in _REFUSED.items():
+        if re.search(rf"({end})\Z", name):
+            return f"{what}; only safetensors, PyTorch, GGUF and ONNX files are read; {how}"
+    return ""
 
 
 def weights_in(folder: Path) -> Path | None:
-    """Return the weights in a folder that transformers would load, else those of another program."""
+    """Return the weights in a folder that transformers would load, else those of another program, refused ones last."""
     with readable(folder):
         found = next((folder / name for name in (*WEIGHTS, *_OTHERS) if (folder / name).exists()), None)
         files = sorted(folder.glob("*.gguf")) if found is None and folder.is_dir() else []
         is_one = len(files) == 1 or (bool(files) and "-of-" in files[0].name)  # else one must be named
-        return files[0] if is_one else found
+        if is_one:
+            return files[0]
+        return found or next((folder / name for name in _REFUSED_NAMES if (folder / name).exists()), None)
 
 
 def has_modules(folder: Path) -> bool:

@@ -18,10 +18,7 @@ from bertscope.text_files import readable
 
 _REST = "structure and alignment"
 MAX_NAME = 1000  # characters in the name of a tensor
-_OPTIMIZER = re.compile(
-    r"^(?:optim|optimizer|opt_state)[./](?!_trainable_variables/)|[./]optim(?:izer)?[./](?:state|param_groups)[./]|/\.OPTIMIZER_SLOT/"
-    r"|^global_step$|^save_counter/|^_CHECKPOINTABLE_OBJECT_GRAPH$|/(?:adam|lamb)_[mv]$|/(?:Adam|LAMB|RMSProp)(?:_1)?$|/(?:Momentum|Adagrad)$"
-)
+_OPTIMIZER = re.compile(r"^(?:optim|optimizer|opt_state)[./]|[./]optim(?:izer)?[./](?:state|param_groups)[./]")
 
 # torch's name of a dtype -> bytes of an element.
 ITEM_BYTES = {

@@ -35,6 +35,27 @@ TYPES = {
     41: ("Q1_0", 128, 18),
 }  # fmt: skip
 
+# llama.cpp's name of a module of BERT -> transformers' one, both without the layer.
+# Source: the architecture BERT in `constants.py` of the package gguf 0.19, and the conversion of llama.cpp.
+_MODULES = {
+    "token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings",
+    "position_embd": "embeddings.position_embeddings", "token_embd_norm": "embeddings.LayerNorm",
+    "cls": "pooler.dense", "cls.output": "classifier",
+    "attn_q": "attention.self.query", "attn_k": "attention.self.key", "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense", "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense", "ffn_down": "output.dense", "layer_output_norm": "output.LayerNorm",
+}  # fmt: skip
+
+
+def name_in_torch(name: str) -> str:
+    """Return the name of a tensor of BERT in transformers by its name in llama.cpp; any other name as it is."""
+    module, _, end = name.rpartition(".")
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", module)
+    inner = _MODULES.get(layer[2] if layer else module)
+    if inner is None:
+        return name
+    return f"encoder.layer.{layer[1]}.{inner}.{end}" if layer else f"{inner}.{end}"
+
 
 def splits(path: Path) -> list[Path]:
     """Return the files of a model that llama.cpp has split, by the name of one of them; else this file."""

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
-from bertscope.checkpoints import INDEX, SUFFIXES, has_modules, weights_in
+from bertscope.checkpoints import INDEX, SUFFIXES, has_modules, refused, weights_in
 from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, is_plain, opened
 from bertscope.checkpoints.folders import modules_of, read_distcp, read_zero, zero_states
 from bertscope.checkpoints.gguf import read_gguf, splits
 from bertscope.checkpoints.onnx import read_onnx
 from bertscope.checkpoints.packing import unpacked, unread
 from bertscope.checkpoints.safetensors import read_safetensors
-from bertscope.checkpoints.tensorflow import read_flax, read_index
 from bertscope.checkpoints.torch_files import LEGACY, read_legacy, read_zip
 from bertscope.errors import SelectionError, SourceError
 from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, Stored, StoredRow, StoredTensor
@@ -24,9 +23,8 @@ from bertscope.reports.layer_ranges import collapse, in_order
 
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 10_000
+_HDF5 = b"\x89HDF"
 _FOREIGN = {
-    b"\x89HDF": "an HDF5 file, of Keras; from_pretrained(FOLDER, from_tf=True).save_pretrained(...) of transformers 4 "
-    "converts it",
     b"version https://git-lfs": "a Git LFS pointer and not the file itself ('git lfs pull' fetches it)",
     b"<": "a page of HTML or XML",
     b"\x1f\x8b": "a gzip file; unpack it first",
@@ -115,9 +113,6 @@ def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
     return _joined(folder.name, folder, found, metadata=metadata, modules=tuple(fronts))
 
 
-_BY_SUFFIX = {".onnx": read_onnx, ".index": read_index, ".msgpack": read_flax}
-
-
 def _read_file(path: Path, budget: Budget) -> StoredFile:
     with opened(path, budget) as file:
         start = file.stream.read(32)
@@ -126,14 +121,16 @@ def _read_file(path: Path, budget: Budget) -> StoredFile:
             return read_distcp(file)
         if path.name.endswith("_model_states.pt"):
             return read_zero(file)
-        if start.startswith(b"PK\x03\x04"):
+        if start.startswith(b"PK\x03\x04") and path.suffix != ".keras":
             return read_zip(file)
         if start.startswith(LEGACY):
             return read_legacy(file)
         if start.startswith(b"GGUF"):
             return read_gguf(file)
-        if path.suffix in _BY_SUFFIX:
-            return _BY_SUFFIX[path.suffix](file)
+        if what := refused(path.name) or (refused(".h5") if start.startswith(_HDF5) else ""):
+            raise file.broken(what)
+        if path.suffix == ".onnx":
+            return read_onnx(file)
         if start[8:9] != b"{":
             _refuse_foreign(file, start)
         return read_safetensors(file)

@@ -89,13 +89,15 @@ class DetailedOutputOptions(OutputOptions):
 def print_notes(report: Any) -> None:
     """Print on stderr the effects of the keys of a training file, and what the report could not give."""
     from bertscope.render.footer import note_text, training_file_notes
+    from bertscope.reports.memory import UNCOUNTED
 
     file = getattr(report, "training_file", None)
     if file is not None:
         for line in training_file_notes(file, report.run.device):
             note(line)
     for found in getattr(report, "notes", ()):
-        note(note_text(found))
+        if found.key != UNCOUNTED:  # which the answer says
+            note(note_text(found))
 
 
 def show(

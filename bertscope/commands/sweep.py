@@ -193,8 +193,8 @@ class EngineOptions:
     """Options for the place where the points are computed."""
 
     engine: Annotated[
-        Literal["local", "ray", "dask"],
-        typer.Option(help="Where the points are computed: processes of this machine, or your cluster of ray or dask."),
+        Literal["local", "dask"],
+        typer.Option(help="Where the points are computed: processes of this machine, or your cluster of dask."),
     ] = "local"
     workers: Annotated[
         int | None,
@@ -204,7 +204,7 @@ class EngineOptions:
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="The cluster of ray or dask, which runs already; default: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS.",
+            help="The cluster of dask, which runs already; default: DASK_SCHEDULER_ADDRESS.",
         ),
     ] = None
 
@@ -291,21 +291,21 @@ def _check(on: EngineOptions) -> str:
     Raises an error before the work begins for options that exclude each other, and for a missing package.
     """
     if on.address is not None and on.engine == "local":
-        raise SelectionError("--address names a cluster; give --engine ray or --engine dask too")
+        raise SelectionError("--address names a cluster; give --engine dask too")
     if on.engine != "local" and on.workers is not None:
         raise SelectionError("the cluster has its own workers; leave --workers out")
     if on.engine == "local":
         return ""
-    if find_spec({"ray": "ray", "dask": "distributed"}[on.engine]) is None:
-        raise MissingExtraError(f"--engine {on.engine}", on.engine)
+    if find_spec("distributed") is None:
+        raise MissingExtraError("--engine dask", "dask")
     from bertscope.analyses.sweep.pool import cluster_address
 
-    return cluster_address(on.engine, on.address)
+    return cluster_address(on.address)
 
 
 def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address: str) -> Iterator[SweepRow]:
     """Yield the rows of points: at once those that have no task, then the others in the order of their completion."""
-    from bertscope.analyses.sweep.pool import dask_rows, local_rows, ray_rows
+    from bertscope.analyses.sweep.pool import dask_rows, local_rows
 
     yield from (point for point in points if isinstance(point, SweepRow))
     tasks = [point for point in points if not isinstance(point, SweepRow)]
@@ -314,4 +314,4 @@ def _rows(points: Sequence[Task | SweepRow], engine: str, workers: int, address:
     if engine == "local":
         yield from local_rows(tasks, workers)
     else:
-        yield from (ray_rows if engine == "ray" else dask_rows)(tasks, address)
+        yield from dask_rows(tasks, address)

@@ -34,8 +34,8 @@ def why(
         str,
         typer.Argument(
             metavar="FILE",
-            help="What torch.cuda.memory._dump_snapshot wrote (.pickle), a profiler's memory timeline (.json, "
-            ".json.gz), or a text with an out-of-memory message; - is standard input.",
+            help="What torch.cuda.memory._dump_snapshot wrote (.pickle), or a text with an out-of-memory message; - is "
+            "standard input.",
         ),
     ],
     plot: Annotated[

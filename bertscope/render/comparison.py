@@ -10,7 +10,7 @@ from bertscope.errors import one_line
 from bertscope.render import fit
 from bertscope.render.columns import Column, answer_word, number, values
 from bertscope.render.console import Target
-from bertscope.render.memory import PARTS, footnotes, range_columns
+from bertscope.render.memory import PARTS, footnotes, range_columns, uncounted
 from bertscope.render.timeline.panels import part_name, run_text, strategy_name, variant_name
 from bertscope.render.views import Table, View
 from bertscope.reports.flops import FlopsReport
@@ -147,7 +147,9 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Comparison:
                values("answer", of="row"), shown=any(line.row.answer for line in lines)),
         *range_columns(lines, "row"),
     ]  # fmt: skip
-    notes = _notes([(one_line(report.subject.name, limit=120), list(footnotes(report))) for report in reports])
+    notes = _notes(
+        [(one_line(report.subject.name, limit=120), [*uncounted(report), *footnotes(report)]) for report in reports]
+    )
     return _Comparison(Table(columns, lines), notes, run_text(reports[0].run, precision=len(precisions) == 1))
 
 

@@ -13,6 +13,7 @@ from bertscope.render.memory import (
     range_columns,
     range_text,
     time_notes,
+    uncounted,
     with_other_loop,
     with_time,
 )
@@ -199,6 +200,7 @@ def _answering_row(report: FitReport) -> FitRow:
 def notes(report: FitReport) -> Iterator[str]:
     """Yield the notes: what may change the answer first, then how the numbers were obtained."""
     is_calibrated = report.card is not None and bool(report.card.calibration)
+    yield from uncounted(report)
     if report.card and is_calibrated:
         yield f"{report.card.name}: {report.card.calibration}"
     if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:

@@ -24,6 +24,7 @@ from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import (
     NO,
     UNCERTAIN,
+    UNCOUNTED,
     YES,
     DeviceTerms,
     FitReport,
@@ -106,6 +107,8 @@ def verdict(report: MemoryReport) -> str:
         settings.append("in 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX")
     if report.run.device == CUDA and any(row.operator == "convolution" for _, memory in known for row in memory.kept):
         settings.append("without cuDNN's workspaces of convolutions, which may double the peak")
+    if is_estimated:
+        settings += uncounted(report)
     answer = _peaks(report)
     if fits := _fits(report):
         is_several = len(report.variants) > 1
@@ -115,6 +118,12 @@ def verdict(report: MemoryReport) -> str:
             more = memory.other_loop_bytes - memory.peak.peak_bytes
             answer = with_other_loop(answer, report.run, more, memory.peak.peak_bytes)
     return f"{answer}; assumed: {', '.join(filter(None, settings))}"
+
+
+def uncounted(report: MemoryReport | FitReport) -> list[str]:
+    """Return a sentence on the kernels whose scratch an estimate for the CPU leaves out."""
+    kernels = (note.values["kernels"] for note in report.notes if note.key == UNCOUNTED)
+    return [f"scratch of {names} on a CPU is not counted" for names in kernels]
 
 
 def with_other_loop(answer: str, run: RunConfig, more_bytes: int, peak_bytes: int) -> str:

@@ -10,7 +10,7 @@ from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.run_config import RunConfig
 
-SNAPSHOT, TIMELINE, MESSAGE = "snapshot", "timeline", "message"  # what a file was
+SNAPSHOT, MESSAGE = "snapshot", "message"  # what a file was
 OOM, PEAK, END = "oom", "peak", "end"  # the moment: a request that failed, the highest sum, or the end of the file
 BEFORE, TENSORS = "before", "tensors"  # parts: allocated before the recording; by code of the user outside any module
 
@@ -58,7 +58,7 @@ class WhySample:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class WhyReport(TableReport[WhyRow]):
-    """The memory of a card at the moment that a snapshot, a timeline or an error message tells of.
+    """The memory of a card at the moment that a snapshot or an error message tells of.
 
     Sizes are None where the file does not have them. The first finding is the one whose remedy frees most.
     """

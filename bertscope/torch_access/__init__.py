@@ -246,19 +246,6 @@ def close_library(library: torch.library.Library) -> None:
     getattr(library, "_destroy", lambda: None)()
 
 
-def convolution_backend(given: Any, weight: Any, bias: Any, settings: Any, bias_sizes: Any = None) -> str:
-    """Return the name of the kernels that torch chooses for a convolution, such as `Mkldnn`.
-
-    `settings` are stride, padding, dilation, transposed, output_padding and groups. Fallback: "", which is no kernel;
-    the temporary memory of a convolution is then left out.
-    """
-    try:
-        choice = torch._C._select_conv_backend(given, weight, bias, *settings, bias_sizes)
-    except (AttributeError, TypeError):
-        return ""
-    return "MkldnnTranspose" if choice.name == "???" else str(choice.name)  # the only one that has no name in Python
-
-
 @cache
 def has_bf16_products() -> bool:
     """Return True for a CPU with AVX-512 for bf16 and without AMX. Fallback: False; scratchpads are then left out."""

@@ -1,4 +1,4 @@
-"""Files of llama.cpp, ONNX, TensorFlow, Flax and of trainers, and quantized weights: counted by their headers."""
+"""Files of llama.cpp, ONNX and of trainers, and quantized weights: counted by their headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bertscope.checkpoints.reading import read_checkpoint, stored_report
 from bertscope.errors import SelectionError
 from bertscope.sources.bert import BertSource
 from tests import hostile, stored_files
-from tests.stored_files import field, flax_array, gguf, gguf_text, msgpack, onnx, onnx_external, onnx_tensor, tf_index
+from tests.stored_files import field, gguf, gguf_text, onnx, onnx_external, onnx_tensor
 
 
 def stored(path: Path):
@@ -116,23 +116,43 @@ def test_links_of_a_model_and_its_external_data_into_one_folder_are_followed(tmp
     assert stored(tmp_path / "snapshot/m.onnx").weights == 4
 
 
-def test_the_index_of_tensorflow_counts_weights_without_the_state_of_the_optimizer(tmp_path):
-    names = {"bert/pooler/dense/kernel": ((3, 2), 0), "bert/pooler/dense/kernel/adam_m": ((3, 2), 24),
-             "bert/pooler/dense/kernel/adam_v": ((3, 2), 48), "bert/pooler/dense/bias": ((2,), 72)}  # fmt: skip
-    write(tmp_path / "m.ckpt.index", tf_index(names))
-    assert "m.ckpt.data-00000-of-00001 is absent" in stored(tmp_path / "m.ckpt.index").problems
-    write(tmp_path / "m.ckpt.data-00000-of-00001", bytes(80))
-    for path in (tmp_path / "m.ckpt.index", tmp_path / "m.ckpt"):  # users name the front of both files
-        found = stored(path)
-        assert (found.weights, found.problems) == (3 * 2 + 2, ())
-        assert {part.what: part.bytes for part in found.parts}["optimizer state"] == 2 * 24
+FOREIGN = {
+    "m.ckpt.index": "a TensorFlow checkpoint",
+    "m.ckpt.data-00000-of-00002": "a TensorFlow checkpoint",
+    "tf_model.h5": "an HDF5 file of Keras",
+    "flax_model.msgpack": "weights of Flax",
+    "m.keras": "a model of Keras",
+    "saved_model.pb": "a SavedModel of TensorFlow",
+}
+READ = "only safetensors, PyTorch, GGUF and ONNX files are read; "
 
 
-def test_a_flax_model_and_its_training_state_have_the_same_weights(tmp_path):
-    params = {"dense": {"kernel": flax_array((3, 2), bytes(24)), "bias": flax_array((2,), bytes(8))}}
-    state = {"params": params, "step": 3, "opt_state": {"0": {"mu": params}}}
-    assert stored(write(tmp_path / "a.msgpack", msgpack(params))).weights == 3 * 2 + 2
-    assert stored(write(tmp_path / "b.msgpack", msgpack(state))).weights == 3 * 2 + 2
+@pytest.mark.parametrize("command", ["count", "tree", "verify"])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_tensorflow_keras_or_flax_is_named_in_one_line_that_says_how_to_convert_it(
+    cli, tmp_path, name, command
+):
+    for content in (b"", bytes(99), b"PK\x03\x04" if name == "m.keras" else b"\xff" * 99):
+        result = cli(command, write(tmp_path / name, content))
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert f"{name}: {FOREIGN[name]}; {READ}" in result.err
+    assert "safetensors" in result.err.partition(READ)[2]  # what to do
+
+
+@pytest.mark.parametrize("name", ["bert_model.ckpt.index", "tf_model.h5", "flax_model.msgpack", "saved_model.pb"])
+def test_a_folder_with_a_file_of_another_framework_alone_is_refused_by_that_file(cli, tmp_path, name):
+    write(tmp_path / name, bytes(99))
+    result = cli("count", tmp_path)
+    assert (result.code, f"{name}: " in result.err, READ in result.err) == (2, True, True)
+    write(tmp_path / "m.gguf", gguf({"a": ((2,), 0, 0)}, data=8))  # which is read
+    assert stored(tmp_path).weights == 2
+
+
+def test_a_tensorflow_checkpoint_is_known_by_the_front_of_its_names_and_hdf5_by_its_first_bytes(cli, tmp_path):
+    write(tmp_path / "m.ckpt.index", bytes(99))
+    assert "m.ckpt.index: a TensorFlow checkpoint; " in cli("count", tmp_path / "m.ckpt").err
+    path = write(tmp_path / "pytorch_model.bin", b"\x89HDF\r\n\x1a\n" + bytes(99))
+    assert "an HDF5 file of Keras; " in cli("count", path).err
 
 
 # ---- quantized weights ----
@@ -360,26 +380,8 @@ def test_a_head_that_the_file_does_not_have_is_named(cli, tmp_path, source):
     assert bertscope.verify(source, tmp_path / "a.bin").new_modules == ()
 
 
-def test_the_names_and_kernels_of_tensorflow_flax_and_llama_cpp_are_those_of_the_model(tmp_path, tiny):
-    state = bertscope.BertModel(tiny).state_dict()
+def test_the_names_of_llama_cpp_are_those_of_the_model(tmp_path, tiny):
     body = BertSource(name="tiny", config=tiny, architecture="BertModel")
-    google, flax, place = {}, {}, 0
-    for name, tensor in state.items():
-        is_kernel = name.endswith(".weight") and tensor.dim() == 2 and "embeddings" not in name
-        end = "kernel" if is_kernel else {"LayerNorm.weight": "scale"}.get(".".join(name.split(".")[-2:]), "")
-        end = end or ("embedding" if name.endswith("embeddings.weight") else name.rpartition(".")[2])
-        shape = tuple(tensor.shape[::-1] if is_kernel else tensor.shape)
-        inner = flax
-        for part in name.split(".")[:-1]:
-            inner = inner.setdefault(part, {})
-        inner[end] = flax_array(shape, bytes(4 * tensor.numel()))
-        old = f"{name.rpartition('.')[0]}.{end}".replace("encoder.layer.", "encoder.layer_").replace(".", "/")
-        old = old.replace("/scale", "/gamma").replace("LayerNorm/bias", "LayerNorm/beta").removesuffix("/embedding")
-        google[f"bert/{old}"] = (shape, place)
-        place += 4 * tensor.numel()
-    write(tmp_path / "m.data-00000-of-00001", bytes(place))
-    assert bertscope.verify(body, read_checkpoint(write(tmp_path / "m.index", tf_index(google)))).fits
-    assert bertscope.verify(body, read_checkpoint(write(tmp_path / "m.msgpack", msgpack(flax)))).fits
     llama = {"token_embd.weight": ((8, 32), 0, 0), "blk.0.ffn_up.bias": ((16,), 0, 1024)}
     report = bertscope.verify(body, read_checkpoint(write(tmp_path / "m.gguf", gguf(llama, data=1088))))
     assert "unexpected" not in {row.status for row in report.rows}

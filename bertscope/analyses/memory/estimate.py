@@ -17,7 +17,7 @@ from bertscope.analyses.memory.fake_run import fake_run
 from bertscope.analyses.memory.growth import FAR, SMALLEST, MemoryGrowth, grown, in_loop
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
-from bertscope.analyses.memory.summary import estimated, memory_report
+from bertscope.analyses.memory.summary import estimated, memory_report, uncounted_notes
 from bertscope.analyses.memory.zero import idle, with_update, without_broadcasts
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
@@ -28,6 +28,7 @@ from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_t
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
+from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.losses import mini_batch
 from bertscope.settings.run_config import FREED, RunConfig
@@ -153,18 +154,21 @@ def estimate(
     positions. Raises SelectionError for a module that cannot be copied, and for one whose operators depend on the
     values of tensors.
     """
-    found = module_memory(module, inputs, run_config, loss)
+    found, notes = module_memory(module, inputs, run_config, loss)
     variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
     about = subject(module, name, run_config.dtype)
-    return replace(memory_report(about, run_config, (variant,)), inputs_given=True)
+    return replace(memory_report(about, run_config, (variant,)), inputs_given=True, notes=notes)
 
 
-def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None) -> Memory:
-    """Return the memory of a step of any module."""
+def module_memory(
+    module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None
+) -> tuple[Memory, tuple[Note, ...]]:
+    """Return the memory of a step of any module, and a note on what is not counted."""
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = module_trace(module, inputs, run_config, loss)
     other = in_loop(trace, run_config, run_config.other_loop).peak_bytes
-    return estimated(in_loop(trace, run_config, run_config.loop), other, run_config, row_paths(module))
+    found = estimated(in_loop(trace, run_config, run_config.loop), other, run_config, row_paths(module))
+    return found, uncounted_notes(trace, run_config)
 
 
 def module_trace(

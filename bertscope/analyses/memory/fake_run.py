@@ -22,7 +22,6 @@ from bertscope.analyses.memory.events import (
     MemoryTraceRecorder,
     Place,
 )
-from bertscope.analyses.memory.kernels.cpu_lstm import lstm_workspace_bytes
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
 from bertscope.analyses.memory.kernels.scratch_rules import Scratch
@@ -339,10 +338,8 @@ class RunMode(DispatchMode):
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
         """Return the bytes of a result that torch's shape function gets wrong; None for any other.
 
-        LayerNorm's statistics are fp32 on CUDA, and on the CPU for fp32 weights. An LSTM has a workspace.
+        LayerNorm's statistics are fp32 on CUDA, and on the CPU for fp32 weights.
         """
-        if operator is torch.ops.aten.mkldnn_rnn_layer.default and number == 3:
-            return lstm_workspace_bytes(args)
         if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize == 4 or not number:
             return None
         is_wide = self.on_device or (args[2] is not None and args[2].itemsize == 4)

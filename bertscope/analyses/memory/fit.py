@@ -15,7 +15,7 @@ from bertscope.analyses.memory.caching_allocator import Allocator, Requests, rep
 from bertscope.analyses.memory.growth import largest, near, requests, upper
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
 from bertscope.analyses.memory.steps import Steps, estimate_report
-from bertscope.analyses.memory.summary import on_card
+from bertscope.analyses.memory.summary import on_card, uncounted_notes
 from bertscope.config import HEADS
 from bertscope.gpus import Gpu
 from bertscope.progress import progress, stage
@@ -227,6 +227,7 @@ def fit_report(
         margin=room.margin,
         other_head=other.architecture or "" if other else "",
         units=facts.units,
+        notes=uncounted_notes(fitter.trace(replace(run_config, batch=batch or max(rows[-1].batch, 1))), run_config),
     )
 
 

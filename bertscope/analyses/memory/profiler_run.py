@@ -122,7 +122,7 @@ def profile(
     given, how = named_inputs(inputs, loss)
     estimated = None
     with suppress(UnknownValueError):  # then there is only the measurement
-        estimated = module_memory(module, inputs, run_config, loss)
+        estimated, _ = module_memory(module, inputs, run_config, loss)
     with _restored(module):
         step = ModelStep(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how,
                          waiting=waiting_inputs(given, run_config))  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, MemoryGrowth, largest, of_trace
-from bertscope.analyses.memory.summary import estimated, memory_report
+from bertscope.analyses.memory.summary import estimated, memory_report, uncounted_notes
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import is_saved, saved
 from bertscope.errors import BertscopeError
@@ -228,7 +228,8 @@ def estimate_report(
             growths = steps.growth(run_configs[0]), steps.growth(run_config)
             variant = replace(variant, outlook=break_even(*growths, above=run_configs[0].batch))
         variants.append(variant)
-    report = replace(memory_report(facts.subject, run_configs[0], tuple(variants)), card=card)
+    notes = uncounted_notes(steps.trace(run_configs[0]), run_configs[0])
+    report = replace(memory_report(facts.subject, run_configs[0], tuple(variants)), card=card, notes=notes)
     if run_configs[0].parallelism.world_size == 1:
         return report
     return replace(report, ranks=facts.groups, units=facts.units)

@@ -12,11 +12,23 @@ from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
 from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
-from bertscope.reports.base import Subject
-from bertscope.reports.memory import DeviceTerms, KeptRow, Memory, MemoryReport, Parts, PhasePeak, Sample, Variant
+from bertscope.reports.base import Note, Subject
+from bertscope.reports.memory import (
+    UNCOUNTED,
+    DeviceTerms,
+    KeptRow,
+    Memory,
+    MemoryReport,
+    Parts,
+    PhasePeak,
+    Sample,
+    Variant,
+)
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import RunConfig
+from bertscope.settings.run_config import CPU, RunConfig
 
+# Operators whose temporary memory on a CPU is not counted, nor the workspace that an LSTM saves for backward.
+_UNCOUNTED_KERNELS = {"convolution": "convolutions", "mkldnn_rnn_layer": "LSTMs"}
 SAMPLES = 600  # points of a timeline; the peaks are always among them
 # The role of a tensor in BERT, by the end of its module's path and the operator that made it.
 _WHAT = (
@@ -167,6 +179,15 @@ def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = N
         context_low_bytes=low,
         context_high_bytes=high,
     )
+
+
+def uncounted_notes(trace: MemoryTrace, run_config: RunConfig) -> tuple[Note, ...]:
+    """Return a note on the kernels of the step whose scratch an estimate for the CPU leaves out."""
+    if run_config.device != CPU:
+        return ()
+    operators = {operator for _, _, operator in trace.layout.places}
+    kernels = [name for operator, name in _UNCOUNTED_KERNELS.items() if operator in operators]
+    return (Note(key=UNCOUNTED, values={"kernels": " and ".join(kernels)}),) if kernels else ()
 
 
 def memory_report(

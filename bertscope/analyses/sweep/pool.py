@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Queue as SimpleQueue
@@ -243,7 +244,6 @@ class _Apart:
 
 
 ENTRY = f"{be_worker.__module__}:{be_worker.__name__}"  # of a worker
-_SUBMITTED = 1000  # tasks that ray has at one time: it is asked about each of them whenever one is done
 
 
 def local_rows(tasks: Sequence[Task], workers: int, functions: Functions | None = None) -> Iterator[SweepRow]:
@@ -278,81 +278,43 @@ def _starting(functions: Functions) -> Iterator[Callable[[], Child | ForkedChild
             server.close()
 
 
-def cluster_address(engine: str, address: str | None) -> str:
+def cluster_address(address: str | None) -> str:
     """Return the address of the user's cluster; raises SelectionError without one."""
-    variable = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}[engine]
-    found = address or os.environ.get(variable) or ""
-    if not found or found == "local":  # ray would start a cluster
+    found = address or os.environ.get("DASK_SCHEDULER_ADDRESS") or ""
+    if not found or found == "local":
         raise SelectionError(
-            f"--engine {engine} computes on a cluster that runs already; give its address by --address or {variable}, "
-            "or use --engine local"
+            "--engine dask computes on a cluster that runs already; give its address by --address or "
+            "DASK_SCHEDULER_ADDRESS, or use --engine local"
         )
     return found
-
-
-def ray_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT) -> Iterator[SweepRow]:
-    """Yield the rows of tasks as a cluster of ray completes them."""
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("--engine ray", "ray", otherwise="; --engine local needs nothing") from None
-    with _explained("ray", address):
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    try:
-        remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(pkgutil.resolve_name(functions.compute))
-        left, waiting = deque(_by_group(tasks)), dict[Any, Task]()
-        while left or waiting:
-            while left and len(waiting) < _SUBMITTED:
-                task = left.popleft()
-                waiting[remote.remote(task.to_json())] = task
-            (done,), _ = ray.wait(list(waiting))
-            task = waiting.pop(done)
-            try:
-                row = SweepRow.from_line(ray.get(done))
-            except ray.exceptions.RayError as error:
-                row = _lost_row(task, error)
-            yield row
-    finally:
-        ray.shutdown()
 
 
 def dask_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT) -> Iterator[SweepRow]:
     """Yield the rows of tasks as a cluster of dask completes them."""
     try:
-        from distributed import Client, as_completed
+        from distributed import Client
     except ImportError:
         raise MissingExtraError("--engine dask", "dask", otherwise="; --engine local needs nothing") from None
-    with _explained("dask", address):
-        client = Client(address)
     try:
-        futures = {
-            client.submit(compute_apart, task.to_json(), functions, key=task.key, pure=False): task
-            for task in _by_group(tasks)
-        }
+        client = Client(address)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = one_line(f"{type(error).__name__}: {error}", limit=200)
+        raise SelectionError(
+            f"dask cannot reach the cluster at {address}: {reason}; check --address, or use --engine local"
+        ) from None
+    try:
+        executor = client.get_executor(pure=False)
+        futures = {executor.submit(compute_apart, task.to_json(), functions): task for task in _by_group(tasks)}
         for future in as_completed(list(futures)):
-            task, error = futures.pop(future), future.exception()
-            yield SweepRow.from_line(future.result()) if error is None else _lost_row(task, error)
+            task, failure = futures.pop(future), future.exception()
+            if failure is None:
+                yield SweepRow.from_line(future.result())
+            else:
+                yield task.row(outcome=FAILED, error=one_line(f"its worker ended: {type(failure).__name__}"))
     finally:
-        client.close()
+        client.close()  # which cancels what is not computed yet
 
 
 def _by_group(tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks with those of a group next to each other: a worker keeps the last traces."""
     return sorted(tasks, key=lambda task: task.group)
-
-
-@contextmanager
-def _explained(engine: str, address: str) -> Iterator[None]:
-    """Raise SelectionError for a cluster that does not answer."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = one_line(f"{type(error).__name__}: {error}", limit=200)
-        raise SelectionError(
-            f"{engine} cannot reach the cluster at {address}: {reason}; check --address, or use --engine local"
-        ) from None
-
-
-def _lost_row(task: Task, error: BaseException) -> SweepRow:
-    """Return the row of a task whose worker on the cluster ended."""
-    return task.row(outcome=FAILED, error=one_line(f"its worker ended: {type(error).__name__}"))

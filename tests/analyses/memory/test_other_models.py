@@ -38,12 +38,6 @@ FAMILIES = {
     "distilbert": ("DistilBertForMaskedLM", {**SIZES, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 40}),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 99, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 2}),
 }
-_CONVOLUTIONS = {"hidden_sizes": [8, 16], "depths": [1, 1], "image_size": 32}
-# Families whose peak is that of a convolution.
-IMAGES = {
-    "resnet": ("ResNetForImageClassification", {**_CONVOLUTIONS, "embedding_size": 8, "layer_type": "basic"}),
-    "convnext": ("ConvNextForImageClassification", {**_CONVOLUTIONS, "num_stages": 2}),
-}
 # Families with many layers -> the layers that run of them, and their runs of equal units.
 _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 40, "num_heads": 2, "vocab_size": 99}
 DEEP = {
@@ -109,7 +103,7 @@ def own(tmp_path, monkeypatch):
 
 
 def written(folder, family):
-    model_class, fields = (FAMILIES | IMAGES)[family]
+    model_class, fields = FAMILIES[family]
     path = folder / "config.json"
     path.write_text(json.dumps({"model_type": family, "architectures": [model_class], **fields}))
     return path
@@ -117,15 +111,13 @@ def written(folder, family):
 
 def plain_peak(family, batch, seq):
     """The peak of a plain training loop over a model that transformers itself builds."""
-    model_class, fields = (FAMILIES | IMAGES)[family]
+    model_class, fields = FAMILIES[family]
 
     def make_model():
         config = transformers.AutoConfig.for_model(family, **fields)
         return getattr(transformers, model_class)(config)
 
     def make_inputs(model):
-        if family in IMAGES:
-            return {"pixel_values": torch.rand(batch, 3, fields["image_size"], fields["image_size"])}
         ids = torch.randint(2, 99, (batch, seq))
         return tokenized(ids, segments=family == "electra") | {"labels": ids.clone()}
 
@@ -142,13 +134,6 @@ def test_the_batch_that_fit_finds_fits_a_plain_loop_and_one_more_does_not(family
     tolerance = 1 + 1e-3  # of an estimate in fp32
     assert plain_peak(name, row.batch, 16) <= budget * tolerance
     assert plain_peak(name, row.batch + 1, 16) > budget
-
-
-@pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")  # ConvNeXt is not built on meta only
-@pytest.mark.parametrize("name", IMAGES)
-def test_the_estimate_of_a_model_of_convolutions_is_the_peak_of_a_plain_loop(name, tmp_path):
-    peak = MemoryTraces(find(written(tmp_path, name))).trace(RunConfig(batch=3)).peak_bytes
-    assert peak == pytest.approx(plain_peak(name, 3, 0), rel=1e-3)
 
 
 def test_fit_tries_the_strategies_that_the_model_takes(cli, tmp_path, own):

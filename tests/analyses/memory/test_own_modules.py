@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertscope import estimate
+from bertscope import estimate, fit, profile
 from tests.analyses.memory.plain_loop import peak_bytes
 
 
@@ -81,10 +81,9 @@ def ids():
     return torch.randint(50, (4, 9))
 
 
-def images():
-    """Return a classifier of images; its parameters are new, so that the profiler sees them."""
-    first, second = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), (nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(100, 4))
-    return Stack(pair, *first, nn.ReLU(), nn.MaxPool2d(2), *second)
+def patches():
+    """Return a transformer's first layer for images, whose result nothing saves for backward."""
+    return nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(), nn.Linear(128, 4))
 
 
 MODULES = {
@@ -93,10 +92,7 @@ MODULES = {
     "frozen parts": (
         lambda: Stack(pair, nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 3), is_frozen=True), lambda: torch.rand(4, 40),
     ),
-    "convolutions": (images, lambda: torch.rand(4, 3, 16, 16)),
     "GRU": (lambda: Recurrent(nn.GRU), ids),
-    "LSTM": (lambda: Recurrent(nn.LSTM, is_bidirectional=True), ids),
-    "LSTM whose rows are padded": (lambda: Recurrent(nn.LSTM, 70), ids),
     "attention": (Attention, lambda: torch.rand(4, 9, 16)),
     "fused attention": (lambda: Attention(is_fused=True), lambda: torch.rand(4, 40, 16)),
     "an encoder": (
@@ -113,3 +109,48 @@ def test_the_estimate_of_a_module_is_the_peak_of_a_plain_loop(name):
     (variant,) = estimate(make(), {"inputs": given}).variants
     plain = peak_bytes(make, lambda module: {"inputs": given.clone()}, torch.optim.AdamW)
     assert variant.estimated.peak.peak_bytes == pytest.approx(plain, rel=1e-3)
+    assert not_counted(make(), given) == []
+
+
+def not_counted(module, given, **settings):
+    """What the answer says is not counted."""
+    answer = str(estimate(module, given, **settings)).splitlines()[0]
+    return [part for part in answer.split(", ") if "not counted" in part]
+
+
+UNCOUNTED = {
+    "convolutions": (patches, lambda: torch.rand(4, 3, 16, 16)),
+    "LSTMs": (lambda: Recurrent(nn.LSTM), ids),
+    "convolutions and LSTMs": (lambda: nn.Sequential(nn.Conv1d(5, 5, 3), nn.LSTM(8, 4)), lambda: torch.rand(4, 5, 10)),
+}
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("kernels", UNCOUNTED)
+def test_an_estimate_for_a_cpu_says_that_the_scratch_of_convolutions_and_lstms_is_not_counted(kernels, mode):
+    make, make_input = UNCOUNTED[kernels]
+    given, expected = make_input(), f"scratch of {kernels} on a CPU is not counted"
+    assert not_counted(make(), given, mode=mode) == [expected]
+    assert expected not in not_counted(make(), given, mode=mode, device="cuda")
+    assert expected not in str(profile(make(), given, mode=mode, steps=1))  # which measures it
+
+
+def test_an_estimate_without_the_scratch_of_a_convolution_is_below_the_measured_peak():
+    given = torch.rand(4, 3, 64, 64)
+    found = profile(nn.Conv2d(3, 40, 5), given, mode="inference", steps=1)["none"]
+    assert found.estimated.peak.peak_bytes < found.measured.peak.peak_bytes
+
+
+def test_fit_for_a_cpu_says_that_the_scratch_of_convolutions_is_not_counted():
+    found = fit(patches(), "1GiB", input_size=(4, 3, 16, 16), device="cpu", checkpointing="none")
+    assert "\nscratch of convolutions on a CPU is not counted" in str(found)
+    assert "not counted" not in str(fit(nn.Linear(4, 4), "1GiB", input_size=(4, 4), device="cpu"))
+
+
+def test_only_the_answer_of_the_command_says_that_scratch_is_not_counted(cli, tmp_path, monkeypatch):
+    (tmp_path / "pictures.py").write_text("import torch\ndef make():\n    return torch.nn.Conv2d(3, 8, 3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result = cli("estimate", "pictures:make", "--input", "input=Bx3x16x16:float32")
+    assert "scratch of convolutions on a CPU is not counted" in " ".join(result.out.split())
+    assert "not counted" not in result.err

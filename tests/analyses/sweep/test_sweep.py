@@ -6,21 +6,23 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import dask
+import distributed
 import pytest
 import torch
 
 from bertscope.analyses import saved
+from bertscope.analyses.sweep import pool
 from bertscope.analyses.sweep.grid import Task, read_grid, tasks_of
 from bertscope.analyses.sweep.point import compute
 from bertscope.analyses.sweep.pool import _starting as starting_of_the_product
-from bertscope.analyses.sweep.pool import dask_rows, local_rows, ray_rows
-from bertscope.errors import WorkerError
+from bertscope.analyses.sweep.pool import local_rows
+from bertscope.errors import SelectionError, WorkerError
 from bertscope.reports.sweep import SweepRow
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded
@@ -186,29 +188,47 @@ def test_a_killed_fork_server_is_replaced(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def dask_cluster():
-    distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as found:
-        yield partial(dask_rows, address=found.scheduler_address)
+def cluster():
+    """The address of a cluster of one worker, in processes of this machine; the system chooses the ports."""
+    local = {"host": "127.0.0.1", "scheduler_port": 0, "dashboard_address": "127.0.0.1:0"}
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, **local) as found:
+        yield found.scheduler_address
 
 
-@pytest.fixture
-def ray_cluster():
-    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-    program, address = [sys.executable, "-m", "ray.scripts.scripts"], "127.0.0.1:6399"
-    words = ("--head", "--node-ip-address=127.0.0.1", "--port=6399", "--num-cpus=2", "--include-dashboard=false")
-    subprocess.run([*program, "start", *words], check=True, stdout=subprocess.DEVNULL)
-    try:
-        yield partial(ray_rows, address=address)
-    finally:
-        subprocess.run([*program, "stop", "--force"], check=True, stdout=subprocess.DEVNULL)
-
-
-@pytest.mark.parametrize("cluster", ["dask_cluster", "ray_cluster"])
-def test_a_cluster_gives_the_rows_of_the_function(tmp_path, request, cluster):
-    engine = request.getfixturevalue(cluster)
+def test_a_sweep_on_a_cluster_has_the_rows_of_the_function(cli, tmp_path, monkeypatch, cluster):
     given = tasks(tmp_path, "batch: [1, 2, 3]\nmodel: bert-tiny\noptimizer: sgd\nseq: 8\n")
-    rows = sorted(engine(given), key=lambda row: row.point["batch"])
-    assert [row.error for row in rows] == [""] * 3
-    expected = [json.loads(compute(task.to_json())) for task in given]
-    assert [json.loads(row.to_line()) for row in rows] == expected
+    monkeypatch.chdir(tmp_path)
+    result = cli("sweep", "grid.yaml", "-o", "results.jsonl", "--engine", "dask", "--address", cluster)
+    assert (result.code, "error" in result.err) == (0, False)
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert lines == [compute(task.to_json()) for task in given]
+
+
+def test_a_point_whose_worker_on_the_cluster_ends_is_a_row_that_failed(tmp_path, monkeypatch):
+    def end(text: str, functions: object) -> str:
+        raise BrokenPipeError if '"batch":1,' in text.replace(" ", "") else SystemExit
+
+    class Client:
+        """A client whose executor is that of threads of this process."""
+
+        def __init__(self, address: str) -> None:
+            self.address = address
+
+        def get_executor(self, *, pure: bool) -> ThreadPoolExecutor:
+            return ThreadPoolExecutor(1)
+
+        def close(self) -> None:
+            """Close nothing."""
+
+    monkeypatch.setattr(distributed, "Client", Client)
+    monkeypatch.setattr(pool, "compute_apart", end)
+    rows = list(pool.dask_rows(tasks(tmp_path, "batch: [1, 2]\nmodel: bert-tiny\nseq: 8\n"), "tcp://a:1"))
+    assert {row.outcome for row in rows} == {"failed"}
+    assert {row.error for row in rows} == {"its worker ended: BrokenPipeError", "its worker ended: SystemExit"}
+
+
+def test_a_cluster_that_does_not_answer_is_one_line():
+    unreachable = r"dask cannot reach the cluster at tcp://127\.0\.0\.1:9: .*; check --address"
+    timeout = dask.config.set({"distributed.comm.timeouts.connect": "0.1s"})
+    with timeout, pytest.raises(SelectionError, match=unreachable):
+        list(pool.dask_rows([], "tcp://127.0.0.1:9"))

@@ -3,11 +3,6 @@
 from math import prod
 from typing import Any
 
-from bertscope.analyses.memory.kernels import cpu_lstm
-from bertscope.analyses.memory.kernels.cpu_convolutions import (
-    convolution_backward_scratch_bytes,
-    convolution_scratch_bytes,
-)
 from bertscope.analyses.memory.kernels.cpu_products import MATRICES, product_scratch, scratchpad_bytes
 from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.torch_access import operator_name, torch
@@ -45,20 +40,12 @@ def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
         # Each thread sums up the gradients of weight and bias: LayerNormBackwardKernelImplInternal.
         sums = 2 * torch.get_num_threads() * prod(args[2]) * args[1].itemsize
         return int(sums) + contiguous_bytes(operator, args)
-    if operator is aten.mkldnn_rnn_layer.default:
-        return cpu_lstm.scratch_bytes(args)
-    if operator is aten.mkldnn_rnn_layer_backward.default:
-        return cpu_lstm.backward_scratch_bytes(args)
     if operator is aten._scaled_dot_product_flash_attention_for_cpu.default:
         return _attention_bytes(*args[:2])
     if operator is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
         return _attention_backward_bytes(*args[:3])
     if name == "_reduce_scatter_base_":  # gloo reduces a copy: reduce_scatter_tensor_coalesced of ProcessGroupGloo.cpp
         return int(args[1].nbytes)
-    if operator is aten.convolution.default:
-        return convolution_scratch_bytes(args)
-    if operator is aten.convolution_backward.default:
-        return convolution_backward_scratch_bytes(args)
     return contiguous_bytes(operator, args)
 
 

@@ -1,29 +1,24 @@
-"""The report of a snapshot or of a profiler's memory timeline."""
+"""The report of a snapshot."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any, TypeAlias
 
 from bertscope.analyses.memory.why.findings import findings, grouped, size_of
 from bertscope.analyses.memory.why.history import NEVER, History, read_history
 from bertscope.analyses.memory.why.stacks import NO_STACK
-from bertscope.errors import SourceError
 from bertscope.reports.base import Note
-from bertscope.reports.why import BEFORE, PEAK, SNAPSHOT, TIMELINE, WhyFinding, WhyPart, WhyReport, WhyRow, WhySample
+from bertscope.reports.why import SNAPSHOT, WhyPart, WhyReport, WhyRow, WhySample
 
 _Change: TypeAlias = tuple[int, str, int]  # event, part, bytes
 _State: TypeAlias = tuple[int, int, Counter[str]]  # event, bytes, and those of each part
 _MOST_ROWS = 100
 _SAMPLES = 200  # of the history
 _FEW_EVENTS = 2
-# The categories of torch/profiler/_memory_profiler.py in their order; those without a category come last.
-_CATEGORIES = (
-    "parameters", "optimizer_state", "inputs", "temporaries", "activations", "gradients", "temporaries", BEFORE,
-)  # fmt: skip
 
 
 def snapshot_report(data: Any, name: str) -> WhyReport:
@@ -93,70 +88,3 @@ def _highest(states: Iterable[_State], events: int) -> Iterator[WhySample]:
                 most = total
                 sample = WhySample(event=event, held={part: max(size, 0) for part, size in held.items()})
         yield sample
-
-
-def timeline_report(data: Any, name: str) -> WhyReport:
-    """Return the report of what `export_memory_timeline` of torch's profiler wrote; raises SourceError for other data.
-
-    The file has the times and the sizes by category, or events: time, action, bytes and category.
-    """
-    lists = data if isinstance(data, list) and all(isinstance(row, list) for row in data[:2]) else []
-    is_raw = bool(lists) and all(len(row) == 4 for row in lists[:2])
-    rows = lists if is_raw else lists[1] if len(lists) == 2 else []
-
-    def states() -> Iterator[_State]:
-        return _states(_raw(rows)) if is_raw else _coalesced(rows)
-
-    samples = tuple(_highest(states(), len(rows)))
-    if not samples:
-        raise SourceError(
-            "JSON that is no memory timeline; give what export_memory_timeline of torch's profiler wrote, or a "
-            "snapshot of torch.cuda.memory", where=name
-        )  # fmt: skip
-    peak = max(samples, key=lambda sample: sum(sample.held.values()))
-    parts = [WhyPart(part=part, held_bytes=size, blocks=0) for part, size in peak.held.items() if size]
-    return WhyReport(
-        name=name, source=TIMELINE, moment=PEAK, allocated_bytes=sum(peak.held.values()), events=len(rows),
-        parts=tuple(sorted(parts, key=lambda part: -part.held_bytes)),
-        findings=tuple(_of_parts(parts, _never_freed(states(), len(rows)))), timeline=samples,
-    )  # fmt: skip
-
-
-def _never_freed(states: Iterable[_State], events: int) -> int:
-    """Return the bytes of activations at the end if a quarter of them was there in the whole second half; else 0."""
-    least, last = math.inf, 0
-    for event, _, held in states:
-        if 2 * event >= events:
-            last = held["activations"]
-            least = min(least, last)
-    return last if 4 * least > last else 0
-
-
-def _of_parts(parts: Sequence[WhyPart], never_freed: int) -> Iterator[WhyFinding]:
-    """Yield a finding for each large part; without blocks nobody knows what a remedy frees."""
-    remedies = {"activations": "activations_all", "optimizer_state": "optimizer", "parameters": "parameters"}
-    total = sum(part.held_bytes for part in parts)
-    for part in sorted(parts, key=lambda part: -part.held_bytes):
-        if part.part == "activations" and 2 * never_freed > part.held_bytes:
-            yield WhyFinding(key="why_unfreed", values={"size": never_freed})
-        elif part.part in remedies and 20 * part.held_bytes > total:
-            yield WhyFinding(key=f"why_{remedies[part.part]}", values={"size": part.held_bytes})
-
-
-def _raw(rows: Sequence[Any]) -> Iterator[_Change]:
-    """Yield the events; the bytes of one that frees are negative."""
-    for event, row in enumerate(rows):
-        is_event = isinstance(row, list) and len(row) == 4 and all(type(value) is int for value in row[2:])
-        if not is_event or not 0 <= row[3] < len(_CATEGORIES):
-            return
-        yield event, _CATEGORIES[row[3]], row[2]
-
-
-def _coalesced(rows: Sequence[Any]) -> Iterator[_State]:
-    for event, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) != len(_CATEGORIES) + 1 or not all(type(size) is int for size in row):
-            return
-        held = Counter[str]()
-        for part, size in zip(_CATEGORIES, row[1:], strict=True):  # the first column is 0, for sums of the others
-            held[part] += max(size, 0)
-        yield event, held.total(), held

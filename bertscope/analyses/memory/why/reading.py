@@ -7,7 +7,6 @@ name of code in the file is an error. Memory and time of the child are limited, 
 from __future__ import annotations
 
 import gc
-import gzip
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from bertscope.analyses.memory.why.explained import snapshot_report, timeline_report
+from bertscope.analyses.memory.why.explained import snapshot_report
 from bertscope.analyses.memory.why.messages import message_report
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.processes.child import Child, die_with_parent, sender
@@ -30,12 +29,13 @@ from bertscope.reports.base import to_json
 from bertscope.reports.json import from_json
 from bertscope.reports.why import WhyReport
 
-MAX_SNAPSHOT_BYTES = 250_000_000  # of a pickle, or of JSON
+MAX_SNAPSHOT_BYTES = 250_000_000
 MAX_LOG_BYTES = 32 << 20  # of a text: the end of a longer file is read, and the beginning of standard input
 MEMORY_BYTES, MAX_SECONDS = 5 << 29, 15  # of the child, and of its CPU time
 _WAIT_SECONDS, _POLL_SECONDS = 60.0, 0.5  # for a child that waits for a disk, or for a CPU
 _LESS = "record fewer events: torch.cuda.memory._record_memory_history(max_entries=100000)"
-_GIVE = "give a memory snapshot, a timeline or a log, or - for standard input"
+_READS = "'why' reads a snapshot that torch.cuda.memory._dump_snapshot wrote, or a text with an out-of-memory message"
+_GIVE = "give a memory snapshot or a log, or - for standard input"
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -113,25 +113,22 @@ def explain_file() -> None:
 
 
 def report_of(file: BinaryIO, name: str) -> WhyReport:
-    """Return the report of a snapshot, a timeline or a text; raises an error for anything else."""
+    """Return the report of a snapshot or a text; raises an error for anything else."""
     start = file.read(64).lstrip()
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     if start[:1] == b"\x80":
-        _check_size(size, name)
+        if size > MAX_SNAPSHOT_BYTES:
+            raise SourceError(f"larger than {MAX_SNAPSHOT_BYTES:,} bytes; {_LESS}", where=name)
         return snapshot_report(PlainUnpickler(file).load(), name)
     if start[:2] == b"\x1f\x8b":
-        with gzip.open(file) as packed:
-            content = packed.read(MAX_SNAPSHOT_BYTES + 1)
-        _check_size(len(content), name)
-        return timeline_report(json.loads(content), name)
-    if start[:1] in (b"[", b"{") and size <= MAX_SNAPSHOT_BYTES:
-        with suppress(ValueError):
-            return timeline_report(json.loads(file.read()), name)
+        raise SourceError(f"a gzip file, such as a memory timeline of torch's profiler; {_READS}", where=name)
     file.seek(max(size - MAX_LOG_BYTES, 0))
-    return message_report(file.read(MAX_LOG_BYTES).decode(errors="replace"), name)
-
-
-def _check_size(size: int, name: str) -> None:
-    if size > MAX_SNAPSHOT_BYTES:
-        raise SourceError(f"larger than {MAX_SNAPSHOT_BYTES:,} bytes; {_LESS}", where=name)
+    text = file.read(MAX_LOG_BYTES).decode(errors="replace")
+    try:
+        return message_report(text, name)
+    except SourceError:
+        if start[:2] != b"[[":
+            raise
+        what = f"a list of lists, such as a memory timeline of torch's profiler; {_READS}"
+        raise SourceError(what, where=name) from None
