@@ -53,6 +53,10 @@ RENAMED: list[tuple[str, str]] = [
     (r"^(python: estimate\(.*)\bdtype=", r"\1precision="),
     (r'^(python: estimate\(.*)\bautocast="(\w+)"', r'\1precision="autocast-\2"'),
     (r'^(python: explain\(.*), language="zh"', r"\1"),
+    (r"^print (.*)", r"tree \1 --style torch"),
+    (r"^verify bert-tiny my-bert ", "diff bert-tiny my-bert --strip-prefix auto "),  # its weights, not the model
+    (r"^verify ", "diff "),
+    (r"^convert (bert-\S+)$", r"presets \1 --config"),
 ]
 # The same for the files that commands read, with a pattern of the file's name in front.
 RENAMED_IN_FILES: list[tuple[str, str, str]] = [
@@ -153,6 +157,7 @@ EXPECTED: list[Expected] = [
     Expected("--lora", r".*\.estimated\..*", "LoRA with checkpointing is the order that needs more"),
     Expected("adamw --device cuda --optimizer-implementation fused", r".*", "a new command"),
     Expected("^diff .* -f markdown", r"out\.numbers", "the notes of diff are in its Markdown too"),
+    Expected("^convert (config|my-bert|.*--lossless)|^python: convert", r".*", "convert is gone"),
     Expected("roundup_power2", r".*reserved_bytes", "roundup_power2_divisions is gone"),
 ]
 

@@ -203,7 +203,7 @@ class _Loader(yaml.SafeLoader):
 
 
 @lru_cache(maxsize=32)  # to parse a preset takes 3 ms, and a sweep reads one for each point
-def _root_node(text: str) -> yaml.Node | None:
+def root_node(text: str) -> yaml.Node | None:
     """Return the node of a YAML document, which nothing changes; None for an empty one."""
     loader = _Loader(text)
     try:
@@ -215,7 +215,7 @@ def _root_node(text: str) -> yaml.Node | None:
 def read_yaml(text: str, path: Path, *, form: str = _PRESET_FORM) -> Mapping:
     """Return the top-level mapping of a YAML document; `form` tells in an error what it contains."""
     try:
-        root = _root_node(text)
+        root = root_node(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1

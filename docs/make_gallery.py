@@ -46,11 +46,8 @@ COMMANDS = (
     "explore bert-base-uncased",
     "diagram bert-tiny encoder.layer.0.attention.self --kind forward",
     "diff bert-base-cased bert-base-uncased",
-    "print bert-tiny",
     "presets",
     "check --presets",
-    "verify my-bert",
-    "convert bert-tiny",
     "schema diff",
     "doctor",
 )

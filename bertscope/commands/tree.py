@@ -1,17 +1,19 @@
 """`bertscope tree`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from bertscope.commands.model_options import Freeze, ModelOptions, ShapeOptions
-from bertscope.commands.output import DetailedOutputOptions, note
+from bertscope.commands.output import DetailedOutputOptions, note, show
 from bertscope.commands.registry import command
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, Text
 from bertscope.frozen import dataclass
 from bertscope.render import torchinfo
+from bertscope.reports.tool import PrintReport
 from bertscope.sources.find import stored_alone
 from bertscope.sources.model_source import ModelSource
 
@@ -22,11 +24,13 @@ EXAMPLES = """
   bertscope tree --depth 3
   bertscope tree bert-base-cased --style torchinfo --shapes
   bertscope tree bert-tiny --style torchinfo --columns output_size,num_params,mult_adds
+  bertscope tree bert-base-uncased --style torch --architecture BertForSequenceClassification
   bertscope tree bert-large-zh --depth 4
   bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
   bertscope tree bert-base-uncased --unfold --format csv
   bertscope tree ./my-bert/model.safetensors --depth 2
 """
+_NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +65,27 @@ class StyleOptions:
         return not set(self.chosen() or ()).isdisjoint(torchinfo.OF_A_RUN)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TreeStyleOptions(StyleOptions):
+    """The layout of the tree, which may be PyTorch's own."""
+
+    style: Annotated[
+        Literal["bertscope", "torchinfo", "torch"],
+        typer.Option(
+            help="The layout: torchinfo's table has its numbering, its totals and by default its depth, 3; with "
+            "--shapes a row for each call of a module. torch: the text of print(model) in PyTorch, for a preset with "
+            "the attention kernel that it names (printed_attention), unless --attention is given."
+        ),
+    ] = "bertscope"  # type: ignore[assignment]  # more words
+
+
 @command(examples=EXAMPLES)
 def tree(
     *,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth; default: all.")
     ] = None,
-    layout: StyleOptions,
+    layout: TreeStyleOptions,
     model: ModelOptions,
     freeze: Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
@@ -82,11 +100,15 @@ def tree(
     if is_torchinfo := layout.style == "torchinfo":
         check_style(out, {})
     needs_run = layout.needs_run()
-    given = {"--style torchinfo": is_torchinfo, "--freeze": bool(freeze), "--shapes": run.shapes, "--unfold": unfold}
+    options = {"--freeze": bool(freeze), "--shapes": run.shapes, "--unfold": unfold}
+    given = {f"--style {layout.style}": layout.style != "bertscope", **options}
     if checkpoint := stored_alone(model.model, beside_config=False, **given):
         from bertscope.checkpoints.reading import stored_report
 
         out.show(stored_report(checkpoint, by="tree", depth=depth))
+        return
+    if layout.style == "torch":
+        _print_as_torch(model, out, {"--depth": depth is not None, **options})
         return
     source, built = model.built(freeze)
     found = run.traced(source, is_needed=needs_run)
@@ -124,3 +146,22 @@ def show_as_torchinfo(
     if totals.distinct_params != totals.layer_params:
         note(Text("torchinfo counts a tied tensor at each use; the model has {count:,} unique parameters, "
                   "{size:.2f} MB", count=totals.distinct_params, size=totals.param_bytes / 1e6))  # fmt: skip
+
+
+def _print_as_torch(model: ModelOptions, out: DetailedOutputOptions, options: Mapping[str, bool]) -> None:
+    """Show a model as PyTorch prints it; raises SelectionError for options that are given."""
+    for option, is_given in options.items():
+        if is_given:
+            raise SelectionError(f"--style torch is the complete text of print(model); leave {option} out")
+    printed = getattr(model.found(), "printed_attention", None)
+    source, built = replace(model, attention=model.attention or printed).built()
+    from bertscope.analyses.modules.totals import subject
+
+    text = f"{built}\n"
+    if source.layers > MAX_BUILT_LAYERS:  # two are built
+        text = text.replace("(0-1): 2 x", f"(0-{source.layers - 1}): {source.layers} x", 1)
+    report = PrintReport(subject=subject(built, source.name), text=text)
+    show(report, "text" if out.fmt == "table" else out.fmt, out.output)
+    if source.bert_config and _NEWER in report.text:
+        note(f"torch {report.subject.torch_version} ends the line of each LayerNorm with ', bias=True', which older "
+             "versions of torch do not")  # fmt: skip

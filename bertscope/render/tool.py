@@ -1,4 +1,4 @@
-"""The reports of `presets`, `schema`, `print`, `doctor` and `calibrate`, each with a renderer of its name."""
+"""The reports of `presets`, `schema`, `tree --style torch`, `doctor` and `calibrate`, each with its renderer."""
 
 from collections.abc import Iterator, Sequence
 from operator import itemgetter

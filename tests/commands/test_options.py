@@ -140,7 +140,7 @@ def test_a_near_miss_gets_a_suggestion(cli, arguments, words):
     ("command", "suffix"),
     [
         ("count", ".pdf"), ("tree", ".XLSX"), ("flops", ".svg"), ("diagram", ".png"), ("check", ".html"),
-        ("print", ".docx"), ("schema", ".pdf"), ("convert", ".pdf"), ("report", ".pdf"),
+        ("schema", ".pdf"), ("presets", ".pdf"), ("report", ".pdf"),
     ],
 )  # fmt: skip
 def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, command, suffix):
@@ -209,7 +209,6 @@ def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkey
         ("estimate --dtype bf16", "--dtype", "--precision"),
         ("profile --autocast", "--autocast", "--precision autocast-bf16"),
         ("fit --alloc-conf expandable_segments:True", "--alloc-conf", "--expandable-segments, --max-split-size-mb"),
-        ("explore --dtype bf16", "--dtype", "--precision"),
     ],
 )
 def test_a_former_option_says_what_it_is_now(cli, words, option, new):

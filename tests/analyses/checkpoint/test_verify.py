@@ -1,4 +1,4 @@
-"""`verify`: a checkpoint is the model's, or every way in which it is not."""
+"""`diff MODEL CHECKPOINT`: a checkpoint is the model's, or every way in which it is not."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_every_byte_of_a_gigabyte_is_explained_without_being_read(tmp_path, cli)
     with path.open("wb") as file:
         file.write(len(raw).to_bytes(8, "little") + raw)
         file.truncate(8 + len(raw) + place)  # a hole: nothing is on the disk to be read
-    result = cli("verify", "bert-large-uncased", path, "-a", "BertForPreTraining", "--format", "json")
+    result = cli("diff", "bert-large-uncased", path, "-a", "BertForPreTraining", "--format", "json")
     assert result.code == 0
     stored = result.json["stored"]
     assert stored["file_bytes"] == path.stat().st_size > 1 << 30
@@ -185,11 +185,11 @@ def test_every_byte_of_a_gigabyte_is_explained_without_being_read(tmp_path, cli)
 
 def test_the_answer_is_the_exit_code(cli, tmp_path):
     torch.save(bertscope.build(bertscope.load("bert-tiny").config, device="cpu").state_dict(), tmp_path / "x.bin")
-    assert cli("verify", "bert-tiny", tmp_path / "x.bin").code == 0
-    no = cli("verify", "bert-mini", tmp_path / "x.bin")
+    assert cli("diff", "bert-tiny", tmp_path / "x.bin").code == 0
+    no = cli("diff", "bert-mini", tmp_path / "x.bin")
     assert no.code == 1
     assert no.out.startswith("no: x.bin does not hold bert-mini (BertModel): 32 missing, 39 of another shape\n")
-    for arguments in (("verify", "bert-tiny"), ("verify", "bert-tiny", tmp_path / "x.bin", "--allow", "all")):
+    for arguments in (("diff", "bert-tiny"), ("diff", "bert-tiny", tmp_path / "x.bin", "--allow", "all")):
         result = cli(*arguments)
         assert (result.code, result.err.count("\n")) == (2, 1)
 
@@ -197,7 +197,7 @@ def test_the_answer_is_the_exit_code(cli, tmp_path):
 @pytest.mark.parametrize("fmt", ["csv", "markdown"])
 def test_every_format_says_the_same(cli, tmp_path, fmt):
     torch.save(bertscope.build(bertscope.load("bert-tiny").config, device="cpu").state_dict(), tmp_path / "x.bin")
-    result = cli("verify", "bert-mini", tmp_path / "x.bin", "--format", fmt)
+    result = cli("diff", "bert-mini", tmp_path / "x.bin", "--format", fmt)
     assert result.code == 1
     assert result.out.count("shape") >= 23
     assert "missing" in result.out
