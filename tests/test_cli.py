@@ -185,7 +185,7 @@ def test_a_wrong_question_is_one_line_and_exit_code_2(cli, arguments, words):
 def test_nothing_asked_shows_the_help_and_is_exit_code_2(cli):
     result = cli()
     assert (result.code, result.out) == (2, "")
-    assert "Commands:" in result.err
+    assert "Model:" in result.err
 
 
 @pytest.mark.parametrize("number", ["109482240", "109,482,240", "109_482_240"])
@@ -570,4 +570,4 @@ def test_the_messages_of_click_are_in_the_chosen_language(cli, words, said):
 
 def test_an_option_of_other_commands_suggests_no_option_of_this_one(cli):
     err = cli("estimate", "--budget", "8GiB").err
-    assert err.startswith("error: No such option: --budget; --budget is an option of fit, ")
+    assert err.startswith("error: No such option: --budget; --budget is an option of report, fit, ")

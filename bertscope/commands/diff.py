@@ -37,7 +37,7 @@ EXAMPLES = """
   bertscope diff bert-tiny ./my-bert --architecture BertModel --allow unexpected
   bertscope diff ./my-bert/config.json ./my-bert --dtype fp32 --format json
   bertscope diff bert-tiny ./my-bert/model.safetensors --strip-prefix auto
-exit codes: 0 the checkpoint fits, 1 it does not, or two models differ (--exit-code), 2 a file cannot be read
+exit codes: 0 the checkpoint fits, 1 it does not, 2 a file cannot be read
 """
 
 
