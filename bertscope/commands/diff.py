@@ -1,6 +1,7 @@
 """`bertscope diff`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -111,31 +112,29 @@ def diff(
     bert. in front or not) are understood. The report accounts for every byte of the file. A folder with weights and a
     config.json is a model; it is a checkpoint with --dtype, --allow or --strip-prefix, and without B.
     """
-    of_models = {"--attention": attention is not None, "--lora": lora is not None,
-                 "--batch": sizes.batch != RunConfig.batch, "--seq": sizes.seq is not None}  # fmt: skip
-
-    def model(name: str) -> ModelSource:
-        """Return the model of this name with the options."""
-        return ModelOptions(
-            model=name, architecture=architecture, attention=attention, add_pooling_layer=pooler, lora=lora,
-            download=download,
-        ).found()  # fmt: skip
-
+    changed = ModelOptions(
+        architecture=architecture, attention=attention, add_pooling_layer=pooler, lora=lora, download=download
+    )
+    of_models = {
+        "--attention": attention is not None,
+        "--lora": lora is not None,
+        "--batch": sizes.batch != RunConfig.batch,
+        "--seq": sizes.seq is not None,
+    }
     one, other = stored_alone(a), stored_alone(b)
     if b is None or weights.are_given() or (one is None) != (other is None):
-        _refuse(of_models | {"--exit-code": exit_code}, "a checkpoint, whose header is compared (exit code 1: it does "
-                "not fit)")  # fmt: skip
+        _refuse(of_models | {"--exit-code": exit_code}, "a checkpoint: its header is compared (exit code 1: no fit)")
         name, stored = (b, one) if b and one and not other else (a, other if b else one)
         stored = stored or read_checkpoint(weights_path(b or a, download=download))  # before torch is imported
-        checked = weights.report(model(name), stored)
+        checked = weights.report(replace(changed, model=name).found(), stored)
         out.show(checked)
         return 0 if checked.fits else 1
     if one and other:
-        _refuse(of_models | {"--architecture": architecture is not None, "--no-pooler": pooler is not None},
-                "two files with tensors, whose headers are compared")  # fmt: skip
+        of_models |= {"--architecture": architecture is not None, "--no-pooler": pooler is not None}
+        _refuse(of_models, "two files with tensors: their headers are compared")
     from bertscope.analyses.page import diff as analyse
 
-    sides = one or model(a), other or model(b)
+    sides = one or replace(changed, model=a).found(), other or replace(changed, model=b).found()
     length = sizes.length(*(side for side in sides if not isinstance(side, Checkpoint)))
     report = analyse(*sides, batch=sizes.batch, seq=length)
     out.show(report)

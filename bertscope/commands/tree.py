@@ -163,5 +163,7 @@ def _print_as_torch(model: ModelOptions, out: DetailedOutputOptions, options: Ma
     report = PrintReport(subject=subject(built, source.name), text=text)
     show(report, "text" if out.fmt == "table" else out.fmt, out.output)
     if source.bert_config and _NEWER in report.text:
-        note(f"torch {report.subject.torch_version} ends the line of each LayerNorm with ', bias=True', which older "
-             "versions of torch do not")  # fmt: skip
+        version = report.subject.torch_version
+        note(
+            f"torch {version} ends the line of each LayerNorm with ', bias=True', which older versions of torch do not"
+        )

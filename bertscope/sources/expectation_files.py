@@ -210,6 +210,10 @@ def yaml_name(name: str) -> str:
     return name if re.fullmatch(r"[\w(][\w.()-]*", name, re.ASCII) else json.dumps(name)
 
 
+def _yaml_value(value: int | str) -> str:
+    return yaml_name(value) if isinstance(value, str) else str(value)
+
+
 def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
     """Return the text of a YAML file with these changes under `expected`; all other characters stay.
 
@@ -231,10 +235,9 @@ def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
             expected[table][name] = value
         else:
             del expected[table][name]
-            alike = (other.partition(".")[2] for other, count in changes.items()
-                     if count is not None and _NUMBERS.sub("", other) == _NUMBERS.sub("", key))  # fmt: skip
-            known = {*old["expected"][table], *renamed.values()}
-            renamed[key] = next((other for other in alike if other not in known), name)
+            alike = (other for other in changes if _NUMBERS.sub("", other) == _NUMBERS.sub("", key))
+            known = {f"{table}.{row}" for row in old["expected"][table]} | {*renamed.values()}
+            renamed[key] = next((other for other in alike if other not in known), key)
     root = root_node(text)
     (node,) = (value for key, value in root.value if key.value == "expected")  # type: ignore[union-attr]
     new, done = "", 0
@@ -252,7 +255,7 @@ def _edits(
     text: str, node: yaml.MappingNode, old: Any, new: Any, renamed: Mapping[str, str], table: str = ""
 ) -> Iterator[_Edit]:
     """Yield the edits that give a mapping in the text its new values."""
-    names = [renamed.get(table + key.value, key.value) for key, _ in node.value]
+    names = [renamed.get(table + key.value, table + key.value).removeprefix(table) for key, _ in node.value]
     for (key, value), name in zip(node.value, names, strict=True):
         given = new.get(name)
         if isinstance(given, dict):
@@ -265,9 +268,8 @@ def _edits(
             if name in new and before != after:
                 start, end = part.start_mark.index, part.end_mark.index
                 start += len(re.match(r"([&!]\S*\s+)*", text[start:end])[0])  # type: ignore[index]  # anchor and tag
-                yield start, end, yaml_name(after) if isinstance(after, str) else str(after)
-    added = [f"{yaml_name(name)}: {yaml_name(value) if isinstance(value, str) else value}"
-             for name, value in new.items() if name not in names]  # fmt: skip
+                yield start, end, _yaml_value(after)
+    added = [f"{yaml_name(name)}: {_yaml_value(value)}" for name, value in new.items() if name not in names]
     is_kept = [name in new for name in names]
     yield from (_in_braces if node.flow_style else _in_lines)(text, node, is_kept, added)
 
