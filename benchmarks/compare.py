@@ -48,7 +48,14 @@ from compare_commands import commands, write_files
 
 # Old and new spelling as regular expressions, applied in turn to a command line or call, such as
 # (r"^(estimate .*)--autocast --dtype (\w+)", r"\1--precision autocast-\2").
-RENAMED: list[tuple[str, str]] = []
+RENAMED: list[tuple[str, str]] = [
+    (r"^print (.*)", r"tree \1 --style torch"),
+    (r"^verify bert-tiny my-bert ", "diff bert-tiny my-bert --strip-prefix auto "),  # its weights, not the model
+    (r"^verify ", "diff "),
+    (r"^convert (bert-\S+)$", r"presets \1 --config"),
+    (r"^(?!explain)(.*?) --lang zh", r"\1"),
+    (r'^(python: explain\(.*), language="zh"', r"\1"),
+]
 # The same for the files that commands read, with a pattern of the file's name in front.
 RENAMED_IN_FILES: list[tuple[str, str, str]] = []
 

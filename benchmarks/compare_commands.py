@@ -381,7 +381,7 @@ expected:
     ),
     "wrong.yaml": "model: bert-tiny\nbach: 2\n",
     "project/pyproject.toml": '[tool.bertscope]\ngpu = "t4"\nprecision = "autocast-fp16"\n'
-    'architecture = "BertForSequenceClassification"\nlang = "zh"\ncheck = ["../models.bertscope.yaml"]\n',
+    'architecture = "BertForSequenceClassification"\ncheck = ["../models.bertscope.yaml"]\n',
     "own.py": """\
 from torch import nn, float16
 

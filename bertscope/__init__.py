@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.reports.base import to_json as to_json
     from bertscope.reports.json import from_json as from_json
     from bertscope.reports.json import schema as schema
-    from bertscope.sources.convert import convert as convert
     from bertscope.sources.find import load as load
     from bertscope.sources.training_files import read_training_file as read_training_file
 
@@ -75,7 +74,6 @@ _HOMES = {
     "fits": "bertscope.api.memory",
     "listening": "bertscope.progress",
     "read_training_file": "bertscope.sources.training_files",
-    "convert": "bertscope.sources.convert",
     "schema": "bertscope.reports.json",
     "to_json": "bertscope.reports.base",
     "from_json": "bertscope.reports.json",

@@ -166,13 +166,13 @@ def read_text(path: Path) -> str:
 # ---- YAML ---------------------------------------------------------------------------------------
 
 _PRESET_FORM = "a preset is lines of 'key: value', on two levels"
-TAG = "tag:yaml.org,2002:"
+_TAG = "tag:yaml.org,2002:"
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
 _FLOAT = re.compile(
     r"[-+]?(?:[0-9][0-9_]*)?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*\.?(?:[eE][-+]?[0-9]+)|[-+]?[0-9]+\.|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
-SCALARS = (
+_SCALARS = (
     ("null", re.compile(r"~|null|Null|NULL|")),
     ("bool", re.compile(r"true|True|TRUE|false|False|FALSE")),
     ("int", _INT),
@@ -196,7 +196,7 @@ class _Loader(yaml.SafeLoader):
 
 
 @lru_cache(maxsize=32)  # to parse a preset takes 3 ms, and a sweep reads one for each point
-def _root_node(text: str) -> yaml.Node | None:
+def root_node(text: str) -> yaml.Node | None:
     """Return the node of a YAML document, which nothing changes; None for an empty one."""
     loader = _Loader(text)
     try:
@@ -208,7 +208,7 @@ def _root_node(text: str) -> yaml.Node | None:
 def read_yaml(text: str, path: Path, *, form: str = _PRESET_FORM) -> Mapping:
     """Return the top-level mapping of a YAML document; `form` tells in an error what it contains."""
     try:
-        root = _root_node(text)
+        root = root_node(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -250,9 +250,9 @@ def _value(node: yaml.Node, path: Path) -> Any:
 
 def _scalar(node: yaml.ScalarNode, path: Path) -> Any:
     text, where = node.value, f"{path}:{node.start_mark.line + 1}"
-    tag = node.tag.removeprefix(TAG)
-    if tag == "str" and node.style is None and node.tag.startswith(TAG):
-        tag = next((name for name, pattern in SCALARS if pattern.fullmatch(text)), "str")
+    tag = node.tag.removeprefix(_TAG)
+    if tag == "str" and node.style is None and node.tag.startswith(_TAG):
+        tag = next((name for name, pattern in _SCALARS if pattern.fullmatch(text)), "str")
     elif node.style is None or tag != "str":
         raise SourceError(f"the tag {node.tag!r} is not allowed; write the plain value", where=where)
     if tag == "null":

@@ -44,11 +44,8 @@ COMMANDS = (
     "explain bert-tiny encoder.layer.0.attention",
     "diagram bert-tiny encoder.layer.0.attention.self --kind forward",
     "diff bert-base-cased bert-base-uncased",
-    "print bert-tiny",
     "presets",
     "check --presets",
-    "verify my-bert",
-    "convert bert-tiny",
     "schema diff",
     "doctor",
 )

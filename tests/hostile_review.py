@@ -76,7 +76,7 @@ def an_index_of_ten_thousand_and_one_shards(folder: Path) -> list[object]:
 
 @_input(1)
 def verified_names_that_are_not_printable(folder: Path) -> list[object]:
-    return ["verify", "bert-tiny", _unprintable(folder), "--format", "csv"]
+    return ["diff", "bert-tiny", _unprintable(folder), "--format", "csv"]
 
 
 def _unprintable(folder: Path) -> Path:

@@ -76,7 +76,6 @@ LATE = {
     ("sources", "transformers_access"): "`build` of a source",
     ("sources", "<transformers>"): "the extra `transformers`",
     ("sources", "<huggingface_hub>"): "the extra `hub`",
-    ("sources", "<ruamel>"): "the extra `convert`",
     ("analyses", "<torch>"): "torch's flop_counter and profiler take long to import",
     ("analyses", "<distributed>"): "the extra `dask`",
     ("reports", "<pandas>"): "the extra `pandas`",
@@ -446,7 +445,7 @@ def test_code_from_data_is_found_where_it_is(code):
 # Public functions of one question, in the layers of its command, and of each view.
 OF_QUESTIONS = {
     "lengths",
-    "check", "convert", "count", "diagram", "diff", "doctor", "estimate", "explain", "fit", "flops",
+    "check", "count", "diagram", "diff", "doctor", "estimate", "explain", "fit", "flops",
     "plan", "profile", "report", "schema", "snapshot", "tree", "verify", "why",
 }  # fmt: skip
 OF_VIEWS = {"columns", "csv", "html", "markdown", "notes", "table", "verdict"}

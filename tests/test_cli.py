@@ -19,8 +19,8 @@ from tests.child_server import loaded
 from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, shortened
 
 COMMANDS = (
-    "count", "tree", "flops", "explain", "diff", "diagram", "print", "presets", "check", "convert", "schema", "doctor",
-    "verify", "estimate", "profile", "fit", "sweep", "report",
+    "count", "tree", "flops", "explain", "diagram", "diff", "report", "presets", "estimate", "profile", "fit", "plan",
+    "why", "sweep", "check", "schema", "doctor",
 )  # fmt: skip
 PROGRAM = (sys.executable, "-m", "bertscope")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
@@ -44,10 +44,28 @@ def test_every_command_has_help_with_examples(cli, command):
     assert f"bertscope {command}" in result.out.partition("examples:")[2]
 
 
-def test_the_list_of_commands_says_each_in_a_whole_sentence(cli):
-    lines = cli("--help").out.partition("Commands:")[2].partition("\n\n")[0].strip().splitlines()
-    assert len(lines) >= len(COMMANDS)
+def test_the_help_lists_the_commands_in_groups_each_in_a_whole_sentence(cli):
+    listed = cli("--help").out.partition("\nModel:")[2].partition("\n  Run '")[0]
+    lines = [line for line in listed.splitlines() if line.startswith("  ")]
+    assert [line.split()[0] for line in lines] == [*COMMANDS]
+    assert re.findall(r"^(\w+):$", listed, re.MULTILINE) == ["Memory", "CI", "Tools"]
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("calibrate", "--dry-run"), "profile --device cuda --save FILE"),
+        (("convert", "--help"), "presets NAME --config"),
+        (("print",), "tree --style torch"),
+        (("verify", "bert-tiny", "x.bin"), "diff MODEL CHECKPOINT"),
+        (("explore", "bert-tiny"), "tree --interactive"),
+    ],
+)
+def test_a_command_that_was_removed_is_an_error_that_says_what_to_type(cli, words, instead):
+    result = cli(*words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"error: no command {words[0]!r}; type 'bertscope {instead}'\n"
 
 
 def all_commands() -> dict[str, object]:
@@ -67,7 +85,7 @@ def examples() -> list[str]:
 
 
 def test_every_command_is_known_to_these_tests_and_every_option_says_what_it_does(cli):
-    assert set(all_commands()) >= set(COMMANDS)
+    assert [*all_commands()] == [*COMMANDS]
     for name, command in all_commands().items():
         for option in command.params:
             assert option.help, f"{name}: {option.name}"
@@ -118,11 +136,11 @@ def test_a_wrong_name_and_a_check_of_no_files_import_only_what_they_need(tmp_pat
 def test_tab_on_the_name_of_a_command_imports_no_command():
     code = (
         "import sys; from bertscope import cli; cli._run();"
-        "sys.exit(' '.join({'bertscope.commands.count', 'bertscope.commands.convert'} & {*sys.modules}) or 0)"
+        "sys.exit(' '.join({'bertscope.commands.count', 'bertscope.commands.profile'} & {*sys.modules}) or 0)"
     )
-    tab = ENV | {"_BERTSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "bertscope co", "COMP_CWORD": "1"}
+    tab = ENV | {"_BERTSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "bertscope p", "COMP_CWORD": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=tab)
-    assert (done.returncode, done.stdout.split()) == (0, ["count", "convert"])
+    assert (done.returncode, done.stdout.split()) == (0, ["presets", "profile", "plan"])
 
 
 def test_the_list_of_presets_does_not_import_torch():
@@ -154,7 +172,7 @@ def test_an_interrupt_while_the_program_is_still_being_loaded_is_quiet(tmp_path)
         (("tree", "--nonsense"), "--nonsense"),
         (("check", "absent.yaml"), "No such file"),
         (("check", "--write", "absent.yaml"), "No such file"),
-        (("print", "."), "is a folder"),
+        (("tree", ".", "--style", "torch"), "is a folder"),
     ],
 )
 def test_a_wrong_question_is_one_line_and_exit_code_2(cli, arguments, words):
@@ -168,7 +186,7 @@ def test_a_wrong_question_is_one_line_and_exit_code_2(cli, arguments, words):
 def test_nothing_asked_shows_the_help_and_is_exit_code_2(cli):
     result = cli()
     assert (result.code, result.out) == (2, "")
-    assert "Commands:" in result.err
+    assert "Model:" in result.err
 
 
 @pytest.mark.parametrize("number", ["109482240", "109,482,240", "109_482_240"])
@@ -354,7 +372,7 @@ def test_the_common_options_come_first_and_the_others_under_their_headings(cli):
 
 
 @pytest.mark.parametrize("command", [
-    "flops bert-tiny --convention torch", "count my-bert/model.safetensors", "verify my-bert", "presets -v",
+    "flops bert-tiny --convention torch", "count my-bert/model.safetensors", "diff my-bert", "presets -v",
     "schema", "doctor",
 ])  # fmt: skip
 def test_no_line_is_longer_than_80_columns(cli, monkeypatch, user_folder, command):
@@ -554,4 +572,4 @@ def test_a_message_of_click_is_one_line_with_the_next_command(cli, words, said):
 
 def test_an_option_of_other_commands_suggests_no_option_of_this_one(cli):
     err = cli("estimate", "--budget", "8GiB").err
-    assert err.startswith("error: No such option: --budget; --budget is an option of fit, ")
+    assert err.startswith("error: No such option: --budget; --budget is an option of report, fit, ")

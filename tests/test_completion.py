@@ -123,7 +123,7 @@ def completed(cli, monkeypatch):
     [
         ("bertscope count bert-large-z", "bert-large-zh"),
         ("bertscope check bert-min", "bert-mini"),
-        ("bertscope convert bert-min", "bert-mini"),
+        ("bertscope presets modernbert-b", "modernbert-base"),
         ("bertscope count --architecture BertForM", "BertForMaskedLM"),
         ("bertscope flops --checkpointing sel", "selective"),
         ("bertscope flops --checkpointing fu", "full"),
@@ -133,7 +133,7 @@ def completed(cli, monkeypatch):
         ("bertscope fit --precision autocast-b", "autocast-bf16"),
         ("bertscope fit --checkpointing sel", "selective"),
         ("bertscope report --device cu", "cuda"),
-        ("bertscope verify --allow mis", "missing"),
+        ("bertscope diff --allow mis", "missing"),
         ("bertscope check --format ju", "junit"),
         ("bertscope schema memo", "memory"),
         ("bertscope --color alw", "always"),

@@ -118,15 +118,31 @@ def normal(text: str) -> str:
 )
 def test_the_printed_model_is_the_documents(cli, arguments, golden):
     # The document's notebook cuts its two prints of base-uncased off: what it shows must be the beginning.
-    printed = normal(cli("print", *arguments).out)
+    printed = normal(cli("tree", "--style", "torch", *arguments).out)
     expected = (GOLDEN / golden).read_text()
     assert printed == expected if golden == "print-bert-base-cased.txt" else printed.startswith(expected)
 
 
 def test_a_print_that_differs_from_older_torch_says_so_on_stderr(cli):
-    result = cli("print", "bert-tiny")
+    result = cli("tree", "bert-tiny", "--style", "torch")
     assert ("bias=True'" in result.err) == ("elementwise_affine=True, bias=True)" in result.out)
-    assert cli("print", "bert-tiny", "--format", "json").err == result.err
+    assert cli("tree", "bert-tiny", "--style", "torch", "--format", "json").err == result.err
+
+
+def test_a_printed_model_is_text_json_and_markdown_and_no_table(cli):
+    text = cli("tree", "bert-tiny", "--style", "torch").out
+    data = cli("tree", "bert-tiny", "--style", "torch", "--format", "json").json
+    assert (data["kind"], data["text"], data["subject"]["name"]) == ("print", text, "bert-tiny")
+    assert cli("tree", "bert-tiny", "--style", "torch", "-f", "markdown").out == f"```text\n{text}```\n"
+    result = cli("tree", "bert-tiny", "--style", "torch", "-f", "csv")
+    assert (result.code, result.out) == (2, "")
+
+
+@pytest.mark.parametrize("option", ["--depth 2", "--shapes", "--freeze embeddings", "--unfold", "--columns mult_adds"])
+def test_an_option_of_the_other_styles_is_refused_for_a_printed_model(cli, option):
+    result = cli("tree", "bert-tiny", "--style", "torch", *option.split())
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert f"leave {option.split()[0]} out" in result.err
 
 
 def test_every_field_of_the_documents_config_has_its_name_and_default():
@@ -147,8 +163,8 @@ def test_every_field_of_the_documents_config_has_its_name_and_default():
     assert {**read.to_dict(), **document} == read.to_dict()
 
 
-def test_convert_writes_the_documents_config_json_to_the_byte(cli):
-    assert cli("convert", "bert-base-cased").out == (GOLDEN / "config-bert-base-cased.json").read_text()
+def test_the_config_json_of_a_preset_is_the_documents_to_the_byte(cli):
+    assert cli("presets", "bert-base-cased", "--config").out == (GOLDEN / "config-bert-base-cased.json").read_text()
 
 
 def test_the_api_documents_defaults_are_ours():

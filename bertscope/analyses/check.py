@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
 from bertscope.sources.building import built_for_counting
-from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected
+from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected, yaml_name
 from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.sources.other_models import as_source_error
 from bertscope.sources.safe_config import largest_layers
@@ -256,18 +254,16 @@ def _shown(path: Path | None) -> str:
         return str(path)
 
 
-def _plain(name: str) -> str:
-    """Return the name of a module as YAML, in quotes unless it consists of letters, digits and a few signs."""
-    return name if re.fullmatch(r"[\w(][\w.()-]*", name, re.ASCII) else json.dumps(name)
-
-
 def expected_block(model: ExpectedModel) -> str:
     """Return the counts, and the ties if any, as the `expected:` block of a file."""
     witness = Witness(model)
     lines = ["expected:", *(f"  {key}: {value}" for key, value in witness.counts.items() if "." not in key)]
     for table in ("groups", "layers"):
         rows = {key.partition(".")[2]: value for key, value in witness.counts.items() if key.startswith(f"{table}.")}
-        lines += [f"  {table}:", *(f"    {_plain(row)}: {value}" for row, value in rows.items())]
+        lines += [f"  {table}:", *(f"    {yaml_name(row)}: {value}" for row, value in rows.items())]
     if witness.ties:
-        lines += ["  ties:", *(f"    {_plain(path)}: {_plain(is_path)}" for path, is_path in witness.ties.items())]
+        lines += [
+            "  ties:",
+            *(f"    {yaml_name(path)}: {yaml_name(is_path)}" for path, is_path in witness.ties.items()),
+        ]
     return "\n".join(lines) + "\n"

@@ -32,7 +32,6 @@ EXTRAS = {
     "transformers": (("transformers",), "models of other families, diagram --implementation transformers"),
     "peft": (("peft",), "models of peft from module:attribute"),
     "hub": (("huggingface-hub",), "models in the Hugging Face cache by name, --download"),
-    "convert": (("ruamel.yaml",), "convert into a YAML file that exists, with its comments"),
     "plot": (
         ("matplotlib",),
         "pictures of memory over time as SVG and PNG, report.plot()",

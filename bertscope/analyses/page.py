@@ -48,7 +48,7 @@ _RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "a
 
 
 def diff(a: ModelSource | Checkpoint, b: ModelSource | Checkpoint, *, batch: int = 1, seq: int = 128) -> DiffReport:
-    """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
+    """Return the differences between two models, or two checkpoints: settings, parameters, totals, forward FLOPs.
 
     The FLOPs of a model whose forward pass does not run with the inputs that bertscope derives are None.
 
@@ -146,10 +146,8 @@ class _StoredSide:
 
 def _fields(a: _Side | _StoredSide, b: _Side | _StoredSide) -> Iterator[FieldChange]:
     settings = [a.settings(), b.settings()]
-    known = () if _StoredSide in (type(a), type(b)) else ("add_pooling_layer", *RULES)
+    known = () if isinstance(a, _StoredSide) else ("add_pooling_layer", *RULES)
     own = [side.source.settings if isinstance(side, _Side) else side.settings() for side in (a, b)]
-    if type(a) is not type(b):
-        own = []
     for field in dict.fromkeys(("architecture", *known, *(name for names in own for name in names))):
         one, other = (setting.get(field) for setting in settings)
         if one != other and field not in _RECORDED and not field.startswith("_"):

@@ -1,4 +1,4 @@
-"""`verify`: comparison of a model with a checkpoint's header: names, shapes, dtypes, ties, buffers; no values."""
+"""Comparison of a model with a checkpoint's header: names, shapes, dtypes, ties, buffers; no values."""
 
 import re
 from collections import Counter

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses import page as differences
 from bertscope.analyses.page import STAGES, page_report
 from bertscope.api.asked import Asked, Model, Plan, TrainingArguments
+from bertscope.api.counts import verify
+from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.progress import expect
@@ -74,16 +76,21 @@ def report(
     return replace(found, models=models)
 
 
-def diff(a: Model, b: Model, *, batch: int = 1, seq: int = 128) -> DiffReport:
+def diff(a: Model | Checkpoint, b: Model | Checkpoint, *, batch: int = 1, seq: int = 128) -> DiffReport | Any:
     """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
 
     Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
     the same model without one, and without the wrappers of peft, so that only adapters differ. Modules run with
-    the inputs of `report`. A file with tensors is compared by its header.
+    the inputs of `report`. A model and a checkpoint (a file with tensors, or a folder with one and no config.json) are
+    compared by `verify`, and two checkpoints by their headers.
 
     >>> difference = bertscope.diff("bert-base-cased", "bert-base-uncased")
     >>> difference["embeddings.word_embeddings.weight"].shape_b
     (30522, 768)
     """
-    one, other = (stored_alone(model) or source_of(model) for model in (a, b))
+    stored = [side if isinstance(side, Checkpoint) else stored_alone(side) for side in (a, b)]
+    if stored.count(None) == 1:
+        model: Any = a if stored[0] is None else b
+        return verify(model, stored[0] or stored[1])
+    one, other = (found or source_of(side) for found, side in zip(stored, (a, b), strict=True))
     return differences.diff(one, other, batch=batch, seq=seq)

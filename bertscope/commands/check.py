@@ -16,12 +16,12 @@ from bertscope.commands.registry import command
 from bertscope.errors import SourceError
 from bertscope.render import check as renderer
 from bertscope.reports.tool import CheckReport
-from bertscope.sources.convert import with_expected
 from bertscope.sources.expectation_files import (
     ExpectedModel,
     files_to_check,
     is_expectation_file,
     read_expectation_file,
+    with_expected,
 )
 from bertscope.sources.presets import config_paths, preset_paths, read_preset
 from bertscope.text_files import read_yaml

@@ -1,24 +1,70 @@
 """`bertscope presets`."""
 
 from pathlib import Path
+from typing import Annotated
 
-from bertscope.commands.output import DetailedOutputOptions
+import typer
+
+from bertscope.commands.output import DetailedOutputOptions, note, write
 from bertscope.commands.registry import command
+from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.tool import PresetRow, PresetsReport
-from bertscope.sources.presets import config_paths, member_of, preset_paths, read_preset
+from bertscope.sources.presets import config_members, config_paths, member_of, preset_paths, read_preset
 from bertscope.text_files import read_mapping
+from bertscope.units import json_text
 
 EXAMPLES = """
   bertscope presets
   bertscope presets --format json
+  bertscope presets bert-base-cased --config
+  bertscope presets bert-base-cased --config --output config.json
 """
 
 
 @command(examples=EXAMPLES)
-def presets(*, out: DetailedOutputOptions) -> None:
+def presets(
+    *,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="The only preset to list.",
+            autocompletion=lambda: [*preset_paths(), *config_paths()],
+        ),
+    ] = None,
+    config: Annotated[
+        bool, typer.Option("--config", help="Print the config.json of preset NAME, as transformers reads it.")
+    ] = False,
+    out: DetailedOutputOptions,
+) -> None:
     """List the presets with their counts, without importing torch."""
-    rows = tuple(
-        PresetRow(
+    paths = preset_paths() | config_paths()
+    if name is not None and name not in paths:
+        raise SelectionError(f"no preset {name[:60]!r}; {suggestion(name, paths)}")
+    if config:
+        if name is None:
+            raise SelectionError(
+                "--config prints the config.json of one preset; type 'bertscope presets NAME --config'"
+            )
+        _print_config(paths[name], out)
+        return
+    out.show(PresetsReport(rows=tuple(_row(path) for known, path in paths.items() if name in (None, known))))
+
+
+def _print_config(path: Path, out: DetailedOutputOptions) -> None:
+    """Write the config.json of a preset; a note says what it cannot express."""
+    if out.fmt not in ("table", "json"):
+        raise SelectionError(f"a config.json is JSON; leave --format {out.fmt} out")
+    write(json_text(config_members(path)), out.output)
+    if path.suffix != ".json" and not read_preset(path).add_pooling_layer:
+        note("a config.json has no member for add_pooling_layer: false, so it describes the model with its pooler")
+
+
+def _row(path: Path) -> PresetRow:
+    """Return the row of a preset of bertscope, or of one that transformers builds."""
+    if path.suffix != ".json":
+        source = read_preset(path)
+        return PresetRow(
             name=source.name,
             architecture=source.architecture,
             distinct_params=source.expected_params("distinct_params"),
@@ -27,13 +73,6 @@ def presets(*, out: DetailedOutputOptions) -> None:
             hub_names=source.hub_names,
             path=str(source.path),
         )
-        for source in map(read_preset, preset_paths().values())
-    )
-    out.show(PresetsReport(rows=(*rows, *map(_other, config_paths().values()))))
-
-
-def _other(path: Path) -> PresetRow:
-    """Return the row of a preset that transformers builds."""
     entries = read_mapping(path)
     own = member_of(entries)
     counts = {item.key: item.value for item in own["expected"]}

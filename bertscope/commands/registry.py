@@ -42,28 +42,41 @@ HelpAll = Annotated[bool, _of_output(
     "--help-all", callback=_show_whole_help, is_eager=True,
     help="Show this message with every option explained, and exit.",
 )]  # fmt: skip
-# The commands in the order of their list, each with its line there. A command is in the module of its name.
-COMMANDS = {
-    "count": "Count the parameters of a model or checkpoint, layer by layer.",
-    "tree": "Show the module tree with parameters and shares.",
-    "flops": "Count the FLOPs of a forward pass or a training step.",
-    "estimate": "Estimate a step's memory: the peak, its parts and operator.",
-    "profile": "Run the real step; measure its memory and time.",
-    "fit": "Find the largest batch that fits in a memory budget.",
-    "plan": "Find what to recompute so that a step fits, and print the code.",
-    "why": "Explain what filled a card, from a snapshot or an error message.",
-    "sweep": "Estimate every point of a grid, and go on after an interruption.",
-    "report": "Write everything about a model on one page.",
-    "explain": "Explain a model step by step, with formulas for every number.",
-    "diagram": "Draw a model's classes, forward pass or module tree.",
-    "diff": "Compare two models: settings, parameters, totals, FLOPs.",
-    "print": "Print the model as PyTorch prints it.",
-    "presets": "List the presets with their counts, without importing torch.",
-    "check": "Verify the expectations in files.",
-    "verify": "Compare a model with a checkpoint's header.",
-    "convert": "Convert a preset to a config.json, or the reverse.",
-    "schema": "Print the JSON Schema of the output of --format json.",
-    "doctor": "Show the environment: versions, devices, extras, presets.",
+# The groups of commands in the order of `--help`, each command with its line there. A command is in the module of its
+# name.
+GROUPS = {
+    "Model": {
+        "count": "Count the parameters of a model or checkpoint, layer by layer.",
+        "tree": "Show the module tree with parameters and shares.",
+        "flops": "Count the FLOPs of a forward pass or a training step.",
+        "explain": "Explain a model step by step, with formulas for every number.",
+        "diagram": "Draw a model's classes, forward pass or module tree.",
+        "diff": "Compare two models, or a model with a checkpoint.",
+        "report": "Write everything about a model on one page.",
+        "presets": "List the presets with their counts, without importing torch.",
+    },
+    "Memory": {
+        "estimate": "Estimate a step's memory: the peak, its parts and operator.",
+        "profile": "Run the real step; measure its memory and time.",
+        "fit": "Find the largest batch that fits in a memory budget.",
+        "plan": "Find what to recompute so that a step fits, and print the code.",
+        "why": "Explain what filled a card, from a snapshot or an error message.",
+        "sweep": "Estimate every point of a grid, and go on after an interruption.",
+    },
+    "CI": {"check": "Verify the expectations in files."},
+    "Tools": {
+        "schema": "Print the JSON Schema of the output of --format json.",
+        "doctor": "Show the environment: versions, devices, extras, presets.",
+    },
+}
+COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
+# Commands that earlier versions had, and what to type instead.
+REMOVED = {
+    "calibrate": "profile --device cuda --save FILE",
+    "convert": "presets NAME --config",
+    "explore": "tree --interactive",
+    "print": "tree --style torch",
+    "verify": "diff MODEL CHECKPOINT",
 }
 INPUTS = ("training_file", "plan")  # options with files that are read
 _REGISTERED: dict[str, typer.Typer] = {}
@@ -108,7 +121,9 @@ class CommandGroup(TyperGroup):
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments name; an unknown name is an error with the nearest ones."""
+        """Return the command that the arguments name; the error for another name says what to type."""
+        if args[0] in REMOVED and not ctx.resilient_parsing:
+            raise SelectionError(f"no command {args[0]!r}; type 'bertscope {REMOVED[args[0]]}'")
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = suggestion(args[0], COMMANDS)
             ctx.fail(f"no command {args[0][:60]!r}; {near}")
@@ -120,9 +135,11 @@ class CommandGroup(TyperGroup):
         return super().shell_complete(ctx, incomplete)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands, which imports none of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([*COMMANDS.items()])
+        """Write the list of commands by group, which imports none of them."""
+        width = max(map(len, COMMANDS))
+        for group, listed in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), line) for name, line in listed.items()])
 
 
 def commands_with(option: str, ctx: Any) -> list[str]:

@@ -2,18 +2,20 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from bertscope.commands.model_options import Freeze, ModelOptions, ShapeOptions
-from bertscope.commands.output import DetailedOutputOptions, note
+from bertscope.commands.output import DetailedOutputOptions, note, show
 from bertscope.commands.registry import command
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.frozen import dataclass
 from bertscope.render import torchinfo
+from bertscope.reports.tool import PrintReport
 from bertscope.sources.find import stored_alone
 from bertscope.sources.model_source import ModelSource
 
@@ -24,12 +26,14 @@ EXAMPLES = """
   bertscope tree --depth 3
   bertscope tree bert-base-cased --style torchinfo --shapes
   bertscope tree bert-tiny --style torchinfo --columns output_size,num_params,mult_adds
+  bertscope tree bert-base-uncased --style torch --architecture BertForSequenceClassification
   bertscope tree bert-large-zh --depth 4
   bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
   bertscope tree bert-base-uncased --unfold --format csv
   bertscope tree ./my-bert/model.safetensors --depth 2
   bertscope tree bert-large-zh --interactive --shapes
 """
+_NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,20 @@ class StyleOptions:
         return not set(self.chosen() or ()).isdisjoint(torchinfo.OF_A_RUN)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TreeStyleOptions(StyleOptions):
+    """The layout of the tree, which may be PyTorch's own."""
+
+    style: Annotated[
+        Literal["bertscope", "torchinfo", "torch"],
+        typer.Option(
+            help="The layout: torchinfo's table has its numbering, its totals and by default its depth, 3; with "
+            "--shapes a row for each call of a module. torch: the text of print(model) in PyTorch, for a preset with "
+            "the attention kernel that it names (printed_attention), unless --attention is given."
+        ),
+    ] = "bertscope"  # type: ignore[assignment]  # more words
+
+
 @command(examples=EXAMPLES)
 def tree(
     *,
@@ -71,7 +89,7 @@ def tree(
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth; default: all.")
     ] = None,
     interactive: Annotated[bool, typer.Option("--interactive", help="Browse the tree on the screen.")] = False,
-    layout: StyleOptions,
+    layout: TreeStyleOptions,
     model: ModelOptions,
     freeze: Freeze = None,
     unfold: Annotated[bool, typer.Option("--unfold", help="Show equal layers one by one.")] = False,
@@ -88,7 +106,8 @@ def tree(
     if is_torchinfo := layout.style == "torchinfo":
         check_style(out, {})
     needs_run = layout.needs_run()
-    given = {"--style torchinfo": is_torchinfo, "--freeze": bool(freeze), "--shapes": run.shapes, "--unfold": unfold}
+    options = {"--freeze": bool(freeze), "--shapes": run.shapes, "--unfold": unfold}
+    given = {f"--style {layout.style}": layout.style != "bertscope", **options}
     if checkpoint := stored_alone(model.model, beside_config=False, **given):
         from bertscope.checkpoints.reading import stored_report
 
@@ -98,6 +117,9 @@ def tree(
             browse(stored_report(checkpoint, by="tree"), stored_report(checkpoint), depth)
             return
         out.show(stored_report(checkpoint, by="tree", depth=depth))
+        return
+    if layout.style == "torch":
+        _print_as_torch(model, out, {"--depth": depth is not None, **options})
         return
     source, built = model.built(freeze)
     found = run.traced(source, is_needed=needs_run)
@@ -155,4 +177,25 @@ def show_as_torchinfo(
         note(
             f"torchinfo counts a tied tensor at each use; the model has {totals.distinct_params:,} "
             f"unique parameters, {totals.param_bytes / 1e6:.2f} MB"
+        )
+
+
+def _print_as_torch(model: ModelOptions, out: DetailedOutputOptions, options: Mapping[str, bool]) -> None:
+    """Show a model as PyTorch prints it; raises SelectionError for options that are given."""
+    for option, is_given in options.items():
+        if is_given:
+            raise SelectionError(f"--style torch is the complete text of print(model); leave {option} out")
+    printed = getattr(model.found(), "printed_attention", None)
+    source, built = replace(model, attention=model.attention or printed).built()
+    from bertscope.analyses.modules.totals import subject
+
+    text = f"{built}\n"
+    if source.layers > MAX_BUILT_LAYERS:  # two are built
+        text = text.replace("(0-1): 2 x", f"(0-{source.layers - 1}): {source.layers} x", 1)
+    report = PrintReport(subject=subject(built, source.name), text=text)
+    show(report, "text" if out.fmt == "table" else out.fmt, out.output)
+    if source.bert_config and _NEWER in report.text:
+        version = report.subject.torch_version
+        note(
+            f"torch {version} ends the line of each LayerNorm with ', bias=True', which older versions of torch do not"
         )

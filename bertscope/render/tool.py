@@ -1,4 +1,4 @@
-"""The reports of `presets`, `schema`, `print` and `doctor`, and a calibration, each with a renderer of its name."""
+"""The reports of `presets`, `schema`, `tree --style torch`, `doctor` and a calibration, each with its view."""
 
 from collections.abc import Iterator, Sequence
 from operator import itemgetter

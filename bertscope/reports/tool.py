@@ -1,4 +1,4 @@
-"""The reports of `doctor`, `schema`, `print` and `presets`."""
+"""The reports of `doctor`, `schema`, `presets` and `tree --style torch`."""
 
 from typing import ClassVar
 

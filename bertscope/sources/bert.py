@@ -35,7 +35,7 @@ class BertSource:
     hub_names: tuple[str, ...] = ()
     expected: tuple[Expectation, ...] = ()
     uses_transformers_masks: bool = False  # the same outputs, with the memory of transformers 4.43.4
-    printed_attention: str | None = None  # the kernel that `print` shows
+    printed_attention: str | None = None  # the kernel that `tree --style torch` shows
     flash: str | None = None  # one of FLASH_KERNELS, which the class of the installed transformers may have
     stored_dtype: str | None = None  # of the published weights, if a config.json has it
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)

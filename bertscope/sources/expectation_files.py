@@ -10,23 +10,29 @@ expected: ...                   # as in `expectations`
 With `config` instead of `model` it has the form of a preset. `module:attribute` as the model needs `allow_code`.
 """
 
+import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
 from bertscope.sources.bert import BertSource
-from bertscope.sources.expectations import Expectation, read_expectations
+from bertscope.sources.expectations import MEASURES, Expectation, read_expectations
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, refuse_code
 from bertscope.sources.presets import config_paths, member_of, preset_of, preset_paths
-from bertscope.text_files import Entry, Mapping, read_mapping, readable
+from bertscope.text_files import Entry, read_mapping, read_text, read_yaml, readable, root_node
+from bertscope.text_files import Mapping as Entries
 
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
 _KEYS = ("description", "model", "architecture", "attention", "add_pooling_layer", "lora", "expected")
@@ -82,7 +88,7 @@ def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedMo
     return ExpectedModel(name=name, source=source, path=path, line=entries["model"].line, expected=expected)
 
 
-def _model(entries: Mapping, path: Path, allow_code: bool) -> ModelSource:
+def _model(entries: Entries, path: Path, allow_code: bool) -> ModelSource:
     settings = {
         "architecture": entries.checked("architecture", None, str, "the name of a class, such as BertForMaskedLM"),
         "attention": _one_of(entries, "attention", ATTENTION_KERNELS + FLASH_KERNELS),
@@ -97,7 +103,7 @@ def _model(entries: Mapping, path: Path, allow_code: bool) -> ModelSource:
     return source
 
 
-def _lora(entries: Mapping) -> Lora | None:
+def _lora(entries: Entries) -> Lora | None:
     text = entries.checked("lora", None, str, f"text such as {LORA_EXAMPLE}")
     try:
         return None if text is None else Lora.parse(text)
@@ -105,7 +111,7 @@ def _lora(entries: Mapping) -> Lora | None:
         raise error.at(entries["lora"].where) from None
 
 
-def _one_of(entries: Mapping, key: str, allowed: tuple[str, ...]) -> Any:
+def _one_of(entries: Entries, key: str, allowed: tuple[str, ...]) -> Any:
     return entries.checked(key, None, lambda value: value in allowed, f"one of {', '.join(allowed)}")
 
 
@@ -190,3 +196,115 @@ def _require_model(folder: str) -> None:
                 "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which "
                 "adds its counts; --presets checks the packaged presets"
             )
+
+
+# ---- new values in the text of a file -----------------------------------------------------------
+
+_NUMBERS = re.compile(r"[\d-]+")
+_COMMA = re.compile(r"(?:[ \t]*,[ \t]*)?")
+_BOM = "\ufeff"
+_Edit = tuple[int, int, str]  # start and end in the text, and what replaces the characters between them
+
+
+def yaml_name(name: str) -> str:
+    """Return a name as YAML, in quotes unless it consists of letters, digits and a few signs."""
+    return name if re.fullmatch(r"[\w(][\w.()-]*", name, re.ASCII) else json.dumps(name)
+
+
+def _yaml_value(value: int | str) -> str:
+    return yaml_name(value) if isinstance(value, str) else str(value)
+
+
+def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
+    """Return the text of a YAML file with these changes under `expected`; all other characters stay.
+
+    The keys are those of expectations (`groups.encoder`); None removes one; `ties` are replaced by a mapping. A new row
+    takes the line of a removed one if their names differ only in the numbers of layers. Raises SourceError for a form
+    of YAML in which this cannot be done.
+    """
+    text = read_text(path)
+    old, data = (read_yaml(text, path).plain() for _ in range(2))
+    expected = data["expected"]
+    renamed: dict[str, str] = {}
+    for key, value in changes.items():
+        table, _, name = key.partition(".")
+        if not name:
+            expected[table] = value
+        elif table in MEASURES:
+            expected[table][name][MEASURES[table]] = value
+        elif value is not None:
+            expected[table][name] = value
+        else:
+            del expected[table][name]
+            alike = (other for other in changes if _NUMBERS.sub("", other) == _NUMBERS.sub("", key))
+            known = {f"{table}.{row}" for row in old["expected"][table]} | {*renamed.values()}
+            renamed[key] = next((other for other in alike if other not in known), key)
+    root = root_node(text)
+    (node,) = (value for key, value in root.value if key.value == "expected")  # type: ignore[union-attr]
+    new, done = "", 0
+    for start, end, words in sorted(_edits(text, node, old["expected"], expected, renamed)):
+        new += text[done:start] + words
+        done = max(done, end)
+    new += text[done:]
+    with suppress(SourceError):
+        if read_yaml(new, path).plain() == data:
+            return _BOM + new if path.read_bytes().startswith(_BOM.encode()) else new
+    raise SourceError(f"{path} has a form that is not kept; write its expectations as plain 'key: value' lines")
+
+
+def _edits(
+    text: str, node: yaml.MappingNode, old: Any, new: Any, renamed: Mapping[str, str], table: str = ""
+) -> Iterator[_Edit]:
+    """Yield the edits that give a mapping in the text its new values."""
+    names = [renamed.get(table + key.value, table + key.value).removeprefix(table) for key, _ in node.value]
+    for (key, value), name in zip(node.value, names, strict=True):
+        given = new.get(name)
+        if isinstance(given, dict):
+            yield from _edits(text, value, old[key.value], given, renamed, f"{key.value}.")
+            if not given and value.value and not value.flow_style:
+                colon = text.index(":", key.end_mark.index) + 1
+                yield colon, colon, " {}"
+            continue
+        for part, before, after in ((key, key.value, name), (value, old[key.value], given)):
+            if name in new and before != after:
+                start, end = part.start_mark.index, part.end_mark.index
+                start += len(re.match(r"([&!]\S*\s+)*", text[start:end])[0])  # type: ignore[index]  # anchor and tag
+                yield start, end, _yaml_value(after)
+    added = [f"{yaml_name(name)}: {_yaml_value(value)}" for name, value in new.items() if name not in names]
+    is_kept = [name in new for name in names]
+    yield from (_in_braces if node.flow_style else _in_lines)(text, node, is_kept, added)
+
+
+def _in_braces(text: str, node: yaml.MappingNode, is_kept: Sequence[bool], added: Sequence[str]) -> Iterator[_Edit]:
+    """Yield the edits that remove and add rows of a mapping such as `{a: 1, b: 2}`."""
+    last = None  # where the last kept row ends
+    previous = 0  # where the row before ends
+    for (key, value), is_one_kept in zip(node.value, is_kept, strict=True):
+        start, end = key.start_mark.index, value.end_mark.index
+        if is_one_kept:
+            last = end
+        elif last is not None and "#" not in text[previous:start]:
+            yield previous, end, ""
+        else:
+            yield start, _COMMA.match(text, end).end(), ""  # type: ignore[union-attr]
+        previous = end
+    if added:
+        place = text.index("{", node.start_mark.index) + 1 if last is None else last
+        yield place, place, f"{'' if last is None else ', '}{', '.join(added)}"
+
+
+def _in_lines(text: str, node: yaml.MappingNode, is_kept: Sequence[bool], added: Sequence[str]) -> Iterator[_Edit]:
+    """Yield the edits that remove and add lines `a: 1`."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    first = node.value[0][0].start_mark.index
+    place = text.rfind("\n", 0, first) + 1
+    indent = text[place:first]
+    for (key, value), is_one_kept in zip(node.value, is_kept, strict=True):
+        after = text.find("\n", value.end_mark.index) + 1 or len(text)
+        if is_one_kept:
+            place = after
+        else:
+            yield text.rfind("\n", 0, key.start_mark.index) + 1, after, ""
+    if added:
+        lines = "".join(f"{indent}{line}{newline}" for line in added)
+        yield place, place, lines if text[:place].endswith("\n") else newline + lines.removesuffix(newline)

@@ -45,9 +45,7 @@ _REMEDIES = {
     "--position-embedding": "leave it out",
     "--snapshot": "leave it out",
 }
-_REMEDY = (
-    "count, tree, print, flops, estimate, profile, fit, report, explain, diagram, diff, verify and check take any model"
-)
+_REMEDY = "count, tree, flops, estimate, profile, fit, report, explain, diagram, diff and check take any model"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ description: BERT-base, cased English
 hub_names: [google-bert/bert-base-cased]
 architecture: BertForMaskedLM
 add_pooling_layer: false        # BertModel only
-printed_attention: eager        # the kernel that `print` shows, instead of that of the configuration
+printed_attention: eager        # the kernel that `tree --style torch` shows, instead of that of the configuration
 config: {vocab_size: 28996, ...}
-extra: {directionality: bidi}   # other members of a config.json, for `convert` only
+extra: {directionality: bidi}   # other members of the config.json that `presets NAME --config` prints
 expected: {distinct_params: 108340804, ...}   # more in `expectations`
 """
 
@@ -67,13 +67,24 @@ def preset_of(entries: Mapping, path: Path) -> BertSource:
     )  # fmt: skip
 
 
+def config_members(path: Path) -> dict[str, Any]:
+    """Return the members of a preset's config.json, sorted as transformers writes them."""
+    data = read_mapping(path).plain()
+    if path.suffix == ".json":
+        members = {name: value for name, value in data.items() if name != MEMBER}
+    else:
+        own = {"architectures": [data["architecture"]], "model_type": "bert"}
+        members = own | data["config"] | data.get("extra", {})
+    return dict(sorted(members.items()))
+
+
 def is_own_member(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Return True if the member "bertscope" of a config.json is from `convert`, not from another project."""
+    """Return True if the member "bertscope" of a config.json has only such keys; another project's may have others."""
     return isinstance(value, dict) and set(value) <= set(PRESET_ONLY)
 
 
 def member_of(members: Mapping) -> dict[str, Any]:
-    """Return the keys that only a preset has, from the member "bertscope" of a config.json, if it is from `convert`."""
+    """Return the keys that only a preset has, from the member "bertscope" of a config.json."""
     entry = members.get(MEMBER)
     return _preset_only(with_places(entry.value, entry)) if entry and is_own_member(entry.value) else {}
 

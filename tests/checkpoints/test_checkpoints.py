@@ -212,7 +212,7 @@ HOSTILE = {
 def test_a_broken_safetensors_file_is_one_line(cli, tmp_path, case):
     content, words = HOSTILE[case]
     path = write(tmp_path, content)
-    for result in (cli("count", path), cli("verify", "bert-tiny", path)):
+    for result in (cli("count", path), cli("diff", "bert-tiny", path)):
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), result.err
         assert words in result.err
         assert result.err.startswith(f"error: {path}: ")

@@ -121,7 +121,7 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
         (("estimate", "--device", "gpu"), "did you mean 'cuda'?"),
         (
             ("profile", "--gpu", "t4"),
-            "--gpu is an option of estimate, fit, plan, why, report; see 'bertscope profile",
+            "--gpu is an option of report, estimate, fit, plan, why; see 'bertscope profile",
         ),
         (("flops", "--mode", "train"), "did you mean 'training'?"),
         (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),
@@ -140,7 +140,7 @@ def test_a_near_miss_gets_a_suggestion(cli, arguments, words):
     ("command", "suffix"),
     [
         ("count", ".pdf"), ("tree", ".XLSX"), ("flops", ".svg"), ("diagram", ".png"), ("check", ".html"),
-        ("print", ".docx"), ("schema", ".pdf"), ("convert", ".pdf"), ("report", ".pdf"),
+        ("schema", ".pdf"), ("presets", ".pdf"), ("report", ".pdf"),
     ],
 )  # fmt: skip
 def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, command, suffix):

@@ -254,7 +254,7 @@ def test_a_full_stderr_changes_neither_data_nor_exit_code(tmp_path):
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "bert", "num_hidden_layers": 1, "unknown_field": 1}')
     with FULL.open("w") as full:
-        for words, code in ((("verify", str(config), "absent"), 2), (("convert", str(config)), 0)):
+        for words, code in ((("diff", str(config), "absent.bin"), 2), (("count", str(config)), 0)):
             done = spawn(*words, capture_output=False, stdout=subprocess.PIPE, stderr=full)
             assert (done.returncode, bool(done.stdout)) == (code, code == 0)
 

@@ -28,7 +28,7 @@ OUTPUTS = {
     "diff": ["diff bert-tiny bert-mini", "diff bert-tiny bert-tiny"],
     "diagram": ["diagram bert-tiny", "diagram bert-tiny --kind forward", "diagram bert-tiny --kind tree",
                 "diagram bert-tiny encoder.layer.0.attention.self --kind forward"],
-    "print": ["print bert-tiny"],
+    "print": ["tree bert-tiny --style torch"],
     "presets": ["presets"],
     "check": ["check bert-tiny bert-base-cased", "check mine.bertscope.yaml"],
     "memory": ["estimate bert-tiny --checkpointing none,full",
@@ -151,7 +151,7 @@ def test_the_schema_of_a_config_takes_what_a_config_takes(cli):
     validator = Draft202012Validator(cli("schema", "config").json)
     Draft202012Validator.check_schema(validator.schema)
     for name in ("bert-tiny", "bert-base-cased"):
-        assert [*validator.iter_errors(cli("convert", name).json)] == []
+        assert [*validator.iter_errors(cli("presets", name, "--config").json)] == []
     for key, value in {"hidden_act": "gelu2", "hidden_size": 0, "classifier_dropout": 2, "use_cache": "no"}.items():
         assert not validator.is_valid({key: value})
         with pytest.raises(ConfigError):

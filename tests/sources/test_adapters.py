@@ -170,14 +170,14 @@ def stored(adapter):
 
 
 def test_verify_compares_an_adapter_with_its_file(stored, cli):
-    result = cli("verify", str(stored))
+    result = cli("diff", str(stored))
     assert result.code == 0
     of_adapters, of_classifier = 2 * 2 * 8 * (128 + 128), 2 * 128 + 2
     assert "holds bert-tiny (BertForSequenceClassification, LoRA r=8,alpha=16,dropout=0.1," in result.out
     assert f"{of_adapters + of_classifier:,} unique parameters; 10 of 10 names are stored" in result.out
     config = stored / "adapter_config.json"
     config.write_text(config.read_text().replace('"r": 8', '"r": 4'))
-    result = cli("verify", str(stored), "--format", "json")
+    result = cli("diff", str(stored), "--format", "json")
     assert result.code == 1
     assert {row["status"] for row in result.json["rows"] if row["is_wrong"]} == {"shape"}
 
@@ -196,9 +196,3 @@ def test_a_broken_adapter_config_is_one_line(tmp_path, cli):
         (tmp_path / "adapter_config.json").write_text(text)
         result = cli("count", str(tmp_path))
         assert (result.code, result.err.count("\n")) == (2, 1), text
-
-
-def test_an_adapter_is_not_converted(adapter, cli):
-    result = cli("convert", str(adapter()))
-    assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "is an adapter, which no preset describes; convert its base model" in result.err

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from bertscope import load
 from bertscope.errors import BertscopeError
-from bertscope.sources.expectation_files import read_expectation_file
+from bertscope.sources.expectation_files import read_expectation_file, with_expected
 from bertscope.sources.expectations import Expectation
+from bertscope.text_files import read_yaml
 from tests.conftest import ROOT
 
 TINY_MLM = "model: bert-tiny\narchitecture: BertForMaskedLM\nexpected:\n"
@@ -390,3 +391,84 @@ def test_the_layers_of_all_memory_runs_of_a_file_are_bounded(cli, tmp_path):
     result = cli("check", file)
     assert result.code == 2
     assert "4 runs of 256 layers are more than 768 layers in all" in result.err
+
+
+# ---- new values in the text of a file ----
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "written"),
+    [
+        ("a: 1  # one\nexpected:\n  distinct_params: 5_000   # five\n", {"distinct_params": 7},
+         "a: 1  # one\nexpected:\n  distinct_params: 7   # five\n"),
+        ("expected:\n  distinct_params: &x\n    5\n", {"distinct_params": 7},
+         "expected:\n  distinct_params: &x\n    7\n"),
+        ("\ufeffexpected:\r\n  groups:\r\n    a: 1\r\n    b: 2 # b", {"groups.a": None, "groups.c d": 3},
+         '\ufeffexpected:\r\n  groups:\r\n    b: 2 # b\r\n    "c d": 3'),
+        ("expected:\n  groups:\n    a: 1\n\n    # of b\n    b: 2", {"groups.b": None, "groups.c": 3},
+         "expected:\n  groups:\n    a: 1\n    c: 3\n\n    # of b\n"),
+        ("expected:\n  groups:\n    a: 1\n# end\n", {"groups.a": None, "groups.b": 3},
+         "expected:\n  groups:\n    b: 3\n# end\n"),
+        ("expected: {groups: {a: 1, b: 2}, layers: {c: 3}} # c", {"groups.a": None, "groups.z": 4, "layers.c": 5},
+         "expected: {groups: {b: 2, z: 4}, layers: {c: 5}} # c"),
+        ('{"expected": {"groups": {"a": 1, "b": 2,}}}', {"groups.b": None}, '{"expected": {"groups": {"a": 1,}}}'),
+        ("expected: {groups: {a: 1, b: 2}}", {"groups.a": None, "groups.b": None, "groups.c": 3},
+         "expected: {groups: {c: 3}}"),
+        ("expected:\n  groups: {\n    a: 1,  # of a\n    b: 2,  # of b\n  }\n", {"groups.b": None, "groups.c": 3},
+         "expected:\n  groups: {\n    a: 1, c: 3,  # of a\n    # of b\n  }\n"),
+        ("expected:\n  layers:\n    l.0-1: 5 # x\n    l.0-1.up: 3\n    l.2: 4\n",
+         {"layers.l.0-1": None, "layers.l.0-1.up": None, "layers.l.2": None, "layers.l.0-2": 5, "layers.l.0-2.up": 3},
+         "expected:\n  layers:\n    l.0-2: 5 # x\n    l.0-2.up: 3\n"),
+        ("expected:\n  ties:\n    # why\n    a.b: c.d  # x\n", {"ties": {"a.b": "e f", "g": "h"}},
+         'expected:\n  ties:\n    # why\n    a.b: "e f"  # x\n    g: h\n'),
+        ("expected:\n  ties:  # all\n    a.b: c.d\n", {"ties": {}}, "expected:\n  ties: {}  # all\n"),
+        ("expected:\n  ties: {} # none\n", {"ties": {"a": "b"}}, "expected:\n  ties: {a: b} # none\n"),
+        ("expected:\n  memory:\n    m: {batch: 1, peak_bytes: 100 MiB, tolerance: 5 %}\n", {"memory.m": 9},
+         "expected:\n  memory:\n    m: {batch: 1, peak_bytes: 9, tolerance: 5 %}\n"),
+        ("expected:\n  memory:\n    m:\n      peak_bytes: '9 GiB' # q\n      batch: 1\n", {"memory.m": 9},
+         "expected:\n  memory:\n    m:\n      peak_bytes: 9 # q\n      batch: 1\n"),
+    ],
+)  # fmt: skip
+def test_new_values_replace_the_old_ones_and_every_other_byte_of_the_file_stays(tmp_path, text, changes, written):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(text.encode())
+    assert with_expected(path, changes) == written
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("expected:\n  groups:\n    ? a\n    : 1\n    b: 2\n", {"groups.a": None, "groups.c": 3}),
+        ("expected:\r  groups:\r    a: 1\r    b: 2\r", {"groups.a": None}),
+        ("expected:\n  memory:\n    m:\n      peak_bytes: |-\n        9 GiB\n      batch: 1\n", {"memory.m": 9}),
+    ],
+)
+def test_a_form_of_yaml_in_which_no_value_can_be_replaced_is_refused(tmp_path, text, changes):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(text.encode())
+    with pytest.raises(BertscopeError, match="write its expectations as plain 'key: value' lines"):
+        with_expected(path, changes)
+
+
+_TABLES = st.dictionaries(st.sampled_from(["a", "b 1", "c.0-1", "c.2", "d"]), st.integers(0, 10**9), min_size=1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(old=_TABLES, new=_TABLES, is_flow=st.booleans(), newline=st.sampled_from(["\n", "\r\n"]), ends=st.booleans())
+def test_any_table_becomes_any_other_and_all_comments_of_rows_that_stay_are_kept(
+    tmp_path_factory, old, new, is_flow, newline, ends
+):
+    path = tmp_path_factory.getbasetemp() / "mine.yaml"
+    rows = [f"{json.dumps(name)}: {value}" for name, value in old.items()]
+    lines = [f"    {row}  # of {name}" for row, name in zip(rows, old, strict=True)]
+    block = ["  groups: {" + ", ".join(rows) + "}"] if is_flow else ["  groups:", *lines]
+    text = newline.join(["# top", "expected:", *block]) + newline * ends
+    path.write_bytes(text.encode())
+    changes = {f"groups.{name}": new.get(name) for name in {**old, **new}}
+    written = with_expected(path, changes)
+    assert read_yaml(written, path).plain() == {"expected": {"groups": new}}
+    assert written.startswith("# top")
+    assert is_flow or all(f"# of {name}" in written for name in old.keys() & new.keys())
+    assert ("\r\n" in written) == (newline == "\r\n")
+    unchanged = {name: value for name, value in old.items() if new.get(name) == value}
+    assert all(f"{json.dumps(name)}: {value}" in written for name, value in unchanged.items())

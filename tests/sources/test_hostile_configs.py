@@ -38,8 +38,8 @@ class EvilModel(PreTrainedModel):
 """
 CLASSES = dict.fromkeys(("AutoConfig", "AutoModel", "AutoBackbone"), "configuration_evil.EvilConfig")
 COMMANDS = [
-    ("count",), ("tree",), ("flops",), ("print",), ("diff", "bert-tiny"), ("estimate",), ("diagram",),
-    ("diagram", "--kind", "tree"), ("verify", "weights.bin"),
+    ("count",), ("tree",), ("flops",), ("tree", "--style", "torch"), ("diff", "bert-tiny"), ("estimate",), ("diagram",),
+    ("diagram", "--kind", "tree"), ("diff", "weights.bin"),
 ]  # fmt: skip
 ISSUE = {
     "model_type": "dpt", "architectures": ["DPTForDepthEstimation"], "is_hybrid": False,

@@ -74,7 +74,7 @@ def test_a_cached_model_without_an_owner_and_its_weights_are_found(tmp_path):
     snapshot = cache(tmp_path, "old-bert")
     config = bertscope.BertConfig.from_dict(CONFIG)
     torch.save(bertscope.BertModel(config).state_dict(), snapshot / "pytorch_model.bin")
-    done = ask("verify", "old-bert", HF_HUB_CACHE=tmp_path)
+    done = ask("diff", "old-bert", HF_HUB_CACHE=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"yes: {COMMIT} holds old-bert (BertModel)")
     assert ask("count", "old-bert", "--stored", HF_HUB_CACHE=tmp_path).returncode == 0
@@ -176,7 +176,7 @@ def test_download_fetches_the_configuration_alone_and_then_it_is_cached(hub):
 
 
 def test_verify_downloads_the_weights_and_nothing_else(hub):
-    done = ask("verify", "someone/fresh", "--download", **hub)
+    done = ask("diff", "someone/fresh", "--download", **hub)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("yes: ")
     assert not any("README" in path for path in _Hub.asked)

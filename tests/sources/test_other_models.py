@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
-from bertscope.errors import BertscopeError, BertscopeWarning
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError
 from bertscope.sources.find import find
 from bertscope.sources.other_models import FactorySource
 from tests.child_server import loaded
@@ -378,7 +378,7 @@ def test_what_is_for_berts_alone_says_so_in_one_line(cli, code, command, words):
 
 
 def test_a_factory_is_printed_drawn_and_compared(cli, code):
-    assert "(words): Embedding(50, 6)" in cli("print", f"{code}:Tagger").out
+    assert "(words): Embedding(50, 6)" in cli("tree", f"{code}:Tagger", "--style", "torch").out
     assert "Embedding" in cli("diagram", f"{code}:Tagger", "--kind", "tree").out
     rows = cli("diff", f"{code}:Tagger", f"{code}:Own", "--format", "json").json["rows"]
     assert {row["path"]: row["status"] for row in rows}["words.weight"] == "removed"
@@ -406,7 +406,8 @@ def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monk
     result = cli("count", tmp_path)
     assert result.code == 2
     assert "pip install 'bertscope[transformers]'" in result.err
-    assert "this is for BERTs only" in cli("convert", tmp_path).err  # with the extra or without
+    with pytest.raises(SelectionError, match="this is for BERTs only"):  # with the extra or without
+        bertscope.load(tmp_path)
 
 
 def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):

@@ -166,9 +166,9 @@ def test_every_command_answers_for_another_family(cli, kept, family):
     tree = cli("tree", folder, "--shapes", "--seq", 8, "--format", "json")
     assert tree.json["rows"][0]["outputs"], tree.err
     for command in (
-        ("count", folder), ("count", folder, "--shapes", "--seq", 8), ("print", folder),
+        ("count", folder), ("count", folder, "--shapes", "--seq", 8), ("tree", folder, "--style", "torch"),
         ("diff", folder, "bert-tiny", "--seq", 8),
-        ("flops", folder, "--seq", "8,16", "--operators"), ("diagram", folder, "--kind", "tree"), ("verify", folder),
+        ("flops", folder, "--seq", "8,16", "--operators"), ("diagram", folder, "--kind", "tree"), ("diff", folder),
         ("count", folder / "model.safetensors"), ("explain", folder, "--seq", 8), ("diagram", folder, "-k", "class"),
     ):  # fmt: skip
         result = cli(*command)
@@ -211,5 +211,5 @@ def test_another_class_of_the_family_can_be_asked_for(cli, kept):
     _, folder = kept("roberta")
     data = cli("count", folder, "-a", "RobertaForSequenceClassification", "--format", "json").json
     assert data["subject"]["architecture"] == "RobertaForSequenceClassification"
-    eager = cli("print", kept("gpt2")[1], "--attention", "eager").out
+    eager = cli("tree", kept("gpt2")[1], "--style", "torch", "--attention", "eager").out
     assert "GPT2Attention" in eager

@@ -223,13 +223,7 @@ def test_a_config_json_of_another_family_without_a_file_names_the_file_to_write(
 # ---- update -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def updatable():
-    """Skip without the extra that keeps comments."""
-    pytest.importorskip("ruamel.yaml", reason="keeping comments needs the extra 'convert'")
-
-
-def test_update_shows_what_differs_and_writes_only_the_values_that_differ(cli, project, updatable):
+def test_update_shows_what_differs_and_writes_only_the_values_that_differ(cli, project):
     path = project(NARROW)
     before = path.read_text()
     result = cli("check", "--update", "--allow-code", "own.bertscope.yaml")
@@ -244,7 +238,7 @@ def test_update_shows_what_differs_and_writes_only_the_values_that_differ(cli, p
     assert cli("check", "--allow-code", "own.bertscope.yaml").code == 0
 
 
-def test_update_without_a_difference_writes_nothing(cli, project, updatable):
+def test_update_without_a_difference_writes_nothing(cli, project):
     path = project()
     path.chmod(0o444)
     stat = path.stat()
@@ -253,7 +247,7 @@ def test_update_without_a_difference_writes_nothing(cli, project, updatable):
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (stat.st_mtime_ns, stat.st_ino)
 
 
-def test_update_replaces_rows_and_ties_that_are_gone(cli, project, updatable):
+def test_update_replaces_rows_and_ties_that_are_gone(cli, project):
     path = project(CODE.replace("range(2)", "range(3)").replace("self.head.weight = ", "self.words.extra = "))
     result = cli("check", "--update", "--allow-code", path)
     assert result.code == 0
@@ -265,7 +259,7 @@ def test_update_replaces_rows_and_ties_that_are_gone(cli, project, updatable):
     assert "    # from the paper\n    words: 40\n" in text
 
 
-def test_update_leaves_a_file_with_an_error_alone(cli, project, updatable):
+def test_update_leaves_a_file_with_an_error_alone(cli, project):
     path = project(NARROW)
     path.write_text(path.read_text() + "    long: {batch: 1, seq: 1, mode: training, freeze: [x], matmul_flops: 1}\n")
     before = path.read_text()
@@ -289,17 +283,7 @@ def test_update_writes_only_files_that_are_named(cli, project, words, message):
     assert message in result.err
 
 
-def test_update_without_its_extra_names_it_and_changes_nothing(cli, project, monkeypatch):
-    path = project(NARROW)
-    before = path.read_text()
-    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
-    result = cli("check", "--update", "--allow-code", path)
-    assert result.code == 2
-    assert "pip install 'bertscope[convert]'; or change the values by hand" in result.err
-    assert path.read_text() == before
-
-
-def test_update_rewrites_a_preset_of_ones_own(cli, tmp_path, updatable):
+def test_update_rewrites_a_preset_of_ones_own(cli, tmp_path):
     path = tmp_path / "mine.yaml"
     whole = (preset_dir() / "bert-tiny.yaml").read_text()
     path.write_text(whole.replace("layer.feed_forward: 131712", "layer.feed_forward: 7"))

@@ -1,4 +1,4 @@
-"""`verify`: a checkpoint is the model's, or every way in which it is not."""
+"""`diff MODEL CHECKPOINT`: a checkpoint is the model's, or every way in which it is not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import bertscope
 from bertscope.checkpoints.reading import read_checkpoint
@@ -174,7 +175,7 @@ def test_every_byte_of_a_gigabyte_is_explained_without_being_read(tmp_path, cli)
     with path.open("wb") as file:
         file.write(len(raw).to_bytes(8, "little") + raw)
         file.truncate(8 + len(raw) + place)  # a hole: nothing is on the disk to be read
-    result = cli("verify", "bert-large-uncased", path, "-a", "BertForPreTraining", "--format", "json")
+    result = cli("diff", "bert-large-uncased", path, "-a", "BertForPreTraining", "--format", "json")
     assert result.code == 0
     stored = result.json["stored"]
     assert stored["file_bytes"] == path.stat().st_size > 1 << 30
@@ -185,11 +186,11 @@ def test_every_byte_of_a_gigabyte_is_explained_without_being_read(tmp_path, cli)
 
 def test_the_answer_is_the_exit_code(cli, tmp_path):
     torch.save(bertscope.build(bertscope.load("bert-tiny").config, device="cpu").state_dict(), tmp_path / "x.bin")
-    assert cli("verify", "bert-tiny", tmp_path / "x.bin").code == 0
-    no = cli("verify", "bert-mini", tmp_path / "x.bin")
+    assert cli("diff", "bert-tiny", tmp_path / "x.bin").code == 0
+    no = cli("diff", "bert-mini", tmp_path / "x.bin")
     assert no.code == 1
     assert no.out.startswith("no: x.bin does not hold bert-mini (BertModel): 32 missing, 39 of another shape\n")
-    for arguments in (("verify", "bert-tiny"), ("verify", "bert-tiny", tmp_path / "x.bin", "--allow", "all")):
+    for arguments in (("diff", "bert-tiny"), ("diff", "bert-tiny", tmp_path / "x.bin", "--allow", "all")):
         result = cli(*arguments)
         assert (result.code, result.err.count("\n")) == (2, 1)
 
@@ -197,7 +198,7 @@ def test_the_answer_is_the_exit_code(cli, tmp_path):
 @pytest.mark.parametrize("fmt", ["csv", "markdown"])
 def test_every_format_says_the_same(cli, tmp_path, fmt):
     torch.save(bertscope.build(bertscope.load("bert-tiny").config, device="cpu").state_dict(), tmp_path / "x.bin")
-    result = cli("verify", "bert-mini", tmp_path / "x.bin", "--format", fmt)
+    result = cli("diff", "bert-mini", tmp_path / "x.bin", "--format", fmt)
     assert result.code == 1
     assert result.out.count("shape") >= 23
     assert "missing" in result.out
@@ -213,3 +214,76 @@ def test_count_shows_what_is_stored(cli, tmp_path, by, rows):
     assert sum(row["params"] for row in data["rows"]) == data["stored"]["stored_params"] == 4_385_920
     assert "as expected" in cli("count", tmp_path / "x.bin", "--expect", "4385920").err
     assert "no groups" in cli("count", tmp_path / "x.bin", "--by", "group").err
+
+
+# ---- what `diff` takes for a checkpoint ----
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """The working directory: a model with weights, a folder with weights only, a file, and a folder with a config."""
+    monkeypatch.chdir(tmp_path)
+    config = bertscope.load("bert-tiny").config
+    state = bertscope.build(config, device="cpu").state_dict()
+    for name in ("my-bert", "stored", "described"):
+        (tmp_path / name).mkdir()
+    for name in ("my-bert", "described"):
+        (tmp_path / name / "config.json").write_text(json.dumps(config.to_dict()))
+    for name in ("my-bert/model.safetensors", "stored/model.safetensors"):
+        save_file(state, tmp_path / name)
+    torch.save(state, tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "name"),
+    [
+        ("my-bert", "verify", "my-bert"),
+        ("bert-tiny stored", "verify", "stored"),
+        ("bert-tiny x.bin", "verify", "x.bin"),
+        ("x.bin bert-tiny", "verify", "x.bin"),
+        ("bert-tiny my-bert/model.safetensors", "verify", "model.safetensors"),
+        ("bert-tiny my-bert --allow missing", "verify", "my-bert"),
+        ("bert-tiny my-bert --strip-prefix auto", "verify", "my-bert"),
+        ("my-bert/model.safetensors --dtype fp32", "verify", "model.safetensors"),
+        ("bert-tiny my-bert --seq 8", "diff", "my-bert"),
+        ("my-bert described --seq 8", "diff", "described"),
+        ("x.bin stored", "diff", "stored"),
+    ],
+)
+def test_a_model_and_a_checkpoint_are_verified_and_two_of_a_kind_are_compared(cli, folders, words, kind, name):
+    result = cli("diff", *words.split(), "--format", "json")
+    assert (result.code, result.json["kind"]) == (0, kind), result.err
+    assert (result.json["stored"] if kind == "verify" else result.json["b"])["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("bert-tiny x.bin --exit-code", "--exit-code has no effect with a checkpoint"),
+        ("bert-tiny x.bin --batch 2", "--batch has no effect with a checkpoint"),
+        ("bert-tiny x.bin --seq 8", "--seq has no effect with a checkpoint"),
+        ("my-bert --attention eager", "--attention has no effect with a checkpoint"),
+        ("my-bert --lora r=2", "--lora has no effect with a checkpoint"),
+        ("x.bin stored --no-pooler", "--no-pooler has no effect with two files with tensors"),
+        ("x.bin stored --seq 8", "--seq has no effect with two files with tensors"),
+        ("bert-tiny bert-mini --allow missing", "no checkpoint 'bert-mini'; name a file with tensors"),
+        ("bert-tiny", "no checkpoint 'bert-tiny'; name a file with tensors"),
+        ("described", "described"),
+        ("stored", "contains tensors and no configuration"),
+        ("x.bin stored --allow missing", "contains tensors and no configuration"),
+        ("bert-tiny absent.bin", "absent.bin cannot be read"),
+    ],
+)
+def test_an_option_without_effect_and_a_missing_checkpoint_are_one_line_and_exit_code_2(cli, folders, words, message):
+    result = cli("diff", *words.split())
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
+
+
+def test_python_compares_a_model_with_a_checkpoint_as_the_command_does(cli, folders):
+    shown = cli("diff", "bert-tiny", "x.bin", "--format", "json").out
+    stored = read_checkpoint("x.bin")
+    for sides in (("bert-tiny", "x.bin"), ("x.bin", "bert-tiny"), ("bert-tiny", stored)):
+        assert bertscope.diff(*sides).to_json() == shown
+    assert bertscope.verify("bert-tiny", "x.bin").to_json() == shown
+    assert bertscope.diff(stored, "stored").to_json() == cli("diff", "x.bin", "stored", "--format", "json").out

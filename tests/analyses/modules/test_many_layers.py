@@ -136,7 +136,7 @@ def test_a_printed_model_has_the_number_of_all_layers(cli, tmp_path):
     printed = {}
     for layers in (12, 1_000):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **config(layers).to_dict()}))
-        printed[layers] = cli("print", tmp_path)
+        printed[layers] = cli("tree", tmp_path, "--style", "torch")
     assert printed[1_000].out == printed[12].out.replace("(0-11): 12 x", "(0-999): 1000 x")
     assert "note: 1,000 equal layers: counted from two or three of them" in printed[1_000].err
     assert "equal layers" not in printed[12].err
