@@ -21,7 +21,7 @@ from bertscope.units import json_text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCHEMA = 3  # 1 had other names in `run`; in 2 the peak and the reserved bytes of `fit` included the context
+SCHEMA = 4  # 1 had other names in `run`; in 2 the peak and the reserved bytes of `fit` included the context
 FAILED = "failed"  # the outcome of a point that could not be computed
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
 Row = TypeVar("Row")
