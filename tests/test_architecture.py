@@ -1,7 +1,7 @@
 """The laws of the architecture: imports, folders, names, registries, docstrings, private names of torch.
 
 Each list of exceptions is exact: an entry that is no longer needed fails its test, so that the lists only shrink.
-`from_json(to_json(report)) == report` is tested in tests/reports/test_reader.py.
+`from_json(to_json(report)) == report` is tested in tests/reports/test_json.py.
 """
 
 from __future__ import annotations
