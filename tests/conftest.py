@@ -25,6 +25,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
+DATA = ROOT / "tests" / "data"
 
 gc.set_threshold(50_000, 20, 100)
 os.environ["XDG_DATA_HOME"] = str(ROOT / "tests" / "no calibrations")  # of the user who runs the tests
@@ -47,6 +48,13 @@ def pytest_collection_finish() -> None:
     """Leave what is loaded now, a million objects of torch, out of all later garbage collections."""
     gc.collect()
     gc.freeze()
+
+
+def data(name: str) -> Any:
+    """Read a file of YAML or JSON in tests/data."""
+    import yaml
+
+    return yaml.safe_load((DATA / name).read_text())
 
 
 @dataclass
