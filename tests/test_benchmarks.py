@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -18,7 +17,7 @@ from bertscope.analyses.memory.steps import estimate_report
 from bertscope.errors import BertscopeWarning
 from bertscope.reports.memory import NO, YES
 from bertscope.sources.find import find
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 
 def loaded():
@@ -131,7 +130,7 @@ def test_the_time_of_a_process_that_nobody_waits_for_is_counted():
         "import sys, pathlib, tempfile\nfrom benchmarks import speed\nspeed.adopt_orphans()\n"
         "print(speed.measured([sys.executable, '-S', '-c', sys.argv[1]], pathlib.Path(tempfile.mkdtemp())).cpu_seconds)"
     )
-    done = subprocess.run([sys.executable, "-c", code, FORKED], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_python(code, FORKED, cwd=ROOT, check=True)
     assert float(done.stdout) > 0.25
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from bertscope.sources.presets import config_paths, preset_paths
 from tests.child_server import loaded
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 from tests.test_docs import CI, block
 
 ENV = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "GIT_", "PRE_COMMIT"))}
@@ -407,8 +407,7 @@ def test_the_installed_wheel_counts_from_any_folder(installed, tmp_path):
         "from bertscope import cli; sys.argv = ['bertscope', 'check', '--presets']; sys.exit(cli._run())"
     )
     site = installed["PYTHONPATH"]
-    done = subprocess.run([sys.executable, "-c", code, site], cwd=tmp_path, env=os.environ | {"PYTHONPATH": site},
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = run_python(code, site, cwd=tmp_path, env=os.environ | {"PYTHONPATH": site})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{len(preset_paths()) + len(config_paths())} files: ")
     assert done.stdout.endswith("expectations passed, 0 failed\n")
