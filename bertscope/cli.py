@@ -80,8 +80,7 @@ def start() -> int:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
     warnings.showwarning = partial(_show_warning, set())
     gc.disable()  # the process is short: scanning the million objects of torch takes time and frees little
-    with _without_cache("--no-cache" in sys.argv):
-        return _run()
+    return _run()
 
 
 def _show_warning(
@@ -101,17 +100,20 @@ def _without_cache(is_asked: bool) -> Iterator[None]:
     given = os.environ.get(CACHE_VARIABLE)
     if is_asked:
         os.environ[CACHE_VARIABLE] = ""
-    yield
-    if is_asked:
-        os.environ.pop(CACHE_VARIABLE)
-        os.environ.update({} if given is None else {CACHE_VARIABLE: given})
+    try:
+        yield
+    finally:
+        if is_asked:
+            os.environ.pop(CACHE_VARIABLE)
+            os.environ.update({} if given is None else {CACHE_VARIABLE: given})
 
 
 def _run() -> int:
     """Return the exit code of the command line; every error is one line on stderr."""
     try:
         try:
-            code = app(prog_name="bertscope", standalone_mode=False) or 0
+            with _without_cache("--no-cache" in sys.argv):
+                code = app(prog_name="bertscope", standalone_mode=False) or 0
         except SystemExit as end:  # of Typer, after shell completion: `with_bundles` reports those of commands
             code = int(end.code or 0)
         except (KeyError, ValueError) as error:

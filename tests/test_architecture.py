@@ -249,6 +249,11 @@ def test_the_top_level_is_short():
     assert all(path.parent.name not in ("core", "utils", "helpers", "common") for path in FILES)
 
 
+def test_a_sentence_stands_where_it_is_shown_and_only_explain_reads_texts_by_key():
+    by_key = re.compile(r"\b(say|phrase|word)\(|texts/")
+    assert {module.place for module in MODULES.values() if by_key.search(module.text)} == {"render/explain.py"}
+
+
 def test_no_file_is_too_long():
     assert {module.place for module in MODULES.values() if module.text.count("\n") > 600} == set()
 

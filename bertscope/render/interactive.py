@@ -113,9 +113,8 @@ def details(item: Item, whole: int) -> Iterator[str]:
         yield f"forward     {flops_text(item.flops)} in matrix products"
     for tensor in item.tensors:
         shape, words = (tensor.shape, tensor.dtype) if is_stored else (tensor.shapes[0], count_text(tensor.each_params))
-        other = tensor.shares if is_stored else tensor.tied_to
         frozen = ", frozen" if not is_stored and tensor.params > tensor.trainable_params else ""
-        tied = f", tied to {other}" if other else ""
+        tied = f", tied to {other}" if (other := tensor.shares if is_stored else tensor.tied_to) else ""
         yield f"  {tensor.name.removeprefix(f'{item.path}.')} {shape_text(shape)} {words}{tied}{frozen}"
 
 
@@ -234,7 +233,7 @@ class Browser(App[BaseException]):
     def compose(self) -> ComposeResult:
         """Yield the widgets from top to bottom."""
         self.modules, self.body = ModuleTree(self.items), Static(markup=False)
-        self.status, self.keys = Static("arrows move, open and close; tab goes to the details"), Footer(compact=True)
+        self.status, self.keys = Static("arrows move, open and close; tab goes to the details"), Footer()
         self.search = Input(placeholder="a part of a path or of a class; enter, or esc to go back", compact=True)
         yield Static(visible(self.heading), id="title", markup=False)
         with Container(id="main"):
@@ -243,6 +242,7 @@ class Browser(App[BaseException]):
                 yield self.body
         yield self.status
         yield self.search
+        self.keys.compact = True
         yield self.keys
 
     def on_mount(self) -> None:

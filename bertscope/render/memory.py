@@ -343,11 +343,8 @@ def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
             f"{bytes_text(device.reserved_loaded_bytes)}; its blocks stay until empty_cache(), and "
             "one copy of a tensor leaves a segment of its size"
         )
-    yield (
-        f"the CUDA context adds {range_text(low, high)} outside torch, as measured in steps"
-        if is_calibrated
-        else f"the CUDA context adds {range_text(low, high)} outside torch, by GPU and version of torch"
-    )
+    how = "as measured in steps" if is_calibrated else "by GPU and version of torch"
+    yield f"the CUDA context adds {range_text(low, high)} outside torch, {how}"
     yield (
         "on the card: reserved and the context, as nvidia-smi shows: "
         f"{range_text(device.reserved_bytes + low, device.reserved_bytes + high)}"

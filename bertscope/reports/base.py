@@ -21,7 +21,7 @@ from bertscope.units import json_text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCHEMA = 3  # 1 had other names in `run`; in 2 the peak and the reserved bytes of `fit` included the context
+SCHEMA = 4  # 1 had other names in `run`, 3 more settings; in 2 the peak of `fit` included the context
 FAILED = "failed"  # the outcome of a point that could not be computed
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
 Row = TypeVar("Row")
@@ -97,7 +97,7 @@ def to_json(report: Any) -> str:
 
     >>> print(bertscope.to_json(bertscope.count("bert-tiny")))
     {
-      "schema": 3,
+      "schema": 4,
       "kind": "count",...
     """
     return json_text({"schema": SCHEMA, "kind": report.kind, **as_data(report)})

@@ -127,7 +127,7 @@ FOREIGN = {
 READ = "only safetensors, PyTorch, GGUF and ONNX files are read; "
 
 
-@pytest.mark.parametrize("command", ["count", "tree", "verify"])
+@pytest.mark.parametrize("command", ["count", "tree", "diff"])
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_file_of_tensorflow_keras_or_flax_is_named_in_one_line_that_says_how_to_convert_it(
     cli, tmp_path, name, command

@@ -232,7 +232,7 @@ def test_a_report_that_a_reader_can_check_by_hand_is_read_back():
     row = PresetRow(name="tiny", architecture="BertModel", distinct_params=7, layer_params=None, description="é",
                     hub_names=("a", "b"), path="tiny.yaml")  # fmt: skip
     text = (
-        '{"schema": 3, "kind": "presets", "rows": [{"name": "tiny", "architecture": "BertModel", '
+        '{"schema": 4, "kind": "presets", "rows": [{"name": "tiny", "architecture": "BertModel", '
         '"distinct_params": 7, "layer_params": null, "description": "é", "hub_names": ["a", "b"], '
         '"path": "tiny.yaml"}]}'
     )
@@ -266,17 +266,17 @@ def test_a_number_that_is_no_float_is_refused(number):
         ("[1]", "must be a JSON object; got a list"),
         ('{"kind": "cuont"}', "no report of kind \"cuont\"; did you mean 'count'?"),
         ('{"kind": ["count"]}', "no report of kind a list"),
-        ('{"kind": "presets", "rows": []}', "the report has schema null; this version reads 3"),
+        ('{"kind": "presets", "rows": []}', "the report has schema null; this version reads 4"),
         (
             '{"schema": 1, "kind": "presets", "rows": []}',
-            "the report has schema 1; this version reads 3: write the rep",
+            "the report has schema 1; this version reads 4: write the rep",
         ),
         ('{"schema": true, "kind": "presets", "rows": []}', "schema true"),
-        ('{"schema": 3, "kind": "presets"}', "presets lacks the field 'rows'"),
-        ('{"schema": 3, "kind": "presets", "rows": {}}', "presets.rows must be a list; got an object"),
-        ('{"schema": 3, "kind": "presets", "rows": [3]}', "presets.rows[0] must be an object; got 3"),
-        ('{"schema": 3, "kind": "presets", "rows": [], "row\\n": 1}', 'presets has no field "row\\n"; did you mean'),
-        ('{"schema": 3, "kind": "presets", "rows": [{"name": true}]}', "presets.rows[0].name must be text; got true"),
+        ('{"schema": 4, "kind": "presets"}', "presets lacks the field 'rows'"),
+        ('{"schema": 4, "kind": "presets", "rows": {}}', "presets.rows must be a list; got an object"),
+        ('{"schema": 4, "kind": "presets", "rows": [3]}', "presets.rows[0] must be an object; got 3"),
+        ('{"schema": 4, "kind": "presets", "rows": [], "row\\n": 1}', 'presets has no field "row\\n"; did you mean'),
+        ('{"schema": 4, "kind": "presets", "rows": [{"name": true}]}', "presets.rows[0].name must be text; got true"),
     ],
     ids=lambda value: str(value)[:30],
 )

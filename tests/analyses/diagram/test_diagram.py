@@ -556,7 +556,7 @@ def test_an_option_without_effect_is_noted(cli):
 
 def test_json_is_complete(cli):
     data = cli("diagram", "bert-tiny", "-k", "forward", "-f", "json").json
-    assert (data["schema"], data["kind"], data["diagram"], data["seq"]) == (3, "diagram", "forward", 128)
+    assert (data["schema"], data["kind"], data["diagram"], data["seq"]) == (4, "diagram", "forward", 128)
     assert {edge["source"] for edge in data["edges"]} <= {node["id"] for node in data["nodes"]}
     assert cli("diagram", "bert-tiny", "-f", "json").json["classes"][0]["address"] == "torch.nn.Module"
 

@@ -374,6 +374,7 @@ def test_chinese_text_fits_the_terminal_and_no_line_begins_with_its_punctuation(
         assert not line.strip() or line.strip()[0] not in "，。；：）、"
 
 
+VIEW = ROOT / "bertscope" / "render" / "explain.py"
 ENGLISH, CHINESE = map(texts, LANGUAGES)
 
 
@@ -387,26 +388,13 @@ def test_both_languages_have_the_same_keys_and_values():
 
 
 def test_every_text_that_the_view_asks_for_is_there_and_every_text_is_asked_for():
-    keys, beginnings = set(), {"explain_point_"}
-    for call in ast.walk(ast.parse((ROOT / "bertscope/render/explain.py").read_text())):
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "say":
-            for node in ast.walk(call.args[0]):
-                if isinstance(node, ast.JoinedStr):
-                    beginnings.add(node.values[0].value)
-                elif isinstance(node, ast.Constant) and node.value[-1] != "_":
-                    keys.add(node.value)
-    keys.discard("explain_no_forward")  # a report's note has this key
-    assert keys <= {*ENGLISH}
-    assert {key for key in ENGLISH if key not in keys and not key.startswith(tuple(beginnings - {"explain_"}))} == {
-        "explain_no_forward", *(key for key in ENGLISH if re.match(r"explain_\w+", key) and of_a_section(key)),
-    }  # fmt: skip
-
-
-def of_a_section(key: str) -> bool:
-    """Return True for a sentence or title of one of the sections, whose key names it."""
-    from bertscope.analyses.explain.steps import SECTIONS
-
-    return key.removeprefix("explain_").startswith((*SECTIONS, "title"))
+    calls = [node for node in ast.walk(ast.parse(VIEW.read_text())) if isinstance(node, ast.Call)]
+    asked = [call.args[0] for call in calls if getattr(call.func, "id", "") == "say"]
+    keys = {node.value for item in asked for node in ast.walk(item) if isinstance(node, ast.Constant)} & {*ENGLISH}
+    assert {item.value for item in asked if isinstance(item, ast.Constant)} <= keys
+    kinds = "step", "question", "answer", "title", "point", *SECTIONS
+    others = {key for key in ENGLISH if not key.startswith(tuple(f"explain_{kind}_" for kind in kinds))}
+    assert others - keys == {"explain_no_forward"}  # the key of a report's note
 
 
 # Other words for the terms of the Chinese texts: 梯度检查点, 批大小, 参数量, 激活值, 估算, 一步, 任务头, 矩阵乘法,

@@ -355,7 +355,7 @@ def test_another_common_head_is_tried_for_an_asked_batch():
 def test_a_table_over_lengths_has_a_row_for_each_way_and_length(cli, folder):
     data = cli("fit", "small.yaml", "--budget", "4MiB", "--seq", "8,16", "--checkpointing", "none,full", "--precision",
                "fp32", "--optimizer", "sgd", "--format", "json").json  # fmt: skip
-    assert (data["schema"], data["kind"], data["budget_bytes"]) == (3, "fit", 4 * MIB)
+    assert (data["schema"], data["kind"], data["budget_bytes"]) == (4, "fit", 4 * MIB)
     assert [(row["checkpointing"], row["seq"]) for row in data["rows"]] == [
         ("none", 8), ("none", 16), ("full", 8), ("full", 16),
     ]  # fmt: skip

@@ -74,7 +74,7 @@ def found(name: str) -> tuple[nn.Module, Any, Any]:
     """Return the model, its tree and the memory of a step."""
     make, inputs, _ = MODELS[name]
     model = make().eval()
-    return model, tree(model), module_memory(model, inputs, RunConfig(mode="training", optimizer="none"), None)
+    return model, tree(model), module_memory(model, inputs, RunConfig(mode="training", optimizer="none"), None)[0]
 
 
 @pytest.mark.parametrize("name", MODELS)
