@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
+DATA = ROOT / "tests" / "data"
 
 gc.set_threshold(50_000, 20, 100)
 os.environ["XDG_DATA_HOME"] = str(ROOT / "tests" / "no calibrations")  # of the user who runs the tests
@@ -47,6 +49,18 @@ def pytest_collection_finish() -> None:
     """Leave what is loaded now, a million objects of torch, out of all later garbage collections."""
     gc.collect()
     gc.freeze()
+
+
+def data(name: str) -> Any:
+    """Read a file of YAML or JSON in tests/data."""
+    import yaml
+
+    return yaml.safe_load((DATA / name).read_text())
+
+
+def cases(name: str, part: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a part of a file in tests/data, for `parametrize`."""
+    return [tuple(row.values() if isinstance(row, dict) else row) for row in data(name)[part]]
 
 
 @dataclass
@@ -88,6 +102,12 @@ def run_cli(*args: object) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
+def run_python(code: str, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, whose outputs are texts."""
+    options = {"capture_output": True, "text": True, "check": False, **options}
+    return subprocess.run([sys.executable, "-c", code, *map(str, words)], **options)
+
+
 def default_signals() -> None:
     """Undo, in a child, what a background job or nohup ignores; for `preexec_fn`."""
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -105,13 +125,7 @@ def cli(monkeypatch: pytest.MonkeyPatch):
     return run_cli
 
 
-TRAINING_ARGUMENTS = {  # a part of what TrainingArguments.to_json_string() writes
-    "output_dir": "out", "per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "learning_rate": 5e-05,
-    "max_grad_norm": 1.0, "bf16": True, "optim": "adamw_torch", "gradient_checkpointing": True,
-    "gradient_checkpointing_kwargs": {"use_reentrant": False}, "full_determinism": True, "my_key": 1,
-}  # fmt: skip
-
-
+TRAINING_ARGUMENTS = data("args.json")  # a part of what TrainingArguments.to_json_string() writes
 GRID = "model: [bert-tiny, bert-mini]\nbatch: [8, 32]\nseq: 128\nbudget: 256MiB\n"
 # lerf issue 73: 4.84 GiB are reserved and in no tensor.
 OOM = (

@@ -26,18 +26,9 @@ import yaml
 from tests import hostile, stored_files
 from tests.analyses.memory.fake_card import calibration
 from tests.analyses.memory.why.recording import documented
-from tests.conftest import OOM, ROOT, TRAINING_ARGUMENTS, run_cli
+from tests.conftest import DATA, OOM, ROOT, TRAINING_ARGUMENTS, data, run_cli
 
-SIZE = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-        "intermediate_size": 20, "max_position_embeddings": 16}  # fmt: skip
-FAMILIES = {
-    "roberta": SIZE, "electra": SIZE | {"embedding_size": 8},
-    "albert": SIZE | {"embedding_size": 8, "num_hidden_groups": 1},
-    "distilbert": {"vocab_size": 60, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20,
-                   "max_position_embeddings": 16},
-    "gpt2": {"vocab_size": 60, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 16},
-    "t5": {"vocab_size": 60, "d_model": 12, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 3},
-}  # fmt: skip
+SIZE, FAMILIES = data("corpus/families.yaml").values()
 RAN = "RAN"  # the file that code leaves when it runs
 CODE = ("./evil.py:build", "evil:build")  # only the command line and --allow-code may run it
 VALUES: tuple[Any, ...] = (
@@ -60,45 +51,7 @@ OPTIONS = ("--lora=r=8,target=query+value", "--context=300MiB", "--freeze=encode
            "--checkpointing=layers:0-1,every-2", "--gpu=t4", "--architecture=BertForMaskedLM", "--attention=sdpa",
            "--strategy=fsdp", "--mesh=2x2", "--param-dtype=bf16", "--padding=0.5")  # fmt: skip
 OUTPUTS = ("out", "out", "absent/out", ".", "loop", "/dev/full", "/dev/null", "o\x1b[31m\u202eut", "n" * 300, "-", "")
-EXPECTED = """model: good.yaml
-architecture: BertForMaskedLM
-expected:
-  distinct_params: 4416698
-  layers: {token: 3906816, layer.self_attention: 66048}
-  ties: {cls.predictions.decoder.weight: bert.embeddings.word_embeddings.weight}
-  flops:
-    short: {batch: 1, seq: 8, mode: inference, matmul_flops: 70000000}
-  memory:
-    step: {batch: 1, seq: 8, mode: training, optimizer: adamw, peak_bytes: 90 MiB, tolerance: 5 %}
-"""
-ADAPTER = {
-    "peft_type": "LORA", "base_model_name_or_path": "bert-tiny", "r": 8, "lora_alpha": 16, "lora_dropout": 0.1,
-    "target_modules": ["query", "value"], "modules_to_save": ["classifier", "score"], "task_type": "SEQ_CLS",
-    "bias": "none", "use_rslora": False, "auto_mapping": None, "rank_pattern": {}, "use_dora": False,
-}  # fmt: skip
-GRID = """model: [bert-tiny]
-batch: [1, 2]
-seq: 8
-precision: fp32
-mode: training
-optimizer: sgd
-checkpointing: none
-freeze: [[embeddings]]
-lora: null
-padding: 0
-accumulate: 1
-strategy: none
-world_size: 1
-mesh: null
-budget: 256MiB
-"""
-PROJECT = """[tool.bertscope]
-gpu = "t4"
-precision = "autocast-bf16"
-architecture = "BertForMaskedLM"
-check = ["good.yaml"]
-"""
-ACCELERATE = "compute_environment: LOCAL_MACHINE\nmixed_precision: bf16\nnum_processes: 1\ndynamo_config: {}\n"
+EXPECTED, GRID = ((DATA / "corpus" / name).read_text() for name in ("expectations.yaml", "grid.yaml"))
 OWN = """import os, signal, sys, time
 import torch
 
@@ -161,7 +114,7 @@ def kinds() -> dict[str, Kind]:
                        commands=("count {}", "tree {}", "diff small.json {} --seq 8")),
         "page": Kind(name="config.json", good=_beside()["small.json"], rounds=4, formats=("json",),
                      commands=("report {} --no-fit --batch 1 --seq 8 --format json",)),
-        "adapter": Kind(name="lora/adapter_config.json", good=_json(ADAPTER),
+        "adapter": Kind(name="lora/adapter_config.json", good=_json(data("corpus/adapter_config.json")),
                         commands=("count {}", "count lora", "estimate lora --batch 1 --seq 8")),
         "safetensors": Kind(name="model.safetensors", good=stored, form="safetensors"),
         "index": Kind(name="model.safetensors.index.json", good=_json(index), beside={"shard.safetensors": stored}),
@@ -178,12 +131,12 @@ def kinds() -> dict[str, Kind]:
         "grid": Kind(name="mine.yaml", good=GRID.encode(), form="yaml",
                      commands=("sweep {} -o rows.jsonl --workers 1",)),
         "results": Kind(name="rows.jsonl", good=_rows(), form="lines", commands=("sweep grid.yaml -o {} --workers 1",)),
-        "project": Kind(name="pyproject.toml", good=PROJECT.encode(), form="toml",
+        "project": Kind(name="pyproject.toml", good=(DATA / "corpus" / "project.toml").read_bytes(), form="toml",
                         commands=("count small.json", f"estimate {TINY}", "check", "presets")),
         "training": Kind(name="args.json", good=_json(TRAINING_ARGUMENTS), rounds=4,
                          commands=("estimate small.json --seq 8 --from {}",
                                    "fit small.json --seq 8 --budget 9MiB --from {}")),
-        "accelerate": Kind(name="accelerate.yaml", good=ACCELERATE.encode(), form="yaml",
+        "accelerate": Kind(name="accelerate.yaml", good=(DATA / "corpus" / "accelerate.yaml").read_bytes(), form="yaml",
                            commands=(f"estimate {TINY} --from {{}}",)),
         "calibration": Kind(name="bertscope/calibrations/card.json", good=calibration().to_json().encode(), rounds=4,
                             commands=(f"estimate {TINY} --gpu h200 --time", "fit small.json --seq 8 --gpu h200 --time "

@@ -11,7 +11,7 @@ The other inputs of the review, by the tests that hold them:
   tests/checkpoints/test_checkpoints.py
 - `--help` and `--version` to a full device, TORCH_LOGS=nosuch, a deleted working directory, a limit on file sizes while
   drawing, EOFError, signals, names such as `-ovictim.bertscope.yaml`: tests/commands/test_process.py
-- `typing.py` in the working directory: tests/analyses/memory/test_child.py, tests/analyses/memory/test_profile.py,
+- `typing.py` in the working directory: tests/processes/test_child.py, tests/analyses/memory/test_profile.py,
   tests/commands/test_process.py
 """
 

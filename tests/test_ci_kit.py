@@ -1,4 +1,4 @@
-"""The CI kit for real, as docs/ci.md shows it: a nested pytest, pre-commit in a repository, the action's own steps."""
+"""The wheel, and the CI kit as docs/ci.md shows it: a nested pytest, pre-commit in a repository, the action's steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bertscope.sources.presets import config_paths, preset_paths
 from tests.child_server import loaded
-from tests.conftest import ROOT
-from tests.test_readme import CI, block
+from tests.conftest import ROOT, run_python
+from tests.test_docs import CI, block
 
 ENV = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "GIT_", "PRE_COMMIT"))}
 ENV |= {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
@@ -388,3 +389,32 @@ def test_the_junit_command_of_the_readme_writes_a_report(cli, tmp_path, monkeypa
     assert cli(*command.split()[1:]).code == 0
     (suite,) = ElementTree.parse(tmp_path / "report.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("6", "0", "0")
+
+
+def test_the_wheel_holds_every_preset_and_template_and_no_test(installed):
+    site = Path(installed["PYTHONPATH"])
+    names = {str(path.relative_to(site)) for path in site.rglob("*")}
+    assert {f"bertscope/_presets/{path.name}" for path in (ROOT / "presets").glob("*.yaml")} <= names
+    assert "bertscope/commands/sample_grid.yaml" in names
+    folder = ROOT / "bertscope" / "render" / "page" / "templates"
+    assert {str(path.relative_to(ROOT)) for path in folder.iterdir()} <= names
+    assert not [name for name in names if name.startswith(("tests", "benchmarks", "presets"))]
+
+
+def test_the_installed_wheel_counts_from_any_folder(installed, tmp_path):
+    code = (
+        "import bertscope, sys; assert bertscope.__file__.startswith(sys.argv[1]), bertscope.__file__;"
+        "from bertscope import cli; sys.argv = ['bertscope', 'check', '--presets']; sys.exit(cli._run())"
+    )
+    site = installed["PYTHONPATH"]
+    done = run_python(code, site, cwd=tmp_path, env=os.environ | {"PYTHONPATH": site})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{len(preset_paths()) + len(config_paths())} files: ")
+    assert done.stdout.endswith("expectations passed, 0 failed\n")
+
+
+def test_python_dash_m_works_from_the_checkout(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "bertscope", "presets"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "bert-large-zh" in done.stdout

@@ -16,7 +16,7 @@ import pytest
 
 import bertscope
 from tests.child_server import loaded
-from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, shortened
+from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, run_python, shortened
 
 COMMANDS = (
     "count", "tree", "flops", "explain", "diagram", "diff", "report", "presets", "estimate", "profile", "fit", "plan",
@@ -112,8 +112,7 @@ def test_help_presets_and_completion_import_neither_torch_nor_rich():
         "COMP_CWORD": "2",
     }
     for arguments in ([], ["--help"], ["count", "--help"], ["--version"], ["presets", "--format", "json"]):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False,
-                              env=ENV if arguments else tab)  # fmt: skip
+        done = run_python(code, *arguments, env=ENV if arguments else tab)
         assert (done.returncode, done.stderr) == (0, ""), arguments
         assert arguments or done.stdout == "bert-large-zh\n"
 
@@ -128,8 +127,7 @@ def test_a_wrong_name_and_a_check_of_no_files_import_only_what_they_need(tmp_pat
         (hub, ["count", "bert-bse"], 2), (hub, ["check", tmp_path], 2), (f"{hub},{shown}", ["cuont"], 2),
         (f"{hub},{shown}", ["--help"], 0), (f"{hub},{shown}", ["--version"], 0),
     ):  # fmt: skip
-        done = subprocess.run([sys.executable, "-c", code, unwanted, *map(str, words)], capture_output=True, text=True,
-                              check=False, env=ENV)  # fmt: skip
+        done = run_python(code, unwanted, *words, env=ENV)
         assert (done.returncode, done.stdout.splitlines()[-1:] or [""]) == (code_expected, [""]), words
 
 
@@ -139,22 +137,13 @@ def test_tab_on_the_name_of_a_command_imports_no_command():
         "sys.exit(' '.join({'bertscope.commands.count', 'bertscope.commands.profile'} & {*sys.modules}) or 0)"
     )
     tab = ENV | {"_BERTSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "bertscope p", "COMP_CWORD": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=tab)
+    done = run_python(code, env=tab)
     assert (done.returncode, done.stdout.split()) == (0, ["presets", "profile", "plan"])
-
-
-def test_the_list_of_presets_does_not_import_torch():
-    code = (
-        "import sys; from bertscope import cli; sys.argv = ['bertscope', 'presets'];"
-        "cli._run(); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 def test_an_interrupt_while_the_program_is_still_being_loaded_is_quiet(tmp_path):
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
-    done = subprocess.run([sys.executable, "-m", "bertscope", "presets"], capture_output=True, text=True,
-                          env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, check=False)  # fmt: skip
+    done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -525,7 +514,7 @@ def test_a_closed_or_full_stdout_is_no_traceback():
     code = (
         "import sys; sys.stdout = None; from bertscope.__main__ import main;sys.argv = ['bertscope', 'presets']; main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, check=False)
+    done = run_python(code, env=ENV)
     assert (done.returncode, done.stderr) == (0, "")
     if os.path.exists("/dev/full"):
         with open("/dev/full", "w") as full:

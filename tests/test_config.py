@@ -10,38 +10,11 @@ from hypothesis import strategies as st
 
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import BertscopeError, ConfigError
+from tests.conftest import cases
 
 WRONG = [
-    ("vocab_size", "lots", "an integer of at least 1"),
-    ("vocab_size", True, "true (a boolean)"),
-    ("vocab_size", 0, "at least 1"),
-    ("vocab_size", -5, "at least 1"),
-    ("vocab_size", 10**12, "at most 16,777,216"),
-    ("vocab_size", 30522.0, "an integer"),
+    *cases("config_fields.yaml", "values"),
     pytest.param("vocab_size", 10**5000, "more than 38 digits", id="5000-digits"),
-    ("vocab_size", None, "got null"),
-    ("vocab_size", [1], "(a list)"),
-    ("vocab_size", {"a": 1}, "(a mapping)"),
-    ("hidden_size", 770, "the nearest are 768 and 780"),
-    ("hidden_size", 5, "the nearest are 12"),
-    ("num_hidden_layers", 20_000, "at most 10,000"),
-    ("hidden_act", "gleu", "one of gelu, relu, silu, gelu_new"),
-    ("hidden_act", 3, "one of gelu"),
-    ("hidden_dropout_prob", 1.5, "at most 1"),
-    ("hidden_dropout_prob", float("inf"), "a number"),
-    ("hidden_dropout_prob", float("nan"), "a number"),
-    ("layer_norm_eps", "1e-12", "a number"),
-    ("layer_norm_eps", -1e-12, "at least 0"),
-    ("position_embedding_type", "rotary", "absolute, relative_key, relative_key_query"),
-    ("pad_token_id", 30522, "below vocab_size 30522"),
-    ("pad_token_id", -1, "at least 0"),
-    ("is_decoder", 1, "true or false"),
-    ("is_decoder", "yes", "true or false"),
-    ("num_labels", 0, "at least 1"),
-    ("problem_type", "ranking", "regression"),
-    ("attn_implementation", "flash_attention_2", "eager, sdpa"),
-    ("architectures", "BertModel", "a list of names"),
-    ("add_cross_attention", True, "is_decoder"),
 ]
 
 
@@ -107,20 +80,7 @@ def test_from_dict_takes_the_number_of_labels_from_their_names():
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [
-        ({"model_type": "roberta"}, "only 'bert' is built here"),
-        ({"model_type": None}, "model_type"),
-        ({"hiden_size": 768}, "did you mean 'hidden_size'?"),
-        ({"pruned_heads": {"0": list(range(12))}}, "leave one"),
-        ({"pruned_heads": {"12": [0]}}, "layers 0 to 11"),
-        ({"pruned_heads": {"x": [0]}}, "layers 0 to 11"),
-        ({"pruned_heads": {"0": [12]}}, "0 to 11"),
-        ({"pruned_heads": {"0": 1}}, "lists of heads"),
-        ({"pruned_heads": [0]}, "layers with lists of heads"),
-        ({"id2label": 3}, "id2label"),
-        ({"hidden_size": "768"}, "hidden_size"),
-        ([("hidden_size", 768)], "a dictionary"),
-    ],
+    cases("config_fields.yaml", "dictionaries"),
 )
 def test_from_dict_refuses_what_would_build_another_model(values, words):
     with pytest.raises(BertscopeError, match=words):

@@ -1,16 +1,21 @@
-"""The pages under docs/ say what the tool prints; the reference of the command line is what the commands say."""
+"""The pages: what they print is what bertscope prints, what they link exists; the site; the limits of SECURITY.md."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import bertscope
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shortened
 from tests.test_cli import all_commands
 
 DOCS = ROOT / "docs"
@@ -190,3 +195,232 @@ def test_the_glossary_has_the_headings_of_the_tables():
              for name in headings_of_tables()}  # fmt: skip
     assert len(names) > 40
     assert sorted(name for name in names - plain if name.lower() not in told) == []
+
+
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def links(page: Path) -> list[str]:
+    """Return the targets of the links and pictures of a page, without those in blocks of code."""
+    return re.findall(r"\]\(([^)\s]+)", FENCED.sub("", page.read_text()))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading_in_it(page):
+    for link in links(page):
+        if not link.startswith("http"):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", site]  # --quiet would hide warnings from strict
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    """A copy of the files of the site."""
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    folder = tmp_path_factory.mktemp("copied")
+    for name in ("docs", "mkdocs.yml", *(page.name for page in ROOT.glob("*.md"))):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    return folder
+
+
+def test_the_site_has_every_page_and_loads_nothing_from_a_network(copied, tmp_path):
+    done = build(copied, tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = {page.stem for page in tmp_path.glob("*.html")}
+    assert {page.stem.lower() for page in PAGES} <= made
+    for page in tmp_path.glob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"([^\"]+)\"", page.read_text())
+        assert len(loaded) > 5
+        assert [place for place in loaded if re.match(r"(?:https?:)?//", place)] == [], page.name
+
+
+def test_a_dead_link_and_a_dead_anchor_fail_the_build(copied, tmp_path):
+    with (copied / "docs" / "flops.md").open("a") as page:
+        page.write("\n[one](nowhere.md) and [two](fit.md#nowhere)\n")
+    done = build(copied, tmp_path)
+    assert done.returncode == 1
+    assert "nowhere.md" in done.stderr
+    assert "#nowhere" in done.stderr
+
+
+README = (ROOT / "README.md").read_text()
+COOKBOOK = (ROOT / "docs" / "cookbook.md").read_text()
+CI = (ROOT / "docs" / "ci.md").read_text()
+CHINESE = (ROOT / "README.zh.md").read_text()
+
+
+def commands() -> list[str]:
+    found = re.findall(r"`(bertscope [a-z][^`]*)`", README + CHINESE + COOKBOOK)
+    found += re.findall(r"^```sh\n(bertscope .*)\n```$", COOKBOOK, re.MULTILINE)
+    return [
+        command
+        for command in dict.fromkeys(found)
+        if not re.search(r"[A-Z]{3}|my-bert|models.bertscope|my_package|model\.safetensors|pytorch_model", command)
+    ]
+
+
+def test_there_are_commands_in_the_readme():
+    assert len(commands()) >= 10
+
+
+def test_the_chinese_readme_has_the_same_blocks_commands_and_links_in_the_same_order():
+    for pattern in (r"^```.*?^```", r"`(bertscope [^`]*)`", r"\]\(([^)]+)\)", r"^(#+) ", r"^(\|)", r"[\d.]+ GiB"):
+        english, chinese = (re.findall(pattern, page, re.MULTILINE | re.DOTALL) for page in (README, CHINESE))
+        names = {"README.zh.md": "README.md"}
+        assert chinese == [names.get(found, found) for found in english]
+    assert [code for code in "0123" if f"{code} " in CHINESE.partition("退出码")[2].partition("\n")[0]] == list("0123")
+
+
+def test_the_cells_of_the_comparison_are_the_same_in_chinese():
+    words = {"yes": "是", "partly": "部分", "no": "否"}
+    english, chinese = (re.findall(r"\| (yes|partly|no|是|部分|否)(?= \|)", page) for page in (README, CHINESE))
+    assert chinese == [words[word] for word in english]
+    assert len(chinese) > 40
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_of_the_readme_runs(printed, command):
+    is_on_a_page = command in {shown for _, shown, _ in sessions()}  # whose test runs it as it is
+    result = printed(command if is_on_a_page else shortened(command))
+    assert result.code == 0, result.err
+    assert result.out or " -o " in command
+
+
+def test_the_readme_is_short_and_every_task_of_the_cookbook_has_one_command():
+    assert len(README.splitlines()) <= 90
+    tasks = re.split(r"^### .*\n", COOKBOOK, flags=re.MULTILINE)[1:]
+    assert len(tasks) >= 30
+    assert all("bertscope " in task for task in tasks)
+    assert [task for task in tasks if task.count("```sh") > 1] == []
+
+
+def test_the_picture_in_the_readme_is_what_its_command_draws(cli, tmp_path):
+    (command,) = re.findall(r"```sh\n(bertscope estimate .*?)\n```", README)
+    path = tmp_path / "step.svg"
+    assert cli(*shlex.split(command)[1:-1], path).code == 0
+    old, new = (re.findall(r"<text[^>]*>(.*?)</text>", text) for text in
+                 ((ROOT / "docs" / "step.svg").read_text(), path.read_text()))  # fmt: skip
+    assert len(old) > 20
+    assert new == old, "draw it anew: the command above it, into docs/step.svg"
+    (words,) = re.findall(r"!\[(.*?)\]\(docs/step.svg\)", README)
+    assert all(f"peak {size}" in old for size in re.findall(r"[\d.]+ GiB", words))
+
+
+def block(page: str, language: str, begins: str) -> str:
+    """The block of a page in that language that begins so."""
+    (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) if text.startswith(begins)]
+    return found
+
+
+def test_the_expectation_file_of_the_ci_page_holds(cli, tmp_path):
+    path = tmp_path / "models.bertscope.yaml"
+    path.write_text(block(CI, "yaml", "model:"))
+    result = cli("check", path)
+    assert (result.code, result.out) == (0, "1 file: 6 expectations passed, 0 failed\n"), result.out
+
+
+@pytest.mark.parametrize(("old", "new", "code"), [("108340804", "108340805", 1), ("adamw", "adamx", 2)])
+def test_the_lines_of_the_ci_page_are_what_check_prints(cli, tmp_path, monkeypatch, old, new, code):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models.bertscope.yaml").write_text(block(CI, "yaml", "model:").replace(old, new))
+    result = cli("check", "models.bertscope.yaml")
+    assert result.code == code
+    assert f"```text\n{result.out if code == 1 else result.err}```" in CI
+
+
+def test_the_library_example_of_the_cookbook_runs(capsys):
+    exec(block(COOKBOOK, "python", "import torch\n\nimport bertscope"), {})
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    distinct, over_layers = map(int, shown.out.split())
+    assert over_layers - distinct == 30522 * 384
+
+
+def test_the_examples_of_the_models_page_run(capsys):
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "model.md").read_text(), flags=re.DOTALL):
+        exec(code, {})
+    assert capsys.readouterr() == ("torch.Size([2, 16, 30522])\ntorch.Size([2, 768])\n", "")
+
+
+def test_the_install_of_the_readme_has_the_extras_of_its_commands():
+    setup = r"^python3 -m venv .venv && .*-e '\.\[([a-z,]+)\]' && \.venv/bin/bertscope count bert-large-zh$"
+    (extras,) = re.findall(setup, README, re.MULTILINE)
+    needed = {"--timeline": "plot", "bertscope report": "plot", "--interactive": "interactive"}
+    assert all(words in README and extra in extras.split(",") for words, extra in needed.items())
+
+
+def test_ci_runs_the_readmes_test_command():
+    done = subprocess.run(
+        ["grep", "-cE", "^python3 -m venv .*pytest$", ROOT / "README.md"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1\n"
+    assert "README.md" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_figures_of_the_conventions_are_the_tools(cli):
+    text = re.sub(r"\s+", " ", (ROOT / "docs" / "conventions.md").read_text())
+    totals = cli("count", "--format", "json").json["totals"]
+    assert f"{totals['distinct_params']:,} unique parameters" in text
+    assert f"the sum over layers is {totals['layer_params']:,}." in text
+
+
+def test_the_flops_of_the_conventions_are_the_tools(cli):
+    text = (ROOT / "docs" / "conventions.md").read_text()
+    data = cli("flops", "bert-base-chinese", "-a", "BertModel", "--format", "json").json
+    values = {item["name"]: f"{item['value']:,}" for item in data["conventions"]}
+    assert all(values[name] in text for name in ("torch", "macs", "calflops"))
+
+
+def test_every_dependency_has_its_line_in_contributing():
+    declared = re.search(
+        r"dependencies = \[(.*?)\n\[project.scripts\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL
+    )
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r'"([a-z]+)[>=<\[]', declared[1]):
+        assert name in text or name == "bertscope", name
+
+
+PAGE = (ROOT / "SECURITY.md").read_text()
+LIMITS = re.findall(r"^\| ([\d,]+) \| (.+) \| `([\w.]+)` \|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("figure", "what", "name"), LIMITS, ids=[f"{what} {name}" for _, what, name in LIMITS])
+def test_a_limit_of_the_page_is_that_of_the_code(figure, what, name):
+    module, _, constant = name.rpartition(".")
+    value = getattr(importlib.import_module(module), constant)
+    if isinstance(value, dict):
+        value = value[what.partition(" over all")[0]]
+    assert int(figure.replace(",", "")) == value
+
+
+def test_every_limit_over_all_files_is_on_the_page():
+    from bertscope.checkpoints.files import LIMITS as over_all
+
+    assert {what.partition(" over all")[0] for _, what, name in LIMITS if name.endswith(".LIMITS")} == set(over_all)
+
+
+def test_the_page_is_linked_and_short():
+    assert "(SECURITY.md)" in (ROOT / "README.md").read_text()
+    assert len(PAGE.splitlines()) <= 110
+
+
+def test_every_test_of_the_page_exists():
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", PAGE)
+    assert len(named) > 8
+    assert [name for name in named if f"def {name}(" not in tests] == []

@@ -7,8 +7,6 @@ import io
 import json
 import lzma
 import os
-import subprocess
-import sys
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -24,6 +22,7 @@ from bertscope.render.table import table_text
 from bertscope.text_files import readable
 from bertscope.units import html_text, json_text, visible
 from tests import hostile
+from tests.conftest import ROOT, run_python
 
 BOUNDED = """
 import re, resource, sys
@@ -63,10 +62,7 @@ def test_hostile_checkpoints_take_little_memory_and_time(tmp_path):
                 formats = ["table"] if files is hostile.REFUSED else ["table", "json"]
                 formats += ["csv", "markdown"] if name == "unfoldable-names.safetensors" else []
                 runs += [f"count\n{path}\n--by\nparameter\n--format\n{fmt}" for fmt in formats]
-    done = subprocess.run(
-        [sys.executable, "-c", BOUNDED, *runs], capture_output=True, text=True, check=False, timeout=300,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
-    )  # fmt: skip
+    done = run_python(BOUNDED, *runs, timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-2000:]
     told = [line.split("\t") for line in done.stderr.splitlines() if line.count("\t") > 3]
     assert len(told) == len(runs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import types
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -15,7 +13,7 @@ from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.errors import BertscopeError
 from bertscope.settings.parallelism import Parallelism
 from bertscope.torch_access import DispatchMode, compiled, distributed, torch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 aten = torch.ops.aten
 
@@ -272,7 +270,7 @@ def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loa
         "import torch._dynamo.source\n"
         "print(*run(), 'torch._dynamo.eval_frame' in sys.modules, torch._dynamo.is_compiling())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = run_python(code, cwd=ROOT, check=True)
     assert done.stdout.splitlines() == [
         "2 4 3 False", "True False", "False", "torch._dynamo.trace_rules module", "2 4 3 True False",
     ]  # fmt: skip
@@ -292,7 +290,7 @@ def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():
         "    torch.ones(2)\n"
         "print(len(seen), hasattr(torch._dynamo, 'explain'))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = run_python(code, cwd=ROOT, check=True)
     assert done.stdout.split() == ["1", "True"]
 
 
@@ -308,7 +306,7 @@ def test_torch_dynamo_that_failed_to_load_is_loaded_at_the_next_use():
         "del sys.modules['torch._dynamo.eval_frame']\n"
         "print(torch._dynamo.graph_break(), callable(torch._dynamo.explain))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = run_python(code, cwd=ROOT, check=True)
     assert done.stdout.split() == ["True", "None", "True"]
 
 
@@ -342,8 +340,8 @@ def test_counting_trees_and_prints_load_no_meta_kernel_of_python_and_a_forward_l
         "ids, weight = torch.ones(2, 4, device='meta').long(), torch.ones(5, 3, device='meta')\n"
         "print(*torch.nn.functional.embedding(ids, weight).shape)\n"
     )
-    words = [sys.executable, "-c", f"SHAPES, OWN = ['bert-tiny', '--shapes'], [{f'{own}:build'!r}]\n{code}"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    given = f"SHAPES, OWN = ['bert-tiny', '--shapes'], [{f'{own}:build'!r}]\n"
+    done = run_python(given + code, cwd=ROOT, check=True)
     *without, loaded, again, is_one, shape = done.stdout.splitlines()
     assert [loaded, again, is_one, shape] == without[-4:] == ["0 module", "0 module", "True", "2 4 3"]
     assert (set(without[:-4]), len(without[:-4])) == ({"0 _LaterKernels"}, 15), done.stdout
@@ -362,7 +360,7 @@ def test_meta_kernels_that_were_left_out_are_loaded_when_one_of_their_names_is_r
         "torch_import.load_meta_kernels()\n"
         "print(torch.nn.functional.softmax(torch.ones(2, 3, device='meta'), -1).shape)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = run_python(code, cwd=ROOT, check=True)
     assert done.stdout.splitlines() == [
         "False True True", "torch._meta_registrations False", "torch.Size([2, 3])",
     ]  # fmt: skip
@@ -554,7 +552,7 @@ def test_after_a_job_no_result_of_its_operators_is_remembered():
 @pytest.mark.parametrize("before", ["", "import torch; torch.set_num_threads(1); "])
 def test_a_torch_that_was_imported_before_has_no_known_default_of_threads(before):
     code = f"{before}from bertscope import torch_access; print(torch_access.threads_of_import())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = run_python(code, cwd=ROOT, check=True)
     assert (int(done.stdout) == 0) == bool(before)
 
 

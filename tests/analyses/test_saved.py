@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import zlib
 from dataclasses import replace
@@ -25,7 +24,7 @@ from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import CACHE_VARIABLE, RunConfig
 from tests.analyses.memory.steps import small
 from tests.child_server import loaded
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 RUN = RunConfig(batch=2, seq=8)
 IS_ROOT = os.name == "posix" and os.getuid() == 0
@@ -92,8 +91,7 @@ def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(comma
         f"sys.argv[1:] = {[*command.split(), '--format', 'json']}; from bertscope import cli; cli.start();"
         "sys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False,
-                          env=os.environ)  # fmt: skip
+    done = run_python(code, cwd=ROOT, env=os.environ)
     assert (done.returncode, done.stdout) == (0, first), done.stderr
 
 
@@ -118,7 +116,7 @@ def test_a_number_of_threads_that_somebody_chose_has_its_own_file():
         "torch.set_num_threads(default + 1); more = threads(); choose_threads(default);"
         "print([before, now, more, threads(), default])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = run_python(code, cwd=ROOT, check=True)
     before, now, more, chosen, default = ast.literal_eval(done.stdout)
     assert before == now
     assert (more, chosen) == (str(default + 1), str(default))

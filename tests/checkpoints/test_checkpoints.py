@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -24,6 +22,7 @@ from bertscope.checkpoints.reading import read_checkpoint, stored_report
 from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.checkpoints.torch_files import BadPickle, described
 from bertscope.errors import BertscopeError, SourceError
+from tests.conftest import run_python
 
 
 def header(entries: dict, data: bytes = b"", length: int | None = None) -> bytes:
@@ -166,7 +165,7 @@ def test_headers_are_read_without_torch(tmp_path, model):
         "import sys; from bertscope import cli; sys.argv = ['bertscope', 'count', sys.argv[1]]; cli._run();"
         "sys.exit(' '.join({'torch', 'numpy', 'transformers', 'huggingface_hub'} & set(sys.modules)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = run_python(code, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -260,12 +259,7 @@ def test_a_pickle_with_code_runs_nothing(cli, tmp_path, protocol, form):
 
 def _nested_key(depth: int) -> bytes:
     """A dictionary whose key is a tuple of two tuples of two ...: its hash takes 2**depth steps."""
-    return (
-        b"\x80\x02}("
-        + b")"
-        + b"".join(b"q%c2\x86" % 0 if False else b"q\x00h\x00\x86" for _ in range(depth))
-        + b"K\x01u."
-    )
+    return b"\x80\x02}()" + b"q\x00h\x00\x86" * depth + b"K\x01u."
 
 
 BAD_PICKLES = {

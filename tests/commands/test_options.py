@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -18,6 +16,7 @@ from bertscope.render.console import progress_bar
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.run_config import DEVICES, KERNELS, MODES, RUN_PRECISIONS
+from tests.conftest import run_python
 
 ATTENTIONS = ("eager", "sdpa")
 
@@ -95,7 +94,7 @@ def test_a_command_imports_no_other_command():
         "import sys; from bertscope import cli; sys.argv = ['bertscope', 'presets', '--help']; cli._run();"
         "sys.exit(' '.join(name for name in sys.modules if name in ('bertscope.commands.count', 'yaml')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python(code)
     assert done.stderr == "yaml\n"  # which the list of presets reads
     assert "List the presets" in done.stdout
 
@@ -235,7 +234,7 @@ def test_an_unknown_option_imports_only_commands_that_may_have_it(words, importe
         "import sys; from bertscope import cli; from bertscope.commands.registry import COMMANDS, _REGISTERED\n"
         f"sys.argv = ['bertscope', *{words}]; cli._run(); print(*sorted(_REGISTERED))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python(code)
     assert set(done.stdout.split()) - {"count", "tree"} == set(imported), done.stderr  # count shares options with tree
     assert ("is an option of flops" in done.stderr) == bool(imported)
 

@@ -26,7 +26,7 @@ from tests.analyses.memory.test_profile import (  # noqa: F401
     start,
     wait_for,
 )
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 from tests.test_ci_kit import DIFFERS, HOLDS
 from tests.test_cli import ENV, spawn
 
@@ -445,8 +445,7 @@ def in_a_new_process(code: str) -> subprocess.CompletedProcess[str]:
         "signal.signal(signal.SIGINT, signal.SIG_DFL)\nsignals.catch()\n"
         "def interrupt(): signal.raise_signal(signal.SIGINT)\n"
     )
-    return subprocess.run([sys.executable, "-c", start + code], cwd=ROOT, env=ENV, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    return run_python(start + code, cwd=ROOT, env=ENV)
 
 
 def test_no_exception_of_a_signal_is_raised_where_torch_may_call_python():

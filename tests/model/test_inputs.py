@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -188,15 +186,6 @@ def test_a_deep_copy_is_another_model_with_the_same_outputs(tiny):
     with torch.no_grad():
         twin.bert.pooler.dense.weight.add_(1)
     assert not torch.equal(twin(IDS)[1], model(IDS)[1])
-
-
-def test_the_model_is_importable_by_itself():
-    code = (
-        "import sys, bertscope.model; "
-        "sys.exit(' '.join({'typer', 'rich', 'bertscope.analyses', 'bertscope.render'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_cache_without_encoder_states_continues_with_them(decoder):

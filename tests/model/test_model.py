@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,22 +38,8 @@ def test_every_class_builds_on_meta_without_a_byte(tiny, name):
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
-def test_building_on_meta_pays_for_neither_dynamo_nor_sympy():
-    code = (
-        "import sys, bertscope; s = bertscope.load('bert-tiny');"
-        "m = bertscope.build(s.config, 'BertForPreTraining'); bertscope.count(m); bertscope.tree(m); print(m);"
-        "sys.exit(' '.join({'sympy', 'torch._dynamo'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert done.returncode == 0
-
-
 def test_an_unknown_architecture_is_refused(tiny):
-    with pytest.raises(
-        ConfigError,
-        match="unknown architecture 'BertForChess'; did you mean",
-    ):
+    with pytest.raises(ConfigError, match="unknown architecture 'BertForChess'; did you mean"):
         build(tiny, "BertForChess")
 
 

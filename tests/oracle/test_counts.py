@@ -1,4 +1,4 @@
-"""Names, shapes and totals equal transformers' own, for many configurations of every class."""
+"""Names, shapes, totals and forward FLOPs equal those of transformers, for many configurations of every class."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
+from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.errors import BertscopeWarning
 from tests.sources.test_families import FAMILIES
 
@@ -133,3 +136,35 @@ def test_a_model_that_is_not_built_on_meta_is_noted(cli, kind, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": kind, "architectures": [name]}))
     with pytest.warns(BertscopeWarning, match="its constructor reads values, so it was built with its parameters on m"):
         assert cli("count", tmp_path).code == 0
+
+
+def counted(model, inputs: dict) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**inputs)
+    return counter.get_total_flops()
+
+
+@pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(fields=fields(), batch=st.integers(1, 4), attention=st.sampled_from(["eager", "sdpa"]), data=st.data())
+def test_forward_flops_equal_flop_counter_mode_on_the_reference(pair, name, fields, batch, attention, data):
+    fields |= {"num_labels": 2}  # the reference's question answering can run with no other number
+    seq = data.draw(st.integers(1, fields["max_position_embeddings"]))
+    both = pair(name, "meta", attention, **fields)
+    both.own.eval(), both.reference.eval()
+    inputs = example_inputs(both.own, batch, seq)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])  # without one the reference looks for padding
+    eager = pair(name, "meta", "eager", **fields).reference.eval()  # the reference's sdpa looks at values, not on meta
+    report = bertscope.flops(both.own, inputs)
+    assert report.rows[0].forward.matmul_flops == counted(eager, inputs)
+    assert report.unknown_operators == ()
+
+
+def test_any_module_of_the_reference_can_be_counted(pair, name):
+    both = pair(name, "cpu", "eager", num_hidden_layers=2, hidden_size=24, vocab_size=50, intermediate_size=20)
+    shape = (2, 3, 7) if name == "BertForMultipleChoice" else (2, 7)
+    inputs = {"input_ids": torch.ones(shape, dtype=torch.long)}
+    for mode in ("inference", "training"):
+        own = bertscope.flops(both.own, inputs, mode=mode)
+        reference = bertscope.flops(both.reference, inputs, mode=mode)
+        assert own.rows[0].total.matmul_flops == reference.rows[0].total.matmul_flops > 0

@@ -12,15 +12,9 @@ from bertscope import load
 from bertscope.errors import BertscopeError
 from bertscope.model.lora import PeftModel
 from bertscope.sources.find import find
+from tests.conftest import cases, data
 
-PEFT = {  # as peft 0.12.0 writes it
-    "alpha_pattern": {}, "auto_mapping": None, "base_model_name_or_path": "bert-tiny", "bias": "none",
-    "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True, "layer_replication": None,
-    "layers_pattern": None, "layers_to_transform": None, "loftq_config": {}, "lora_alpha": 16, "lora_dropout": 0.1,
-    "megatron_config": None, "megatron_core": "megatron.core", "modules_to_save": ["classifier", "score"],
-    "peft_type": "LORA", "r": 8, "rank_pattern": {}, "revision": None, "target_modules": ["value", "query"],
-    "task_type": "SEQ_CLS", "use_dora": False, "use_rslora": False,
-}  # fmt: skip
+PEFT = data("adapter_config.json")  # as peft 0.12.0 writes it
 TINY = {
     "model_type": "bert", "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 24, "max_position_embeddings": 32,
@@ -51,21 +45,7 @@ def test_a_folder_of_peft_is_its_base_model_with_adapters(adapter):
 
 @pytest.mark.parametrize(
     ("changes", "architecture", "lora"),
-    [
-        ({"task_type": None}, "BertModel", None),
-        (
-            {"task_type": None, "auto_mapping": {"base_model_class": "BertForMultipleChoice"}},
-            "BertForMultipleChoice",
-            None,
-        ),
-        ({"task_type": "TOKEN_CLS", "modules_to_save": None}, "BertForTokenClassification", "save=classifier"),
-        ({"task_type": "QUESTION_ANS", "modules_to_save": None}, "BertForQuestionAnswering", "save=qa_outputs"),
-        ({"task_type": "FEATURE_EXTRACTION", "modules_to_save": None}, "BertModel", "target=query+value"),
-        ({"target_modules": None}, "BertForSequenceClassification", "target=query+value"),
-        ({"target_modules": "all-linear"}, "BertForSequenceClassification", "target=all-linear"),
-        ({"use_rslora": True, "bias": "all", "r": 2}, "BertForSequenceClassification", "bias=all,rslora=true"),
-        ({"peft_version": "0.17.1", "use_qalora": False, "eva_config": None}, "BertForSequenceClassification", "r=8"),
-    ],
+    cases("adapters.yaml", "read"),
 )
 def test_the_class_and_the_settings_follow_the_file(adapter, changes, architecture, lora):
     source = load(adapter(**changes))
@@ -92,43 +72,9 @@ def test_options_change_the_base_model_but_not_the_adapters(adapter):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"peft_type": "IA3"}, "peft_type must be LORA; got 'IA3'; for another type give module:attribute"),
-        ({"peft_type": ["LORA"]}, r"peft_type must be LORA; got \['LORA'\]"),
-        ({"use_dora": True}, "use_dora is not supported here; got True; remove it, or set it to null"),
-        ({"rank_pattern": {"query": 4}}, "rank_pattern is not supported here"),
-        ({"alpha_pattern": {".*": 4}}, "alpha_pattern is not supported here"),
-        ({"layers_to_transform": [1]}, "layers_to_transform is not supported here"),
-        ({"layer_replication": [[0, 1]]}, "layer_replication is not supported here"),
-        ({"lora_bias": True}, "lora_bias is not supported here"),
-        (
-            {"target_modules": r"(.*a)*b"},
-            "target_modules must be all-linear or a list of names; a regular expression is",
-        ),
-        ({"target_modules": []}, "target must be 1 to 2,048 names"),
-        ({"target_modules": ["(a|a)*$"]}, "target must be 1 to 2,048 names of modules .* got"),
-        ({"target_modules": [1, 2]}, "target must be a list of names"),
+        *cases("adapters.yaml", "refused"),
         ({"target_modules": ["query"] * 5000}, "target must be 1 to 2,048 names .* got 5,000 names"),
-        ({"modules_to_save": "classifier"}, "save must be a list of names"),
-        ({"r": 0}, "r must be an integer of at least 1"),
         ({"r": 10**400}, "r must be an integer"),
-        ({"lora_alpha": "16"}, "alpha must be a number"),
-        ({"lora_dropout": 2}, "dropout must be a number of at least 0 and at most 1"),
-        ({"bias": "both"}, "bias must be one of none, all, lora_only"),
-        ({"task_type": "SEQ_2_SEQ_LM"}, "task_type must be one of FEATURE_EXTRACTION, CAUSAL_LM, SEQ_CLS"),
-        ({"task_type": ["SEQ_CLS"]}, "task_type must be one of FEATURE_EXTRACTION, CAUSAL_LM, SEQ_CLS"),
-        ({"auto_mapping": {"base_model_class": "RobertaModel"}}, "unknown architecture 'RobertaModel'"),
-        ({"auto_mapping": {"base_model_class": ["x"]}}, "unknown architecture"),
-        (
-            {"base_model_name_or_path": None},
-            "base_model_name_or_path names no model; write its name, or put its config",
-        ),
-        ({"base_model_name_or_path": ["bert-tiny"]}, "base_model_name_or_path names no model"),
-        ({"base_model_name_or_path": "no-such/model"}, "the base model: no preset or file named 'no-such/model'"),
-        ({"base_model_name_or_path": "."}, "the base model: .*is an adapter, and an adapter needs a model without one"),
-        (
-            {"base_model_name_or_path": "os:getcwd"},
-            "the base model 'os:getcwd' is a factory's module, and adapters are for",
-        ),
         ({"base_model_name_or_path": "x" * 5000}, "the base model"),
         ({"base_model_name_or_path": "a\0b"}, "the base model"),
     ],

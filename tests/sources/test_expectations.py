@@ -13,7 +13,7 @@ from bertscope.errors import BertscopeError
 from bertscope.sources.expectation_files import read_expectation_file, with_expected
 from bertscope.sources.expectations import Expectation
 from bertscope.text_files import read_yaml
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cases, data
 
 TINY_MLM = "model: bert-tiny\narchitecture: BertForMaskedLM\nexpected:\n"
 TIES = """\
@@ -68,39 +68,7 @@ def test_flops_are_those_of_the_command(cli, checked):
     assert (found["flops.step"]["got"], found["flops.step"]["line"]) == (number, 5)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"batch": 4, "seq": 64, "mode": "training", "optimizer": "sgd"},
-        {
-            "batch": 4,
-            "seq": 16,
-            "mode": "training",
-            "optimizer": "adamw-8bit",
-            "grad_scaler": True,
-            "precision": "autocast-fp16",
-        },
-        {
-            "batch": 4,
-            "seq": 64,
-            "mode": "training",
-            "checkpointing": "full",
-            "precision": "autocast-bf16",
-            "padding": 0.25,
-        },
-        {"batch": 4, "seq": 64, "mode": "forward", "precision": "bf16", "dropout": False, "freeze": ["embeddings"]},
-        {"batch": 4, "seq": 64, "mode": "inference", "device": "cuda", "sdpa_kernel": "math"},
-        {
-            "momentum": 0.9,
-            "optimizer": "sgd",
-            "reentrant": True,
-            "checkpointing": "full",
-            "batch": 1,
-            "seq": 16,
-            "mode": "training",
-        },
-    ],
-)
+@pytest.mark.parametrize("settings", data("expectations.yaml")["runs"])
 def test_memory_is_the_estimate_of_that_run(checked, settings):
     from bertscope.analyses.memory.steps import estimate_memory
     from bertscope.settings.run_config import RunConfig
@@ -399,36 +367,14 @@ def test_the_layers_of_all_memory_runs_of_a_file_are_bounded(cli, tmp_path):
 @pytest.mark.parametrize(
     ("text", "changes", "written"),
     [
-        ("a: 1  # one\nexpected:\n  distinct_params: 5_000   # five\n", {"distinct_params": 7},
-         "a: 1  # one\nexpected:\n  distinct_params: 7   # five\n"),
-        ("expected:\n  distinct_params: &x\n    5\n", {"distinct_params": 7},
-         "expected:\n  distinct_params: &x\n    7\n"),
-        ("\ufeffexpected:\r\n  groups:\r\n    a: 1\r\n    b: 2 # b", {"groups.a": None, "groups.c d": 3},
-         '\ufeffexpected:\r\n  groups:\r\n    b: 2 # b\r\n    "c d": 3'),
-        ("expected:\n  groups:\n    a: 1\n\n    # of b\n    b: 2", {"groups.b": None, "groups.c": 3},
-         "expected:\n  groups:\n    a: 1\n    c: 3\n\n    # of b\n"),
-        ("expected:\n  groups:\n    a: 1\n# end\n", {"groups.a": None, "groups.b": 3},
-         "expected:\n  groups:\n    b: 3\n# end\n"),
-        ("expected: {groups: {a: 1, b: 2}, layers: {c: 3}} # c", {"groups.a": None, "groups.z": 4, "layers.c": 5},
-         "expected: {groups: {b: 2, z: 4}, layers: {c: 5}} # c"),
-        ('{"expected": {"groups": {"a": 1, "b": 2,}}}', {"groups.b": None}, '{"expected": {"groups": {"a": 1,}}}'),
-        ("expected: {groups: {a: 1, b: 2}}", {"groups.a": None, "groups.b": None, "groups.c": 3},
-         "expected: {groups: {c: 3}}"),
-        ("expected:\n  groups: {\n    a: 1,  # of a\n    b: 2,  # of b\n  }\n", {"groups.b": None, "groups.c": 3},
-         "expected:\n  groups: {\n    a: 1, c: 3,  # of a\n    # of b\n  }\n"),
-        ("expected:\n  layers:\n    l.0-1: 5 # x\n    l.0-1.up: 3\n    l.2: 4\n",
-         {"layers.l.0-1": None, "layers.l.0-1.up": None, "layers.l.2": None, "layers.l.0-2": 5, "layers.l.0-2.up": 3},
-         "expected:\n  layers:\n    l.0-2: 5 # x\n    l.0-2.up: 3\n"),
-        ("expected:\n  ties:\n    # why\n    a.b: c.d  # x\n", {"ties": {"a.b": "e f", "g": "h"}},
-         'expected:\n  ties:\n    # why\n    a.b: "e f"  # x\n    g: h\n'),
-        ("expected:\n  ties:  # all\n    a.b: c.d\n", {"ties": {}}, "expected:\n  ties: {}  # all\n"),
-        ("expected:\n  ties: {} # none\n", {"ties": {"a": "b"}}, "expected:\n  ties: {a: b} # none\n"),
-        ("expected:\n  memory:\n    m: {batch: 1, peak_bytes: 100 MiB, tolerance: 5 %}\n", {"memory.m": 9},
-         "expected:\n  memory:\n    m: {batch: 1, peak_bytes: 9, tolerance: 5 %}\n"),
-        ("expected:\n  memory:\n    m:\n      peak_bytes: '9 GiB' # q\n      batch: 1\n", {"memory.m": 9},
-         "expected:\n  memory:\n    m:\n      peak_bytes: 9 # q\n      batch: 1\n"),
+        *cases("expectations.yaml", "written"),
+        (
+            "\ufeffexpected:\r\n  groups:\r\n    a: 1\r\n    b: 2 # b",
+            {"groups.a": None, "groups.c d": 3},
+            '\ufeffexpected:\r\n  groups:\r\n    b: 2 # b\r\n    "c d": 3',
+        ),
     ],
-)  # fmt: skip
+)
 def test_new_values_replace_the_old_ones_and_every_other_byte_of_the_file_stays(tmp_path, text, changes, written):
     path = tmp_path / "mine.yaml"
     path.write_bytes(text.encode())

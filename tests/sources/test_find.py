@@ -1,20 +1,31 @@
-"""MODEL: presets, hub names, the user's own files; and every broken file gets one line with its place."""
+"""MODEL: presets, hub names, the user's own files, each a source; every broken file gets one line with its place."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import bertscope
+from bertscope.analyses.flops import FlopsRun
+from bertscope.analyses.memory.steps import estimate_report
+from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.errors import BertscopeError, ConfigError, SourceError
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
+from bertscope.sources.other_models import FactorySource, GivenModule
 from bertscope.sources.presets import preset_dir, preset_paths, read_preset
+from bertscope.sources.transformers_models import TransformersSource
 from bertscope.text_files import read_json, read_yaml
+from tests.conftest import ROOT, cases
 
 GOOD = """\
 # mine
@@ -81,34 +92,8 @@ def test_a_config_json_and_its_folder_work(tmp_path):
 
 
 BROKEN = [
-    ("config:\n  hidden_size: 770", 5, "hidden_size 770 is not divisible by num_attention_heads 12"),
-    ("config:\n  vocab_size: true", 5, "got true (a boolean)"),
-    ("config:\n  vocab_size: yes", 5, "got 'yes' (text)"),
-    ("config:\n  vocab_size: .inf", 5, "an integer"),
-    ("config:\n  layer_norm_eps: .inf", 5, "a number"),
-    ("config:\n  layer_norm_eps: .nan", 5, "a number"),
-    ("config:\n  vocab_size: 2024-01-01", 5, "got '2024-01-01' (text)"),
-    ("config:\n  vocab_size: 12:30", 5, "got '12:30' (text)"),
-    ("config:\n  vocab_size: 1000000000000", 5, "at most 16,777,216"),
+    *cases("broken_models.yaml", "presets"),
     ("config:\n  vocab_size: " + "9" * 5000, 5, "unreasonable"),
-    ("config:\n  vocab_size: [1, 2]", 5, "(a list)"),
-    ("config:\n  vocab_size: {a: 1}", 5, "a mapping"),
-    ("config:\n  vocab_size: !!python/object/apply:os.system ['true']", 5, "(a list)"),
-    ("config:\n  vocab_size: !!python/name:os.system x", 5, "tag"),
-    ("config:\n  hiden_size: 768", 5, "did you mean 'hidden_size'"),
-    ("config:\n  vocab_size: 5\n  vocab_size: 6", 6, "set twice, first on line 5"),
-    ("config: 5", 4, "config must hold 'key: value' lines"),
-    ("confg:\n  vocab_size: 5", 4, "did you mean 'config'"),
-    ("config:\n  x: &a 5\n  y: *a", 6, "aliases"),
-    ("config:\n  vocab_size: [", 5, "not valid YAML"),
-    ("config:\n\tvocab_size: 5", 5, "not valid YAML"),
-    ("config: {}\n? [a, b]\n: 5", 5, "one plain word"),
-    ("config: {}\nexpected: {distinct_params: many}", 5, "expected distinct_params must be a count"),
-    ("config: {}\nexpected: {total: 5}", 5, "unknown key 'total'"),
-    ("config: {}\nadd_pooling_layer: 3", 5, "true or false"),
-    ("config: {}\nhub_names: a", 5, "a list of names"),
-    ("config: {}\ndescription: [a]", 5, "must be text"),
-    ("config: {}\nextends: bert-base-cased", 5, "unknown key 'extends'"),
     ("config:\n  vocab_size: 5\x00", 5, "not valid YAML"),
 ]
 
@@ -126,19 +111,10 @@ def test_a_broken_preset_is_told_with_file_and_line(tmp_path, text, line, words)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "empty"),
-        ("  \n\n", "empty"),
-        ("# only a comment\n", "holds nothing"),
-        ("- a\n- b\n", "holds a sequence"),
-        ("just words", "holds a scalar"),
+        *cases("broken_models.yaml", "files"),
         (b"\x80\x81\x82", "not UTF-8"),
         (b"\x7fELF\x00\x01\x02\xff", "not UTF-8"),
-        ("config: {}\n", "'architecture' is missing"),
-        ("architecture: BertModel\n", "'config' is missing"),
-        ("architecture: GPT\nconfig: {}\n", "unknown architecture 'GPT'"),
-        ("a: 1\n---\nb: 2\n", "not valid YAML"),
         ("[" * 20_000, "nested too deeply"),
-        ("a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "aliases"),
         ("x" * (1 << 17) + "x", "larger than 128 KiB"),
     ],
 )
@@ -150,22 +126,11 @@ def test_a_file_that_is_no_preset_is_told(tmp_path, text, words):
 
 
 JSON_BROKEN = [
-    ("", 1, "empty"),
-    ("[]", 1, "an object"),
-    ('{"vocab_size": 5,}', 1, "comma"),
-    ('{\n "vocab_size": 5\n "hidden_size": 3}', 3, "',' or '}'"),
-    ('{\n "vocab_size": true}', 2, "a boolean"),
-    ('{\n "vocab_size": 5,\n "vocab_size": 6}', 3, "set twice, first on line 2"),
-    ('{\n "layer_norm_eps": Infinity}', 2, "a number"),
+    *cases("broken_models.yaml", "config_json"),
     ('{"vocab_size": ' + "9" * 5000 + "}", 1, "not valid JSON"),
     ('{"a": ' + "[" * 100_000 + "}", 1, "nested too deeply"),
     ('{\n "a": ' + "[" * 600 + "]" * 600 + "}", 2, "nested more than 64 levels"),
     ('{\n "a": ' + '{"b": ' * 300 + "1" + "}" * 301, 2, "nested more than 64 levels"),
-    ('{\n "model_type": "gpt2"}', 2, "this is for BERTs only"),
-    ('{"vocab_size": 5} x', 1, "after the closing"),
-    ("{'vocab_size': 5}", 1, "double quotes"),
-    ('{\n "architectures": ["GPT2Model"]}', 2, "unknown architecture 'GPT2Model'"),
-    ('{\n "hidden_size": 770}', 2, "not divisible"),
 ]
 
 
@@ -287,3 +252,80 @@ def test_a_config_json_names_its_model_itself_and_a_folder_has_its_own_name(tmp_
     write(tmp_path / "w", json.dumps({"model_type": "bert", **own}), "config.json")
     assert load(str(tmp_path / "w" / "config.json")).name == name
     assert load(str(tmp_path / "w")).name == "w"
+
+
+class Tagger(nn.Module):
+    """Three classes for each of 50 words."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, width), nn.Linear(width, 3)
+
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids))
+
+
+OTHERS = (
+    GivenModule(name="given", module=Tagger()),
+    FactorySource(name="own:Tagger"),
+    TransformersSource(name="gpt", model_type="gpt2", path=ROOT / "config.json", where=f"{ROOT}/config.json:3"),
+)
+
+
+def test_a_module_from_python_is_a_model_like_any_other():
+    source = GivenModule(name="tagger", module=Tagger())
+    flops = FlopsRun(source=source, run=RunConfig(mode="training", freeze=("words",))).at(2, 7).rows[0]
+    assert flops.forward.matmul_flops == 2 * 2 * 7 * 6 * 3
+    assert source_shapes(source, 2, 7)["words"][1][0].shape == (2, 7, 6)
+    memory = estimate_report(source, [RunConfig(batch=2, seq=7, precision="bf16")]).variants[0].memory
+    assert memory.peak.parts.parameters == 2 * (50 * 6 + 6 * 3 + 3)
+    difference = bertscope.diff(source, GivenModule(name="wider", module=Tagger(8)))
+    assert [row.path for row in difference.rows] == ["out.weight", "words.weight"]
+
+
+def test_a_module_from_python_stays_as_it_is():
+    module = Tagger()
+    GivenModule(name="tagger", module=module).build().to(torch.bfloat16).requires_grad_(False)
+    assert {(tensor.device.type, tensor.dtype, tensor.requires_grad) for tensor in module.parameters()} == {
+        ("cpu", torch.float32, True)
+    }
+
+
+def test_a_tie_of_a_module_from_python_stays_a_tie():
+    module = nn.ModuleDict({"one": nn.Linear(3, 3), "two": nn.Linear(3, 3)})
+    module["two"].weight = module["one"].weight
+    built = GivenModule(name="tied", module=module).build()
+    assert built["one"].weight is built["two"].weight
+
+
+@pytest.mark.parametrize("source", OTHERS, ids=lambda source: type(source).__name__)
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (
+            lambda source: source.require("this"),
+            "is for BERTs only; count, tree, .*, explain, diagram",
+        ),
+        (lambda source: source.require("--no-dropout"), "--no-dropout is for BERTs only; leave it out"),
+        (lambda source: source.with_layers(3), "its number of layers cannot be changed"),
+        (lambda source: source.with_fields({"is_decoder": True}), "is_decoder can be set for a BERT only"),
+        (lambda source: source.with_options(add_pooling_layer=True), "only a BertModel comes with and without"),
+        (
+            lambda source: source.checkpoint(nn.Linear(2, 2), "every-2"),
+            "Linear takes --checkpointing none, or selective and full",
+        ),
+    ],
+)
+def test_a_source_says_in_one_line_what_it_cannot_do(source, ask, words):
+    with pytest.raises(BertscopeError, match=words) as caught:
+        ask(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_the_sources_know_their_kinds():
+    """No `isinstance` on a source outside `sources/`."""
+    for path in sorted((ROOT / "bertscope").rglob("*.py")):
+        if path.parent.name != "sources":
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                    assert "Source" not in ast.unparse(node.args[1]), f"{path.name}:{node.lineno}"

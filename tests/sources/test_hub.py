@@ -16,7 +16,7 @@ import pytest
 import bertscope
 from bertscope.sources.find import is_hub_name
 from tests.child_server import loaded
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 12, "num_attention_heads": 3,
@@ -200,5 +200,5 @@ def test_a_preset_needs_neither_the_cache_nor_its_library():
         "cli._run(); unwanted = {'huggingface_hub', 'transformers', 'bertscope.checkpoints.reading'};"
         "sys.exit(' '.join(unwanted & set(sys.modules)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python(code)
     assert (done.returncode, done.stderr) == (0, "")

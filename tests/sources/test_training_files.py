@@ -10,23 +10,8 @@ import pytest
 import bertscope
 from bertscope.errors import BertscopeError, ConfigError
 from bertscope.sources.training_files import read_training_file
-from tests.conftest import ROOT, TRAINING_ARGUMENTS
+from tests.conftest import DATA, ROOT, TRAINING_ARGUMENTS
 
-ACCELERATE = """
-compute_environment: LOCAL_MACHINE
-debug: false
-distributed_type: MULTI_GPU
-downcast_bf16: 'no'
-dynamo_config:
-  dynamo_backend: INDUCTOR
-gpu_ids: all
-mixed_precision: fp16
-num_machines: 1
-num_processes: 2
-same_network: true
-tpu_env: []
-use_cpu: false
-"""
 TINY = ("estimate", "bert-tiny", "--seq", "16")
 
 
@@ -119,7 +104,7 @@ def test_weight_decay_is_a_setting_of_an_optimizer_that_copies_the_gradients(giv
 
 
 def test_a_configuration_of_accelerate_is_read_as_yaml_and_as_json(tmp_path):
-    (tmp_path / "default_config.yaml").write_text(ACCELERATE)
+    (tmp_path / "default_config.yaml").write_text((DATA / "accelerate.yaml").read_text())
     plain = {"distributed_type": "MULTI_GPU", "mixed_precision": "fp16", "num_processes": 2, "use_cpu": False}
     (tmp_path / "default_config.json").write_text(json.dumps(plain))
     for name in ("default_config.yaml", "default_config.json"):
@@ -155,20 +140,8 @@ def test_the_run_is_that_of_the_file_and_the_report_has_its_lists(cli, given):
     assert [row["key"] for row in report["training_file"]["not_modelled"]] == ["full_determinism"]
     assert report["training_file"]["replaced"] == []
     assert bertscope.to_json(bertscope.from_json(result.out)) == result.out
-    same = (
-        "--loop",
-        "trainer",
-        "--batch",
-        "16",
-        "--accumulate",
-        "4",
-        "--precision",
-        "autocast-bf16",
-        "--clip-grad-norm",
-        "--checkpointing",
-        "full",
-    )
-    by_hand = cli(*TINY, *same, "--format", "json").json
+    same = "--loop trainer --batch 16 --accumulate 4 --precision autocast-bf16 --clip-grad-norm --checkpointing full"
+    by_hand = cli(*TINY, *same.split(), "--format", "json").json
     assert by_hand["training_file"] is None
     assert by_hand["variants"] == report["variants"]
 

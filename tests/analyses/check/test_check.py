@@ -1,9 +1,11 @@
-"""`check`: expectations against models, for people and for CI."""
+"""`check`: expectations against models, for people and for CI, of the user's own code too; and `check --update`."""
 
 from __future__ import annotations
 
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -177,3 +179,283 @@ def test_another_class_can_be_checked_against_the_expectations(cli, preset):
     assert "distinct_params: expected 4,385,920, got 4,386,178, difference +258" in result.out
     assert cli("check", "mine.yaml", "--architecture", "BertModel").code == 0
     assert cli("check", "mine.yaml", "--architecture", "BertForChess").code == 2
+
+
+CODE = """\
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+class Tagger(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.blocks = torch.nn.Embedding(10, 4), torch.nn.ModuleList(Block() for _ in range(2))
+        self.head = torch.nn.Linear(4, 10)
+        self.head.weight = self.words.weight
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+def build():
+    return Tagger()
+"""
+# By hand: words 10 * 4; a block 4 * 8 + 8 and 8 * 4 + 4; the head's bias 10, its weight is that of words.
+# FLOPs of one token: two blocks of 2 * (4 * 8 + 8 * 4), the head 2 * 4 * 10.
+FILE = """\
+# gated in CI
+model: MODULE:build   # the code of this project
+expected:
+  distinct_params: 202   # by hand
+  layer_params: 242
+  groups: {words: 40, blocks: 152, head: 50}
+  layers:
+    # from the paper
+    words: 40
+    blocks.0-1: 76
+    blocks.0-1.up: 40
+    blocks.0-1.down: 36   # narrow
+    head: 50
+  ties:
+    head.weight: words.weight
+  flops:
+    token: {batch: 1, seq: 1, mode: inference, matmul_flops: 336}
+"""
+
+NARROW = CODE.replace("Linear(8, 4)", "Linear(8, 4, bias=False)")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, request):
+    """A folder with a module of a unique name and its expectation file `own.bertscope.yaml`, as working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    # Without digits: a test replaces numbers in the file, and hash() differs from run to run.
+    module = "own_models_" + "".join(chr(ord("a") + ord(letter) % 26) for letter in request.node.name)
+    path = tmp_path / "own.bertscope.yaml"
+    path.write_text(FILE.replace("MODULE", module))
+
+    def write(code: str = CODE):
+        sys.modules.pop(module, None)
+        (tmp_path / f"{module}.py").write_text(code)
+        return path
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield write
+    sys.modules.pop(module, None)
+
+
+def test_an_own_model_has_counts_ties_and_flops_that_a_hand_computes(cli, project):
+    project()
+    result = cli("check", "--allow-code", "own.bertscope.yaml")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "1 file: 13 expectations passed, 0 failed\n"
+
+
+def test_the_runs_of_a_file_take_inputs_as_the_commands_do(cli, project):
+    path = project()
+    model = path.read_text().partition("model: ")[2].split(":")[0]
+    run = "batch: 3, seq: 1, mode: inference, input: [x=Bx4:float32]"
+    flops, given = 2 * 3 * (4 * 8 + 8 * 4), ("--mode", "inference", "--input", "x=Bx4:float32", "-f", "json")
+    memory = cli("estimate", f"{model}:Block", "-b", 3, *given).json
+    path.write_text(
+        f"model: {model}:Block\nexpected:\n  flops:\n    one: {{{run}, matmul_flops: {flops}}}\n"
+        f"  memory:\n    one: {{{run}, peak_bytes: {peak_bytes(memory)}, tolerance: 0}}\n"
+    )
+    result = cli("check", "--allow-code", "own.bertscope.yaml")
+    assert (result.code, result.out) == (0, "1 file: 2 expectations passed, 0 failed\n"), result.err
+
+
+def peak_bytes(report: dict) -> int:
+    """The highest phase of the first variant of `estimate --format json`."""
+    return max(phase["peak_bytes"] for phase in report["variants"][0]["estimated"]["phases"])
+
+
+def test_code_is_not_imported_because_a_file_names_it(cli, project):
+    project("open('canary', 'w')\n")
+    for how in ((), ("--update",)):
+        result = cli("check", *how, "own.bertscope.yaml", "--format", "github")
+        assert result.code == 2
+        assert result.err.startswith("error: own.bertscope.yaml:2: model 'own_models_")
+        assert "add --allow-code to import it" in result.err
+        assert result.err.count("\n") == 1
+        assert "file=own.bertscope.yaml,line=2::" in result.out
+    assert "--allow-code" in cli("check", "--write", "own.bertscope.yaml").err
+    assert not Path("canary").exists()
+
+
+def test_an_error_of_the_code_is_one_line_at_the_line_of_the_model(cli, project):
+    project("raise RuntimeError('no weights\\nhere')\n")
+    result = cli("check", "--allow-code", "own.bertscope.yaml")
+    assert result.code == 2
+    assert result.err.startswith("error: own.bertscope.yaml:2: own_models_")
+    assert "RuntimeError" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_changed_layer_of_an_own_model_has_its_file_and_line(cli, project):
+    project(NARROW)
+    result = cli("check", "--allow-code", "own.bertscope.yaml", "--format", "github")
+    assert result.code == 1
+    line = "line=12::own: layers.blocks.0-1.down: expected 36, got 32, difference -4\n"
+    assert f"::error title=bertscope check,file=own.bertscope.yaml,{line}" in result.out
+    suite = ElementTree.fromstring(cli("check", "--allow-code", "own.bertscope.yaml", "--format", "junit").out)[0]
+    cases = {case.get("name"): case for case in suite if len(case)}
+    assert list(cases) == ["distinct_params", "layer_params", "groups.blocks", "layers.blocks.0-1",
+                           "layers.blocks.0-1.down"]  # fmt: skip
+    assert cases["layers.blocks.0-1.down"].get("line") == "12"
+
+
+def test_the_remedy_of_a_file_without_expectations_works_when_typed(cli, project):
+    path = project()
+    path.write_text(path.read_text().partition("expected:")[0])
+    (remedy,) = re.findall(r"'bertscope (.*?)'", cli("check", "--allow-code", path.name).err)
+    assert cli(*remedy.split()).code == 0
+    assert cli("check", "--allow-code", path.name).code == 0
+
+
+def test_a_word_between_write_and_its_file_is_one_line(cli, project):
+    result = cli("check", "--write", "--allow-code", project())
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "directly after it" in result.err
+
+
+def test_write_records_an_own_model_that_check_then_passes(cli, project):
+    path = project()
+    path.write_text(path.read_text().partition("expected:")[0])
+    assert cli("check", "--allow-code", "--write", path).code == 0
+    result = cli("check", "--allow-code", path)
+    assert (result.code, result.out) == (0, "1 file: 12 expectations passed, 0 failed\n")
+
+
+def test_the_peak_of_an_own_model_is_that_of_its_stored_dtypes(cli, project):
+    path = project(CODE.replace("return Tagger()", "return Tagger().bfloat16()"))
+    run = "batch: 2, seq: 8, mode: inference, loop: freed, peak_bytes: 1, tolerance: 1 %"
+    path.write_text(path.read_text().partition("expected:")[0] + f"expected: {{memory: {{x: {{{run}}}}}}}\n")
+    (found,) = cli("check", "--allow-code", path, "--format", "json").json["findings"]
+    model = path.read_text().split()[5]
+    run = ("--batch", "2", "--seq", "8", "--mode", "inference", "--loop", "freed", "--format", "json")
+    assert found["got"] == peak_bytes(cli("estimate", model, *run).json)
+    # In bf16: 202 parameters; at the relu of a block its input (2, 8, 4), and input and output of the relu (2, 8, 8).
+    # In int64: the input ids (2, 8).
+    assert found["got"] == 2 * (202 + 2 * 8 * (4 + 8 + 8)) + 8 * 2 * 8
+
+
+def test_a_model_of_another_family_is_checked_with_its_own_class(cli, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    config = transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=20, n_positions=16)
+    config.to_json_file("config.json")
+    params = sum(param.numel() for param in transformers.GPT2LMHeadModel(config).parameters())
+    text = f"model: config.json\narchitecture: GPT2LMHeadModel\nexpected:\n  distinct_params: {params}\n  ties:\n"
+    text += "    lm_head.weight: transformer.wte.weight\n  memory:\n"
+    text += "    x: {batch: 2, seq: 8, mode: training, peak_bytes: 1, tolerance: 1 %}\n"
+    Path("gpt2.bertscope.yaml").write_text(text)
+    result = cli("check", "gpt2.bertscope.yaml", "--format", "json")
+    found = {finding["key"]: finding for finding in result.json["findings"]}
+    assert [finding["status"] for finding in found.values()] == ["passed"] * 3 + ["failed"]
+    run = ("--architecture", "GPT2LMHeadModel", "--batch", "2", "--seq", "8", "--format", "json")
+    assert found["memory.x"]["got"] == peak_bytes(cli("estimate", "config.json", *run).json)
+    Path("gpt2.bertscope.yaml").write_text(text.replace("LMHead", "Chess"))
+    result = cli("check", "gpt2.bertscope.yaml")
+    assert result.code == 2
+    assert "gpt2.bertscope.yaml:" in result.err
+    assert "unknown architecture 'GPT2ChessModel'" in result.err
+
+
+def test_the_layers_over_runs_of_another_family_are_bounded(cli, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 150, "n_embd": 12}')
+    runs = "".join(f"    a{n}: {{batch: {n}, seq: 8, mode: training, matmul_flops: 1}}\n" for n in range(1, 8))
+    path = tmp_path / "deep.bertscope.yaml"
+    path.write_text(f"model: config.json\nexpected:\n  flops:\n{runs}")
+    result = cli("check", path)
+    assert result.code == 2
+    assert "7 runs of 150 layers are more than 768 layers in all" in result.err
+
+
+def test_a_config_json_of_another_family_without_a_file_names_the_file_to_write(cli, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 12}')
+    result = cli("check", tmp_path / "config.json")
+    assert result.code == 2
+    assert "a *.bertscope.yaml with 'model: ...'" in result.err
+
+
+# ---- update -------------------------------------------------------------------------------------
+
+
+def test_update_shows_what_differs_and_writes_only_the_values_that_differ(cli, project):
+    path = project(NARROW)
+    before = path.read_text()
+    result = cli("check", "--update", "--allow-code", "own.bertscope.yaml")
+    assert result.code == 0
+    assert "own.bertscope.yaml:12: own: layers.blocks.0-1.down: expected 36, got 32, difference -4\n" in result.out
+    changed = ("distinct_params", "layer_params", "groups.blocks", "layers.blocks.0-1", "layers.blocks.0-1.down")
+    assert result.err == f"note: updated own.bertscope.yaml: {', '.join(changed)}\n"
+    # two blocks lose a bias of 4 each
+    for old, new in (("202 ", "194 "), ("242", "234"), ("152", "144"), ("0-1: 76", "0-1: 72"), ("36 ", "32 ")):
+        before = before.replace(old, new)
+    assert path.read_text() == before
+    assert cli("check", "--allow-code", "own.bertscope.yaml").code == 0
+
+
+def test_update_without_a_difference_writes_nothing(cli, project):
+    path = project()
+    path.chmod(0o444)
+    stat = path.stat()
+    result = cli("check", "--update", "--allow-code", path)
+    assert (result.code, result.err, result.out) == (0, "", "1 file: 13 expectations passed, 0 failed\n")
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (stat.st_mtime_ns, stat.st_ino)
+
+
+def test_update_replaces_rows_and_ties_that_are_gone(cli, project):
+    path = project(CODE.replace("range(2)", "range(3)").replace("self.head.weight = ", "self.words.extra = "))
+    result = cli("check", "--update", "--allow-code", path)
+    assert result.code == 0
+    assert "layers.blocks.0-1: expected 76, got nothing" in result.out
+    assert cli("check", "--allow-code", path).code == 0
+    text = path.read_text()
+    assert "    blocks.0-2: 76\n    blocks.0-2.up: 40\n    blocks.0-2.down: 36   # narrow\n    head: 50\n" in text
+    assert "0-1" not in text
+    assert "    # from the paper\n    words: 40\n" in text
+
+
+def test_update_leaves_a_file_with_an_error_alone(cli, project):
+    path = project(NARROW)
+    path.write_text(path.read_text() + "    long: {batch: 1, seq: 1, mode: training, freeze: [x], matmul_flops: 1}\n")
+    before = path.read_text()
+    assert cli("check", "--update", "--allow-code", path).code == 2
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--update takes FILES"),
+        (("own.bertscope.yaml", "-a", "BertModel"), "leave --architecture out"),
+        (("bert-tiny",), "--update rewrites YAML files, and 'bert-tiny' is none"),
+        (("--write", "own.bertscope.yaml"), "--write takes one FILE"),
+    ],
+)
+def test_update_writes_only_files_that_are_named(cli, project, words, message):
+    project()
+    result = cli("check", "--update", *words)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_update_rewrites_a_preset_of_ones_own(cli, tmp_path):
+    path = tmp_path / "mine.yaml"
+    whole = (preset_dir() / "bert-tiny.yaml").read_text()
+    path.write_text(whole.replace("layer.feed_forward: 131712", "layer.feed_forward: 7"))
+    assert cli("check", "--update", path).code == 0
+    assert path.read_text() == whole

@@ -15,6 +15,7 @@ from bertscope.errors import SelectionError
 from bertscope.render.explain import sentence
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
+from tests.conftest import data
 
 WIDTH = 8
 
@@ -82,43 +83,10 @@ def test_each_step_has_the_formulas_of_its_class():
         "blocks.0-2.feed_forward.2", "again", "out",
     ]  # fmt: skip
     shown = {
-        name: [(made.symbols, made.numbers) for made in (step.params, step.flops) if made]
+        name: [[made.symbols, made.numbers] for made in (step.params, step.flops) if made]
         for name, step in steps.items()
     }
-    keys = "positions x (4 x 2 x embed_dim x embed_dim + 2 x 2 x keys x embed_dim)"
-    assert shown == {
-        "(own)": [("mix", "8 x 8"), ("counted", "")],
-        "unused": [("2 x num_features", "2 x 5")],
-        "words": [("num_embeddings x embedding_dim", "20 x 8")],
-        "down": [
-            ("out_channels x in_channels / groups x kernel_size + out_channels", "6 x 8 / 2 x 3 + 6"),
-            ("2 x positions x out_channels x in_channels / groups x kernel_size", "2 x 10 x 6 x 8 / 2 x 3"),
-        ],
-        "up": [
-            ("in_channels x out_channels x kernel_size", "6 x 8 x 2"),
-            ("2 x positions x in_channels x out_channels x kernel_size", "2 x 10 x 6 x 8 x 2"),
-        ],
-        "blocks.0-2": [("scale", "8")],
-        "blocks.0-2.attention": [
-            ("3 x embed_dim x embed_dim + 3 x embed_dim", "3 x 8 x 8 + 3 x 8"),
-            (keys, "12 x (4 x 2 x 8 x 8 + 2 x 2 x 6 x 8)"),
-        ],
-        "blocks.0-2.attention.out_proj": [("in_features x out_features + out_features", "8 x 8 + 8")],
-        "blocks.0-2.norm": [("2 x normalized_shape", "2 x 8")],
-        "blocks.0-2.feed_forward.0": [
-            ("in_features x out_features + out_features", "8 x 12 + 12"),
-            ("2 x positions x in_features x out_features", "2 x 12 x 8 x 12"),
-        ],
-        "blocks.0-2.feed_forward.2": [
-            ("in_features x out_features", "12 x 8"),
-            ("2 x positions x in_features x out_features", "2 x 12 x 12 x 8"),
-        ],
-        "again": [
-            ("in_features x out_features + out_features", "8 x 8 + 8"),
-            ("calls x 2 x positions x in_features x out_features", "2 x 2 x 12 x 8 x 8"),
-        ],
-        "out": [("out_features", "20"), ("2 x positions x in_features x out_features", "2 x 12 x 8 x 20")],
-    }
+    assert shown == data("formulas.yaml")
     assert steps["blocks.0-2.norm"].copies == 3
     assert steps["down"].inputs == (("2", "8", "5"),)
     assert steps["down"].output == ("2", "6", "5")

@@ -376,7 +376,7 @@ BEFORE_MIB = 1343
     [
         ({"batch": 4, "optimizer": "adafactor"}, 12295),
         ({"batch": 4, "precision": "autocast-fp16"}, 13939),
-    ],  # the three others: tests/test_published.py
+    ],  # the three others: tests/test_benchmarks.py
     ids=str,
 )
 def test_what_a_v100_showed_is_not_exceeded_and_not_far(fields, shown_mib):

@@ -1,13 +1,23 @@
-"""The use of a calibration by `estimate` and `fit`, and the files that are refused."""
+"""Calibrations: their use, the files refused, what `profile --save` measures on a fake card, and predicted times."""
 
 from __future__ import annotations
 
+import csv
 import json
+import re
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+import bertscope
 import bertscope.calibrations
+from bertscope.analyses.memory import calibration as measuring
+from bertscope.analyses.memory import profile
+from bertscope.analyses.memory.profile_job import Job
+from bertscope.analyses.memory.step import step_flops
+from bertscope.analyses.memory.step_time import Rates, _work, rates_of, step_work
 from bertscope.calibrations import (
     Calibration,
     calibration_here,
@@ -17,8 +27,13 @@ from bertscope.calibrations import (
     user_folder,
 )
 from bertscope.errors import SourceError
-from bertscope.gpus import find_device, find_gpu
-from tests.analyses.memory.fake_card import H200, MIB, calibration
+from bertscope.gpus import find_device, find_gpu, peak_flops
+from bertscope.reports.calibration import COPY, CardWork
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import load
+from bertscope.torch_access import torch
+from tests.analyses.memory.fake_card import ALLOCATED, CONTEXT, H200, MIB, RESERVED, calibration, calls_of_cuda
+from tests.child_server import ForkedChild
 
 OF_FIT = (
     "fit",
@@ -210,3 +225,298 @@ def test_a_hostile_file_is_refused_and_passed_over(stored, change, words):
     with pytest.raises(SourceError, match=words):
         read_calibration(stored)
     assert list(calibrations()) == []
+
+
+STEP = ("profile", "bert-tiny", "--device", "cuda", "--seq", "16", "--steps", "2", "--optimizer", "sgd")
+
+
+@pytest.fixture
+def card(monkeypatch, tmp_path):
+    """A function that says which child of `fake_card` the following commands start."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr("bertscope.api.memory.may_have_cuda", lambda: True)
+
+    def use(entry: str = "main") -> None:
+        start = partial(ForkedChild, f"tests.analyses.memory.fake_card:{entry}")
+        monkeypatch.setattr(profile, "_starting", lambda jobs: nullcontext(start))
+
+    use()
+    return use
+
+
+def test_save_writes_the_card_its_rates_and_each_step_next_to_its_estimate(cli, card, tmp_path):
+    path = tmp_path / "h200.json"
+    result = cli(*STEP, "--batch", "2", "--checkpointing", "none,full", "--save", path, "--format", "json")
+    assert result.code == 0, result.err
+    assert f"note: the calibration is in {path}" in result.err
+    found = read_calibration(path)
+    assert (found.machine.card, found.machine.memory_bytes) == (H200.card, H200.memory_bytes)
+    assert found.rates.keys() == {"fp32", COPY}
+    assert [(step.precision, step.checkpointing) for step in found.steps] == [("fp32", "none"), ("fp32", "full")]
+    assert found.context_bytes == (CONTEXT, CONTEXT)
+    source = load("bert-tiny")
+    for step, variant in zip(found.steps, result.json["variants"], strict=True):
+        assert (step.model, step.batch, step.seq, step.mode) == ("bert-tiny", 2, 16, "training")
+        assert (step.allocated_bytes, step.reserved_bytes) == (ALLOCATED, RESERVED)
+        estimated = variant["estimated"]["device"]
+        assert step.estimated_allocated_bytes == estimated["allocated_bytes"]
+        assert step.estimated_reserved_bytes == estimated["reserved_bytes"]
+        assert list(step.step_seconds) == variant["timing"]["step_seconds"]
+        run = RunConfig(batch=2, seq=16, device="cuda", optimizer="sgd", checkpointing=step.checkpointing)
+        assert step.work.matmul_flops == {"fp32": step_flops(source, run)}
+    assert bertscope.from_json(path.read_text()).to_markdown().count("bert-tiny 2x16 training fp32") == 2
+
+
+def test_a_file_of_this_card_keeps_its_steps_and_one_of_another_card_is_replaced(cli, card, tmp_path):
+    path = tmp_path / "h200.json"
+    for batch, precision in ((2, "fp32"), (2, "autocast-bf16"), (1, "fp32"), (2, "fp32")):
+        assert cli(*STEP, "--batch", batch, "--precision", precision, "--save", path).code == 0
+    found = read_calibration(path)
+    assert [(step.precision, step.batch) for step in found.steps] == [("fp32", 2), ("bf16", 2), ("fp32", 1)]
+    assert found.rates.keys() == {"fp32", "bf16", COPY}
+    path.write_text(found.to_json().replace("NVIDIA H200", "NVIDIA L4"))
+    assert cli(*STEP, "--batch", "2", "--save", path).code == 0
+    assert len(read_calibration(path).steps) == 1
+    path.write_text("my notes")
+    assert cli(*STEP, "--batch", "2", "--save", path).code == 0
+    assert len(read_calibration(path).steps) == 1
+
+
+def test_what_was_saved_predicts_the_time_of_the_same_step(cli, card):
+    folder = user_folder()
+    folder.mkdir(parents=True)
+    step = ("bert-tiny", "--batch", "2", "--seq", "16", "--optimizer", "sgd", "--format", "json")
+    assert cli(*STEP, "--batch", "2", "--save", folder / "mine.json").code == 0
+    (measured,) = next(iter(calibrations())).report.steps
+    by_folder = cli("estimate", *step, "--gpu", "h200", "--time").json["variants"]
+    assert by_folder[0]["predicted"]["seconds"] == pytest.approx(measured.median_seconds)
+    (folder / "mine.json").rename(folder.parent / "mine.json")
+    assert cli("estimate", *step, "--gpu", "h200", "--time").json["variants"][0]["predicted"] is None
+    file = ("--calibration", folder.parent / "mine.json")
+    assert cli("estimate", *step, "--gpu", "h200", "--time", *file).json["variants"] == by_folder
+
+
+def test_a_strategy_that_cannot_be_measured_is_named_and_the_others_are_saved(cli, card, tmp_path):
+    card("main_full_in_an_error")
+    result = cli(*STEP, "--checkpointing", "none,full", "--batch", "2", "--save", "h200.json")
+    assert result.code == 3
+    assert "full could not be measured: the child ran out of memory" in result.err
+    assert [step.checkpointing for step in read_calibration(tmp_path / "h200.json").steps] == ["none"]
+
+
+def test_rates_that_cannot_be_measured_are_named_and_the_step_is_saved(cli, card, tmp_path):
+    card("main_without_rates")
+    result = cli(*STEP, "--batch", "2", "--save", "h200.json")
+    assert result.code == 3
+    assert "an illegal memory access was encountered while measuring the rates of the card" in result.err
+    found = read_calibration(tmp_path / "h200.json")
+    assert (found.rates, len(found.steps), found.context_bytes) == ({}, 1, (CONTEXT, CONTEXT))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "--save measures a CUDA card in one process: give --device cuda, and no --nproc"),
+        (("--device", "cuda", "--nproc", "2", "--strategy", "ddp"), "--save measures a CUDA card in one process"),
+        (("--device", "cuda"), "torch finds no CUDA device here"),
+    ],
+)
+def test_save_without_a_cuda_card_is_an_error_that_says_what_to_do(cli, monkeypatch, tmp_path, options, words):
+    monkeypatch.setattr("bertscope.api.memory.may_have_cuda", lambda: False)
+    result = cli("profile", "bert-tiny", *options, "--save", tmp_path / "card.json")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert words in result.err
+    assert not (tmp_path / "card.json").exists()
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_the_run(cli, card, tmp_path):
+    card("main_without_rates")  # a run would be noticed
+    result = cli(*STEP, "--save", tmp_path / "missing" / "card.json")
+    assert result.code == 2
+    assert "cannot be written" in result.err
+
+
+def test_the_matrices_of_the_rates_fit_in_the_memory_that_is_left(monkeypatch):
+    calls_of_cuda(monkeypatch.setattr)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**37))
+    sides, sent = [], {}
+    monkeypatch.setattr(measuring, "_product_rate", lambda side, *_: sides.append(side) or 1.0)
+    job = Job(source=load("bert-tiny"), run_config=RunConfig(batch=1, seq=8, device="cuda", optimizer="none"))
+    measuring.measure_card(job, "cpu", sent.__setitem__)
+    assert (sides, sent["rates"]["fp32"]) == ([128], 1.0)
+    assert sent["rates"][COPY] > 0
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**36, 2**37))
+    limited = replace(job, memory_limit_bytes=RESERVED + 64 * MIB)
+    measuring.measure_card(limited, "cpu", sent.__setitem__)
+    assert sides[-1] == 1024  # of 64 MiB / 64
+
+
+__all__ = ["home", "stored"]  # fixtures
+RUN = RunConfig(batch=2, seq=16, device="cuda", optimizer_implementation="loop")
+TINY = load("bert-tiny", architecture="BertForMaskedLM")
+
+
+def test_the_time_of_a_step_is_flops_and_bytes_by_the_rates_or_the_start_of_its_operators():
+    scale = {("fp32", "none"): 1.5, ("bf16", "none"): 1, ("fp32", "full"): 2}
+    rates = Rates({"fp32": 10e12}, 2e12, calls=1e4, scale=scale)
+    work = CardWork(matmul_flops={"fp32": 10**13}, moved_bytes=10**12, calls=10)
+    assert rates.seconds(work, "fp32") == pytest.approx(1.5 * (1 + 0.5))
+    assert rates.seconds(work, "bf16") == pytest.approx(1 + 0.5)  # its products are in fp32
+    assert rates.seconds(work, "fp32", "full") == pytest.approx(2 * (1 + 0.5))
+    assert rates.seconds(work, "fp32", "every-2") == pytest.approx(1.5 * (1 + 0.5))
+    assert rates.seconds(replace(work, calls=10**5), "fp32") == pytest.approx(10)
+    assert rates.seconds(work, "fp16") is None
+    assert rates.seconds(replace(work, matmul_flops={"bf16": 10**13}), "bf16") is None
+
+
+def test_the_longest_step_of_a_precision_corrects_it():
+    rates = rates_of(calibration())  # each step took 1 s; the longest has 16 x 512 tokens with 10**9 FLOPs each
+    assert rates.scale["fp32", "none"] == pytest.approx(1 / (8.192e12 / 100e12 + 1e9 / 1e12))
+    assert rates.scale["bf16", "full"] == pytest.approx(1 / (8.192e12 / 500e12 + 1e9 / 1e12))
+    assert rates.calls == 100
+    assert rates_of(replace(calibration(), rates={})) is None
+
+
+def test_an_optimizer_moves_the_bytes_of_its_formula():
+    params = sum(param.numel() for param in TINY.build().parameters())
+    without = _work(TINY, replace(RUN, optimizer="none"))
+    sgd = _work(TINY, replace(RUN, optimizer="sgd"))
+    assert sgd.moved_bytes - without.moved_bytes == 3 * 4 * params  # reads a parameter and its gradient, writes one
+    assert sgd.matmul_flops == without.matmul_flops == {"fp32": step_flops(TINY, RUN)}
+    foreach = _work(TINY, replace(RUN, optimizer="sgd", optimizer_implementation="foreach"))
+    assert foreach.moved_bytes == sgd.moved_bytes
+    assert foreach.calls < sgd.calls
+
+
+def test_equal_layers_are_repeated_and_recomputation_moves_bytes():
+    source = TINY.with_layers(6)
+    run = replace(RUN, precision="autocast-bf16", checkpointing="full", optimizer="none")
+    full = step_work(source, run)
+    assert full == _work(source, run)
+    plain = step_work(source, replace(run, checkpointing="none"))
+    assert full.moved_bytes > plain.moved_bytes
+    selective = step_work(source, replace(run, checkpointing="selective"))
+    assert selective.matmul_flops == plain.matmul_flops
+    assert selective.moved_bytes > plain.moved_bytes
+
+
+def test_a_peak_is_that_of_the_data_sheet_and_of_the_precision():
+    assert peak_flops(find_gpu("h200"), "bf16") == (989.5e12, "H200 data sheet (SXM), without sparsity")
+    assert peak_flops(find_gpu("h200"), "fp32")[0] == 67e12
+    assert peak_flops(find_gpu("v100-16gb"), "bf16") is None  # no tensor core has it
+    assert peak_flops(find_gpu("b200"), "bf16") is None  # no source
+
+
+def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
+    words = [
+        "bert-tiny",
+        "-a",
+        "BertForMaskedLM",
+        "--gpu",
+        "h200",
+        "--seq",
+        "16",
+        "--batch",
+        "2",
+        "--time",
+        "--format",
+        "json",
+    ]
+    (variant,) = cli("estimate", *words, "--precision", "autocast-bf16").json["variants"]
+    found = variant["predicted"]
+    run = replace(RUN, precision="autocast-bf16", optimizer_implementation="default")
+    work, flops = step_work(TINY, run), step_flops(TINY, run)
+    assert found["seconds"] == pytest.approx(work.calls / 100)  # this card starts 100 operators a second
+    assert found["tokens_per_second"] == pytest.approx(32 / found["seconds"])
+    assert found["mfu"] == pytest.approx(flops / found["seconds"] / 989.5e12)
+    (row,) = cli("fit", *words, "--precision", "autocast-bf16", "--checkpointing", "none").json["rows"]
+    assert row["predicted"] == found
+    shown = cli("estimate", *words[:-2], "--precision", "autocast-bf16", "-v").out
+    assert "step time (predicted)" in shown
+    assert "MFU of 989.5 TFLOP/s" in shown
+    assert "H200 data sheet (SXM)" in shown
+
+
+NO_TIME = [
+    ("bert-tiny", "--gpu", "h200", "--precision", "fp32"),  # a step below 25 ms
+    ("bert-tiny", "--gpu", "b200", "--precision", "fp32"),  # no rates are known of a B200
+    ("bert-base-uncased", "--gpu", "t4", "--mode", "inference", "--precision", "fp32"),
+]
+
+
+@pytest.mark.parametrize("words", NO_TIME, ids=" ".join)
+def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home, words):
+    words = ["fit", *words, "--seq", "16", "--batch", "2", "--checkpointing", "none"]
+    words = words[:-2] if "inference" in words else words
+    timed = cli(*words, "--time")
+    assert timed.out == cli(*words).out
+    assert f"no time: there is no calibration of {words[3]}; 'bertscope " in timed.err
+    assert "a published peak, for steps of 25 ms and more" in timed.err
+
+
+def test_a_time_is_predicted_for_cuda_only(cli):
+    assert "predicted for CUDA only" in cli("estimate", "bert-tiny", "--time").err
+
+
+def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(cli, home):
+    """By hand: 8.1 TFLOP/s in fp32 and 320 GB/s, of the T4's product brief."""
+    run = {"batch": 8, "seq": 64, "accumulate": 2}
+    times = {"gpu": "t4", "time": True, "sequences": 20}
+    variant, full = bertscope.estimate("bert-base-uncased", **run, **times, checkpointing="none,full").variants
+    flops = 2 * bertscope.flops("bert-base-uncased", batch=8, seq=64, mode="training").rows[0].total.matmul_flops
+    bound = flops / 8.1e12 + 4 * 2 * variant.estimated.kept_bytes / 320e9
+    assert vars(variant.time_range) == pytest.approx({"low_seconds": 1.2 * bound, "high_seconds": 2.5 * bound})
+    assert variant.epoch.low_seconds == pytest.approx(2 * 1.2 * bound)  # 20 sequences are two steps of 16
+    assert full.time_range.low_seconds > variant.time_range.low_seconds  # it recomputes
+    options = ("--gpu", "t4", "--time", "--batch", "16", "--seq", "64")
+    timed = cli("estimate", "bert-base-uncased", *options, "-v")
+    assert re.match(r".*, [\d.]+ to [\d.]+ ms a step \(from the data sheet", timed.out)
+    assert "times FLOPs / peak + 4 x saved bytes / bandwidth" in timed.out
+    (row,) = cli("fit", "bert-base-uncased", *options, "--sequences", "100", "--precision", "fp32", "--checkpointing",
+                 "none", "--format", "json").json["rows"]  # fmt: skip
+    assert row["predicted"] is None
+    assert row["epoch"]["high_seconds"] == pytest.approx(7 * row["time_range"]["high_seconds"])  # batches of 16
+    several = cli("estimate", "bert-base-uncased", "bert-base-cased", *options, "--format", "csv").out.splitlines()
+    assert "time_range_low_seconds,time_range_high_seconds" in several[0]
+    assert cli("estimate", "bert-tiny", "--gpu", "t4", "--sequences", "1000").code == 2  # without --time
+
+
+def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_asked(cli, stored):
+    words = ("bert-tiny", "--batch", "64", "--seq", "64", "--precision", "autocast-bf16")
+    report = cli("plan", *words, "--gpu", "h200", "--format", "json").json
+    found = cli("estimate", *words, "--gpu", "h200", "--time", "--format", "json").json["variants"][0]["predicted"]
+    assert report["rows"][0]["predicted"] == found
+    assert cli("plan", *words, "--gpu", "t4", "--format", "json").json["rows"][0]["predicted"] is None
+    assert "there is no calibration of t4" in cli("plan", *words, "--gpu", "t4", "--time").err  # below 25 ms
+
+
+def test_on_a_calibrated_card_the_order_of_plans_is_that_of_their_times(stored):
+    """This card starts 100 operators a second: autocast needs more operators, and fewer FLOPs again than a plan."""
+    context = f"{find_gpu('h200').memory_bytes - 202 * 2**20}B"
+    run = {"gpu": "h200", "batch": 64, "seq": 64, "precision": "fp32", "context": context, "may_change": "precision"}
+    timed, by_flops = (bertscope.plan("bert-tiny", **run, calibration=used) for used in (True, False))
+    assert (timed.objective, by_flops.objective) == ("time", "FLOPs again")
+    seconds = [row.predicted.seconds for row in timed.rows]
+    assert seconds == sorted(seconds)
+    assert timed.rows[0].changes == {}
+    assert by_flops.rows[0].changes == {"precision": "autocast-bf16"}
+    assert timed.rows[0].flops_again > by_flops.rows[0].flops_again
+
+
+def test_the_work_of_a_plan_has_the_products_that_it_computes_again(home):
+    """Each row: the products of a step without recomputation and those that the plan says."""
+    report = bertscope.plan("bert-tiny", "120MiB", batch=64, seq=128, device="cuda", precision="fp32")
+    run = report.run.changed(checkpointing="none")
+    plain = step_work(TINY, run).matmul_flops
+    assert any(row.flops_again for row in report.rows)
+    for row in report.rows:
+        work = step_work(TINY, run.changed(checkpointing=row.checkpointing))
+        assert work.matmul_flops == {"fp32": plain["fp32"] + row.flops_again}
+
+
+def test_plan_has_the_range_of_the_data_sheet_on_request(cli, home):
+    words = ("bert-tiny", "--gpu", "t4", "--batch", "2048", "--seq", "512", "--precision", "autocast-fp16")
+    first, *_, last = csv.DictReader(cli("plan", *words, "--time", "--format", "csv").out.splitlines())
+    assert 0 < float(first["time_range_low_seconds"]) < float(last["time_range_low_seconds"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 
@@ -31,6 +29,7 @@ from bertscope.model import build
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small, whole_trace, without_scratch
+from tests.conftest import run_python
 from tests.models import RUNNING
 
 STRATEGIES = [("none", False), ("full", False), ("full", True), ("every-2", False), ("selective", False)]
@@ -142,17 +141,21 @@ IN_ORDER = {
 }
 
 
+class _OfWeight(nn.Module):
+    """A function of a weight and of what is given."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.ones(1000)), function
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.function(self.weight, given)
+
+
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_the_copies_of_what_does_not_lie_in_order_are_counted(name):
-    class Module(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1000))
-
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            return IN_ORDER[name](self.weight * given)
-
-    (variant,) = bertscope.profile(Module(), torch.ones(30, 1000), optimizer="none", steps=0).variants
+    module = _OfWeight(lambda weight, given: IN_ORDER[name](weight * given))
+    (variant,) = bertscope.profile(module, torch.ones(30, 1000), optimizer="none", steps=0).variants
     for guess, truth in zip(variant.estimated.phases, variant.measured.phases, strict=True):
         assert abs(guess.peak_bytes - truth.peak_bytes) <= CONSTANT_BYTES, (guess, truth)
 
@@ -163,22 +166,16 @@ def test_the_copy_that_puts_an_embeddings_gradient_in_order_is_counted(position_
     check(run_config, attention="eager", position_embedding_type=position_embedding_type, num_attention_heads=1)
 
 
-class _Thrice(nn.Module):
+def _thrice(weight: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     """One parameter with three gradients, which autograd adds up in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1000))
-
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        weight = self.weight * 1
-        return sum((weight * factor).sum() for factor in (2, 3, 4)) * given.mean()
+    weight = weight * 1
+    return sum((weight * factor).sum() for factor in (2, 3, 4)) * given.mean()
 
 
 MODULES = {
     "two layers": (nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), torch.ones(32, 64)),
     "torch's own encoder layer": (nn.TransformerEncoderLayer(16, 2, 40, batch_first=True), torch.ones(3, 7, 16)),
-    "a sum of three": (_Thrice(), torch.ones(1000)),
+    "a sum of three": (_OfWeight(_thrice), torch.ones(1000)),
 }  # fmt: skip
 
 
@@ -641,7 +638,7 @@ def test_nothing_is_allocated():
         "mark = re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1];"
         "print(found.peak.peak_bytes, 1024 * int(mark))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python(code, check=True)
     peak, resident = map(int, done.stdout.split())
     assert peak > 50 * 2**30
     assert resident < 600 * 2**20

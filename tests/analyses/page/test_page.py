@@ -1,8 +1,14 @@
-"""The page of a step: its batches are those of `fit`, at fewer runs, and its options reach every number."""
+"""The page of a step: its batches are those of `fit`, its options reach every number, also of other models."""
 
+from __future__ import annotations
+
+import html
+import json
+import re
 import shlex
 
 import pytest
+from torch import nn
 
 import bertscope
 from bertscope.analyses.memory import estimate
@@ -74,3 +80,89 @@ def test_a_page_has_one_limit_and_a_mode_of_inference_one_strategy(cli):
         bertscope.report("bert-tiny", gpu="t5")
     data = cli("report", "bert-tiny", "--batch", 2, "--seq", 16, "--mode", "inference", "--format", "json").json
     assert [row["checkpointing"] for row in data["models"][0]["fit"]["rows"]] == ["none"]
+
+
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 99, "n_positions": 40, "n_embd": 16,
+        "n_layer": 2, "n_head": 2}  # fmt: skip
+SIZES = ("--batch", 2, "--seq", 16)
+
+
+class Tagger(nn.Module):
+    """Three classes for each of 50 words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, 6), nn.Linear(6, 3)
+
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids))
+
+
+class Scorer(nn.Linear):
+    """A forward whose input has no usual name."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, features):
+        return super().forward(features)
+
+
+GIVEN = ("--input", "features=Bx5:float32")
+
+
+def test_an_input_that_nothing_describes_is_an_option_of_the_page(cli, tmp_path):
+    name = f"{__name__}:Scorer"
+    refused = cli("report", name, "--no-fit", "--format", "json")
+    assert "add --input features=SHAPE:DTYPE, such as features=Bx5:float32" in refused.err.splitlines()[-1]
+    (page,) = cli("report", name, *SIZES, *GIVEN, "--budget", "4MiB", "--format", "json").json["models"]
+    memory = cli("estimate", name, *SIZES, *GIVEN, "--format", "json").json
+    assert page["flops"]["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 5 * 2
+    assert page["memory"]["variants"] == memory["variants"]
+    assert cli("report", name, *SIZES, *GIVEN, "--budget", "4MiB", "-o", tmp_path / "page.html").code == 0
+    text = re.sub("</?span>", "", (tmp_path / "page.html").read_text())
+    for command in ("flops", "estimate", "fit"):
+        (line, *_) = re.findall(f"bertscope {command} [^<]*", text)
+        found = cli(*shlex.split(html.unescape(line))[1:])
+        assert found.code == 0, (line, found.err)
+
+
+def test_diff_of_models_that_cannot_be_run_has_no_flops(cli):
+    result = cli("diff", f"{__name__}:Scorer", f"{__name__}:Tagger", "--seq", 4)
+    assert result.code == 0
+    assert f"no FLOPs of {__name__}:Scorer: its forward pass did not run" in result.out
+    data = cli("diff", f"{__name__}:Scorer", f"{__name__}:Tagger", "--seq", 4, "--format", "json").json
+    assert (data["forward_flops_a"], data["forward_flops_b"]) == (None, 2 * 4 * 6 * 3)
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    """The path of a tiny configuration of GPT-2."""
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GPT2))
+    return path
+
+
+def test_the_page_of_another_family_has_the_numbers_of_the_commands(cli, gpt2):
+    (page,) = cli("report", gpt2, *SIZES, "--budget", "4MiB", "--format", "json").json["models"]
+    count = cli("count", gpt2, "--format", "json").json
+    memory = cli("estimate", gpt2, *SIZES, "--checkpointing", "--format", "json").json
+    fit = cli("fit", gpt2, "--budget", "4MiB", "--seq", 16, "--precision", "fp32", "--format", "json").json
+    assert page["tree"]["totals"] == count["totals"]
+    words = ("schema", "kind", "notes")  # notes are of the command
+    assert page["memory"] | {"notes": None} == {key: memory[key] for key in memory if key not in words} | {
+        "notes": None
+    }
+    assert page["fit"]["rows"] == fit["rows"]
+    drawn = [(node["path"], node["copies"]) for node in page["forward"]["nodes"] if node["role"] == "module"]
+    assert [copies for path, copies in drawn if "h.0" in path] == [2]
+    assert page["layer"]["path"] == "transformer.h.0-1"
+
+
+def test_the_page_of_another_family_draws_its_dataflow(cli, gpt2, tmp_path):
+    result = cli("report", gpt2, *SIZES, "--no-fit", "-o", tmp_path / "gpt2.html")
+    assert result.code == 0, result.err
+    text = (tmp_path / "gpt2.html").read_text()
+    assert "left out" not in text
+    assert text.count('<svg class="wide"') == 2

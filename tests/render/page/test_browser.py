@@ -10,79 +10,15 @@ from html import unescape
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import DATA, ROOT
 from tests.node_packages import node_packages
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DARK = "--blink-settings=preferredColorScheme=0"
-PROBE = """
-<script>
-const faults = [];
-addEventListener("error", (event) => faults.push(event.message));
-addEventListener("securitypolicyviolation", (event) => faults.push(event.violatedDirective + " " + event.blockedURI));
-const begin = () => {
-  const charts = [...document.querySelectorAll(".chart")];
-  if (!charts.every((chart) => chart.querySelector("svg"))) return setTimeout(begin, 50);
-  const table = document.getElementById("flops-0");
-  const column = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent === "FLOPs");
-  const values = () => [...table.tBodies[0].rows].filter((row) => !row.hidden)
-    .map((row) => Number(row.cells[column].dataset.value));
-  table.tHead.rows[0].cells[column].querySelector("button").click();
-  const down = values();
-  table.tHead.rows[0].cells[column].querySelector("button").click();
-  const up = values();
-  table.tHead.rows[0].cells[column].querySelector("button").click();
-  const back = values();
-  table.tHead.rows[0].cells[0].querySelector("button").click();
-  const named = [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);
-  const field = document.querySelector('input[data-table="flops-0"]');
-  field.value = "query";
-  field.dispatchEvent(new Event("input", { bubbles: true }));
-  const found = [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[0].textContent);
-  const chosen = (chart, ...keys) => keys.map((key) => {
-    chart.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-    const tip = chart.querySelector(".tip");
-    const rows = tip.hidden ? [] : [...tip.children].map((row) => row.textContent);
-    return [rows.join(" | "), !chart.querySelector(".back").hidden];
-  });
-  const map = document.getElementById("parameters-0-map");
-  const zoomed = chosen(map, "ArrowRight", "Enter", "Escape", "Escape");
-  const [memory] = charts, dot = memory.querySelector(".peak").getBBox();
-  const area = document.createElementNS("http://www.w3.org/2000/svg", "svg").createSVGPoint();
-  [area.x, area.y] = [dot.x + dot.width / 2, dot.y + dot.height / 2 + 1];
-  const stepped = chosen(memory, "ArrowRight", "End", "Enter", "Escape");
-  const widths = () => charts.map((chart) => chart.querySelector("svg").viewBox.baseVal.width);
-  const screen = widths();
-  dispatchEvent(new Event("beforeprint"));
-  const paper = widths();
-  dispatchEvent(new Event("afterprint"));
-  document.title = JSON.stringify({
-    paper, restored: JSON.stringify(screen) === JSON.stringify(widths()),
-    faults, down, up, back, named, found, zoomed,
-    said: field.closest(".search").querySelector("output").textContent,
-    stepped, isOnArea: [...memory.querySelectorAll("path")].some((path) => path.isPointInFill(area)),
-    charts: charts.length, drawn: charts.filter((chart) => chart.querySelector("svg")).length,
-    pictures: document.querySelectorAll("figure svg.wide").length,
-    requests: performance.getEntriesByType("resource").length,
-  });
-};
-addEventListener("load", () => setTimeout(begin, 500));
-</script>
-"""
-AXE = """
-<script>
-addEventListener("load", () => setTimeout(async () => {
-  const outside = { exclude: [".chart svg", "figure svg"] };  // pictures with a name
-  const found = await axe.run(outside, { resultTypes: ["violations"] });
-  const faults = found.violations.map(({ id, nodes }) => [id, nodes.length, nodes[0].html.slice(0, 200)]);
-  document.title = JSON.stringify({ faults, passes: found.passes.length });
-}, 1500));
-</script>
-"""
 
 
 def test_the_page_works_in_a_real_browser(written, tmp_path):
-    seen = in_browser(written[0], tmp_path, PROBE)
+    seen = in_browser(written[0], tmp_path, (DATA / "probe.js").read_text())
     assert seen["faults"] == []
     assert seen["requests"] == 0
     assert seen["charts"] == seen["drawn"] == 5
@@ -108,20 +44,21 @@ def test_the_page_works_in_a_real_browser(written, tmp_path):
 
 def test_axe_finds_no_fault_in_a_page_of_one_model_or_of_two(written, two, tmp_path, request):
     folder = node_packages(request.config, ROOT / "tests" / "axe", "axe-core")
-    script = (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    scripts = [path.read_text() for path in (folder / "node_modules" / "axe-core" / "axe.min.js", DATA / "axe.js")]
     for path, colors in ((written[0], ()), (two, (DARK,))):
-        seen = in_browser(path, tmp_path, f"<script>{script}</script>{AXE}", *colors)
+        seen = in_browser(path, tmp_path, *scripts, flags=colors)
         assert seen["faults"] == []
         assert seen["passes"] > 20
 
 
-def in_browser(path, folder, probe: str, *flags: str) -> dict:
-    """Return the probe's findings after the page was opened without network."""
+def in_browser(path, folder, *scripts: str, flags: tuple[str, ...] = ()) -> dict:
+    """Return the findings of the scripts after the page was opened without network."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} is installed")
     probed = folder / "probed.html"
-    probed.write_text(path.read_text().replace("</head>", f"{probe}</head>", 1))
+    probes = "".join(f"<script>\n{script}</script>\n" for script in scripts)
+    probed.write_text(path.read_text().replace("</head>", f"{probes}</head>", 1))
     done = subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND",
          "--enable-logging=stderr", "--virtual-time-budget=20000", "--window-size=1200,900", *flags,

@@ -249,13 +249,3 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(report, monkey
     with pytest.raises(BertscopeError, match=rf"needs {library}.*pip install 'bertscope\[plot\]'"):
         timeline(report, suffix)
     assert timeline(report, "csv")
-
-
-def test_drawing_is_loaded_only_when_asked_for():
-    import subprocess
-
-    code = (
-        "import sys; from bertscope.render.timeline import panels, timeline;"
-        "sys.exit(bool({'matplotlib', 'numpy'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""`bertscope why`: real files of torch, the command, the estimate of MODEL next to a file."""
+"""`bertscope why`: real files of torch, the command, frames as published snapshots have them, published messages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.errors import SelectionError
-from tests.analyses.memory.why.recording import GIB, Loop, Recording, documented, forward, own
-from tests.conftest import OOM
+from bertscope.analyses.memory.why.messages import message_report
+from bertscope.analyses.memory.why.stacks import NO_STACK, stack_kind
+from bertscope.errors import SelectionError, SourceError
+from bertscope.units import parse_bytes
+from tests.analyses.memory.why.recording import GIB, Loop, Recording, documented, forward, frame, load, optimizer, own
+from tests.analyses.memory.why.test_faults import explained
+from tests.conftest import OOM, data
 
 
 @pytest.fixture
@@ -131,3 +135,94 @@ def test_the_bare_list_of_torchs_memory_snapshot_is_read(tmp_path):
     report = bertscope.why(path)
     assert (report.moment, report.allocated_bytes) == ("end", sum(loop.sizes))
     assert json.loads(report.to_json())["parts"][0]["part"] == "parameters"
+
+
+NATIVE = [
+    frame("??", 0, "torch::unwind::unwind()"), frame("RegisterCUDA.cpp", 0, "at::wrapper_CUDA_div_Tensor"),
+    frame("/conda/python-3.12.3/Objects/descrobject.c", 365, "method_vectorcall_VARARGS_KEYWORDS"),
+]  # fmt: skip
+START = [frame("/conda/python-3.12.3/Python/pythonrun.c", 1722, "run_eval_code_obj"), frame("??", 0, "_start")]
+
+
+def test_a_line_is_the_users_between_frames_of_c():
+    own_layer = [frame("/home/me/rmsnorm.py", 22, "forward"), frame("/home/me/block.py", 26, "forward")]
+    found = stack_kind([*NATIVE, *own_layer, *START, *own(140, "run")])
+    assert (found.phase, found.line, found.module) == ("forward", "rmsnorm.py:22 (forward)", "block.py:26 (forward)")
+    assert (found.caller, found.loop) == ("train.py:140 (run)", "/home/me/project/train.py:run")
+    assert found.marks == frozenset()  # run_eval_code_obj is no evaluation
+
+
+def test_a_thread_of_autograd_is_the_backward_pass():
+    engine = frame("??", 0, "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)")
+    assert stack_kind([*NATIVE, engine, frame("thread48.o", 0, "execute_native_thread_routine")]).phase == "backward"
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase", "part"),
+    [
+        (load(own(12)), "load", "parameters"), (optimizer("_init_group", own(34)), "optimizer", "optimizer_state"),
+        (optimizer("_multi_tensor_adamw", own(34)), "optimizer", ""), (forward(431, own(31)), "forward", ""),
+        (own(33), "user", "tensors"),
+    ],
+)  # fmt: skip
+def test_the_frames_tell_phase_and_part(frames, phase, part):
+    assert (stack_kind(frames).phase, stack_kind(frames).part) == (phase, part)
+
+
+@pytest.mark.parametrize("frames", [None, [], 7, "x", {}])
+def test_what_is_no_stack_is_none(frames):
+    assert stack_kind(frames) == NO_STACK
+
+
+def test_two_moments_at_two_lines_of_an_own_optimizer_are_one_state():
+    card = Recording()
+    for line in (82, 84):
+        step = [frame("/home/me/my/optimizers.py", line, "step"), *optimizer("", own(34))[1:]]
+        for _ in range(40):
+            card.alloc(2**20, step)
+    assert [finding.key for finding in explained(card).findings] == ["why_optimizer"]
+
+
+PUBLISHED = data("messages.yaml")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_message_is_explained(name):
+    report = message_report(PUBLISHED[name]["text"], "log")
+    assert report.findings[0].key == f"why_{PUBLISHED[name]['finding']}", report.findings
+    assert all((report.tried_bytes, report.total_bytes, report.allocated_bytes))
+
+
+def test_the_numbers_of_a_message_are_those_that_a_reader_sees():
+    report = message_report(PUBLISHED["lerf#73"]["text"], "log")
+    assert report.tried_bytes == 3 * GIB
+    assert report.total_bytes == parse_bytes("23.65GiB")
+    assert report.free_bytes == parse_bytes("1.66GiB")
+    assert report.reserved_bytes == parse_bytes("12.09GiB") + parse_bytes("4.84GiB")
+    assert report.unusable_bytes == parse_bytes("4.84GiB")
+    assert report.other_bytes == pytest.approx((23.65 - 1.66 - 20.81) * GIB, abs=2)
+
+
+def test_the_traceback_before_a_message_tells_phase_and_line():
+    frames = [
+        ("train.py", 80, "<module>"), ("train.py", 31, "train"),
+        ("/v/lib/python3.11/site-packages/torch/_tensor.py", 626, "backward"),
+        ("/v/lib/python3.11/site-packages/torch/autograd/graph.py", 823, "_engine_run_backward"),
+    ]  # fmt: skip
+    lines = "\n".join(f'  File "{file}", line {line}, in {name}\n    code' for file, line, name in frames)
+    log = f"step 1\nTraceback (most recent call last):\n{lines}\n{PUBLISHED['indonlu#35']['text']}\nend\n"
+    report = message_report(log, "log")
+    assert (report.phase, report.line) == ("backward", "train.py:31 (train)")
+
+
+def test_the_last_message_of_a_log_is_read():
+    log = f"{PUBLISHED['lerf#73']['text']}\nanother run\n{PUBLISHED['indonlu#35']['text']}\n"
+    assert message_report(log, "log").tried_bytes == 120 * 2**20
+
+
+@pytest.mark.parametrize(
+    "text", ["", "CUDA out of memory.", "Tried to allocate nothing", "RuntimeError: CUDA error: out of memory"]
+)
+def test_a_text_without_the_numbers_is_refused(text):
+    with pytest.raises(SourceError, match="no out-of-memory message"):
+        message_report(text, "log")

@@ -1,0 +1,241 @@
+"""The folder benchmarks: published figures, `speed.py`, and the table beside the peers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from benchmarks import speed
+from bertscope.analyses.memory.steps import estimate_report
+from bertscope.errors import BertscopeWarning
+from bertscope.reports.memory import NO, YES
+from bertscope.sources.find import find
+from tests.conftest import ROOT, run_python
+
+
+def loaded():
+    spec = importlib.util.spec_from_file_location("published", ROOT / "benchmarks" / "published.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+PUBLISHED = loaded()
+ROWS = PUBLISHED.published()
+RUNS = [row for row in ROWS if row.program == PUBLISHED.TORCH and row.quantity in (PUBLISHED.RAN, PUBLISHED.FAILED)]
+# The setups with both a run and a failure, which are the sharpest.
+SETUPS = [{row.source + row.run_text for row in RUNS if row.quantity == what} for what in ("ran", "failed")]
+RESERVED = [row for row in ROWS if row.quantity == PUBLISHED.RESERVED]
+CHOSEN = [row for row in RUNS if row.source + row.run_text in SETUPS[0] & SETUPS[1]]
+
+
+@pytest.mark.parametrize("row", CHOSEN, ids=lambda row: f"{row.gpu}-{row.quantity}-{row.batch}")
+def test_what_ran_may_fit_and_what_failed_does_not_for_certain(row):
+    assert row.answer() != (NO if row.quantity == "ran" else YES)
+
+
+def test_a_bracket_of_a_t4_is_answered_on_its_near_side():
+    """bert-base-cased, 128 tokens, AdamW: 104 ran, 120 ran out of memory."""
+    found = {row.batch: row.answer() for row in CHOSEN if row.batch in (104, 120)}
+    assert found[104] == YES
+    assert found[120] != YES
+
+
+def test_nvidia_smi_on_a_v100_is_within_4_percent_of_the_upper_estimate():
+    """transformers documentation, model memory anatomy; MiB, of which 1343 were there before anything was loaded."""
+    rows = [row for row in ROWS if row.quantity == PUBLISHED.NVIDIA_SMI and row.gpu == "v100-16gb"]
+    assert {row.value_bytes // 2**20 for row in rows} == {8681, 14949, 6775, 12295, 13939}
+    for row in rows[:3]:  # all by the script
+        low, high = row.shown_bytes()
+        assert low < 0.96 * row.value_bytes < high < row.value_bytes
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in RESERVED if row.settings.get("world_size") != 128],
+    ids=lambda row: f"{row.model}-{row.run_text}",
+)
+def test_the_reserved_bytes_of_programs_with_a_model_in_no_package_are_those_published(row):
+    """A loop of GPT-2 on an A100, and Llama 3.1 8B by torchtitan on 8 H100 (of 128: the benchmark): within 0.6 %."""
+    assert PUBLISHED.reserved_bytes(row) == pytest.approx(row.value_bytes, rel=0.006)
+
+
+def test_the_published_memory_of_llama_lies_between_full_and_selective_checkpointing_of_transformers(tmp_path):
+    """82.4 GiB with torchtitan, which saves every second product; transformers' logits are in fp32."""
+    transformers = pytest.importorskip("transformers", reason="the model is a class of transformers")
+    transformers.LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, max_position_embeddings=8192, use_cache=False, architectures=["LlamaForCausalLM"],
+    ).save_pretrained(tmp_path)  # fmt: skip
+    (published,) = [row for row in RESERVED if row.settings.get("world_size") == 8]
+    runs = [published.run_config.changed(checkpointing=name, loop="plain") for name in ("full", "selective")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BertscopeWarning)  # on the device of its buffers, once in a process
+        report = estimate_report(find(tmp_path), runs)
+    full, selective = (variant.estimated.peak.peak_bytes for variant in report.variants)
+    assert full < published.value_bytes < selective
+    assert report.units == "32 x LlamaDecoderLayer"
+
+
+def test_every_published_row_has_a_source_and_every_figure_a_value():
+    for row in ROWS:
+        assert row.source
+        assert (row.value_bytes > 0) == (
+            row.quantity in (PUBLISHED.NVIDIA_SMI, PUBLISHED.ALLOCATED, PUBLISHED.RESERVED)
+        )
+        assert (row.value_seconds > 0) == (row.quantity == PUBLISHED.SECONDS)
+
+
+# A child of a child, whose parent ignores its end, as a server does; it uses 0.3 s.
+FORKED = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if not os.fork():
+    while time.process_time() < 0.3: pass
+    os._exit(0)
+try: os.wait()
+except ChildProcessError: pass
+"""
+
+
+def test_the_ratios_are_those_to_import_torch_of_the_same_run(monkeypatch, capsys):
+    imports = iter([speed.Usage(1.0, 2.0, 2**20)] + [speed.Usage(seconds, 2.0, 2**20) for seconds in (1.0, 2.0, 4.0)])
+
+    def measured(command, folder):
+        if command == speed.IMPORT_TORCH:
+            return next(imports)
+        return speed.Usage(6.5 if command[-1] == "20-files" else 6.0, 3.0, 3 * 2**20)
+
+    monkeypatch.setattr(speed, "measured", measured)
+    monkeypatch.setattr(speed, "adopt_orphans", lambda: None)
+    arguments = ["--here", "--runs", "3", "--only", "check", "--files", "10", "--format", "markdown"]
+    monkeypatch.setattr(sys, "argv", ["speed.py", *arguments])
+    speed.main()
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "| bertscope |" in line]
+    cells = "6.00 (6.00 to 6.00) | 3.00 (1.50 to 6.00) | 1.50 (1.50 to 1.50) | 3 (3 to 3) | 3.00 (3.00 to 3.00)"
+    assert row == f"| check | bertscope | `check` of 10 files | {cells} | 50.0 ms a file (50.0 to 50.0) | 8 ms a file |"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is needed")
+def test_the_time_of_a_process_that_nobody_waits_for_is_counted():
+    code = (
+        "import sys, pathlib, tempfile\nfrom benchmarks import speed\nspeed.adopt_orphans()\n"
+        "print(speed.measured([sys.executable, '-S', '-c', sys.argv[1]], pathlib.Path(tempfile.mkdtemp())).cpu_seconds)"
+    )
+    done = run_python(code, FORKED, cwd=ROOT, check=True)
+    assert float(done.stdout) > 0.25
+
+
+def test_the_code_of_every_peer_is_valid_and_every_target_is_used():
+    found = [*speed.works(10)]
+    for work in found:
+        if work.command[1] == "-c":
+            compile(work.command[2], work.tool, "exec")
+    assert {work.target for work in found} - {""} == set(speed.TARGETS)
+
+
+def test_the_files_that_check_gets_are_right(cli, tmp_path):
+    for number in (0, 9):
+        (tmp_path / f"{number}.bertscope.yaml").write_text(speed.expectation(30522 + number))
+    assert cli("check", tmp_path).code == 0
+
+
+def test_the_page_shows_the_tables_of_its_file():
+    found = json.loads((ROOT / "docs" / "speed.json").read_text())
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert page.endswith(f"## Result\n\n{speed.rendered(found, 'markdown')}\n")
+
+
+README = ROOT / "README.md"
+DOCUMENT = ROOT / "docs" / "comparison.md"
+NOTHING = "\N{EN DASH}"
+NAMED_BY_MACHINE = {"measured"}  # what an allocator does differs with the processor's kernels
+
+
+def _peers() -> ModuleType:
+    run_config = importlib.util.spec_from_file_location("peers", ROOT / "benchmarks" / "peers.py")
+    assert run_config
+    assert run_config.loader
+    module = importlib.util.module_from_spec(run_config)
+    run_config.loader.exec_module(module)
+    return module
+
+
+PEERS = _peers()
+
+
+def _section(path: Path, title: str) -> str:
+    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return text
+
+
+def _cells(text: str) -> dict[tuple[str, str], str]:
+    """(row, column) -> cell, of every Markdown table in `text`."""
+    found: dict[tuple[str, str], str] = {}
+    for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in table.splitlines()]
+        for row in rows:
+            assert len(row) == len(head), row
+            for column, cell in zip(head[1:], row[1:], strict=True):
+                assert found.setdefault((row[0], column), cell) == cell, (row[0], column)
+    return found
+
+
+IN_DOCUMENT = _cells(_section(DOCUMENT, "The table"))
+IN_README = _cells(_section(README, "Beside other tools"))
+ASKED = {cell.strip("`"): row for (row, column), cell in IN_DOCUMENT.items() if column == "asked" and cell != "by hand"}
+
+
+def in_a_word(cell: str) -> str:
+    """A cell of the document as yes, partly or no."""
+    words = cell.partition(":")[0]
+    if words.split(",")[0] in ("yes", "equal"):
+        return "yes"
+    return "no" if words.startswith(("no", NOTHING)) or "wrong" in words else "partly"
+
+
+def test_every_cell_of_the_readme_is_that_of_the_document_in_a_word():
+    assert len(IN_README) >= 40
+    assert {key: cell for key, cell in IN_README.items() if in_a_word(IN_DOCUMENT[key]) != cell} == {}
+
+
+def test_every_question_of_the_script_has_its_row_and_every_row_its_question():
+    assert set(ASKED) == set(PEERS.QUESTIONS)
+
+
+@pytest.mark.parametrize("question", sorted(set(PEERS.QUESTIONS) - NAMED_BY_MACHINE))
+def test_what_bertscope_says_in_the_table_is_what_it_prints(question, cli, monkeypatch):
+    monkeypatch.setattr(PEERS, "bertscope", lambda *arguments: cli(*arguments, "--format", "json").json)
+    in_this_process = SimpleNamespace(run=lambda command, **_: SimpleNamespace(returncode=cli(*command[3:]).code))
+    monkeypatch.setattr(PEERS, "subprocess", in_this_process)
+    answer = PEERS.PROBES[question, "bertscope"]()
+    assert answer in IN_DOCUMENT[ASKED[question], "bertscope"]
+
+
+def test_a_peer_that_was_asked_has_a_cell_with_an_answer_and_one_that_was_not_has_none():
+    for (question, tool), _ in PEERS.PROBES.items():
+        assert IN_DOCUMENT[ASKED[question], tool] != NOTHING, (question, tool)
+
+
+def test_a_peer_that_is_not_installed_is_said_so(monkeypatch, capsys):
+    monkeypatch.setitem(PEERS.PACKAGES, "thop", "no_such_package")
+    monkeypatch.setattr("sys.argv", ["peers.py", "--here", "--tool", "thop", "--question", "flops"])
+    PEERS.main()
+    out = capsys.readouterr().out
+    assert "thop: not installed\n" in out
+    assert "MACs" not in out
+
+
+def test_every_peer_of_the_script_has_its_version_in_the_document():
+    versions = _section(DOCUMENT, "Versions")
+    assert [tool for tool in PEERS.PACKAGES if f"| {tool} |" not in versions] == []
+    pinned = dict(pin.split("==") for pin in PEERS.PINNED)
+    assert [tool for tool in PEERS.PACKAGES if tool in pinned and f"| {tool} | {pinned[tool]}" not in versions] == []
