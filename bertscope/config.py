@@ -305,9 +305,8 @@ def check_built(layers: int) -> None:
     """Raise ConfigError for more layers than are built from real modules."""
     if layers > MAX_BUILT_LAYERS:
         raise ConfigError(
-            f"this builds every layer, and {layers:,} are more than {MAX_BUILT_LAYERS}; count, tree, "
-            "print, diagram, flops, explain, diff and estimates take equal layers from a few; lower "
-            "num_hidden_layers for others",
+            f"this builds every layer, and {layers:,} are more than {MAX_BUILT_LAYERS}; count, tree, print, diagram, "
+            "flops, explain, diff and estimates take equal layers from a few; lower num_hidden_layers for others",
             field="num_hidden_layers",
         )
 

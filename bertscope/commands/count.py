@@ -139,9 +139,8 @@ def _judge(expected: int | None, unique: int, other: int, convention: str) -> in
             print(f"as expected: {name} {count_text(got)}", file=sys.stderr)
             return 0
     text = (
-        f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique "
-        f"parameters (difference {signed_text(unique - expected)}), {convention} {count_text(other)} "
-        f"({signed_text(other - expected)})"
+        f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique parameters (difference "
+        f"{signed_text(unique - expected)}), {convention} {count_text(other)} ({signed_text(other - expected)})"
     )
     print(text, file=sys.stderr)
     return 1

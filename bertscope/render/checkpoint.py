@@ -127,12 +127,8 @@ def _verify_footer(report: VerifyReport) -> list[tuple[str, str]]:
     lines = [("model", f"{count_text(report.model_distinct_params)} unique parameters; {matched}")]
     lines += _stored_lines(report.stored)
     if report.new_modules:
-        lines.append(
-            (
-                "untrained",
-                (f"{', '.join(report.new_modules)}: not in the file, newly initialised with random values; train it"),
-            )
-        )
+        names = ", ".join(report.new_modules)
+        lines.append(("untrained", f"{names}: not in the file, newly initialised with random values; train it"))
     if report.fitting:
         lines.append(("what fits", f"--architecture {', '.join(report.fitting)}"))
     return [*lines, ("verified", report.obtained)]

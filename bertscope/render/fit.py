@@ -282,9 +282,7 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
     yield CUDNN_NOTE
     yield from _place_notes(report)
     if report.margin:
-        yield (
-            "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with --context)"
-        )
+        yield "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with --context)"
     yield "nvidia-smi shows what is on the card; its published figures are up to 3.2 % above"
 
 

@@ -54,46 +54,27 @@ def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str
     if report.mode == "training":
         backward, recomputed = count_text(root.backward.matmul_flops), count_text(root.recompute.matmul_flops)
         lines.append(("backward", f"{backward} FLOPs, from {report.loss}"))
-        strategy = (
-            f"{recomputed} FLOPs (without checkpointing)" if report.checkpointing == NONE else
-            f"{recomputed} FLOPs (checkpointing {report.checkpointing})"
-        )  # fmt: skip
-        lines.append(("recomputed", strategy))
+        way = "without checkpointing" if report.checkpointing == NONE else f"checkpointing {report.checkpointing}"
+        lines.append(("recomputed", f"{recomputed} FLOPs ({way})"))
     matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
     lines.append(("total", f"{matmul} FLOPs = {macs} MACs, matrix products only"))
     if report.is_local:
-        lines.append(
-            (
-                "windows",
-                (
-                    f"{count_text(root.total.needed_flops)} FLOPs without the pairs of tokens that windows "
-                    "and causal masks hide"
-                ),
-            )
-        )
-    lines.append(
-        (
-            "elementwise",
-            (f"{count_text(root.total.elementwise_flops)} more (GELU 8, LayerNorm 5, softmax 5 for each element)"),
-        )
-    )
+        needed = count_text(root.total.needed_flops)
+        lines.append(("windows", f"{needed} FLOPs without the pairs of tokens that windows and causal masks hide"))
+    elementwise = count_text(root.total.elementwise_flops)
+    lines.append(("elementwise", f"{elementwise} more (GELU 8, LayerNorm 5, softmax 5 for each element)"))
     if polynomial is not None:
         terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
         batch, seq = polynomial.verified_at
         lines.append(("FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"))
-    traced = (
-        f"; {report.traced_layers} equal layers ran, the others are extrapolated"
-        if verbose and report.traced_layers
-        else ""
-    )
+    traced = ""
+    if verbose and report.traced_layers:
+        traced = f"; {report.traced_layers} equal layers ran, the others are extrapolated"
     return [
         *lines,
         ("convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"),
         ("not counted", ", ".join(report.unknown_operators) or "nothing: all operators are known"),
-        (
-            subject.obtained,
-            f"from the operators that torch dispatches{traced}; torch {subject.torch_version}",
-        ),
+        (subject.obtained, f"from the operators that torch dispatches{traced}; torch {subject.torch_version}"),
     ]
 
 

@@ -57,9 +57,8 @@ def verdict(report: LengthsReport) -> str:
     on = f" on {report.card.name}" if report.card else ""
     what = f"{_batching(row.name)}, batch {_size(row)}{on}"
     answer = (
-        f"{what}: worst step {bytes_text(row.worst_bytes)}, mean step {bytes_text(row.expected_bytes)}; "
-        f"an epoch {flops_text(row.epoch_flops)}, {share_text(row.epoch_flops / fixed.epoch_flops)} "
-        f"of {_batching(fixed.name)}"
+        f"{what}: worst step {bytes_text(row.worst_bytes)}, mean step {bytes_text(row.expected_bytes)}; an epoch "
+        f"{flops_text(row.epoch_flops)}, {share_text(row.epoch_flops / fixed.epoch_flops)} of {_batching(fixed.name)}"
     )
     answer = f"{answer_word(row.answer)}: {answer}" if row.answer else answer
     run = report.run
@@ -77,9 +76,8 @@ def notes(report: LengthsReport) -> Iterator[str]:
     if report.truncated:
         yield f"{count_text(report.truncated)} sequences were longer, and are cut to {report.longest} tokens"
     yield (
-        f"steps of these lengths ran: {', '.join(map(str, report.traced))}; between two of them a "
-        "peak is on the straight line, not below the step's own; on a card steps of changing "
-        "sizes may fragment more"
+        f"steps of these lengths ran: {', '.join(map(str, report.traced))}; between two of them a peak is on the "
+        "straight line, not below the step's own; on a card steps of changing sizes may fragment more"
     )
     yield (
         "dynamic: random batches, the mean of all orders; grouped: group_by_length of "

@@ -298,10 +298,9 @@ def time_notes(rows: Iterable[Variant | FitRow | PlanRow | LengthsRow]) -> Itera
     rows = list(rows)
     if any(row.time_range for row in rows):
         yield (
-            "time by the data sheet: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth, as "
-            "97 of 106 published steps of 25 ms and more took; with recomputation, of which no time "
-            "is published, 6 x the bytes saved without it; 'bertscope profile "
-            "--device cuda --save FILE' measures it"
+            "time by the data sheet: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth, as 97 of 106 "
+            "published steps of 25 ms and more took; with recomputation, of which no time is published, 6 x the bytes "
+            "saved without it; 'bertscope profile --device cuda --save FILE' measures it"
         )
     known = [row.predicted for row in rows if row.predicted is not None]
     if known:
@@ -331,17 +330,15 @@ def _device_notes(device: DeviceTerms, *, is_calibrated: bool) -> Iterator[str]:
         else ""
     )
     yield (
-        "allocated: the blocks of the simulated allocator, as torch.cuda.max_memory_allocated "
-        f"adds them, with {bytes_text(device.workspace_bytes)} for cuBLAS; for a model moved from "
-        f"the CPU{others}"
+        "allocated: the blocks of the simulated allocator, as torch.cuda.max_memory_allocated adds them, with "
+        f"{bytes_text(device.workspace_bytes)} for cuBLAS; for a model moved from the CPU{others}"
     )
     yield CUDNN_NOTE
     yield "reserved: the simulated caching allocator over three steps; the real one may differ by a tenth"
     if device.reserved_loaded_bytes:
         yield (
-            "reserved after a checkpoint was loaded on the card: "
-            f"{bytes_text(device.reserved_loaded_bytes)}; its blocks stay until empty_cache(), and "
-            "one copy of a tensor leaves a segment of its size"
+            f"reserved after a checkpoint was loaded on the card: {bytes_text(device.reserved_loaded_bytes)}; its "
+            "blocks stay until empty_cache(), and one copy of a tensor leaves a segment of its size"
         )
     how = "as measured in steps" if is_calibrated else "by GPU and version of torch"
     yield f"the CUDA context adds {range_text(low, high)} outside torch, {how}"

@@ -137,12 +137,9 @@ def ranks_notes(report: MemoryReport) -> Iterator[str]:
         if len(rows) == 1 and len(rows[0].ranks) > 1:
             yield _named(report, variant, f"ranks {numbers_text(rows[0].ranks)} agree in memory and traffic")
         for row in rows[1:]:
-            others = numbers_text(rows[0].ranks)
-            yield _named(
-                report,
-                variant,
-                (f"rank {numbers_text(row.ranks)} differs from {others}: {', '.join(_differences(row, rows[0]))}"),
-            )
+            own, others = numbers_text(row.ranks), numbers_text(rows[0].ranks)
+            differences = ", ".join(_differences(row, rows[0]))
+            yield _named(report, variant, f"rank {own} differs from {others}: {differences}")
 
 
 def numbers_text(numbers: Sequence[int]) -> str:

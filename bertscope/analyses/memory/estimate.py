@@ -200,10 +200,9 @@ def module_trace(
         if isinstance(error, BertscopeError) and not isinstance(error, UnknownValueError):
             raise
         text = (
-            f"estimated as eager: torch {torch.__version__} compiles nothing of it on fake "
-            f"tensors ({one_line(str(error), limit=160)}); "
-            f"the peaks of compiled steps of {_ENCODERS} encoders were {_LOWEST} to {_HIGHEST} times "
-            "those of eager ones"
+            f"estimated as eager: torch {torch.__version__} compiles nothing of it on fake tensors "
+            f"({one_line(str(error), limit=160)}); the peaks of compiled steps of {_ENCODERS} encoders were {_LOWEST} "
+            f"to {_HIGHEST} times those of eager ones"
         )
     warnings.warn(BertscopeWarning(text), stacklevel=2)
     return _traced(module, inputs, eager, loss, layer_path)
