@@ -194,7 +194,10 @@ def test_a_killed_fork_server_is_replaced(tmp_path, monkeypatch):
 def cluster():
     """The address of a cluster of one worker, in processes of this machine; the system chooses the ports."""
     local = {"host": "127.0.0.1", "scheduler_port": 0, "dashboard_address": "127.0.0.1:0"}
+    before = dict(os.environ)
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, **local) as found:
+        for name in os.environ.keys() - before.keys():  # dask leaves OMP_NUM_THREADS=1 and others behind
+            del os.environ[name]
         yield found.scheduler_address
 
 
