@@ -64,21 +64,25 @@ def card_name(card: str) -> str:
 
 def read_calibration(path: Path) -> CalibrationReport:
     """Return the calibration in a file; raise SourceError for anything else."""
-    text = read_text(path)
+    text, report = "", None
     try:
+        text = read_text(path)
         report = from_json(text)
     except SourceError as error:
-        raise error.at(str(path)) from None
+        if isinstance(error.__cause__, OSError):
+            raise
+        if '"kind": "calibration"' in text[:100]:
+            raise error.at(str(path)) from None
     if not isinstance(report, CalibrationReport):
-        kind = report.kind
-        raise SourceError(f"{path} is a report of {kind}; a calibration is what 'bertscope profile --save FILE' writes")
-    numbers: list[float] = [report.machine.memory_bytes]
+        what = "what 'bertscope profile --device cuda --save FILE' writes"
+        raise SourceError(f"{path} is no calibration, which is {what}; give such a file")
+    numbers: list[float] = []
     for step in report.steps:
         numbers += [value for value in vars(step).values() if isinstance(value, (int, float))] + [*step.step_seconds]
         if step.work is not None:
             numbers += [step.work.moved_bytes, step.work.calls, *step.work.matmul_flops.values()]
-    rates = report.rates.values()
-    if not all(0 <= number <= _LARGEST for number in numbers) or not all(0 < rate <= _LARGEST for rate in rates):
+    above_zero = report.machine.memory_bytes, *report.rates.values()
+    if not all(0 <= number <= _LARGEST for number in numbers) or not all(0 < rate <= _LARGEST for rate in above_zero):
         raise SourceError(f"{path} has a number that no card has; measure again with 'bertscope profile --save FILE'")
     return report
 

@@ -24,7 +24,7 @@ from bertscope.sources.expectation_files import (
     with_expected,
 )
 from bertscope.sources.presets import config_paths, preset_paths, read_preset
-from bertscope.text_files import read_yaml
+from bertscope.text_files import MAX_YAML_BYTES, read_yaml
 
 _SHOWN = 12  # files that a note names
 EXAMPLES = """
@@ -121,8 +121,9 @@ def check(
     if any(map(os.path.isdir, names)):
         _note_searched(report)
     show(report, fmt, output)
+    texts = {path: with_expected(path, values) for path, values in changes.items()}  # all of them, or none is written
     for path, values in changes.items():
-        write_file(path, with_expected(path, values))
+        write_file(path, texts[path])
         note(f"updated {path}: {', '.join(values)}")
     for finding in report.having("error"):
         complain(renderer.finding_message(finding), 2)
@@ -181,5 +182,7 @@ def _record(path: Path, allow_code: bool) -> None:
             f"{path} is not in the form of plain 'key: value' lines from the first column without an 'expected' of "
             "its own; rewrite it so, and the counts can be appended"
         ) from None
+    if len(content) > MAX_YAML_BYTES:
+        raise SourceError(f"{path} has no room for the counts: {MAX_YAML_BYTES >> 10} KiB are the most; shorten it")
     write_file(path, content)
     note(f"added the current counts to {path}")

@@ -55,6 +55,8 @@ def _print_config(path: Path, out: DetailedOutputOptions) -> None:
     """Write the config.json of a preset; a note says what it cannot express."""
     if out.fmt not in ("table", "json"):
         raise SelectionError(f"a config.json is JSON; leave --format {out.fmt} out")
+    if out.output is not None and out.output.suffix not in ("", ".json"):
+        raise SelectionError(f"{out.output.name}: --config writes .json")
     write(json_text(config_members(path)), out.output)
     if path.suffix != ".json" and not read_preset(path).add_pooling_layer:
         note("a config.json has no member for add_pooling_layer: false, so it describes the model with its pooler")

@@ -265,9 +265,9 @@ class Browser(App[BaseException]):
 
     def _action_copy(self) -> None:
         """Copy the path of the module, as `get_submodule` takes it; of several equal layers that of the first."""
-        path = next(expand(self.modules.item.path))
+        path = visible(next(expand(self.modules.item.path)))  # a name in a file may have a line of a shell in it
         self.copy_to_clipboard(path)
-        self.status.update(Text(f"copied {visible(path)}" if path else "the model itself has no path"))
+        self.status.update(Text(f"copied {path}" if path else "the model itself has no path"))
 
     def _action_interrupt(self) -> None:
         self.exit(KeyboardInterrupt())

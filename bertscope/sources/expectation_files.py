@@ -201,6 +201,7 @@ def _require_model(folder: str) -> None:
 # ---- new values in the text of a file -----------------------------------------------------------
 
 _NUMBERS = re.compile(r"[\d-]+")
+_BLOCKS = "|", ">"  # styles of a scalar
 _COMMA = re.compile(r"(?:[ \t]*,[ \t]*)?")
 _BOM = "\ufeff"
 _Edit = tuple[int, int, str]  # start and end in the text, and what replaces the characters between them
@@ -227,8 +228,8 @@ def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
     expected = data["expected"]
     renamed: dict[str, str] = {}
     for key, value in changes.items():
-        table, _, name = key.partition(".")
-        if not name:
+        table, dot, name = key.partition(".")
+        if not dot:
             expected[table] = value
         elif table in MEASURES:
             expected[table][name][MEASURES[table]] = value
@@ -242,11 +243,11 @@ def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
     root = root_node(text)
     (node,) = (value for key, value in root.value if key.value == "expected")  # type: ignore[union-attr]
     new, done = "", 0
-    for start, end, words in sorted(_edits(text, node, old["expected"], expected, renamed)):
-        new += text[done:start] + words
-        done = max(done, end)
-    new += text[done:]
     with suppress(SourceError):
+        for start, end, words in sorted(_edits(text, node, old["expected"], expected, renamed)):
+            new += text[done:start] + words
+            done = max(done, end)
+        new += text[done:]
         if read_yaml(new, path).plain() == data:
             return _BOM + new if path.read_bytes().startswith(_BOM.encode()) else new
     raise SourceError(f"{path} has a form that is not kept; write its expectations as plain 'key: value' lines")
@@ -267,6 +268,8 @@ def _edits(
             continue
         for part, before, after in ((key, key.value, name), (value, old[key.value], given)):
             if name in new and before != after:
+                if part.style in _BLOCKS:  # it ends in the line after it
+                    raise SourceError("a block of text is no value of an expectation")
                 start, end = part.start_mark.index, part.end_mark.index
                 start += len(re.match(r"([&!]\S*\s+)*", text[start:end])[0])  # type: ignore[index]  # anchor and tag
                 yield start, end, _yaml_value(after)
@@ -300,7 +303,9 @@ def _in_lines(text: str, node: yaml.MappingNode, is_kept: Sequence[bool], added:
     place = text.rfind("\n", 0, first) + 1
     indent = text[place:first]
     for (key, value), is_one_kept in zip(node.value, is_kept, strict=True):
-        after = text.find("\n", value.end_mark.index) + 1 or len(text)
+        end = value.end_mark.index
+        is_block = getattr(value, "style", None) in _BLOCKS and text[:end].endswith("\n")
+        after = end if is_block else text.find("\n", end) + 1 or len(text)
         if is_one_kept:
             place = after
         else:

@@ -249,6 +249,10 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
 def weights_path(model: str, *, download: bool = False) -> Path:
     """Return the file, index or folder of the checkpoint of a path or hub name; raises SourceError for none."""
     place = _place(model)
+    if place.exists and place.path.name == _CONFIG:  # the weights are beside it
+        place = _place(place.path.parent)
+        if not place.has_weights:
+            raise SourceError(f"{model} has no weights beside it; name a file with tensors, an index, or a folder")
     if place.exists or place.has_weights:
         return place.path
     folder = _hub_folder(model, download, weights=True)

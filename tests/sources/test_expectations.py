@@ -385,6 +385,7 @@ def test_new_values_replace_the_old_ones_and_every_other_byte_of_the_file_stays(
     ("text", "changes"),
     [
         ("expected:\n  groups:\n    ? a\n    : 1\n    b: 2\n", {"groups.a": None, "groups.c": 3}),
+        ("expected:\n  ties:\n    a: |-\n      b\n    # a comment\n    c: d\n", {"ties": {"a": "e", "c": "d"}}),
         ("expected:\r  groups:\r    a: 1\r    b: 2\r", {"groups.a": None}),
         ("expected:\n  memory:\n    m:\n      peak_bytes: |-\n        9 GiB\n      batch: 1\n", {"memory.m": 9}),
     ],

@@ -31,6 +31,7 @@ def test_an_unknown_preset_gets_a_suggestion(cli, words):
     ("words", "message"),
     [
         (("--config",), "type 'bertscope presets NAME --config'"),
+        (("bert-tiny", "--config", "-o", "config.md"), "config.md: --config writes .json"),
         (("bert-tiny", "--config", "-f", "csv"), "a config.json is JSON; leave --format csv out"),
     ],
 )

@@ -238,6 +238,7 @@ def folders(tmp_path, monkeypatch):
     ("words", "kind", "name"),
     [
         ("my-bert", "verify", "my-bert"),
+        ("my-bert/config.json", "verify", "my-bert"),
         ("bert-tiny stored", "verify", "stored"),
         ("bert-tiny x.bin", "verify", "x.bin"),
         ("x.bin bert-tiny", "verify", "x.bin"),
@@ -269,6 +270,7 @@ def test_a_model_and_a_checkpoint_are_verified_and_two_of_a_kind_are_compared(cl
         ("bert-tiny bert-mini --allow missing", "no checkpoint 'bert-mini'; name a file with tensors"),
         ("bert-tiny", "no checkpoint 'bert-tiny'; name a file with tensors"),
         ("described", "described"),
+        ("described/config.json", "described/config.json has no weights beside it; name a file with tensors"),
         ("stored", "contains tensors and no configuration"),
         ("x.bin stored --allow missing", "contains tensors and no configuration"),
         ("bert-tiny absent.bin", "absent.bin cannot be read"),
