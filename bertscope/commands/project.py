@@ -116,8 +116,6 @@ def _checked(table: Any, path: Path) -> Project:
     if table.get("architecture") not in (None, *ARCHITECTURES):
         raise wrong(f"architecture: {unknown_architecture(table['architecture']).message}")
     settings = {key: value for key, value in table.items() if key in SETTINGS}
-    if isinstance(file := settings.get("calibration"), str):
-        settings["calibration"] = str(path.parent / file)
     found = Project(
         path=path, architecture=table.get("architecture", ""),
         check=tuple(table.get("check", ())), settings=settings,

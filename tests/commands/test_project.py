@@ -86,12 +86,6 @@ def test_the_head_of_the_project_is_not_for_counts_and_other_models(cli, folder)
     assert result.json["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 3
 
 
-def test_a_calibration_of_the_project_is_a_file_beside_its_table(cli, folder):
-    (folder / "pyproject.toml").write_text('[tool.bertscope]\ncalibration = "card.json"\n')
-    result = cli("estimate", "bert-tiny", "--gpu", "t4")
-    assert (result.code, f"{folder / 'card.json'} cannot be read" in result.err) == (2, True)
-
-
 def test_the_table_is_for_the_command_line_only(folder):
     assert bertscope.estimate("bert-tiny", seq=8).run.precision == "fp32"
 
