@@ -304,7 +304,7 @@ def loop_of(module: nn.Module) -> dict[str, str]:
 
 
 def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
-    """Return the limit's calibration, that of its GPU, or for a run on cuda that of this machine's card; or None."""
+    """Return the calibration of the limit, its GPU or, for a run on cuda, this machine's card; None without one."""
     if isinstance(limit.calibration, str):
         if run_config.device != CUDA:
             device = run_config.device

@@ -96,7 +96,7 @@ def with_saved(report: CalibrationReport, path: Path) -> CalibrationReport:
 
 
 def calibrations() -> Iterator[Calibration]:
-    """Yield the calibrations, those of the user first; a file that is none is passed over."""
+    """Yield the calibrations, first from the user's folder; other files there are passed over."""
     for folder, is_own in ((user_folder(), True), (SHIPPED, False)):
         for path in _files(folder):
             with suppress(SourceError):
@@ -116,7 +116,7 @@ def calibration_of(card: Gpu) -> Calibration | None:
 
 
 def calibration_in(path: str, gpu: str | None) -> Calibration:
-    """Return the calibration in a file; raise SourceError for anything else, SelectionError for that of another GPU."""
+    """Return the calibration in a file; raise SourceError for another file, SelectionError for another GPU's."""
     found = Calibration(read_calibration(Path(path)))
     if gpu is not None and (own := _gpu(found)) != gpu:
         raise SelectionError(f"{path} is a calibration of {own}, not of {gpu}; give that GPU or another file")

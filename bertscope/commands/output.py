@@ -89,7 +89,7 @@ class DetailedOutputOptions(OutputOptions):
 def print_notes(report: Any) -> None:
     """Print on stderr the effects of the keys of a training file, and what the report could not give."""
     from bertscope.render.footer import note_text, training_file_notes
-    from bertscope.reports.memory import UNCOUNTED
+    from bertscope.reports.base import UNCOUNTED
 
     file = getattr(report, "training_file", None)
     if file is not None:

@@ -66,6 +66,11 @@ def answer_word(answer: str) -> str:
     return "not certain" if answer == "uncertain" else answer
 
 
+def fits_word(answer: str) -> str:
+    """Return the verb of an answer: fits, may fit or does not fit."""
+    return {"yes": "fits", "uncertain": "may fit", "no": "does not fit"}[answer]
+
+
 def in_phase(phase: str) -> str:
     """Return `in forward` or `in the optimizer step`."""
     return "in the optimizer step" if phase == "optimizer" else f"in {phase}"

@@ -10,7 +10,8 @@ from bertscope.errors import one_line
 from bertscope.render import fit
 from bertscope.render.columns import Column, answer_word, number, values
 from bertscope.render.console import Target
-from bertscope.render.memory import PARTS, footnotes, range_columns, uncounted
+from bertscope.render.footer import uncounted
+from bertscope.render.memory import PARTS, footnotes, range_columns
 from bertscope.render.timeline.panels import part_name, run_text, strategy_name, variant_name
 from bertscope.render.views import Table, View
 from bertscope.reports.flops import FlopsReport

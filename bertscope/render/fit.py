@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bertscope.gpus import sdpa_kernel
-from bertscope.render.columns import Column, answer_word, csv_only, listed, number, optional, values
-from bertscope.render.footer import title
+from bertscope.render.columns import Column, answer_word, csv_only, fits_word, listed, number, optional, values
+from bertscope.render.footer import title, uncounted
 from bertscope.render.memory import (
     CUDNN_NOTE,
     LORA_NOTE,
@@ -13,7 +13,6 @@ from bertscope.render.memory import (
     range_columns,
     range_text,
     time_notes,
-    uncounted,
     with_other_loop,
     with_time,
 )
@@ -183,12 +182,8 @@ def common_verdict(reports: Sequence[FitReport]) -> str:
             key, name = "largest", f"{count_text(row.batch)} on {name}"
         names.setdefault(key, []).append(name)
     batch = count_text(reports[0].batch_total or reports[0].asked_batch or 1)
-    said = {
-        "largest": "the largest batch is",
-        YES: f"batch {batch} fits on",
-        UNCERTAIN: f"batch {batch} may fit on",
-        NO: f"batch {batch} does not fit on",
-    }
+    said = {"largest": "the largest batch is"}
+    said |= {answer: f"batch {batch} {fits_word(answer)} on" for answer in (YES, UNCERTAIN, NO)}
     return "; ".join(f"{text} {listed(names[key])}" for key, text in said.items() if key in names)
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, padded, wrapped
-from bertscope.reports.base import Note, Subject
+from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.settings.run_config import AUTOCAST, CPU
 from bertscope.units import bytes_text, count_text, flops_text
 
 if TYPE_CHECKING:
-    from bertscope.reports.memory import TrainingFile, TrainingKey
+    from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
     from bertscope.reports.params import CountReport, TreeReport, WrittenSum
 
 SHOWN_TIES = 8
@@ -60,11 +60,18 @@ def note_text(note: Note) -> str:
                 "no unpadded and packed batches: attention saves its scores in this step, as on a CPU with dropout; "
                 "give --no-dropout, or --device cuda and sdpa attention"
             )
+        case "cpu_scratch_not_counted":  # UNCOUNTED
+            return f"scratch of {values['kernels']} on a CPU is not counted"
         case "plan_unchanged":
             return f"{values['names']} cannot change: {values['why']}"
         case "why_no_frames":
             return "no stacks were recorded: _record_memory_history(stacks='python') records them"
     raise KeyError(note.key)
+
+
+def uncounted(report: MemoryReport | FitReport) -> list[str]:
+    """Return a sentence on the kernels whose scratch an estimate for the CPU leaves out."""
+    return [note_text(note) for note in report.notes if note.key == UNCOUNTED]
 
 
 def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:

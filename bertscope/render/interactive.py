@@ -264,7 +264,7 @@ class Browser(App[BaseException]):
         self.modules.go_to(self.items[0])
 
     def _action_copy(self) -> None:
-        """Copy the path of the module, as `get_submodule` takes it; of several equal layers that of the first."""
+        """Copy the path of the module, as `get_submodule` takes it; for equal layers, the first one's."""
         path = visible(next(expand(self.modules.item.path)))  # a name in a file may have a line of a shell in it
         self.copy_to_clipboard(path)
         self.status.update(Text(f"copied {path}" if path else "the model itself has no path"))

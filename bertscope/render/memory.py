@@ -8,9 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.render.columns import Column, answer_word, csv_only, in_phase, listed, optional, row_phase, values
+from bertscope.render.columns import (
+    Column,
+    answer_word,
+    csv_only,
+    fits_word,
+    in_phase,
+    listed,
+    optional,
+    row_phase,
+    values,
+)
 from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import title
+from bertscope.render.footer import title, uncounted
 from bertscope.render.timeline.panels import kernel_word, part_name, run_text, strategy_name, variant_name
 from bertscope.render.traffic import (
     parallel_words,
@@ -24,7 +34,6 @@ from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import (
     NO,
     UNCERTAIN,
-    UNCOUNTED,
     YES,
     DeviceTerms,
     FitReport,
@@ -120,12 +129,6 @@ def verdict(report: MemoryReport) -> str:
     return f"{answer}; assumed: {', '.join(filter(None, settings))}"
 
 
-def uncounted(report: MemoryReport | FitReport) -> list[str]:
-    """Return a sentence on the kernels whose scratch an estimate for the CPU leaves out."""
-    kernels = (note.values["kernels"] for note in report.notes if note.key == UNCOUNTED)
-    return [f"scratch of {names} on a CPU is not counted" for names in kernels]
-
-
 def with_other_loop(answer: str, run: RunConfig, more_bytes: int, peak_bytes: int) -> str:
     """Return the answer with what another loop saves or needs, if that is more than 1 % of the peak."""
     if abs(more_bytes) <= 0.01 * peak_bytes:
@@ -189,11 +192,9 @@ def _fits(report: MemoryReport) -> str:
         if variant.answer:
             names.setdefault(variant.answer, []).append(_name(variant))
     on, answers = f" on {report.card.name}" if report.card else "", []
-    for answer, text in ((YES, "fits"), (UNCERTAIN, "may fit"), (NO, "does not fit")):
-        if answer not in names:
-            continue
+    for answer in filter(names.get, (YES, UNCERTAIN, NO)):
         way = " without checkpointing" if names[answer] == [NONE] else f" with checkpointing {listed(names[answer])}"
-        answers.append(f"{text}{on}{way if len(report.variants) > 1 else ''}")
+        answers.append(f"{fits_word(answer)}{on}{way if len(report.variants) > 1 else ''}")
         on = ""
     return f"the step {' and '.join(answers)}" if answers else ""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 4  # 1 had other names in `run`, 3 more settings; in 2 the peak of `fit` included the context
+UNCOUNTED = "cpu_scratch_not_counted"  # the key of a note; its `kernels` are such as "convolutions and LSTMs"
 FAILED = "failed"  # the outcome of a point that could not be computed
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
 Row = TypeVar("Row")

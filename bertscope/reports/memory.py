@@ -13,7 +13,6 @@ from bertscope.reports.calibration import StepTime, TimeRange
 from bertscope.settings.run_config import RunConfig
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"  # the phases of a step
-UNCOUNTED = "cpu_scratch_not_counted"  # the key of a note; its `kernels` are such as "convolutions and LSTMs"
 
 
 @dataclass(frozen=True, kw_only=True)

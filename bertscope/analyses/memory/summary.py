@@ -12,9 +12,8 @@ from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
 from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
-from bertscope.reports.base import Note, Subject
+from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.memory import (
-    UNCOUNTED,
     DeviceTerms,
     KeptRow,
     Memory,

@@ -11,7 +11,7 @@ from typing import Any
 from bertscope.errors import MissingExtraError
 from bertscope.render import fit as fit_words
 from bertscope.render import plan as plan_words
-from bertscope.render.columns import Column, csv_only, csv_text, number
+from bertscope.render.columns import Column, csv_only, csv_text, fits_word, number
 from bertscope.render.console import PARTS, Target, variable
 from bertscope.render.diagram import inline_svg, mermaid, width_points
 from bertscope.render.diff import notes as diff_notes
@@ -28,7 +28,7 @@ from bertscope.render.tree import tree_table
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, Memory, Variant
+from bertscope.reports.memory import NO, YES, FitReport, Memory, Variant
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import changed, setting_options
@@ -122,7 +122,6 @@ def _model_words(subject: Subject) -> str:
     return _joined(*(f"--{key} {shlex.quote(value)}" for key, value in given.items() if value and not is_own))
 
 
-_HEADINGS = {YES: "Fits", UNCERTAIN: "May fit", NO: "Does not fit"}
 RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
 
 
@@ -141,7 +140,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
     else:
         wanted = model.memory.run.precision, first.checkpointing
         row = next(row for row in asked.rows if (row.precision, row.checkpointing) == wanted)
-        answer, heading = row.answer, f"{_HEADINGS[row.answer]} {place(fit)}"
+        answer, heading = row.answer, f"{_sentence(fits_word(row.answer))} {place(fit)}"
         if row.answer == NO:
             sentences.append(f"It is short by {missing_text(asked, row)}.")
         if row.answer != YES and (others := [fit_words.way_of(other) for other in asked.rows if other.answer == YES]):
