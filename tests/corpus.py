@@ -1,5 +1,7 @@
 """One corpus of hostile inputs for every reader: kinds of input with a good example, and what damages each of them.
 
+Files of settings are not damaged but filled: every key of their table with every value that its row takes.
+
 A kind is a row: the good file or words, their form, and the commands that read them. The mutators know forms, not
 kinds. `tests/fuzzing.py` judges what a command does with an input.
 """
@@ -23,6 +25,9 @@ from typing import Any
 
 import yaml
 
+from bertscope.errors import BertscopeError
+from bertscope.settings.rows import Row, rows
+from bertscope.settings.run_config import ESTIMATED, SWEPT, RunConfig
 from tests import hostile, stored_files
 from tests.analyses.memory.fake_card import calibration
 from tests.analyses.memory.why.recording import documented
@@ -82,6 +87,10 @@ FORMATS = ("table", "json", "csv", "markdown")
 TINY = "small.json --batch 1 --seq 8"
 
 
+def _none(given: Mapping[str, Any]) -> bytes:
+    return b""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """A kind of input: a good file of a form (or words), and the commands that read it at `{}`."""
@@ -94,6 +103,8 @@ class Kind:
     formats: tuple[str, ...] = FORMATS
     beside: Mapping[str, bytes] = field(default_factory=dict)  # files next to it
     rounds: int = 1  # it is one of the inputs of so many rounds
+    keys: Mapping[str, list[Any]] = field(default_factory=dict)  # of a file of settings: the values of each
+    write: Callable[[Mapping[str, Any]], bytes] = _none  # the file with some of them
 
 
 @cache
@@ -155,6 +166,7 @@ def kinds() -> dict[str, Kind]:
         "ranks": Kind(name="own.py", good=OWN.encode(), form="ranks", rounds=8, commands=(
             "profile own.py:Own --nproc 2 --strategy fsdp --input=x=Bx8:float32 --batch 2 --steps 1 --timeout 20",)),
     }  # fmt: skip
+    made |= _of_settings()
     for name, how in COMPRESSIONS.items():
         made[name] = Kind(name="pytorch_model.bin", good=_compressed(zipped, how), form="zip")
     with contextlib.suppress(ImportError):
@@ -167,6 +179,76 @@ def kinds() -> dict[str, Kind]:
                 commands=("count {}", "count {}", "estimate {} --batch 1 --seq 8"),
             )
     return made
+
+
+# ---- files of settings ----
+
+TEXTS = (*CODE, "./evil.py", "evil", "../evil.py:build.__call__", "__import__('evil').build()", "{evil}", "$(evil)")
+
+
+def values_of(own: Row) -> list[Any]:
+    """Return values that a setting takes: its words and bounds, and texts that name code where it takes a text."""
+    named = [f"{str(word).partition(':')[0]}:{text}" for word in own.words for text in TEXTS]
+    numbers = [True, False, own.low, own.below - 1, own.below / 2, 1, 2, 8, 0.5, 1.0, -1, "1GiB", "1B", "9" * 400]
+    tried = [own.default, *numbers, *own.words, *TEXTS, *named, ["embeddings", "evil:build"], "*", "2x2", "٣"]
+    return [value for value in tried if _takes(own, value)]
+
+
+def _takes(own: Row, value: Any) -> bool:
+    try:
+        own.read(value)
+    except BertscopeError:
+        return False
+    return True
+
+
+def _of_settings() -> dict[str, Kind]:
+    """Return the files that give settings, each with the table of its keys."""
+    run, swept, asked = ({name: values_of(own) for name, own in rows(*records).items()}
+                         for records in ((RunConfig,), SWEPT, ESTIMATED))  # fmt: skip
+    small = {"batch": 1, "seq": 8}
+    model = {"model": [*TEXTS, "good.yaml", "small.json"], "architecture": [*TEXTS, "BertModel"], "attention": ["sdpa"],
+             "add_pooling_layer": [True], "lora": [*TEXTS, "r=8,target=query"], "description": [*TEXTS]}  # fmt: skip
+    step = {**small, "mode": "training", "peak_bytes": 1}
+    trainer = {key: [True, False, 1, 2, "no", "adamw_torch", "bf16", None, *TEXTS]
+               for own in rows(*ESTIMATED).values() for key in own.trainer}  # fmt: skip
+    plan = json.loads(run_cli("plan", "bert-tiny", *TINY.split()[1:], "--budget", "1GiB", "--emit", "json").out)
+    estimate = f"estimate {TINY}"
+
+    def of_plan(given: Mapping[str, Any]) -> bytes:
+        """Return the plan of a run with these settings; the last is one that the plan changed."""
+        data = copy.deepcopy(plan)
+        parts = [part for part in (data["run"], *data["run"].values()) if isinstance(part, dict)]
+        for name, value in given.items():
+            next(part for part in parts if name in part)[name] = value
+        data["rows"][0]["changes"] = dict(list(given.items())[-1:])
+        return _json(data)
+
+    def yaml_of(settings: Mapping[str, Any]) -> bytes:
+        return _write_yaml(dict(settings))
+
+    return {
+        name: Kind(name=file, good=write({}), form="settings", keys=keys, write=write, commands=(command,), rounds=2)
+        for name, file, keys, write, command in (
+            ("grid of settings", "mine.yaml", swept, lambda own: yaml_of({"model": "good.yaml", **small, **own}),
+             "sweep {} -o rows.jsonl --workers 1"),
+            ("run of settings", "mine.bertscope.yaml", run, lambda own: yaml_of(
+                {"model": "good.yaml", "expected": {"memory": {"step": step | dict(own)}}}), "check {}"),
+            ("model of settings", "mine.bertscope.yaml", model, lambda own: yaml_of(
+                {"model": "good.yaml", "expected": {"distinct_params": 1}} | dict(own)), "check {}"),
+            ("project of settings", "pyproject.toml", asked | {"architecture": model["architecture"]},
+             lambda own: _write_table({key: value for key, value in own.items() if value is not None}), estimate),
+            ("plan of settings", "plan.json", run, of_plan, "estimate bert-tiny --seq 8 --plan {}"),
+            ("training of settings", "args.json", trainer, lambda own: _json(
+                {"output_dir": "x", "per_device_train_batch_size": 1} | dict(own)), estimate + " --from {}"),
+        )
+    }  # fmt: skip
+
+
+def filled(made: Kind, home: Path, chosen: Mapping[str, Any]) -> list[str]:
+    """Write the file of settings with these values; return the arguments of the command that reads it."""
+    (home / made.name).write_bytes(made.write(chosen))
+    return made.commands[0].replace("{}", made.name).split()
 
 
 def prepared(made: Kind, home: Path) -> Path:
@@ -268,6 +350,9 @@ def baits(made: Kind, home: Path) -> Iterator[list[str]]:
 def damaged(made: Kind, source: random.Random) -> bytes:
     """Return the file with something wrong, most of the time."""
     good, form = made.good, made.form
+    if form == "settings":
+        keys = source.sample(sorted(made.keys), source.choice((1, 1, 2, 3, 6)))
+        return made.write({key: source.choice(made.keys[key]) for key in keys})
     if form == "ranks":
         ranks, calls, fault = source.choice(("0", "1", "01")), source.choice((1, 2, 4)), source.choice(RANK_FAULTS)
         return good.replace(b'"", 1', f'"{ranks}", {calls}'.encode()).replace(b"pass", fault.encode())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
@@ -441,6 +441,45 @@ def runs_code(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func) != "get_completion_script":  # whose text is printed
             found |= {"shell=" for word in node.keywords if word.arg == "shell"}
     return found
+
+
+# Where a permit for code is made: of a typed name, of a teacher in such a loss, of a file with --allow-code, and of the
+# names for which the process that started this one has a permit.
+PERMITS = {
+    "commands/model_options.py": 1, "settings/code_names.py": 1, "settings/resolve.py": 1,
+    "sources/expectation_files.py": 1,
+    "sources/find.py": 3,
+}  # fmt: skip
+# Where a layer of settings has one: the options, the keywords of Python, and files with --allow-code.
+PERMITTED = {"api/asked.py": {"True"}, "commands/run_options.py": {"True"}, "analyses/sweep/grid.py": {"allow_code"},
+             "sources/expectation_files.py": {"allow_code"}, "sources/presets.py": {"allow_code", "permit"},
+             "sources/expectations.py": {"permit"}}  # fmt: skip
+
+
+def test_a_permit_for_code_is_made_where_a_person_names_the_code():
+    made: Counter[str] = Counter()
+    passed: dict[str, set[str]] = {}
+    for module in MODULES.values():
+        tested = {id(node.args[1]) for node in ast.walk(module.tree)
+                  if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"}  # fmt: skip
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Name) and node.id == "CodeName" and id(node) not in tested:
+                made[module.place] += 1
+            if isinstance(node, ast.keyword) and node.arg == "permit":
+                passed.setdefault(module.place, set()).add(ast.unparse(node.value))
+    assert made - Counter({"settings/rows.py": 1}) == PERMITS  # rows.py compares a type
+    assert passed == PERMITTED
+
+
+def test_a_module_that_a_value_names_is_imported_in_few_places():
+    found = {module.place for module in MODULES.values() for node in ast.walk(module.tree)
+             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
+             and not isinstance(node.args[0], (ast.Constant, ast.JoinedStr))}  # fmt: skip
+    assert found == {
+        "sources/other_models.py",  # a CodeName
+        "__init__.py", "torch_import.py", "transformers_access/__init__.py", "transformers_access/flash_attn.py",
+        "sources/transformers_models.py",  # names in constants of their files
+    }  # fmt: skip
 
 
 UNPICKLING = "analyses/memory/why/reading.py"  # plain values only, in a child with limits

@@ -21,7 +21,7 @@ import pytest
 from tests import fuzzing
 from tests.child_server import loaded
 from tests.conftest import ROOT, Result
-from tests.corpus import BAIT, FAMILIES, RAN, baits, cases, kinds, prepared
+from tests.corpus import BAIT, CODE, FAMILIES, RAN, baits, cases, filled, kinds, prepared
 from tests.fuzzing import judged, listening
 from tests.hostile_review import REVIEW
 
@@ -31,7 +31,9 @@ FILES = ("preset", "expectations", "config", "page", "adapter", "safetensors", "
          "gguf", "onnx", "modules",
          "grid", "results", "project", "training", "accelerate", "calibration", "report",
          "snapshot", "log", *FAMILIES)  # fmt: skip
-KINDS = (*FILES, *REFUSED, "name", "input", "option", "profiled", "ranks")
+SETTINGS = ("grid of settings", "run of settings", "model of settings", "project of settings", "plan of settings",
+            "training of settings")  # fmt: skip
+KINDS = (*FILES, *SETTINGS, *REFUSED, "name", "input", "option", "profiled", "ranks")
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +62,34 @@ def test_no_reader_runs_code_that_a_file_names_or_changes_a_foreign_file(made, t
         assert not verdict.faults, (ascii(arguments), (home / made[kind].name).read_bytes()[:2000], verdict)
 
 
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_no_key_of_a_file_of_settings_runs_code_that_it_names(made, tmp_path, kind):
+    home = prepared(made[kind], tmp_path)
+    for key, value in ((key, value) for key, values in made[kind].keys.items() for value in values):
+        if str(value).endswith(CODE):
+            verdict = judged(list(filled(made[kind], home, {key: value})), home)
+            assert not verdict.faults, (key, value, verdict)
+
+
+# Kind of file -> the keys whose values may be code; no other file of settings has an --allow-code.
+ALLOWED = {"grid of settings": ("model", "loss"), "run of settings": ("loss",), "model of settings": ("model",)}
+
+
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_allow_code_imports_what_a_file_names(made, tmp_path, kind):
+    """Else the test above would pass for names that nothing imports."""
+    home = prepared(made[kind], tmp_path)
+    for key in ALLOWED[kind]:
+        for value in (value for value in made[kind].keys[key] if str(value).endswith(CODE)):
+            faults = judged([*filled(made[kind], home, {key: value}), "--allow-code"], home).faults
+            assert "code ran" in faults, value
+
+
 def test_every_kind_of_input_is_tried(made):
     assert made.keys() <= set(KINDS)
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", [*FILES, *SETTINGS])
 def test_the_files_that_are_damaged_are_good_before(made, tmp_path, kind):
     """Else every damage would be refused for another reason."""
     if kind not in made:

@@ -186,7 +186,7 @@ class Asked:
             )
             return planned._with_plan(report)
         asked = [
-            Layer(settings, compared=compared, records=records),
+            Layer(settings, compared=compared, records=records, permit=True),
             *(layer for layer in layers if not layer.is_default),
         ]
         defaults = [layer for layer in layers if layer.is_default]

@@ -13,6 +13,7 @@ from bertscope.commands.project import project
 from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.frozen import dataclass
+from bertscope.settings.code_names import CodeName
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import DEFAULT_MODEL, find
@@ -137,8 +138,10 @@ class ModelOptions:
         return source.with_options(architecture=own.architecture) if source.bert_config else source
 
     def _own(self) -> dict[str, Any]:
-        """Return the options of one model."""
-        return {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
+        """Return the options of one model, whose name was typed."""
+        return {field.name: getattr(self, field.name) for field in fields(ModelOptions)} | {
+            "model": CodeName(self.model)
+        }
 
     def built(self, freeze_patterns: list[str] | None = None) -> tuple[ModelSource, nn.Module]:
         """Return the source that MODEL names, and its model on meta."""

@@ -106,7 +106,7 @@ class Takes:
             if "calibration" in asked:
                 raise SelectionError("--calibration FILE names a calibration and --no-calibration uses none; give one")
             asked["calibration"] = False
-        layer = Layer(asked, compared=self.compared, forms=OPTIONS, is_text=True, records=self.records)
+        layer = Layer(asked, compared=self.compared, forms=OPTIONS, is_text=True, records=self.records, permit=True)
         file = given.get("training_file")
         found = project()
         own = {} if found is None else self._of_project(found.settings)

@@ -246,7 +246,7 @@ def sweep(
     address = _check(on)
     found = read_grid(grid, allow_code=allow_code)
     if plan is not None:
-        found = found.with_plan(plan)
+        found = found.with_plan(plan, allow_code=allow_code)
     points = tasks_of(found)
     blank = [point if isinstance(point, SweepRow) else point.row() for point in points]
     report = SweepReport(grid=Path(grid).name, varied=found.varied, rows=tuple(blank))

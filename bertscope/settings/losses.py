@@ -57,8 +57,9 @@ def mini_batch(text: str) -> int:
 
 
 def loss_text(text: str) -> str:
-    """Return the only form of a loss: `cached-mnrl` is `cached-mnrl:32`."""
-    return ":".join(filter(None, loss_parts(text)))
+    """Return the only form of a loss: `cached-mnrl` is `cached-mnrl:32`; a text in this form is returned itself."""
+    form = ":".join(filter(None, loss_parts(text)))
+    return text if text == form else form
 
 
 def takes(setting: str, loss: str) -> bool:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from bertscope.errors import suggestion
 from bertscope.frozen import dataclass
-from bertscope.settings.rows import Row, SettingError, Settings, no_effect, rows
+from bertscope.settings.code_names import NO_PERMIT, CodeName
+from bertscope.settings.rows import Row, SettingError, Settings, no_effect, quoted, rows
 from bertscope.settings.run_config import ESTIMATED, Limit, RunConfig
 
 
@@ -18,13 +19,14 @@ class Layer(dict[str, tuple[Any, ...]]):
 
     A place is the `file:line` of a key. `forms` are the names of settings for messages, such as `--batch`. Settings of
     a layer `is_default` may have no effect on a run; of other layers that is an error. Only settings in `compared` may
-    have several values. With `is_text` numbers are text, as on a command line.
+    have several values. With `is_text` numbers are text, as on a command line. With `permit` its names of code may be
+    imported: a person typed them, or gave --allow-code.
     """
 
     def __init__(
         self, given: Mapping[str, Any], *, compared: Collection[str] = (), where: Mapping[str, str] | str = "",
         forms: Mapping[str, str] | None = None, is_default: bool = False, is_text: bool = False,
-        records: tuple[type[Settings], ...] = ESTIMATED,
+        records: tuple[type[Settings], ...] = ESTIMATED, permit: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         table = rows(*records)
@@ -34,7 +36,8 @@ class Layer(dict[str, tuple[Any, ...]]):
             try:
                 if name not in table:
                     raise SettingError(unknown_setting(name, table), [name])
-                self[name] = table[name].values(value, is_text=is_text, is_compared=name in compared)
+                values = table[name].values(value, is_text=is_text, is_compared=name in compared)
+                self[name] = tuple(map(CodeName, values)) if permit and table[name].names_code else values
             except SettingError as error:
                 message = error.spelled(self.forms)
                 raise SettingError(message, error.names, where=self.where.get(name, "")) from None
@@ -161,6 +164,10 @@ def merged(layers: Sequence[Layer], table: Mapping[str, Row]) -> dict[str, tuple
                 if given:
                     implied.setdefault(other, tuple(dict.fromkeys(value_of(value, kept | own) for value in given)))
         kept |= {name: values for name, values in (implied | own).items() if name not in kept}
+    for name, is_code in ((name, table[name].names_code) for name in kept):
+        for value in kept[name] if is_code else ():
+            if is_code and not isinstance(value, CodeName) and is_code(value):
+                raise placed(SettingError(f"{{{name}}} {quoted(value)} {NO_PERMIT}", [name]), layers)
     return kept
 
 

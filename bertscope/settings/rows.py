@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertscope.errors import BertscopeError, SelectionError, either, nearest, one_line
 from bertscope.frozen import dataclass
+from bertscope.settings.code_names import CodeName
 from bertscope.units import PRECISIONS, parse_bytes
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Row:
     is_size: bool = False  # bytes, also as text such as 16GiB
     or_file: bool = False  # the path of a file too; false: no file
     convert: Callable[[Any], Any] | None = None  # of a value to its only form; raises BertscopeError
+    names_code: Callable[[str], bool] | None = None  # True for a value that names code, which takes a CodeName
     split: Callable[[str], Iterable[str]] | None = None  # of the text of several values; by default at commas
     metavar: str = ""
     flag: str = ""  # a second option, such as -b
@@ -135,7 +137,7 @@ class Row:
                 item = parse_bytes(item)
             if self.kind is float and type(item) is int:
                 item = float(item)
-            if (type(item) is self.kind or (self.or_file and type(item) is str)) and self._allows(item):
+            if (type(item) in (self.kind, CodeName) or (self.or_file and type(item) is str)) and self._allows(item):
                 return self.convert(item) if self.convert else item
         except BertscopeError as error:
             raise SettingError(f"{self.form}: {_plain(error)}", [self.name]) from None

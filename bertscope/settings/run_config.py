@@ -20,6 +20,7 @@ from bertscope.settings.checkpointing import (
     split_strategies,
     takes_reentrant,
 )
+from bertscope.settings.code_names import is_code
 from bertscope.settings.losses import FORMS, LOSSES, MODEL, loss_parts, loss_text, losses_with, takes
 from bertscope.settings.optimizers import (
     ADAMW,
@@ -164,7 +165,7 @@ class RunConfig(Settings):
     loss: str = row(
         MODEL, "The loss that the step trains with, as sentence-transformers and FlagEmbedding run it. model: the loss "
         "of the model's class, or the sum of its output.", words=FORMS, convert=loss_text, metavar="LOSS",
-        concerns=_OF_TRAINING, text="loss {}", of_modules=False,
+        names_code=lambda loss: is_code(loss_parts(loss)[1]), concerns=_OF_TRAINING, text="loss {}", of_modules=False,
         implies={"loop": lambda loss, given: TRAINER, "mode": lambda loss, given: TRAINING},
     )  # fmt: skip
     pairs: int | None = row(
@@ -319,7 +320,7 @@ class Limit(Settings):
 class GridModel(Settings):
     """The settings of a grid that choose a model, and the threads for which it is estimated."""
 
-    model: str = row("", "The model: a name or a file.")
+    model: str = row("", "The model: a name or a file.", names_code=is_code)
     architecture: str | None = row(None, "The class to build, such as BertForSequenceClassification.")
     attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa", *FLASH_KERNELS))
     pooler: bool | None = row(None, "BertModel with or without its pooler.", kind=bool)

@@ -7,7 +7,8 @@ add_pooling_layer: true
 lora: r=8,target=query+value
 expected: ...                   # as in `expectations`
 
-With `config` instead of `model` it has the form of a preset. `module:attribute` as the model needs `allow_code`.
+With `config` instead of `model` it has the form of a preset. `module:attribute`, as the model or as a teacher, needs
+`allow_code`.
 """
 
 import json
@@ -24,16 +25,18 @@ import yaml
 from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.frozen import dataclass
+from bertscope.settings.code_names import CodeName, is_code
 from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import MEASURES, Expectation, read_expectations
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.other_models import FactorySource, refuse_code
+from bertscope.sources.other_models import FactorySource
 from bertscope.sources.presets import config_paths, member_of, preset_of, preset_paths
 from bertscope.text_files import Entry, read_mapping, read_text, read_yaml, readable, root_node
 from bertscope.text_files import Mapping as Entries
 
+_REMEDY = "expected counts belong in a preset or a *.bertscope.yaml with 'model: ...'; write one with this model"
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
 _KEYS = ("description", "model", "architecture", "attention", "add_pooling_layer", "lora", "expected")
 
@@ -72,7 +75,7 @@ def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedMo
     entries = read_mapping(path)
     name = path.name.rpartition(".")[0].rpartition(".")[0] if is_expectation_file(path) else path.stem
     if "config" in entries and "model" not in entries:
-        preset = preset_of(entries, path)
+        preset = preset_of(entries, path, allow_code=allow_code)
         return ExpectedModel(name=name, source=preset, path=path, expected=preset.expected)
     if "config" in entries:
         raise entries["config"].error(
@@ -84,7 +87,7 @@ def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedMo
                           where=f"{path}:1")  # fmt: skip
     source = _model(entries, path, allow_code)
     precision = STORED if source.has_own_dtypes else RunConfig.precision
-    expected = tuple(read_expectations(entries.get("expected"), precision))
+    expected = tuple(read_expectations(entries.get("expected"), precision, permit=allow_code))
     return ExpectedModel(name=name, source=source, path=path, line=entries["model"].line, expected=expected)
 
 
@@ -95,12 +98,11 @@ def _model(entries: Entries, path: Path, allow_code: bool) -> ModelSource:
         "add_pooling_layer": entries.checked("add_pooling_layer", None, bool, "one of true, false"),
         "lora": _lora(entries),
     }
+    name = _named(entries["model"], path.parent)
     try:
-        source = find(_named(entries["model"], path.parent), **settings)
+        return find(CodeName(name) if allow_code else name, **settings)
     except BertscopeError as error:
         raise error.at(entries.get(getattr(error, "field", ""), entries["model"]).where) from None
-    refuse_code(source, entries["model"], allow_code=allow_code)
-    return source
 
 
 def _lora(entries: Entries) -> Lora | None:
@@ -173,6 +175,8 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
     else:
         if os.path.isdir(name) and name not in preset_paths():
             _require_model(name)
+        if is_code(name):  # it has no expectations, wherever it is named
+            raise SourceError(f"{name[:100]} expects nothing: {_REMEDY}")
         source = find(name)
         found = ExpectedModel(name=source.name, source=source, path=Path(name))
         if isinstance(source, BertSource):
@@ -180,9 +184,7 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
         elif (preset := config_paths().get(Path(name).stem)) and name in (preset.stem, str(preset)):
             found = replace(found, path=preset, expected=member_of(read_mapping(preset))["expected"])
     if not found.expected:
-        remedy = "expected counts belong in a preset or a *.bertscope.yaml with 'model: ...'; write one with this model"
-        if found.path.suffix in (".yaml", ".yml"):
-            remedy = found.how_to_record
+        remedy = found.how_to_record if found.path.suffix in (".yaml", ".yml") else _REMEDY
         raise SourceError(f"{found.path} expects nothing: {remedy}")
     return found if architecture is None else found.with_architecture(architecture)
 

@@ -59,8 +59,10 @@ class Expectation:
         return got == self.value
 
 
-def read_expectations(entry: Entry | None, precision: str = RunConfig.precision) -> Iterator[Expectation]:
-    """Yield the expectations under `expected`; `precision` is that of a run that gives none.
+def read_expectations(
+    entry: Entry | None, precision: str = RunConfig.precision, *, permit: bool = False
+) -> Iterator[Expectation]:
+    """Yield the expectations under `expected`; `precision` is that of a run that gives none, `permit` that of code.
 
     Raises ConfigError with file and line.
     """
@@ -83,7 +85,7 @@ def read_expectations(entry: Entry | None, precision: str = RunConfig.precision)
                 runs += 1
                 if runs > MAX_RUNS:
                     raise inner.error(f"more than {MAX_RUNS} runs in one file; put the others in another file")
-                yield _run(key, name, inner, precision)
+                yield _run(key, name, inner, precision, permit)
 
 
 def _tie(address: str, entry: Entry) -> Expectation:
@@ -95,7 +97,7 @@ def _tie(address: str, entry: Entry) -> Expectation:
     return Expectation(key=f"{TIES_KEY}.{address}", value=entry.value, line=entry.line)
 
 
-def _run(kind: str, name: str, entry: Entry, precision: str) -> Expectation:
+def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Expectation:
     key, measure = f"{kind}.{name}", MEASURES[kind]
     found = entry.mapping(f"expected.{key}")
     known = (*_SETTINGS[kind], measure, "tolerance")
@@ -108,7 +110,8 @@ def _run(kind: str, name: str, entry: Entry, precision: str) -> Expectation:
     value = _number(key, found[measure], measure, in_bytes=kind == "memory")
     given = {name: value for name, value in found.plain().items() if name in _SETTINGS[kind]}
     try:
-        layer = Layer(given, where={name: item.where for name, item in found.items()}, records=(RunConfig,))
+        places = {name: item.where for name, item in found.items()}
+        layer = Layer(given, where=places, records=(RunConfig,), permit=permit)
         ((run_config,),) = resolve(
             layer, Layer({"precision": precision}, is_default=True), records=(RunConfig,)
         ).points  # fmt: skip

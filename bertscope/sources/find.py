@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -30,11 +30,12 @@ from bertscope.errors import (
     suggestion,
 )
 from bertscope.frozen import dataclass
+from bertscope.settings.code_names import NO_PERMIT, CodeName, is_code, with_permits
 from bertscope.settings.losses import loss_parts
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.other_models import FactorySource, GivenModule, is_factory
+from bertscope.sources.other_models import FactorySource, GivenModule
 from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_paths, read_preset
 from bertscope.sources.transformers_models import TransformersSource, flash_kernel, from_config, stored_dtype
 from bertscope.text_files import Mapping as Entries
@@ -142,7 +143,7 @@ def load(
     >>> source.config.num_hidden_layers, source.build().num_labels
     (12, 2)
     """
-    found = _find(os.fspath(model), download).require("this")
+    found = _find(CodeName(os.fspath(model)), download).require("this")
     return found.with_options(
         architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer, lora=lora
     )
@@ -159,7 +160,8 @@ def find(
 ) -> ModelSource:
     """Return the source that `model` names, of a BERT or of another model, with the given options.
 
-    Raises the errors of `load`, and MissingExtraError if another family's configuration needs transformers.
+    Raises the errors of `load`, SourceError for the name of code that is no CodeName, and MissingExtraError if another
+    family's configuration needs transformers.
     """
     found = _find(os.fspath(model), download)
     return found.with_options(
@@ -185,7 +187,7 @@ def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> Mod
 
 def _named_or_configured(model: Any) -> _Found:
     if isinstance(model, (str, os.PathLike)):
-        return _find(os.fspath(model), download=False)
+        return _find(CodeName(os.fspath(model)), download=False)
     if isinstance(model, BertConfig):
         return _bert(model, model.architectures[0] if model.architectures else "bert")
     if callable(getattr(model, "to_dict", None)) and hasattr(model, "model_type"):  # of transformers
@@ -200,20 +202,23 @@ def _named_or_configured(model: Any) -> _Found:
 
 
 def teachers(loss: str) -> list[ModelSource]:
-    """Return the teacher of loss `distil:TEACHER`, a model without a head; none of any other loss."""
+    """Return the teacher of loss `distil:TEACHER`, a model without a head; none of any other loss.
+
+    A teacher that is code has the permit of the loss.
+    """
     name, argument = loss_parts(loss)
     if name != "distil":
         return []
-    source = source_of(argument)
+    source = find(CodeName(argument) if isinstance(loss, CodeName) else argument)
     return [source if source.bert_config is None else source.with_options(architecture="BertModel")]
 
 
 _KINDS = {kind.__name__: kind for kind in (BertSource, TransformersSource, FactorySource)}
 
 
-def source_from_data(kind: str, data: Mapping[str, Any]) -> ModelSource:
-    """Return the source of the class named `kind` from the data of its `to_data`."""
-    return _KINDS[kind].from_data(data)
+def source_from_data(kind: str, data: Mapping[str, Any], permits: Collection[str]) -> ModelSource:
+    """Return the source of the class named `kind` from the data of its `to_data`; `permits` are those of its code."""
+    return with_permits(_KINDS[kind].from_data(data), permits)
 
 
 def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
@@ -228,8 +233,10 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     if name in configs:
         return replace(_read(_place(configs[name]), is_base), name=name)
     place = _place(name)
-    if not place.exists and is_factory(name):
-        return FactorySource(name=name)
+    if not place.exists and is_code(name):
+        if not isinstance(name, CodeName):
+            raise SourceError(f"model {name[:100]!r} {NO_PERMIT}")
+        return FactorySource(name=name, code=name)
     is_path = place.path.suffix in _SUFFIXES or place.has_weights or name.startswith((".", "~", os.sep))
     if place.exists or is_path:
         return _read(place, is_base)

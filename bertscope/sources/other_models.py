@@ -7,7 +7,6 @@ import copy
 import importlib
 import inspect
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -27,15 +26,13 @@ from bertscope.errors import (
 )
 from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import FULL, NONE, SELECTIVE, Checkpointing
+from bertscope.settings.code_names import NO_PERMIT, CodeName
 from bertscope.sources.building import built_on, note_values
 
 if TYPE_CHECKING:
     from bertscope.config import Lora
-    from bertscope.text_files import Entry
     from bertscope.torch_access import nn
 
-_NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
-_FACTORY = re.compile(rf"(?:{_NAME}|(?:[^:\0]{{0,4000}}[/\\])?[^\W\d]\w*\.py):{_NAME}")
 _folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
 # Ability that needs a BERT -> remedy; any other ability has the general remedy.
 _REMEDIES = {
@@ -201,9 +198,10 @@ class GivenModule(OtherSource):
 class FactorySource(OtherSource):
     """The module that its name gives: the attribute is a module, or a function or class to call.
 
-    The name is `package.module:attribute` or `path/to/file.py:attribute`.
+    The code is `package.module:attribute` or `path/to/file.py:attribute`; only a CodeName is imported.
     """
 
+    code: str
     has_own_dtypes = True
 
     @property
@@ -214,11 +212,11 @@ class FactorySource(OtherSource):
     @property
     def notice(self) -> str:
         """Return a note on the code that runs."""
-        return f"runs your code: imports {self.name.rpartition(':')[0]} and takes {self.name} from it"
+        return f"runs your code: imports {self.code.rpartition(':')[0]} and takes {self.code} from it"
 
     def to_data(self) -> dict[str, Any]:
-        """Return the name, which another process imports again."""
-        return {"name": self.name}
+        """Return the name and the code, which another process imports again if it has the permit."""
+        return {"name": self.name, "code": str(self.code)}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> FactorySource:
@@ -270,7 +268,9 @@ class FactorySource(OtherSource):
 
         Modules that earlier files imported from other folders are forgotten, as they may have the same names.
         """
-        place, _, attribute = self.name.rpartition(":")
+        if not isinstance(self.code, CodeName):
+            raise SourceError(f"{self.code[:100]!r} {NO_PERMIT}")
+        place, _, attribute = self.code.rpartition(":")
         folder = Path.cwd()  # as `python -m` does
         if place.endswith(".py"):
             path = Path(place).expanduser().resolve()
@@ -299,7 +299,7 @@ class FactorySource(OtherSource):
             return
         required = required_names(takes)
         if required:
-            call = f"{self.name.rpartition(':')[2]}({', '.join(f'{name}=...' for name in required)})"
+            call = f"{self.code.rpartition(':')[2]}({', '.join(f'{name}=...' for name in required)})"
             raise SourceError(
                 f"{self.name} requires arguments and is called without; add `def build(): return {call[:200]}` to its "
                 f"file and name {self._other_name('build')}"
@@ -307,18 +307,13 @@ class FactorySource(OtherSource):
 
     def _other_name(self, attribute: str) -> str:
         """Return the name of another attribute of the same module."""
-        return f"{self.name.rpartition(':')[0]}:{attribute}"
+        return f"{self.code.rpartition(':')[0]}:{attribute}"
 
 
 def required_names(takes: Iterable[inspect.Parameter]) -> list[str]:
     """Return the names of the parameters without which a function cannot be called."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [item.name for item in takes if item.default is item.empty and item.kind not in variadic]
-
-
-def is_factory(name: str) -> bool:
-    """Return True if a name has the form `package.module:attribute` or `path/to/file.py:attribute`."""
-    return _FACTORY.fullmatch(name) is not None
 
 
 @contextmanager
@@ -345,11 +340,3 @@ def _place(error: BaseException) -> str:
         if not {Path(torch).parent, Path(__file__).parents[1]} & {*file.parents} and file.name[0] != "<":
             place = f" ({file.name}:{line})"
     return place
-
-
-def refuse_code(source: object, entry: Entry, *, allow_code: bool) -> None:
-    """Raise ConfigError for a model that is code: only the command line and --allow-code run code, no file does."""
-    if isinstance(source, FactorySource) and not allow_code:
-        raise entry.error(
-            f"model {source.name[:100]!r} is code, which no file can have imported; add --allow-code to import it"
-        )

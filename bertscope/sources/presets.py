@@ -47,7 +47,7 @@ def read_preset(path: Path) -> BertSource:
     return preset_of(read_mapping(path), path)
 
 
-def preset_of(entries: Mapping, path: Path) -> BertSource:
+def preset_of(entries: Mapping, path: Path, *, allow_code: bool = False) -> BertSource:
     """Return the preset in the entries of a file."""
     entries.refuse_unknown(KEYS, "the preset")
     for needed in ("architecture", "config"):
@@ -63,7 +63,7 @@ def preset_of(entries: Mapping, path: Path) -> BertSource:
         raise unknown_architecture(architecture.value).at(architecture.where)
     return BertSource(
         name=path.stem, path=path, config=config, config_lines=fields.lines(), architecture=architecture.value,
-        **_preset_only(entries),
+        **_preset_only(entries, permit=allow_code),
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def member_of(members: Mapping) -> dict[str, Any]:
     return _preset_only(with_places(entry.value, entry)) if entry and is_own_member(entry.value) else {}
 
 
-def _preset_only(entries: Mapping) -> dict[str, Any]:
+def _preset_only(entries: Mapping, *, permit: bool = False) -> dict[str, Any]:
     names = entries.checked(
         "hub_names", [], lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
         "a list of names such as google-bert/bert-base-cased",
@@ -104,7 +104,7 @@ def _preset_only(entries: Mapping) -> dict[str, Any]:
         ),
         "description": entries.checked("description", "", str, "text; put it in quotes"),
         "hub_names": tuple(names),
-        "expected": tuple(read_expectations(entries.get("expected"))),
+        "expected": tuple(read_expectations(entries.get("expected"), permit=permit)),
     }
 
 

@@ -267,7 +267,7 @@ class Tagger(nn.Module):
 
 OTHERS = (
     GivenModule(name="given", module=Tagger()),
-    FactorySource(name="own:Tagger"),
+    FactorySource(name="own:Tagger", code="own:Tagger"),
     TransformersSource(name="gpt", model_type="gpt2", path=ROOT / "config.json", where=f"{ROOT}/config.json:3"),
 )
 

@@ -361,6 +361,6 @@ def test_a_file_of_expectations_runs_no_factory(cli, trap):
         result = cli("check", "x.bertscope.yaml")
         assert result.code == 2
         assert f"model '{name}' is code" in result.err
-        assert "add --allow-code to import it" in result.err
+        assert "add --allow-code to check" in result.err
     assert "factory_of_a_file" not in sys.modules
     trap.check()

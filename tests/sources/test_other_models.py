@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError
+from bertscope.settings.code_names import CodeName
 from bertscope.sources.find import find
 from bertscope.sources.other_models import FactorySource
 from tests.child_server import loaded
@@ -196,7 +197,7 @@ def test_what_cannot_run_on_meta_runs_on_fake_tensors(cli, code):
     ],
 )
 def test_a_constructor_that_reads_values_is_built_with_values_and_says_so(code, attribute, params, how):
-    source = find(f"{code}:{attribute}")
+    source = find(CodeName(f"{code}:{attribute}"))
     with pytest.warns(BertscopeWarning, match=how):
         built = source.build()
     assert sum(param.numel() for param in built.parameters()) == params
@@ -392,7 +393,9 @@ def test_a_file_of_that_name_is_no_factory(tmp_path, monkeypatch):
     (tmp_path / "a:b").write_text("x")
     with pytest.raises(BertscopeError, match="a:b"):
         find("a:b")
-    assert isinstance(find("a:c"), FactorySource)
+    assert isinstance(find(CodeName("a:c")), FactorySource)
+    with pytest.raises(BertscopeError, match="no file imports"):
+        find("a:c")
 
 
 def test_load_gives_berts_alone(code):

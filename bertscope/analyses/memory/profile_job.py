@@ -21,6 +21,7 @@ from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
+from bertscope.settings.code_names import permits_of, with_permits
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource
@@ -58,14 +59,17 @@ class Job:
     def to_json(self) -> str:
         """Return the job with its source as JSON; raise SelectionError for a model that only this process has."""
         source = type(self.source).__name__, self.source.to_data()
-        return json.dumps(vars(self) | {"source": source}, default=vars)
+        permits = permits_of(self.source, self.run_config, self.beside)
+        return json.dumps(vars(self) | {"source": source, "permits": permits}, default=vars)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Job:
         """Return the job that `to_json` wrote."""
         data = json.loads(text)
-        source = source_from_data(*data.pop("source"))
-        run_configs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
+        permits, (kind, content) = data.pop("permits"), data.pop("source")
+        source = source_from_data(kind, content, permits)
+        runs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
+        run_configs: Any = {name: run and with_permits(run, permits) for name, run in runs.items()}
         launch = typed(RankLaunch | None, data.pop("launch"), "launch")
         return cls(source=source, launch=launch, **run_configs, **data)
 

@@ -23,12 +23,12 @@ from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
 from bertscope.reports.sweep import REFUSED, SweepRow
+from bertscope.settings.code_names import permits_of, with_permits
 from bertscope.settings.resolve import Combination, Layer, check_use, combinations, merged, unknown_setting
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import DEFAULTS, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.other_models import refuse_code
 from bertscope.sources.plan_files import read_plan
 from bertscope.text_files import read_text, read_yaml, readable
 
@@ -50,7 +50,7 @@ class Grid:
         usual = Layer({"model": DEFAULT_MODEL, **DEFAULTS["sweep"]}, is_default=True, records=SWEPT)
         return merged((self.layer, usual), KEYS)
 
-    def with_plan(self, path: Path) -> Grid:
+    def with_plan(self, path: Path, *, allow_code: bool = False) -> Grid:
         """Return the grid with the strategy of a plan, after its own; raises SelectionError for another model."""
         report = read_plan(path)
         models = (self.values.get(name, (None,)) for name in ("model", "architecture", "attention", "pooler", "lora"))
@@ -58,7 +58,7 @@ class Grid:
             check_plan(_source(*model), report)
         strategies = (*self.layer.get("checkpointing", ()), report.rows[0].checkpointing)
         layer = Layer({}, is_default=self.layer.is_default, where=self.layer.where, records=SWEPT)
-        usual = Layer(report.settings, compared=("freeze", "input"), records=SWEPT)
+        usual = Layer(report.settings, compared=("freeze", "input"), records=SWEPT, permit=allow_code)
         layer.update({**usual, **self.layer, "checkpointing": strategies})
         return replace(self, layer=layer)
 
@@ -101,14 +101,14 @@ def read_grid(path: str | os.PathLike[str], *, allow_code: bool = False) -> Grid
         if name not in KEYS:
             raise entry.error(unknown_setting(name, KEYS), name)
     layer = Layer(
-        entries.plain(), compared=KEYS, where={name: entry.where for name, entry in entries.items()}, records=SWEPT
-    )
+        entries.plain(), compared=KEYS, where={name: entry.where for name, entry in entries.items()}, records=SWEPT,
+        permit=allow_code,
+    )  # fmt: skip
     for name in layer.get("model", ()):
         try:
-            found = find(name)
+            find(name)
         except BertscopeError as error:
             raise error.at(entries["model"].where) from None
-        refuse_code(found, entries["model"], allow_code=allow_code)
     number = prod(map(len, layer.values()))
     if number > MAX_POINTS:
         sizes = " x ".join(f"{len(found)} {name}" for name, found in layer.items() if len(found) > 1)
@@ -127,6 +127,7 @@ class Task:
     point: dict[str, Any]
     source: tuple[str, dict[str, Any]]  # the class of the source, and its data
     run_config: RunConfig
+    permits: tuple[str, ...]  # the names of code that a worker may import
     threads: int
     unused: tuple[str, ...] = ()  # the settings of the grid that have no effect at the point
     budget_bytes: int | None = None
@@ -152,7 +153,7 @@ class Task:
     def from_json(cls, text: str) -> Task:
         """Return the task that `to_json` wrote."""
         found: Task = typed(cls, json.loads(text), "task")
-        return found
+        return replace(found, run_config=with_permits(found.run_config, found.permits))
 
     def row(self, **content: Any) -> SweepRow:
         """Return the row of this point with the content."""
@@ -194,8 +195,8 @@ def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRo
     return Task(
         key=_hash(settings, found, kind, data, as_data(card) if card else None, _own_code(model.model)),
         point=settings, unused=tuple(sorted(point.idle)), source=(kind, data), run_config=run_config,
-        threads=settings["threads"], budget_bytes=card.memory_bytes if card else limit.budget, card=card,
-        context_bytes=limit.context, versions=found,
+        permits=permits_of(source, run_config), threads=settings["threads"], card=card,
+        budget_bytes=card.memory_bytes if card else limit.budget, context_bytes=limit.context, versions=found,
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def are_kept(tasks: Sequence[Task]) -> bool:
 
 
 def _steps_of(task: Task) -> Steps:
-    return _steps(task.source[0], json.dumps(task.source[1]), task.threads)
+    return _steps(task.source[0], json.dumps(task.source[1]), task.threads, task.permits)
 
 
 def compute(text: str) -> str:
@@ -66,9 +66,9 @@ def compute(text: str) -> str:
 
 
 @lru_cache(maxsize=KEPT_MODELS)
-def _steps(kind: str, data: str, threads: int) -> Steps:
+def _steps(kind: str, data: str, threads: int, permits: tuple[str, ...]) -> Steps:
     """Return the steps of a model, which its points with so many threads share: each thread has temporaries."""
-    return Steps(source_from_data(kind, json.loads(data)))
+    return Steps(source_from_data(kind, json.loads(data), permits))
 
 
 def _row(task: Task) -> SweepRow:

@@ -285,7 +285,7 @@ def test_code_is_not_imported_because_a_file_names_it(cli, project):
         result = cli("check", *how, "own.bertscope.yaml", "--format", "github")
         assert result.code == 2
         assert result.err.startswith("error: own.bertscope.yaml:2: model 'own_models_")
-        assert "add --allow-code to import it" in result.err
+        assert "add --allow-code to check" in result.err
         assert result.err.count("\n") == 1
         assert "file=own.bertscope.yaml,line=2::" in result.out
     assert "--allow-code" in cli("check", "--write", "own.bertscope.yaml").err

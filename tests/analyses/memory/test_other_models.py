@@ -19,6 +19,7 @@ from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job
 from bertscope.analyses.modules.repeat import layer_stacks
 from bertscope.errors import BertscopeWarning, SelectionError
+from bertscope.settings.code_names import CodeName
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
@@ -177,7 +178,7 @@ def test_fit_keeps_the_dtypes_of_own_code_unless_a_precision_is_given(cli, own):
 
 
 def test_a_run_does_not_change_a_module_that_other_runs_share(own):
-    source = find(f"{own}:ready")
+    source = find(CodeName(f"{own}:ready"))
     source.build().to(torch.bfloat16).requires_grad_(False)
     assert {(param.dtype, param.requires_grad) for param in source.build().parameters()} == {(torch.float32, True)}
 
@@ -185,7 +186,9 @@ def test_a_run_does_not_change_a_module_that_other_runs_share(own):
 def test_eager_attention_of_another_family_leaves_the_margin_too(tmp_path, own):
     eager = find(written(tmp_path, "roberta"), attention="eager")
     run_config = RunConfig(seq=8, device="cuda")
-    reports = [fit_report(source, [run_config], [8], 2**31, batch=1) for source in (eager, find(f"{own}:Tagger"))]
+    reports = [
+        fit_report(source, [run_config], [8], 2**31, batch=1) for source in (eager, find(CodeName(f"{own}:Tagger")))
+    ]
     assert [report.subject.attention for report in reports] == ["eager", None]
     assert reports[0].margin > reports[1].margin == 0
     assert [report.other_head for report in reports] == ["", ""]  # a hint for BERTs only
@@ -263,7 +266,7 @@ def test_own_code_that_no_child_can_build_is_one_line(cli, own, attribute, words
 
 
 def test_a_source_of_another_family_goes_to_the_child_as_it_is(tmp_path):
-    for source in (find(written(tmp_path, "gpt2"), attention="eager"), find("own:Tagger")):
+    for source in (find(written(tmp_path, "gpt2"), attention="eager"), find(CodeName("own:Tagger"))):
         found = Job.from_json(Job(source=source, run_config=RunConfig()).to_json()).source
         assert (found, found.settings) == (source, source.settings)
 
