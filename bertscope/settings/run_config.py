@@ -134,8 +134,8 @@ class RunConfig(Settings):
         trainer={"weight_decay": _decay},
     )  # fmt: skip
     accumulate: int = row(
-        1, "The micro-batches of each optimizer step.", low=1, metavar="N", concerns=_OF_TRAINING,
-        text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
+        1, "The micro-batches of each optimizer step.", low=1, below=2**16, metavar="N",
+        concerns=_OF_TRAINING, text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
     )  # fmt: skip
     keep_gradients: bool = row(
         False, "Zero the gradients after a step, as zero_grad(set_to_none=False).", concerns=_OF_TRAINING,

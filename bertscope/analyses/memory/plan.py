@@ -29,6 +29,7 @@ from bertscope.reports.memory import NO, YES
 from bertscope.reports.plan import FLOPS, TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.settings.checkpointing import NONE, Kept, kept_text
 from bertscope.settings.parallelism import ONE_PROCESS
+from bertscope.settings.rows import rows
 from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
 
@@ -394,7 +395,12 @@ def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
     if run.reentrant:
         raise SelectionError("reentrant checkpointing keeps no operators; leave reentrant out")
     total = batch_total or 0
-    sizes = [size for size in range(min(total, LARGEST_BATCH), 0, -1) if total % size == 0]
+    most = rows(RunConfig)["accumulate"].below
+    sizes = [size for size in range(min(total, LARGEST_BATCH), 0, -1) if total % size == 0 and total // size < most]
+    if total and not sizes:
+        raise SelectionError(
+            f"batch_total {total:,} is no product of a micro-batch and fewer than {int(most):,} of them"
+        )
     runs = [replace(run, batch=size, accumulate=total // size) for size in sizes] or [run]
     searches = [replace(search, run_config=own, rows={}) for own in runs]
     number = next((number for number, own in enumerate(searches) if own.plain.answer == YES), len(searches) - 1)
