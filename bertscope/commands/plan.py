@@ -14,7 +14,7 @@ from bertscope.render.plan import verdict
 from bertscope.render.plan_code import FORMS, emitted
 
 EXAMPLES = """
-  bertscope plan bert-large-uncased --gpu t4 --batch 32 --seq 512 --precision autocast-fp16
+  bertscope plan bert-large-uncased --gpu t4 --batch 24 --seq 512 --precision autocast-fp16
   bertscope plan bert-large-uncased --budget 11GiB --batch-total 64 --seq 512 --precision autocast-bf16
   bertscope plan bert-mini --budget 450MiB --batch 64 --may-change 8bit
   bertscope plan bert-mini --budget 450MiB --batch 64 --emit torch

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 import torch
@@ -212,9 +214,13 @@ def on_cuda(module: nn.Module, *shape: int, **run) -> bertscope.reports.memory.M
     return bertscope.estimate(module, torch.empty(*shape, device="meta"), **run).variants[0].estimated
 
 
-@pytest.mark.parametrize("name", [*cuda._IN_FLOAT, *cuda._TO_FLOAT])
-def test_every_name_in_the_lists_is_in_torchs_own(name):
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+@pytest.mark.parametrize(("macro", "own"), [("FP32", cuda._IN_FLOAT), ("FP32_SET_OPT_DTYPE", cuda._TO_FLOAT)])
+def test_the_lists_are_those_of_torchs_header_without_what_the_host_lists_too(macro, own):
+    header = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text()
+    (rows,) = re.findall(rf"define AT_FORALL_{macro}\(_\) *\\\n((?:.*\\\n)*.*)", header)
+    names = {".".join(row.split(", ")) for row in re.findall(r"_\(([\w, ]+)\)", rows)}
+    of_host = {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU")}
+    assert {*own} == names - of_host
 
 
 @pytest.mark.parametrize("lower", [BF16, FP16])
@@ -240,22 +246,56 @@ def test_cudas_autocast_computes_in_fp32_what_the_hosts_does_not(lower):
     assert dtypes() == before == dict.fromkeys(before, lower)
 
 
-@pytest.mark.parametrize(("precision", "copied"), [("autocast-fp16", 0), ("autocast-bf16", 4)])
-def test_a_softmax_reads_fp16_as_it_is_and_bf16_from_a_copy(precision, copied):
+def of_loss(loss, **run) -> bertscope.reports.memory.Memory:
     class Loss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.head = nn.Linear(8, 1000, bias=False)
 
         def forward(self, given: torch.Tensor) -> torch.Tensor:
-            target = torch.zeros(128, dtype=torch.long)
-            return nn.functional.cross_entropy(self.head(given), target)
+            return loss(self.head(given), torch.zeros(128, dtype=torch.long))
 
-    found = on_cuda(Loss(), 128, 8, precision=precision, loop="freed")
+    return on_cuda(Loss(), 128, 8, loop="freed", **run)
+
+
+@pytest.mark.parametrize("precision", ["autocast-fp16", "autocast-bf16"])
+def test_cross_entropy_keeps_its_log_softmax_in_16_bits_and_a_copy_in_fp32(precision):
+    found = of_loss(nn.functional.cross_entropy, precision=precision)
     state = 4 * 8 * 1000 + 4 * 128 * 8
     casts = 2 * 8 * 1000 + 2 * 128 * 8
-    logits = 128 * 1000 * (2 + copied + 4)
+    logits = 128 * 1000 * (2 + 2 + 4)
     assert found.peak.peak_bytes == pytest.approx(state + casts + logits + 8 * 128, abs=2048)
+
+
+@pytest.mark.parametrize(("precision", "copied"), [("autocast-fp16", 0), ("autocast-bf16", 4)])
+def test_a_softmax_reads_fp16_as_it_is_and_bf16_from_a_copy(precision, copied):
+    found = of_loss(lambda scores, target: scores.softmax(-1).mean(), precision=precision)
+    state = 4 * 8 * 1000 + 4 * 128 * 8
+    casts = 2 * 8 * 1000 + 2 * 128 * 8
+    scores = 128 * 1000 * (2 + copied + 4)
+    assert found.peak.peak_bytes == pytest.approx(state + casts + scores + 8 * 128, abs=2048)
+
+
+# What CUDA's own kernels of autocast kept for each form of the loss, in the order of the graph: torch 2.13 and fake
+# tensors on cuda.
+KEPT_BY_LOSS = {
+    "": ["float32", "LOWER"], "label_smoothing": ["float32", "LOWER", "LOWER"], "weight": ["float32", "LOWER"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lower", [BF16, FP16])
+@pytest.mark.parametrize("form", KEPT_BY_LOSS)
+def test_each_form_of_cross_entropy_keeps_what_cudas_autocast_keeps(form, lower):
+    with FakeTensorMode(), cuda.cuda_semantics(RunConfig(device="cuda")), torch.autocast("cpu", dtype=lower):
+        options = {"": {}, "label_smoothing": {"label_smoothing": 0.1}, "weight": {"weight": torch.ones(50)}}[form]
+        given = torch.ones(4, 50, dtype=lower, requires_grad=True)
+        loss = nn.functional.cross_entropy(given, torch.zeros(4, dtype=torch.long), **options)
+    nodes, kept = [loss.grad_fn], []
+    for node in nodes:
+        nodes += [following for following, _ in node.next_functions if following is not None]
+        name = {"NllLossBackward0": "_saved_self", "LogSoftmaxBackward0": "_saved_result"}.get(node.name())
+        kept += [str(getattr(node, name).dtype).removeprefix("torch.")] if name else []
+    assert kept == [name.replace("LOWER", str(lower).removeprefix("torch.")) for name in KEPT_BY_LOSS[form]]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_profile_measures_what_estimate_predicts_for_a_loop(loop):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"accumulate": 0}, r"accumulate takes a whole number from 1 to below 2\*\*31; got 0"),
+        ({"accumulate": 0}, r"accumulate takes a whole number from 1 to below 2\*\*16; got 0"),
         (
             {"momentum": 0.9},
             "momentum has no effect with optimizer adamw; leave it out, or use optimizer sgd or rmsprop",

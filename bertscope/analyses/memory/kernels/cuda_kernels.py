@@ -5,6 +5,7 @@ not. Functions of torch.nn.functional are patched, since the autograd engine dis
 recomputes a checkpointed layer. CUDA's autocast lists are registered under the CPU's autocast key.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod, sqrt
@@ -127,13 +128,19 @@ _KERNELS: dict[str, Callable[..., Any]] = {"flash": _flash, "efficient": _effici
 
 
 # Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
-# that take the result's dtype (AT_FORALL_FP32_SET_OPT_DTYPE).
+# that take the result's dtype (AT_FORALL_FP32_SET_OPT_DTYPE) and keep it if it is given.
 _IN_FLOAT = (
-    "acos", "asin", "cosh", "cosine_similarity", "erfinv", "exp", "expm1", "group_norm", "layer_norm", "log", "log10",
-    "log1p", "log2", "logsumexp", "native_layer_norm", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
-    "reciprocal", "rms_norm", "rsqrt", "sinh", "softplus", "tan",
+    "acos", "asin", "cosh", "cosine_similarity", "dist", "erfinv", "exp", "expm1", "frobenius_norm.dim", "group_norm",
+    "layer_norm", "log", "log10", "log1p", "log2", "logsumexp", "native_layer_norm", "nuclear_norm", "nuclear_norm.dim",
+    "pdist", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "reciprocal", "renorm", "rms_norm", "rsqrt",
+    "sinh", "softplus", "tan", "upsample_linear1d", "upsample_trilinear3d",
+    *(f"{kind}{size}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for size in (1, 2, 3)),
+    *(form.format(kind) for kind in ("bilinear2d", "bicubic2d") for form in ("upsample_{}", "_upsample_{}_aa")),
 )  # fmt: skip
-_TO_FLOAT = ("cumprod", "cumsum", "log_softmax.int", "softmax.int", "sum", "sum.dim_IntList")
+_TO_FLOAT = (
+    "cumprod", "cumsum", "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "linalg_vector_norm", "log_softmax.int",
+    "softmax.int", "sum", "sum.dim_IntList",
+)  # fmt: skip
 _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 
@@ -143,7 +150,6 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     functional = torch.nn.functional
     new = {
         "dropout": _dropout(functional.dropout),
-        "cross_entropy": _cross_entropy(functional.cross_entropy),
         "scaled_dot_product_attention": attention(run_config),
     }
     original = {name: getattr(functional, name) for name in new}
@@ -158,13 +164,18 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
 
 
 def _add_lists(library: Any) -> None:
-    """Register CUDA's autocast lists under AutocastCPU, except for operators that torch registers there."""
+    """Register CUDA's autocast lists under AutocastCPU: all operators but those that torch casts there as on CUDA."""
     for names, wrapped in ((_IN_FLOAT, _in_float), (_TO_FLOAT, _to_float)):
         for name in names:
             packet, _, overload = name.partition(".")
             known = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
             if known is not None and not has_kernel(known, "AutocastCPU"):
                 library.impl(name, wrapped(name, known), "AutocastCPU")
+    # CUDA lists the parts of cross_entropy and not the whole, which asks for a log_softmax in the dtype of its input:
+    # autocast leaves that as it is, and nll_loss gets a copy in fp32. Source: ATen/native/LossNLL.cpp.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it replaces the kernel of the CPU
+        library.impl("cross_entropy_loss", torch.ops.aten.cross_entropy_loss.default.decompose, "AutocastCPU")
 
 
 def _in_float(name: str, operator: Any) -> Callable[..., Any]:
@@ -202,20 +213,6 @@ def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
         if inplace or not training or not 0 < p < 1:
             return original(input, p, training, inplace)  # type: ignore[no-any-return]
         return torch.native_dropout(input, p, True)[0]
-
-    return run
-
-
-def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return cross_entropy for CUDA, whose autocast lists only its log_softmax; the CPU's copies the input to fp32."""
-
-    def run(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        plain = input.dtype == torch.float16 and not target.is_floating_point() and not kwargs.get("label_smoothing")
-        if not torch.is_autocast_enabled("cpu") or not plain or len(args) > 5:
-            return original(input, target, *args, **kwargs)  # type: ignore[no-any-return]
-        given = {name: value for name, value in kwargs.items() if name != "label_smoothing"}
-        likelihoods = torch.log_softmax(input, 1 if input.dim() > 1 else 0)
-        return torch.nn.functional.nll_loss(likelihoods, target, *args, **given)
 
     return run
 
