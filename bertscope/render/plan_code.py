@@ -64,24 +64,24 @@ def emitted(report: PlanReport, into: str) -> str:
     if into == "json":
         return report.to_json()
     for row in report.rows if report.fits else ():
-        if row.answer == YES:
-            return _about(report, row) + _WRITERS[into](report, row)
+        if row.answer == YES:  # the first line decides how Python reads the names that follow
+            return "# -*- coding: utf-8 -*-\n" + _about(report, row) + _WRITERS[into](report, row)
     raise SelectionError("no plan fits, so there is none to emit")
 
 
 def _about(report: PlanReport, row: PlanRow) -> str:
-    """Return comments that say for which model and run a plan is, and its peak."""
+    """Return comments in ASCII that say for which model and run a plan is, and its peak."""
     subject, run = report.subject, report.run
     settings = {"attention": subject.attention, "precision": run.precision, "optimizer": run.optimizer, **row.changes}
     settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
     device = report.card.name if report.card else bytes_text(report.budget_bytes)
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
     text = visible(
-        f"Recompute layers of {subject.name}: {row.checkpointing}. Peak {bytes_text(row.peak_bytes)} on {device} with "
+        f"Recompute layers of {ascii(subject.name)}: {row.checkpointing}. Peak {bytes_text(row.peak_bytes)} on {device} with "
         f"batch {row.batch} x {run.seq}, {', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
         f"Made with {', '.join(filter(None, tools))}."
     )
-    return "".join(f"# {line}\n" for line in wrap(text, _WIDTH))
+    return _comments(text)
 
 
 def _trainer(report: PlanReport, row: PlanRow) -> str:
@@ -106,7 +106,7 @@ def _plan(row: PlanRow) -> str:
     lines = []
     for item in _recomputed(row):
         modules = ", ".join(visible(one.module) or one.name for one in item.kept)
-        lines += [f"# {line}" for line in wrap(f"keeps {modules or 'nothing'}", _WIDTH)]
+        lines += _comments(f"keeps {modules or 'nothing'}").splitlines()
         kept, numbers = _set_text(item.kept), range(item.recomputed[0], item.recomputed[-1] + 1)
         if item.layer_paths:
             lines += [f"{json.dumps(item.layer_paths[number])}: {kept}," for number in item.recomputed]
@@ -114,6 +114,12 @@ def _plan(row: PlanRow) -> str:
             shown = numbers if tuple(numbers) == item.recomputed else list(item.recomputed)
             lines.append(f"**{{{json.dumps(f'{item.path}.')} + str(number): {kept} for number in {shown}}},")
     return "\n".join(["PLAN = {", *(f"    {line}" for line in lines), "}\n"])
+
+
+def _comments(text: str) -> str:
+    """Return lines of comments in ASCII."""
+    shown = text.encode("ascii", "backslashreplace").decode()
+    return "".join(f"# {line}\n" for line in wrap(shown, _WIDTH))
 
 
 def _set_text(kept: Iterable[PlanOperator]) -> str:
@@ -127,9 +133,10 @@ def _recomputed(row: PlanRow) -> list[PlanList]:
 
 def _difference(row: PlanRow) -> str:
     """Return how layers differ, empty if all are recomputed and keep the same operators."""
-    for item in row.lists:
-        if len(item.recomputed) < item.layers and _recomputed(row):
-            return f"{visible(item.path)} recomputes {len(item.recomputed)} of its {item.layers} layers"
+    for item in _recomputed(row):  # layers of one list that keep other operators are another item
+        number = sum(len(other.recomputed) for other in row.lists if other.path == item.path)
+        if number < item.layers:
+            return f"{visible(item.path)} recomputes {number} of its {item.layers} layers"
     kept = {frozenset((one.name, one.number) for one in item.kept) for item in row.lists}
     return "the lists of layers keep different operators" if len(kept) > 1 else ""
 

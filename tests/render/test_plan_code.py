@@ -6,7 +6,7 @@ import ast
 import importlib
 import sys
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,11 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import bertscope
+from bertscope.analyses.memory.layer_operators import layer_costs
 from bertscope.errors import SelectionError, SourceError
+from bertscope.model.keep import keep_operators
 from bertscope.render.plan_code import FORMS, emitted
 from bertscope.reports.base import Subject
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import source_of
+from bertscope.sources.other_models import GivenModule
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 LINEAR = ("addmm.0", "addmm.1", "addmm.2", "addmm.3", "addmm.5")
@@ -228,9 +232,21 @@ def test_an_example_by_hand():
 
 
 @pytest.mark.parametrize("form", ["torch", "trainer", "lightning"])
-@pytest.mark.parametrize("name", ['a "quoted" \\ name', 'three """ quotes', "two\nlines", "模型 {braces}"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x coding=raw_unicode_escape \\u000aimport os",
+        'a "quoted" \\ name',
+        'three """ quotes',
+        "two\nlines",
+        "模型 {braces}",
+    ],
+)
 def test_the_text_of_a_name_is_no_code(form, name):
-    tree = ast.parse(emitted(plan(layers("layer{0}.x", 2, *LINEAR), name=name), form))
+    text = emitted(plan(layers("layer{0}.x", 2, *LINEAR), name=name), form)
+    assert text.isascii()
+    assert text.startswith("# -*- coding: utf-8 -*-\n")
+    tree = ast.parse(text.encode())
     assert isinstance(tree.body[0], ast.ImportFrom)
     assert len(tree.body) == len(ast.parse(emitted(plan(layers("layer", 2, *LINEAR)), form)).body)
 
@@ -297,9 +313,78 @@ def test_a_callback_of_lightning_recomputes_the_model_once(monkeypatch):
 def test_a_trainer_form_says_why_it_does_not_use_the_keywords():
     uneven = emitted(plan(layers("encoder.layer", 4, *LINEAR, recomputed=(0, 1))), "trainer")
     assert "# it is of all layers: encoder.layer recomputes 2 of its 4 layers" in uneven
+    parts = (layers("encoder.layer", 4, *LINEAR, recomputed=(0, 1)), layers("encoder.layer", 4, recomputed=(2,)))
+    assert "encoder.layer recomputes 3 of its 4 layers" in emitted(plan(*parts), "trainer")
     assert "gradient_checkpointing=True" in emitted(plan(ENCODER), "trainer")
     assert "bf16=True" in emitted(plan(ENCODER, precision="autocast-bf16"), "trainer")
     assert "other modules" in emitted(plan(layers("vit", 1, layer_paths=("vit.embeddings",))), "trainer")
+
+
+CONFIG = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 40, "hidden_size": 8,
+          "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}  # fmt: skip
+LORA = "r=2,target=query+value"
+OPTIONS = (
+    {}, {"lora": LORA}, {"freeze": ["embeddings"]}, {"precision": "autocast-bf16"}, {"optimizer": "sgd"},
+    {"accumulate": 3}, {"loop": "trainer"}, {"clip_grad_norm": True}, {"ema": True}, {"keep_gradients": True},
+    {"attention": "eager"}, {"lora": LORA, "freeze": ["embeddings"]}, {"device": "cuda", "precision": "autocast-fp16"},
+)  # fmt: skip
+
+
+@cache
+def found(number: int) -> PlanReport:
+    """Return the plan of a small BERT with an option, at a limit that needs a part of the recomputation."""
+    given = dict(OPTIONS[number])
+    model = {"attention": given.pop("attention", None), "lora": given.pop("lora", None)}
+    source = source_of(CONFIG).with_options(**model)
+    run = {"batch": 64, "seq": 16, **given}
+    none, full = (variant.estimated for variant in
+                  bertscope.estimate(source, checkpointing="none,full", **run).variants)  # fmt: skip
+    peaks = [memory.device.card_bytes if memory.device else memory.peak.peak_bytes for memory in (none, full)]
+    return bertscope.plan(source, budget=sum(peaks) // 2, **run)
+
+
+@pytest.mark.parametrize("form", ["torch", "trainer", "lightning"])
+@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=[" ".join(map(str, own)) or "none" for own in OPTIONS])
+def test_the_emitted_code_runs_for_every_option(number, form, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))
+    report = found(number)
+    assert report.fits
+    names: dict[str, Any] = {}
+    exec(emitted(report, form).replace("TrainingArguments(\n", "TrainingArguments(use_cpu=True,\n"), names)
+    orders = ("before", "after") if "lora" in OPTIONS[number] else ("",)
+    for order in orders:
+        model = bert(OPTIONS[number].get("attention", "sdpa"))
+        if order == "after":
+            model = lora(model)
+        layer = getattr(model, "get_base_model", lambda model=model: model)().bert.encoder.layer[0]
+        if "PLAN" in names:
+            names["keep_operators"](model, names["PLAN"])
+            assert isinstance(layer.forward, partial)
+        else:
+            model.gradient_checkpointing_enable(names["arguments"].gradient_checkpointing_kwargs)
+        model = lora(model) if order == "before" else model
+        gradients = step(model.train())[1]
+        assert len(gradients) == sum(parameter.requires_grad for parameter in model.parameters()) > 15
+
+
+def lora(model: nn.Module) -> nn.Module:
+    import peft
+
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["query", "value"]))
+
+
+def test_a_plan_of_peft_around_any_model_runs_before_and_after_it_is_put_around():
+    for build, target in ((gpt2, ["c_attn"]), (t5, ["q", "v"]), (bert, ["query", "value"])):
+        import peft
+
+        config = peft.LoraConfig(r=2, target_modules=target)
+        wrapped = GivenModule(name="own", module=peft.get_peft_model(build("eager"), config))
+        (costs, *_) = layer_costs(wrapped, RunConfig(batch=2, seq=6))
+        path = costs.layer_paths[0]
+        assert path.startswith("base_model.model.")
+        keep_operators(build("eager"), {path: set()})
+        keep_operators(peft.get_peft_model(build("eager"), config), {path: set()})
 
 
 SOME = plan(layers("model.layers", 12, *LINEAR))
