@@ -74,10 +74,6 @@ def start() -> int:
     """Set environment variables for libraries, run the command line, and return its exit code."""
     if "--download" not in sys.argv:  # no library uses the network
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # torch makes a folder for a cache that bertscope does not use; with an existing folder it makes none.
-    folders = [os.environ.get("TMPDIR", ""), "/tmp"]  # tempfile takes 4 ms to import  # noqa: S108
-    if folder := next(filter(os.path.isdir, folders), None):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
     warnings.showwarning = partial(_show_warning, set())
     gc.disable()  # the process is short: scanning the million objects of torch takes time and frees little
     return _run()

@@ -13,7 +13,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
@@ -21,6 +20,7 @@ from typing import Any, BinaryIO
 
 import bertscope
 from bertscope.processes import signals
+from bertscope.processes.folders import compile_environment
 
 _PR_SET_PDEATHSIG = 1
 # `-I` leaves the working directory, PYTHONPATH and the user's site-packages out of sys.path. The bootstrap adds the
@@ -262,4 +262,4 @@ def _be_child(entry: str, files: list[int]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(), **os.environ}  # torch would create a cache folder
+    return os.environ | compile_environment()

@@ -6,13 +6,14 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
 received: list[int] = []  # signals; a library may replace or drop the exception of one
 children: WeakSet[Any] = WeakSet()  # processes with the method `poll`
+cleanups: list[Callable[[], None]] = []  # what a process that ends at once does before
 _holds: list[None] = []  # blocks of `uninterrupted` that run
 _SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # and clear the line of a progress bar
 
@@ -64,6 +65,9 @@ def _end(number: int) -> None:
             sys.stderr.flush()
             if sys.stderr.isatty():
                 os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+        for cleanup in cleanups:
+            with contextlib.suppress(Exception):
+                cleanup()
         os._exit(128 + number)
     if number == signal.SIGINT:
         raise KeyboardInterrupt

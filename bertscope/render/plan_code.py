@@ -77,8 +77,9 @@ def _about(report: PlanReport, row: PlanRow) -> str:
     device = report.card.name if report.card else bytes_text(report.budget_bytes)
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
     text = visible(
-        f"Recompute layers of {ascii(subject.name)}: {row.checkpointing}. Peak {bytes_text(row.peak_bytes)} on {device} with "
-        f"batch {row.batch} x {run.seq}, {', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
+        f"Recompute layers of {subject.name!a}: {row.checkpointing}. Peak {bytes_text(row.peak_bytes)} on {device} "
+        f"with batch {row.batch} x {run.seq}, "
+        f"{', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
         f"Made with {', '.join(filter(None, tools))}."
     )
     return _comments(text)

@@ -4,12 +4,14 @@ Forward, backward, recomputation and the optimizer step are dispatched as in a r
 two shallow models run instead of the deep one; the repetition of a layer must turn the first trace into the second.
 """
 
+import os
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
+from unittest.mock import patch
 
 from bertscope.analyses.memory.deepening import deepened
 from bertscope.analyses.memory.events import MemoryTrace, same_events
@@ -28,6 +30,7 @@ from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_t
 from bertscope.analyses.tracing.inputs import loss_of, running, running_module
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
+from bertscope.processes.folders import compile_environment
 from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.losses import mini_batch
@@ -194,7 +197,7 @@ def module_trace(
         warnings.warn(BertscopeWarning(text), stacklevel=2)
     module = without_compiler(module)
     try:
-        with inductor_without_kernels():
+        with patch.dict(os.environ, compile_environment()), inductor_without_kernels():  # whose import makes a folder
             return _traced(module, inputs, eager.changed(compile=paths == [""]), loss, layer_path, paths)
     except Exception as error:  # of dynamo, inductor or a name that this torch has not; an eager step shows any other
         if isinstance(error, BertscopeError) and not isinstance(error, UnknownValueError):

@@ -31,6 +31,7 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import SelectionError, SourceError
 from bertscope.processes import child as child_module
+from bertscope.processes.folders import OwnFolder
 from bertscope.reports.memory import Timing
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small
@@ -62,7 +63,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "tmp"))  # as the program itself does
     monkeypatch.setattr(tempfile, "tempdir", None)
     loaded("bertscope")  # the server
     others = children_of(os.getpid())
@@ -326,6 +326,7 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(folder):
     process.kill()
     process.communicate(timeout=60)
     assert is_gone(child)
+    OwnFolder().cleanup()  # the next run removes the folder of this one
 
 
 def test_a_module_is_not_run_on_a_device_that_is_not_there(monkeypatch):

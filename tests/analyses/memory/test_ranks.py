@@ -178,7 +178,7 @@ def test_a_rank_that_hangs_is_named_with_its_place_and_is_gone_at_the_timeout(cl
 def test_the_folder_of_a_killed_run_is_removed_by_the_next_and_no_other_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     killed, running = RanksWatch(job("fsdp", (2,))), RanksWatch(job("fsdp", (2,)))
-    killed.lock.close()  # as the system does when a process ends
+    killed.temporary.lock.close()  # as the system does when a process ends
     foreign, link, strange = (tmp_path / f"bertscope-{name}" for name in ("foreign", "link", "strange"))
     foreign.mkdir()
     (foreign / "notes").write_text("mine")

@@ -3,20 +3,19 @@
 import json
 import os
 import re
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bertscope.analyses.memory.profile_job import MESSAGES, Job
 from bertscope.analyses.memory.ranks.rank import printed_file
 from bertscope.errors import SourceError, one_line
+from bertscope.processes.folders import OwnFolder
 from bertscope.processes.worker import end_text
 from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
@@ -26,39 +25,8 @@ _SURE_SECONDS = 10.0  # until the launcher has said that another rank was killed
 _LOST = ("onnection", "peer", "pipe", "NCCL")  # in the errors of gloo and NCCL for a rank that is gone
 _STACK_SECONDS = 0.3  # for a rank to write its stack
 _TAIL_BYTES = 2**14
-_PREFIX, _LOCK = "bertscope-", "bertscope.lock"
 _FRAME = re.compile(r'File "([^"]*)", line (\w+) in (.*)')
 _WAITING = re.compile(r"/torch/(distributed/(?!elastic)|autograd/graph\.py)")
-
-
-def locked(folder: Path) -> IO[bytes] | None:
-    """Return a locked file in a folder, which shows that its process runs; None where files have no locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    file = open(folder / f"{_LOCK}.new", "wb")  # noqa: SIM115 it stays open as long as the run
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(file.name, folder / _LOCK)  # a file of this name is locked or abandoned
-    return file
-
-
-def remove_abandoned() -> None:
-    """Remove the folders of runs of this user that were killed: those with a lock that nobody holds."""
-    with suppress(OSError, ImportError):
-        import fcntl
-
-        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            with suppress(OSError):
-                if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                    continue
-                descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder)
-                finally:
-                    os.close(descriptor)
 
 
 @dataclass
@@ -81,10 +49,8 @@ class RanksWatch:
     """The files of the ranks of a job in a temporary folder."""
 
     def __init__(self, job: Job) -> None:
-        remove_abandoned()
-        self.temporary = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)  # of mode 0700
+        self.temporary = OwnFolder()
         self.folder = Path(self.temporary.name)
-        self.lock = locked(self.folder)
         assert job.launch is not None  # noqa: S101 the caller has looked
         self.job = replace(job, launch=replace(job.launch, folder=self.temporary.name))
         (self.folder / "job.json").write_text(self.job.to_json())
@@ -214,8 +180,6 @@ class RanksWatch:
     def close(self) -> None:
         """Remove the files."""
         self.temporary.cleanup()
-        if self.lock is not None:
-            self.lock.close()
 
     def folded(self) -> tuple[RankRow, ...]:
         """Return the measurements with the ranks that agree as one row, the largest group first."""

@@ -1,0 +1,56 @@
+"""The folder of a run for torch.compile: its own, unreadable for others, and gone at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from bertscope.processes.child import _environment
+from bertscope.processes.folders import OwnFolder
+from tests.conftest import run_python
+
+VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR")
+
+
+def test_children_compile_into_a_folder_of_their_own_that_is_gone_afterwards(tmp_path, monkeypatch):
+    """Another user may have made the usual one, with libraries that torch would load."""
+    foreign = tmp_path / "torchinductor_root"
+    foreign.mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv(VARIABLES[0], raising=False)
+    told = run_python(
+        "import json, os; from bertscope.processes.child import _environment as given\n"
+        f"folders = [given()[name] for name in {VARIABLES}]\n"
+        "print(json.dumps([[folder, os.stat(folder).st_mode & 0o777] for folder in folders]))"
+    )
+    (folder, mode), again = json.loads(told.stdout)
+    assert again == [folder, mode]
+    assert Path(folder).parent == tmp_path
+    assert mode == stat.S_IRWXU
+    assert list(tmp_path.iterdir()) == [foreign]
+
+
+def test_a_folder_for_compiled_code_that_the_user_names_is_used(monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLES[0], str(tmp_path))
+    assert _environment()[VARIABLES[0]] == str(tmp_path)
+
+
+def test_an_estimate_of_a_compiled_step_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv(VARIABLES[0], raising=False)
+    run_python("import bertscope; bertscope.estimate('bert-tiny', compile=True, batch=1, seq=8)")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no locks there")
+def test_the_folder_of_a_run_that_lives_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first, second = OwnFolder(), OwnFolder()
+    assert Path(first.name).exists()
+    first.cleanup()
+    second.cleanup()
+    assert list(tmp_path.iterdir()) == []
