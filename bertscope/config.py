@@ -15,6 +15,7 @@ from typing import Any
 
 from bertscope.errors import ConfigError, nearest
 from bertscope.reports.layer_ranges import LayerRange
+from bertscope.units import decimal
 
 # Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
 MAX_DIMENSION = 2**24
@@ -323,7 +324,8 @@ def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
     """Return `pruned_heads` with integer keys (in JSON they are text); raise ConfigError for a layer without heads."""
     checked: dict[int, tuple[int, ...]] = {}
     for key, heads in config.pruned_heads.items():
-        layer = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 6 else key
+        number = decimal(key, 5) if isinstance(key, str) else None
+        layer = key if number is None else number
         if isinstance(layer, int) and -config.num_hidden_layers <= layer < 0:
             layer += config.num_hidden_layers  # negative: counted from the last row, as in a list
         is_layer = isinstance(layer, int) and not isinstance(layer, bool) and 0 <= layer < config.num_hidden_layers
@@ -458,7 +460,7 @@ def _from_text(text: str, kind: type) -> Any:
         return tuple(text.split("+"))
     if kind is bool:
         return {"true": True, "false": False}.get(text, text)
-    number = r"\d{1,12}" if kind is int else r"(\d{1,12}(\.\d{0,20})?|\.\d{1,20})(e[-+]?\d{1,3})?"
+    number = r"[0-9]{1,12}" if kind is int else r"([0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e[-+]?[0-9]{1,3})?"
     return kind(text) if kind in (int, float) and re.fullmatch(number, text, re.ASCII) else text
 
 

@@ -224,7 +224,7 @@ def find_device(name: str, memory_bytes: int) -> Gpu | None:
     """Return the GPU with the name that torch gives (`NVIDIA A100-SXM4-80GB`) and this memory; None for others."""
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     for key, row in _ROWS.items():
-        own = {word for word in key.split("-") if not re.fullmatch(r"\d+gb", word, re.ASCII)}
+        own = {word for word in key.split("-") if not re.fullmatch(r"[0-9]+gb", word, re.ASCII)}
         allowed = own | set(re.split(r"[^a-z0-9]+", row.rates_source.lower()))
         is_it = own <= words and not (words & _VARIANTS) - allowed
         if is_it and abs(memory_bytes / row.memory_bytes - 1) < 0.1:

@@ -137,6 +137,9 @@ def readable(path: object) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise SourceError(f"{path} cannot be read: {reason}; check the path and its permissions") from error
+    except ImportError as error:  # of a package that only this kind of file needs
+        name = (error.name or "").partition(".")[0] or "a package"
+        raise SourceError(f"{path} needs {name}, which cannot be imported: pip install --upgrade {name}") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}".removesuffix(": ")
         raise SourceError(f"{path} cannot be read: {reason}; check the path, and that the file is whole") from error

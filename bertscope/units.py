@@ -70,6 +70,11 @@ def binary_unit(size_bytes: int) -> tuple[int, str]:
     return 1024**power, _BINARY[power]
 
 
+def decimal(text: str, most: int = 9) -> int | None:
+    """Return the number that at most `most` digits of ASCII write; None for any other text."""
+    return int(text) if re.fullmatch(f"[0-9]{{1,{most}}}", text) else None
+
+
 def parse_bytes(text: str) -> int:
     """Parse a number of bytes: `16GiB`, `16 GB` (10**9), `512M` (binary, as in torch and ulimit) or a plain number.
 
@@ -77,7 +82,7 @@ def parse_bytes(text: str) -> int:
     """
     from fractions import Fraction  # 10 ms, and most commands read no size
 
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGTPE]?)(i?B?)\s*", text, re.IGNORECASE | re.ASCII)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTPE]?)(i?B?)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None:
         raise ValueError(text)
     number, prefix, suffix = match[1], match[2].upper(), match[3].lower()
@@ -185,6 +190,6 @@ def breakable_html(text: str) -> str:
     >>> breakable_html("layer.0-11 (12 x)")
     'layer.<wbr><b>0-11</b> <b>(12 x)</b>'
     """
-    marked = re.sub(r"(?<=[^\W\d])[._](?=\w)|(?<=\d)\.(?=[^\W\d])", r"\g<0><wbr>", html_text(text))
+    marked = re.sub(r"(?<=[^\W\d])[._](?=\w)|(?<=[0-9])\.(?=[^\W\d])", r"\g<0><wbr>", html_text(text))
     marked = re.sub(r"(?<![\w-])[0-9]+-[0-9]+(?![\w-])|\([0-9]+ x\)", r"<b>\g<0></b>", marked)
     return re.sub(r"[A-Za-z]{21,}", lambda word: re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", word[0]), marked)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope import __version__
+from bertscope.analyses.saved import uncached
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
@@ -19,6 +20,7 @@ from bertscope.sources.expectation_files import ExpectedModel, files_to_check, l
 from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.sources.other_models import as_source_error
 from bertscope.sources.safe_config import largest_layers
+from bertscope.units import decimal
 
 if TYPE_CHECKING:
     from bertscope.torch_access import nn
@@ -118,8 +120,8 @@ def _limit_runs(model: ExpectedModel) -> None:
 def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: str = "") -> Finding:
     """Return the finding for an error, at the file and line that the error names."""
     place, _, number = error.where.rpartition(":")
-    if place and number.isdecimal():
-        path, line = _shown(Path(place)), int(number)
+    if place and (found := decimal(number)) is not None:
+        path, line = _shown(Path(place)), found
     return Finding(
         model=model, key=key, expected=None, got=None, path=path, line=line, status="error", message=str(error)
     )
@@ -172,6 +174,7 @@ class Witness:
         """Return the first path of each tied tensor by its other paths."""
         return {tie.path: tie.is_path for tie in self.counted.ties}
 
+    @uncached()
     def got(self, expectation: Expectation) -> int | str | None:
         """Return the value of the model for that key; None if it has no such row or tie."""
         kind, _, name = expectation.key.partition(".")

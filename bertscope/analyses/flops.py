@@ -14,14 +14,14 @@ from typing import Any
 from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
 from bertscope.analyses.modules.repeat import RAN, Repeated, layer_stacks, repeated, shortened
 from bertscope.analyses.modules.totals import freeze, subject, totals
-from bertscope.analyses.saved import saved
+from bertscope.analyses.saved import not_negative, saved
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts, loss_function
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError
-from bertscope.reports.base import to_json
+from bertscope.reports.base import as_data, to_json
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
 from bertscope.reports.json import from_json
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
@@ -254,7 +254,7 @@ class FlopsRun:
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
         run = replace(self.run, batch=batch, seq=seq)
-        report: FlopsReport = saved("flops", self.source, run, partial(self._at, batch, seq), to_json, from_json)
+        report: FlopsReport = saved("flops", self.source, run, partial(self._at, batch, seq), to_json, _read)
         return report
 
     def _at(self, batch: int, seq: int) -> FlopsReport:
@@ -307,6 +307,15 @@ class FlopsRun:
         )  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
+
+
+def _read(text: Any) -> FlopsReport:
+    """Return the report of a file of the cache; raises ValueError or SourceError for another."""
+    report = from_json(str(text))
+    if not isinstance(report, FlopsReport):
+        raise ValueError("another report")
+    not_negative(as_data(report))
+    return report
 
 
 def _encoder_length(inputs: Any) -> int | None:

@@ -14,7 +14,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,13 +32,17 @@ _BEGUN, _SUFFIX = ".bertscope-", ".trace"
 _OWN_NAME = re.compile(rf"({re.escape(_BEGUN)}.*|[0-9a-f]{{64}}){re.escape(_SUFFIX)}")
 _OWN, _PACKAGES = re.compile(r"torch-.*-info$"), re.compile(r"(torch|transformers|peft)-.*-info$")
 Result = TypeVar("Result")
+NUMBER = range(2**62)  # of bytes, FLOPs or parameters
+_uncached: list[None] = []  # blocks of `uncached` that run
 
 
 def saved(
     kind: str, source: ModelSource, run_config: RunConfig, compute: Callable[[], Result],
-    to_data: Callable[[Result], Any] = lambda result: result, from_data: Callable[[Any], Result] = lambda data: data,
+    to_data: Callable[[Result], Any], from_data: Callable[[Any], Result],
 ) -> Result:  # fmt: skip
     """Return the result in the cache, else the computed one, which is saved; only computed without a cache.
+
+    `from_data` raises an error for data that no result has: a file is believed as far as it was checked.
 
     A model of the user's own code is computed each time: a digest does not know what its code does. So is a result that
     came with a note, which would be lost.
@@ -56,6 +60,47 @@ def saved(
     return result
 
 
+@contextmanager
+def uncached() -> Iterator[None]:
+    """Compute everything anew: a check believes no file."""
+    _uncached.append(None)
+    try:
+        yield
+    finally:
+        _uncached.pop()
+
+
+def checked(value: Any, form: Any) -> Any:
+    """Return data of a file that has the form; raises ValueError for any other.
+
+    A form is a type (a text must be printable), a range of whole numbers, a set of words, `[form]` for a list of any
+    length, or a tuple of the forms of a list's items.
+    """
+    if isinstance(form, range):
+        is_right = type(value) is int and value in form
+    elif isinstance(form, frozenset):
+        is_right = isinstance(value, str) and value in form
+    elif isinstance(form, (list, tuple)):
+        is_right = isinstance(value, list) and (isinstance(form, list) or len(value) == len(form))
+        for item, own in (
+            zip(value, form * len(value) if isinstance(form, list) else form, strict=True) if is_right else ()
+        ):
+            checked(item, own)
+    else:
+        is_right = type(value) is form and (form is not str or value.isprintable())
+    if not is_right:
+        raise ValueError("another form")
+    return value
+
+
+def not_negative(value: Any) -> None:
+    """Raise ValueError for data with a number that is negative or no number of bytes, FLOPs or parameters."""
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        not_negative(item)
+    if isinstance(value, (int, float)) and not 0 <= value < NUMBER.stop:
+        raise ValueError("no such number")
+
+
 def is_saved(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int) -> bool:
     """Return True if the cache has a result for a run with so many threads."""
     path = _place(kind, source, run_config, thread_count)
@@ -66,7 +111,7 @@ def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: 
     """Return the file of a result; None without a cache for this model."""
     try:
         sources = [source, *teachers(run_config.loss)]
-        folder = None if any(one.has_own_dtypes for one in sources) else cache_folder()[0]
+        folder = None if _uncached or any(one.has_own_dtypes for one in sources) else cache_folder()[0]
         return folder and folder / f"{_key(kind, sources, run_config, str(thread_count or threads()))}{_SUFFIX}"
     except (BertscopeError, OSError):  # a function in place of a name; a file that cannot be read
         return None
@@ -81,13 +126,24 @@ def cache_folder() -> tuple[Path | None, str]:
         folder = Path(given).expanduser() if given else _user_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
+        above = next(filter(_is_open, folder.resolve().parents), None) if os.name == "posix" else None
     except (OSError, RuntimeError, ValueError) as error:
         return None, getattr(error, "strerror", None) or str(error)
     if not stat.S_ISDIR(found.st_mode):
         return None, f"{folder} is a link"
-    if os.name == "posix" and (found.st_mode & 0o022 or found.st_uid != os.getuid()):
-        return None, f"others may write into {folder}, and so choose results"
+    if os.name == "posix":
+        if found.st_mode & 0o022 or found.st_uid != os.getuid():
+            return None, f"others may write into {folder}, and so choose results"
+        if above is not None:
+            return None, f"others may write into {above}, and so put another folder in the place of {folder}"
     return folder, ""
+
+
+def _is_open(folder: Path) -> bool:
+    """Return True if users other than this one and root may rename what is in a folder."""
+    found = folder.stat()
+    may_write = found.st_mode & 0o002 or (found.st_mode & 0o020 and found.st_gid not in (0, os.getgid()))
+    return bool(may_write and not found.st_mode & stat.S_ISVTX) or found.st_uid not in (0, os.getuid())
 
 
 def _user_folder() -> Path:
@@ -97,11 +153,14 @@ def _user_folder() -> Path:
     return parent / "bertscope"
 
 
+def _opened(path: str | Path, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
 def _read(path: Path) -> bytes:
     """Return the content of a file; raises ValueError for one that is not whole, and OSError for a link."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    with open(path, "rb", opener=_opened) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("no regular file")
         digest, _, packed = file.read(_MOST_FILE_BYTES).partition(b"\n")
     if digest.decode("ascii") != hashlib.sha256(packed).hexdigest():
@@ -150,7 +209,10 @@ def _tidy(folder: Path) -> None:
         left_bytes, left_files = left_bytes - size, left_files - 1
         if used < oldest or left_bytes < 0 or left_files < 0:
             with suppress(OSError):
-                os.unlink(path)
+                with open(path, "rb", opener=_opened) as file:
+                    is_own = re.match(rb"[0-9a-f]{64}\n|$", file.read(65))  # a name alone may be a user's
+                if is_own:
+                    os.unlink(path)
 
 
 def _key(kind: str, sources: Sequence[ModelSource], run_config: RunConfig, thread_count: str) -> str:

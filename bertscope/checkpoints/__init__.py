@@ -27,7 +27,7 @@ _TRANSFORMERS = (
 _EXPORT = "export its weights in TensorFlow with safetensors.tensorflow.save_file"
 # The end of a file's name -> what the file is, and how it becomes one that is read.
 _REFUSED = {
-    r"\.index|\.data-\d+-of-\d+": ("a TensorFlow checkpoint", _TRANSFORMERS.format("from_tf")),
+    r"\.index|\.data-[0-9]+-of-[0-9]+": ("a TensorFlow checkpoint", _TRANSFORMERS.format("from_tf")),
     r"\.h5": ("an HDF5 file of Keras", _TRANSFORMERS.format("from_tf")),
     r"\.msgpack": ("weights of Flax", _TRANSFORMERS.format("from_flax")),
     r"\.keras": ("a model of Keras", _EXPORT),

@@ -39,7 +39,7 @@ MODULES = "modules.json"
 MAX_MODULES = 100
 _MAX_TEXT_BYTES = 1 << 20  # of modules.json, and of the configuration of a module
 _SHAPES = ("param_shapes", "frozen_param_shapes")
-_RANK = re.compile(r"(mp_rank_\d+)_model_states\.pt$")
+_RANK = re.compile(r"(mp_rank_[0-9]+)_model_states\.pt$")
 
 
 def read_distcp(file: OpenFile) -> StoredFile:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from bertscope.checkpoints.files import OpenFile, Placed, StoredFile
 from bertscope.reports.checkpoint import StoredTensor
+from bertscope.units import decimal
 
 MAX_SPLITS = 1000
 _MAX_DEPTH = 4  # of arrays in arrays
 _SHOWN_KEYS = 200  # of the metadata; arrays, such as the words of a tokenizer, are skipped
-_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 # Number of a type of metadata -> its bytes; 7 is bool, 8 text, 9 array.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -50,7 +51,7 @@ _MODULES = {
 def name_in_torch(name: str) -> str:
     """Return the name of a tensor of BERT in transformers by its name in llama.cpp; any other name as it is."""
     module, _, end = name.rpartition(".")
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", module)
+    layer = re.fullmatch(r"blk\.([0-9]+)\.(\w+)", module)
     inner = _MODULES.get(layer[2] if layer else module)
     if inner is None:
         return name
@@ -83,7 +84,7 @@ def read_gguf(file: OpenFile) -> StoredFile:
         if value is not None and len(metadata) < _SHOWN_KEYS:
             metadata[key] = value
         if key == "general.alignment":
-            alignment = int(value) if value and value.isdecimal() else 0
+            alignment = decimal(value or "") or 0
     if not 0 < alignment <= 1 << 20:
         raise file.broken("general.alignment is no number of bytes")
     entries = [_entry(file) for _ in range(tensors)]

@@ -12,6 +12,7 @@ from typing import Any
 
 from bertscope.checkpoints.files import OpenFile, StoredFile
 from bertscope.reports.checkpoint import StoredTensor
+from bertscope.units import decimal
 
 MAX_FILES = 10_000  # with external data
 _MAX_DEPTH = 32  # of messages in messages: 5 for a graph in a branch of a graph
@@ -140,10 +141,10 @@ class _Reader:
 
     def outside(self, tensor: StoredTensor, entries: dict[str, str], needed: int) -> StoredTensor:
         """Return a tensor whose bytes are in another file; raise SourceError unless it lies in the model's folder."""
-        name, numbers = entries.get("location", ""), [entries.get("offset", "0"), entries.get("length", str(needed))]
-        if not all(text.isdecimal() and text.isascii() and len(text) < 20 for text in numbers):
+        name, given = entries.get("location", ""), (entries.get("offset", "0"), entries.get("length", str(needed)))
+        begin, length = (decimal(text, 19) for text in given)
+        if begin is None or length is None:
             raise self.file.broken(f"the external data of tensor {tensor.name[:60]!r} has no offset or length")
-        begin, length = map(int, numbers)
         if name not in self.sizes:
             if len(self.sizes) == MAX_FILES:
                 raise self.file.broken(f"external data in more than {MAX_FILES:,} files")

@@ -123,7 +123,7 @@ def _report(
 
 
 def _expected(text: str) -> int:
-    if not re.fullmatch(r"\d{1,30}|\d{1,3}(,\d{3}){1,9}|\d{1,3}(_\d{3}){1,9}", text.strip(), re.ASCII):
+    if not re.fullmatch(r"[0-9]{1,30}|[0-9]{1,3}(,[0-9]{3}){1,9}|[0-9]{1,3}(_[0-9]{3}){1,9}", text.strip(), re.ASCII):
         raise SelectionError(
             f"--expect takes a number of parameters such as 109482240 or 109,482,240; got {text[:40]!r}"
         )

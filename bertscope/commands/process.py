@@ -101,10 +101,10 @@ def _as_json(message: str, code: int, where: str) -> str:
     """Return an error for a program: what is wrong, up to the first semicolon, and what to do."""
     import json
 
-    named = None if where else re.match(r"(\S+:\d+): ", message)
+    named = None if where else re.match(r"(\S+:[0-9]+): ", message)
     where, message = (named[1], message[named.end() :]) if named else (where, message)
     what, _, remedy = one_line(message, limit=2000).replace("\uff1b", "; ", 1).partition("; ")  # a Chinese semicolon
-    place = re.fullmatch(r"(.*):(\d+)", where)
+    place = re.fullmatch(r"(.*):([0-9]+)", where)
     file, line = (place[1], int(place[2])) if place else (where or None, None)
     fields = {"code": code, "message": what, "file": file, "line": line, "remedy": remedy or None}
     return json.dumps({"error": fields}, ensure_ascii=False)

@@ -240,7 +240,7 @@ def size(option: str, text: str | None) -> int | None:
     """Return the bytes of an option such as --memory-limit 4GiB; raises SelectionError."""
     if text is None:
         return None
-    plain = re.fullmatch(r"\s*(\d{1,20})\s*", text, re.ASCII)
+    plain = re.fullmatch(r"\s*([0-9]{1,20})\s*", text, re.ASCII)
     if plain and int(plain[1]):
         meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
         raise SelectionError(f"{option} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size")
@@ -252,6 +252,6 @@ def size(option: str, text: str | None) -> int | None:
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
     """Return the whole numbers of `64,128,256`; raises SelectionError for other text."""
-    if not re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*", text, re.ASCII):
+    if not re.fullmatch(r"\s*[0-9]{1,10}\s*(,\s*[0-9]{1,10}\s*)*", text, re.ASCII):
         raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
     return tuple(dict.fromkeys(int(part) for part in text.split(",")))

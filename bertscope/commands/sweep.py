@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 2**20  # a row has 1.5 KB
 _LARGEST = 2**63  # bytes, FLOPs: no point has more
 _START = f'{{"schema":{SCHEMA},"key":"'.encode()
-_OTHER_SCHEMA = re.compile(rb'\{(?:"schema":(\d{1,9}),)?"key":"[0-9a-f]{32}"')  # rows of schema 1 do not name it
+_OTHER_SCHEMA = re.compile(rb'\{(?:"schema":([0-9]{1,9}),)?"key":"[0-9a-f]{32}"')  # rows of schema 1 do not name it
 _KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 

@@ -12,7 +12,7 @@ from bertscope.frozen import dataclass
 from bertscope.units import count_text, visible
 
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
-_FORMULA = re.compile(r"[=+@-](?![\d.,]+$)")  # no module or tensor of PyTorch is called so
+_FORMULA = re.compile(r"[=+@-](?![0-9.,]+$)")  # no module or tensor of PyTorch is called so
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import textwrap
 from typing import Any, Literal
 
 from bertscope.frozen import dataclass
+from bertscope.units import decimal
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
-_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=\d) (?=%)|(?<=batch) (?=\d)")
+_NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=[0-9]) (?=%)|(?<=batch) (?=[0-9])")
 _WHOLE = re.compile(r"\(\w+ x [\w x+]{1,50}\)|\[[\w, ]{1,50}\]")  # `(1024 x 4096 + 4096)`, `[1, 128]`
 _WIDE_RANGES = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60"  # two columns each: CJK and fullwidth punctuation
 _OPENING = "\uff08\u300a"  # ends no line
@@ -52,8 +53,8 @@ def stdout_target() -> Target:
 def _width_of(stream: Any) -> int | None:
     """Return the columns that COLUMNS or the terminal gives; None for a file or a pipe."""
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and len(columns) < 6 and int(columns) > 0:
-        return max(int(columns), _NARROWEST)
+    if width := decimal(columns, 5):
+        return max(width, _NARROWEST)
     return max(os.get_terminal_size(stream.fileno()).columns, _NARROWEST) if stream.isatty() else None
 
 

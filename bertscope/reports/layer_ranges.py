@@ -13,6 +13,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from bertscope.units import decimal
+
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 _NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")
@@ -58,8 +60,7 @@ class LayerRange:
 
 def number_of(name: str) -> int | None:
     """Return the number that a module's name is, of nine digits at most; None for any other name."""
-    is_number = name.isdecimal() and name.isascii() and len(name) <= 9 and (name == "0" or name[0] != "0")
-    return int(name) if is_number else None
+    return decimal(name) if name == "0" or name[:1] != "0" else None
 
 
 def is_run(name: str) -> bool:

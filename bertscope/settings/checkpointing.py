@@ -160,13 +160,13 @@ class Strategy:
 NONE, FULL, SELECTIVE, EVERY = "none", "full", "selective", "every-{}"
 KEEP = "keep:"
 ATTENTION = "scaled_dot_product_attention"  # in a plan: any of torch's fused kernels
-_RANGES = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
-_OPERATOR = r"\w{1,80}(?:::\w{1,80})?\.\d{1,4}(?:-\d{1,4})?"
+_RANGES = r"[0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*"
+_OPERATOR = r"\w{1,80}(?:::\w{1,80})?\.[0-9]{1,4}(?:-[0-9]{1,4})?"
 _KEPT = rf"(?:[\w.]{{1,200}}=)?(?:none|{_OPERATOR}(?:\+{_OPERATOR}){{0,99}})(?:@{_RANGES})?"
 _STRATEGIES = (
     Strategy(form=NONE, example=NONE, pattern=NONE, settings=lambda: None, reentrant=False),
     Strategy(form=FULL, example=FULL, pattern=FULL, settings=dict),
-    Strategy(form="every-K", example="every-2", pattern=r"every-(\d{1,4})",
+    Strategy(form="every-K", example="every-2", pattern=r"every-([0-9]{1,4})",
              settings=lambda number: {"every": int(number)}, is_shown=False),
     Strategy(form="layers:LIST", example="layers:0-5,8", pattern=f"layers:({_RANGES})",
              settings=lambda text: {"layers": _numbers(text)}),
@@ -208,7 +208,7 @@ def split_strategies(text: str) -> list[str]:
     """Return the comma-separated parts; a number belongs to the part before it, as in `layers:0-5,8`."""
     found: list[str] = []
     for part in text.split(","):
-        if found and re.match(r"\d+(-\d+)?(;|$)", part, re.ASCII):
+        if found and re.match(r"[0-9]+(-[0-9]+)?(;|$)", part, re.ASCII):
             found[-1] += f",{part}"
         else:
             found.append(part.strip())

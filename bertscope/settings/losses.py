@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bertscope.errors import SelectionError, suggestion
 from bertscope.frozen import dataclass
+from bertscope.units import decimal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ def loss_parts(text: str) -> tuple[str, str]:
     if row is None:
         raise SelectionError(f"there is no loss {name[:60]!r}; {suggestion(name[:60], LOSSES)}")
     argument = argument or row.default
-    is_number = argument.isascii() and argument.isdigit() and 0 < int(argument[:10]) < 2**31
+    is_number = 0 < (decimal(argument, 10) or 0) < 2**31
     if bool(argument) != bool(row.argument) or (row.default and not is_number):
         form = ":".join(filter(None, (name, row.argument)))
         more = ", the sequences of a mini-batch" if row.default else ""

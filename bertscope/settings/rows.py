@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_SIZE = 2**31
-_NUMBER = re.compile(r"[-+]?\d{1,20}(\.\d{0,20})?([eE][-+]?\d{1,3})?", re.ASCII)
+_NUMBER = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 
 
 class SettingError(SelectionError):
@@ -122,7 +122,7 @@ class Row:
         return found
 
     def _number(self, text: str) -> Any:
-        if self.is_size and (plain := re.fullmatch(r"\s*(\d{1,20})\s*", text, re.ASCII)) and int(plain[1]):
+        if self.is_size and (plain := re.fullmatch(r"\s*([0-9]{1,20})\s*", text, re.ASCII)) and int(plain[1]):
             meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
             raise SettingError(
                 f"{self.form} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size", [self.name]
@@ -171,7 +171,7 @@ def _at_commas(text: str) -> list[str]:
 
 
 def _is_number(text: str, kind: type) -> bool:
-    return bool(re.fullmatch(r"[-+]?\d{1,20}", text, re.ASCII) if kind is int else _NUMBER.fullmatch(text))
+    return bool(re.fullmatch(r"[-+]?[0-9]{1,20}", text, re.ASCII) if kind is int else _NUMBER.fullmatch(text))
 
 
 def _plain(value: Any) -> str:

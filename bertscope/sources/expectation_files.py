@@ -202,7 +202,7 @@ def _require_model(folder: str) -> None:
 
 # ---- new values in the text of a file -----------------------------------------------------------
 
-_NUMBERS = re.compile(r"[\d-]+")
+_NUMBERS = re.compile(r"[0-9-]+")
 _BLOCKS = "|", ">"  # styles of a scalar
 _COMMA = re.compile(r"(?:[ \t]*,[ \t]*)?")
 _BOM = "\ufeff"

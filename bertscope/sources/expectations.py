@@ -137,7 +137,7 @@ def _tolerance(key: str, entry: Entry | None) -> float:
     if entry is None:
         return 0.0
     value = entry.value
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", value, re.ASCII)):
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%", value, re.ASCII)):
         value = float(match[1]) / 100
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise entry.error(f"expected {key}: tolerance is a share from 0 to below 1, such as 0.02 or 2 %")

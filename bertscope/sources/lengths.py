@@ -81,7 +81,7 @@ def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:
 def _length(value: Any) -> int:
     """Return the length that a number or its text is; 0 for anything else."""
     if isinstance(value, str):
-        value = float(value) if re.fullmatch(r"\s*\d{1,10}(\.0*)?\s*", value, re.ASCII) else 0
+        value = float(value) if re.fullmatch(r"\s*[0-9]{1,10}(\.0*)?\s*", value, re.ASCII) else 0
     is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())
     return int(value) if is_whole and 1 <= value < MAX_SIZE else 0
 
@@ -90,7 +90,7 @@ def _normal(text: str) -> Iterator[int]:
     """Yield lengths at evenly spaced quantiles of a normal distribution, cut to the least and the most."""
     from statistics import NormalDist
 
-    numbers = [float(word) if re.fullmatch(r"\d{1,10}(\.\d*)?", word) else -1.0 for word in text.split(",")]
+    numbers = [float(word) if re.fullmatch(r"[0-9]{1,10}(\.[0-9]*)?", word) else -1.0 for word in text.split(",")]
     if len(numbers) != 4 or min(numbers) < 0 or not 1 <= numbers[2] <= numbers[3] < MAX_SIZE:
         raise SelectionError(
             f"normal: takes MEAN,DEVIATION,LEAST,MOST, such as normal:256,64,16,512; got {text[:60]!r}"

@@ -7,6 +7,8 @@ import errno
 import hashlib
 import json
 import os
+import random
+import re
 import subprocess
 import tempfile
 import zlib
@@ -137,13 +139,13 @@ DAMAGES = {
     "cut": lambda found: found[:-20],
     "empty": lambda found: b"",
     "a byte": lambda found: found[:70] + b"\0" + found[71:],
-    "the digest": lambda found: b"0" + found[1:],
+    "the digest": lambda found: bytes([found[0] ^ 1]) + found[1:],
     "no digest": lambda found: found.partition(b"\n")[2],
     "depth": lambda found: whole(b"[" * 100_000),
     "another list": lambda found: whole(b"[1, 2]"),
     "a dictionary": lambda found: whole(b'{"a": 1}'),
-    "no events": lambda found: whole(b"[[], [], [], [], [], 1, null, [], [], []]"),
-    "unknown kinds": lambda found: whole(b"[[], [], [3], [], [0], 1, null, [], [], []]"),
+    "no events": lambda found: whole(b"[[], [], [], [], [], 1, [], [], [], []]"),
+    "unknown kinds": lambda found: whole(b"[[], [], [3], [], [0], 1, [], [], [], []]"),
     "no text": lambda found: whole(b"\xff"),
     "not packed": lambda found: hashlib.sha256(b"plain").hexdigest().encode() + b"\nplain",
 }
@@ -157,6 +159,61 @@ def test_a_file_that_is_not_whole_is_computed_again(folder, traced, change):
     path.write_bytes(change(before))
     assert (peak_bytes(), len(traced)) == (first, 2 * number)
     assert path.read_bytes() == before
+
+
+def leaves(data, path=()):
+    """The paths of all numbers, texts and empty lists in data."""
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    found = [leaf for key, value in inside for leaf in leaves(value, (*path, key))]
+    return found or [path]
+
+
+def with_value(data, path, value):
+    if not path:
+        return value
+    copied = dict(data) if isinstance(data, dict) else list(data)
+    copied[path[0]] = with_value(copied[path[0]], path[1:], value)
+    return copied
+
+
+WRONG = (-1, -(2**40), 2**63, 10**30, 0.5, True, None, "", "x\x1b[2J", [], {}, [1], [[]])
+
+
+def test_an_entry_with_a_value_of_another_kind_or_range_is_not_believed(folder, monkeypatch, cli):
+    """Its digest is right: whoever wrote the value could write the digest."""
+    source = random.Random(7)
+    first = {name: cli(*command).out for name, command in KINDS_OF_ENTRIES.items()}
+    for path in folder.iterdir():
+        good = json.loads(module._read(path))
+        content = path.read_bytes()
+        places = leaves(json.loads(good) if isinstance(good, str) else good)
+        for place in source.sample(places, min(len(places), 12)):
+            value = source.choice(WRONG)
+            bad = with_value(json.loads(good) if isinstance(good, str) else good, place, value)
+            path.write_bytes(whole(json.dumps(json.dumps(bad) if isinstance(good, str) else bad).encode()))
+            for name, command in KINDS_OF_ENTRIES.items():
+                result = cli(*command)
+                assert result.code == 0, (place, value, result)
+                assert not re.search(r"[,\n]-[0-9]", result.out), (place, value, result.out)
+                assert result.out.count("\n") == first[name].count("\n")
+        path.write_bytes(content)
+
+
+KINDS_OF_ENTRIES = {
+    "estimate": ("estimate", "bert-tiny", "--batch", 2, "--seq", 8, "--format", "csv"),
+    "flops": ("flops", "bert-tiny", "--batch", 2, "--seq", 8, "--format", "csv"),
+}
+
+
+def test_a_check_reads_no_file_of_the_cache(folder, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.bertscope.yaml").write_text(
+        "model: bert-tiny\nexpected:\n  memory:\n    step: {batch: 2, seq: 8, mode: training, peak_bytes: 1}\n"
+    )
+    before = cli("check", "own.bertscope.yaml")
+    assert not folder.exists() or not list(folder.iterdir())
+    monkeypatch.setattr(module, "_read", lambda path: 1 / 0)
+    assert cli("check", "own.bertscope.yaml").err == before.err
 
 
 def test_a_file_that_unpacks_to_more_than_a_result_is_not_unpacked(folder, traced, monkeypatch):
@@ -226,6 +283,11 @@ def opened(folder: Path) -> None:
     folder.chmod(0o777)
 
 
+def in_an_open_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    folder.parent.chmod(0o777)
+
+
 def owned(folder: Path) -> None:
     folder.mkdir()
     os.chown(folder, 12345, 12345)
@@ -238,9 +300,9 @@ def linked(folder: Path) -> None:
 
 @POSIX
 @pytest.mark.parametrize("prepare", [
-    opened, linked, lambda folder: folder.write_text("kept"),
+    opened, linked, in_an_open_folder, lambda folder: folder.write_text("kept"),
     pytest.param(owned, marks=pytest.mark.skipif(not IS_ROOT, reason="only root can give a folder away")),
-], ids=["open to others", "a link", "a file", "of another user"])  # fmt: skip
+], ids=["open to others", "a link", "in an open folder", "a file", "of another user"])  # fmt: skip
 def test_a_folder_that_another_user_may_choose_is_no_cache(folder, traced, prepare, cli):
     prepare(folder)
     before = sorted(folder.parent.rglob("*"))
@@ -299,16 +361,17 @@ def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder
     monkeypatch.setattr(module, "_tidy", TIDY)
     peak_bytes()
     (oldest,) = folder.iterdir()
-    foreign = [folder / "notes.txt", folder / "mine.trace", folder / "tmp123"]
+    foreign = [folder / "notes.txt", folder / "mine.trace", folder / "tmp123", folder / f"{'0' * 64}.trace"]
     for path in foreign:
         path.write_text("kept")
+        os.utime(path, (1, 1))
     os.utime(oldest, (1, 1))
     peak_bytes(replace(RUN, seq=9))
     assert not oldest.exists()
     for seq in range(10, 16):
         peak_bytes(replace(RUN, seq=seq))
     assert all(path.read_text() == "kept" for path in foreign)
-    assert len(list(module.entries(folder))) == 3
+    assert len(list(module.entries(folder))) == 4  # with the foreign one that has such a name
 
 
 def test_several_processes_may_write_at_once(folder, tmp_path):

@@ -540,4 +540,4 @@ class _Report:
         """Return `past_key_values[0-11][0]` for an input of equal layers, `[0-11]` for their row of `head_mask`."""
         if not self.runs:
             return text
-        return re.sub(r"^(past_key_values|)\[(\d+)\]", lambda at: f"{at[1]}[{self.runs[int(at[2])]}]", text)
+        return re.sub(r"^(past_key_values|)\[([0-9]+)\]", lambda at: f"{at[1]}[{self.runs[int(at[2])]}]", text)

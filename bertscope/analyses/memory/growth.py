@@ -25,7 +25,6 @@ from bertscope.settings.run_config import LOOPS, RunConfig
 
 LARGEST_BATCH, _MOST_LINES = 2**20, 8
 SMALLEST, FAR = 2, 2 + 1019  # some operators treat a batch of 1 differently
-_MOST_SAVED = 500_000  # events; saved.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
 _PREVIOUS, _KEPT = "previous ", "activations"
 _Place = tuple[str, str, str]  # phase, module and operator
 
@@ -316,28 +315,6 @@ class MemoryGrowth:
         if phase and len(events) - begun > 1:
             order(begun, len(events))
         return replace(self, events=events, place_of=place_of)
-
-    def to_data(self) -> list[Any]:
-        """Return the growth as JSON data; raises OverflowError for one that is too long for a file of the cache."""
-        if len(self.events) > _MOST_SAVED:
-            raise OverflowError("too long")
-        kinds = [(*kind.block, kind.size_bytes, kind.slope, kind.dims) for kind in self.kinds]
-        return [kinds, self.state, self.events, self.places, self.place_of, self.granule_bytes, self.traced_layers,
-                self.collectives, self.other_state, self.other_events]  # fmt: skip
-
-    @classmethod
-    def from_data(cls, data: Sequence[Any]) -> MemoryGrowth:
-        """Return the growth that `to_data` wrote; raises ValueError for one without events, or of unknown kinds."""
-        kinds, state, events, places, place_of, granule_bytes, traced_layers, calls, *others = data
-        numbers = [0, *state, *events, *others[0], *others[1]]
-        if len(place_of) != len(events) or not events or max(max(numbers), ~min(numbers)) >= len(kinds):
-            raise ValueError("no growth")
-        return cls(
-            [Kind(Block(part, path, operator, tuple(shape), *more), size, slope, tuple(dims))
-             for part, path, operator, shape, *more, size, slope, dims in kinds],
-            state, events, [(phase, path, operator) for phase, path, operator in places], place_of,
-            granule_bytes, traced_layers, [(Collective(*call), slope) for call, slope in calls], *others,
-        )  # fmt: skip
 
     @cached_property
     def layout(self) -> Layout:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, MemoryGrowth, largest, of_trace
+from bertscope.analyses.memory.growth_files import growth_data, read_growth
 from bertscope.analyses.memory.summary import estimated, memory_report, uncounted_notes
 from bertscope.analyses.parallel.collectives import traffic
-from bertscope.analyses.saved import is_saved, saved
+from bertscope.analyses.saved import NUMBER, checked, is_saved, not_negative, saved
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
+from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, RankGroup, Variant
 from bertscope.settings.losses import MODEL, mini_batch
 from bertscope.settings.run_config import CUDA, FREED, RunConfig
@@ -46,12 +48,11 @@ class ModelFacts:
     strategies: tuple[str, ...]  # of checkpointing, to compare by default
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> ModelFacts:
-        """Return the facts that asdict wrote, from JSON; from_json would import every report."""
-        about = data["subject"] | {"ignored_fields": tuple(data["subject"]["ignored_fields"])}
-        groups = tuple(RankGroup(**group) for group in data["groups"])
-        lists = {"subject": Subject(**about), "groups": groups, "strategies": tuple(data["strategies"])}
-        return cls(**data | lists)
+    def of(cls, data: Any) -> ModelFacts:
+        """Return the facts that asdict wrote, from JSON; raises ValueError for data that no model has."""
+        not_negative(data)
+        found: ModelFacts = typed(cls, data, "facts")
+        return found
 
 
 class Steps:
@@ -86,7 +87,7 @@ class Steps:
             return growth.trace(batch)
         found = saved(
             "trace", self.source, run_config, lambda: of_trace(self.traces.trace(run_config)).growth,
-            MemoryGrowth.to_data, MemoryGrowth.from_data,
+            growth_data, read_growth,
         )  # fmt: skip
         return found.trace(SMALLEST)
 
@@ -117,7 +118,7 @@ class Steps:
         with suppress(BertscopeError):  # of a model or shape that takes no other batch: each batch runs by itself
             found = saved(
                 "growth", self.source, run_config, lambda: self.traces.growth(run_config),
-                lambda found: found and found.to_data(), lambda data: MemoryGrowth.from_data(data) if data else None,
+                lambda found: found and growth_data(found), lambda data: None if data is None else read_growth(data),
             )  # fmt: skip
         return found
 
@@ -133,7 +134,7 @@ class Steps:
 
             return step_flops(self.source, run_config)
 
-        return saved("step FLOPs", self.source, run_config, compute)
+        return saved("step FLOPs", self.source, run_config, compute, int, lambda data: int(checked(data, NUMBER)))
 
     def facts(self, run_config: RunConfig) -> ModelFacts:
         """Return the facts of the model as the run has it, which do not change with its batch and length."""

@@ -25,7 +25,7 @@ Inputs = dict[str, Any]  # a tensor, or a dictionary of tensors, by name
 _WORDS = ("input_ids", "decoder_input_ids")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 _GIVEN = re.compile(r"(?P<name>[A-Za-z_]\w{0,99}(?:\.\w{1,100}){0,7})="
-                    r"(?P<shape>(?:[BS]|[1-9]\d{0,9})(?:x(?:[BS]|[1-9]\d{0,9})){0,7}):"
+                    r"(?P<shape>(?:[BS]|[1-9][0-9]{0,9})(?:x(?:[BS]|[1-9][0-9]{0,9})){0,7}):"
                     r"(?P<dtype>\w{1,20})", re.ASCII)  # fmt: skip
 # The annotation of a parameter that takes a tensor, and not several.
 _ONE_TENSOR = re.compile(r"(?:<class '|(?:typing\.)?Optional\[)?(?:torch\.)?\w*Tensor(?:'>|\])?(?: \| None)?")

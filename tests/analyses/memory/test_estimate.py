@@ -19,6 +19,7 @@ from bertscope.analyses.memory.caching_allocator import replayed
 from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
 from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
 from bertscope.analyses.memory.growth import FAR, MemoryGrowth, grown, requests, upper
+from bertscope.analyses.memory.growth_files import growth_data, read_growth
 from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING
 from bertscope.analyses.memory.step import real_inputs, run_model
 from bertscope.analyses.memory.steps import estimate_memory
@@ -615,7 +616,7 @@ def test_steps_of_other_operators_or_another_number_of_events_have_no_growth():
 
 def test_a_growth_is_the_same_from_json():
     found = growth(GROWING[1])
-    again = MemoryGrowth.from_data(json.loads(json.dumps(found.to_data())))
+    again = read_growth(json.loads(json.dumps(growth_data(found))))
     assert again == found
     assert memory(again.trace(7), "estimated", {}) == memory(found.trace(7), "estimated", {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import combinations
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional
 import bertscope
 from bertscope.analyses.memory.lengths import Data, LengthSteps, traced_lengths
 from bertscope.analyses.memory.steps import Steps
-from bertscope.errors import BertscopeError
+from bertscope.errors import BertscopeError, SourceError
 from bertscope.reports.memory import LengthsReport
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.lengths import read_lengths
@@ -243,6 +244,14 @@ def test_texts_are_counted_by_a_tokenizer(tmp_path: Any) -> None:
     rows = [{"query": "a", "pos": ["a b b", "a b"]}, {"query": "b a a", "pos": ["a"]}]
     (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert read_lengths(tmp_path / "pairs.jsonl", field="pos", tokenizer=str(tmp_path)) == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_package_that_only_some_files_need_is_named_if_it_is_missing(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "texts.jsonl").write_text('{"text": "a b"}\n')
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(SourceError, match="pip install --upgrade tokenizers"):
+        read_lengths(tmp_path / "texts.jsonl", field="text", tokenizer=str(tmp_path))
 
 
 def test_a_normal_distribution_is_cut_to_its_limits() -> None:

@@ -15,9 +15,9 @@ from bertscope.errors import SourceError
 from bertscope.reports.why import MESSAGE, OOM, WhyFinding, WhyReport
 from bertscope.units import parse_bytes
 
-_SIZE = r"(\d[\d,]{0,15}(?:\.\d{1,4})?)\s{0,2}(bytes|[KMGT]i?B)"
+_SIZE = r"([0-9][0-9,]{0,15}(?:\.[0-9]{1,4})?)\s{0,2}(bytes|[KMGT]i?B)"
 # The start of a message, and how far behind it its numbers are: a message with 20 other processes has 1,500 letters.
-_START = re.compile(r"(?:CUDA|HIP|XPU) out of memory\.|MPS backend out of memory|(?<!\w)Tried to allocate (?=\d)")
+_START = re.compile(r"(?:CUDA|HIP|XPU) out of memory\.|MPS backend out of memory|(?<!\w)Tried to allocate (?=[0-9])")
 _REACH = 4000
 _MOST_STARTS = 1000  # from the end of the text: a hostile one has a million
 _NUMBERS = {
@@ -32,8 +32,8 @@ _NUMBERS = {
     "private": rf"with {_SIZE} allocated in private pools",
     "driver": rf"other allocations: {_SIZE}",
 }
-_PROCESS = re.compile(rf"Process \d{{1,10}} has {_SIZE} memory in use")
-_FRAME = re.compile(r'File "([^"\n]{1,500})", line (\d{1,9}), in (\S{1,200})')
+_PROCESS = re.compile(rf"Process [0-9]{{1,10}} has {_SIZE} memory in use")
+_FRAME = re.compile(r'File "([^"\n]{1,500})", line ([0-9]{1,9}), in (\S{1,200})')
 # Memory of a process outside torch's allocator: the context is at most 1,486 MiB (gpus.py), NCCL and others add some.
 _OUTSIDE = 2 * 2**30
 _FULL_SHARE, _LARGE_SHARE, _SMALL_SHARE = 0.8, 0.5, 0.1  # of the card

@@ -54,8 +54,8 @@ _MARKS = tuple((mark, re.compile(pattern)) for mark, pattern in (
     (RECOMPUTED, r"checkpoint\.py:(\w+\.)?(unpack_hook|recompute_fn|backward)|autograd[/\\]graph\.py:_engine_run"),
 ))  # fmt: skip
 _NATIVE = r"^<|\.(c|cc|cpp|cu|cuh|h|hpp|o|so)\b|^\?\?$|^$"  # C++, and frames of code that a program has made
-_LIBRARY = re.compile(rf"(site|dist)-packages|lib[/\\]python\d|{_NATIVE}")
-_TORCH = re.compile(rf"[/\\]torch[/\\]|[/\\]lib[/\\]python\d[.\d]*[/\\]\w+\.py$|{_NATIVE}")
+_LIBRARY = re.compile(rf"(site|dist)-packages|lib[/\\]python[0-9]|{_NATIVE}")
+_TORCH = re.compile(rf"[/\\]torch[/\\]|[/\\]lib[/\\]python[0-9][.0-9]*[/\\]\w+\.py$|{_NATIVE}")
 _CALL = re.compile(r"module\.py:(\w+\.)?_(wrapped_)?call_impl$|:(\w+\.)*forward$")
 _OWN = re.compile(r"(\w+), (\w[\w ]*)$")  # the third frame of a snapshot of `estimate` or `profile`: part, phase
 
