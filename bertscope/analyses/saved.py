@@ -76,21 +76,28 @@ def checked(value: Any, form: Any) -> Any:
     A form is a type (a text must be printable), a range of whole numbers, a set of words, `[form]` for a list of any
     length, or a tuple of the forms of a list's items.
     """
+    _check([value], form)
+    return value
+
+
+def _check(values: list[Any], form: Any) -> None:
+    """Check all values of one form together: an entry has a hundred thousand."""
+    kinds = set(map(type, values))
     if isinstance(form, range):
-        is_right = type(value) is int and value in form
+        is_right = kinds <= {int} and (not values or (form.start <= min(values) and max(values) < form.stop))
     elif isinstance(form, frozenset):
-        is_right = isinstance(value, str) and value in form
-    elif isinstance(form, (list, tuple)):
-        is_right = isinstance(value, list) and (isinstance(form, list) or len(value) == len(form))
-        for item, own in (
-            zip(value, form * len(value) if isinstance(form, list) else form, strict=True) if is_right else ()
-        ):
-            checked(item, own)
+        is_right = kinds <= {str} and form.issuperset(values)
+    elif isinstance(form, list):
+        if is_right := kinds <= {list}:
+            _check([item for value in values for item in value], form[0])
+    elif isinstance(form, tuple):
+        is_right = kinds <= {list} and set(map(len, values)) <= {len(form)}
+        for column, own in zip(zip(*values, strict=True), form, strict=True) if is_right and values else ():
+            _check(list(column), own)
     else:
-        is_right = type(value) is form and (form is not str or value.isprintable())
+        is_right = kinds <= {form} and (form is not str or "".join(values).isprintable())
     if not is_right:
         raise ValueError("another form")
-    return value
 
 
 def not_negative(value: Any) -> None:
