@@ -268,7 +268,7 @@ class BertConfig:
         own = {name: value for name, value in values.items() if name in RULES}
         ignored = [str(name) for name in values if name not in RULES and name != "id2label"]
         for name in ignored:
-            _refuse_misspelling(name, own)
+            refuse_misspelling(name, own)
         if values.get("torchscript") is True:  # with it, transformers copies the decoder's weight and returns tuples
             own.update(tie_word_embeddings=False, return_dict=False)
             ignored.remove("torchscript")
@@ -347,7 +347,8 @@ def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
     return checked
 
 
-def _refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
+def refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the name of a field that is probably a misspelling of one that `own` lacks."""
     if name.startswith("_"):
         return
     absent = [known for known in RULES if known not in own]

@@ -125,8 +125,8 @@ class ModelOptions:
     def found(self) -> ModelSource:
         """Return the source that MODEL names; print its note, if it has one."""
         source = self._found()
-        if source.notice:
-            note(source.notice)
+        for notice in source.notice.splitlines():
+            note(notice)
         return source
 
     def _found(self) -> ModelSource:

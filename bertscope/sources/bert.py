@@ -38,6 +38,7 @@ class BertSource:
     printed_attention: str | None = None  # the kernel that `tree --style torch` shows
     flash: str | None = None  # one of FLASH_KERNELS, which the class of the installed transformers may have
     stored_dtype: str | None = None  # of the published weights, if a config.json has it
+    file_note: str = ""  # on what its file says and no BERT has
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
     family = "a BERT"
     has_own_dtypes = False
@@ -50,13 +51,14 @@ class BertSource:
     @property
     def notice(self) -> str:
         """Return a note on layers that are not built and fields that do not affect a BERT."""
-        ignored = ", ".join(name for name in self.config.ignored if name != "_name_or_path")  # which names the model
+        noted = ("_name_or_path", "auto_map", "quantization_config")  # the first names the model
+        ignored = ", ".join(name for name in self.config.ignored if name not in noted)
         ignored = f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
+        ignored = "\n".join(filter(None, (self.file_note, ignored)))
         if self.layers <= MAX_BUILT_LAYERS or not self.has_equal_layers:
             return ignored
-        return (
-            f"{self.layers:,} equal layers: counted from two or three of them, and "
-            f"shown as one{ignored and f'; {ignored}'}"
+        return f"{self.layers:,} equal layers: counted from two or three of them, and shown as one" + (
+            ignored and f"\n{ignored}"
         )
 
     @property

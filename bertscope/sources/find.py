@@ -34,6 +34,7 @@ from bertscope.settings.code_names import NO_PERMIT, CodeName, is_code, with_per
 from bertscope.settings.losses import loss_parts
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
+from bertscope.sources.families import check_complete, check_family, file_notes
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource, GivenModule
 from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_paths, read_preset
@@ -409,8 +410,16 @@ def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
     if flash := flash_kernel(members):  # of transformers' BERT
         members.pop("attn_implementation", None)
     try:
+        check_family(members)
         config = BertConfig.from_dict(members)
+        check_complete(members)
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
-    own |= {"path": path, "config_lines": lines, "stored_dtype": stored_dtype(members), "flash": flash}
+    own |= {
+        "path": path,
+        "config_lines": lines,
+        "stored_dtype": stored_dtype(members),
+        "flash": flash,
+        "file_note": file_notes(members),
+    }
     return _bert(config, name or "bert", **own)

@@ -19,6 +19,7 @@ from bertscope.errors import BertscopeWarning, ConfigError, MissingExtraError, S
 from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.building import built_on, note_values
+from bertscope.sources.families import file_notes
 from bertscope.sources.other_models import OtherSource, as_source_error
 from bertscope.sources.safe_config import check_experts, check_setting, with_resnet, without_code
 from bertscope.text_files import Mapping as Entries
@@ -203,6 +204,7 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
             check_setting(key, entry.value, entry.where)
     check_experts(config, place.where)
     names = config.get("architectures")
+    built = f"built with a {name_of_backbone} of transformers, without timm and pretrained weights" if resnet else ""
     return TransformersSource(
         name=name,
         architecture=names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None,
@@ -212,7 +214,7 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
         settings=config,
         attention=flash_kernel(config),
         stored_dtype=stored_dtype(config),
-        notice=f"built with a {name_of_backbone} of transformers, without timm and pretrained weights" * bool(resnet),
+        notice="\n".join(filter(None, (built, file_notes(config)))),
     )
 
 

@@ -17,7 +17,7 @@ from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.params import count
 from bertscope.errors import BertscopeError
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.find import find
+from bertscope.sources.find import find, source_of
 from tests.analyses.memory.plain_loop import peak_bytes, tokenized
 from tests.conftest import data
 
@@ -44,6 +44,71 @@ def silence():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+# Families whose files have the keys of a BERT and no others, so that one without its model type is a BERT's.
+AS_BERT = {"bert", "roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "roberta-prelayernorm",
+           "bert-generation", "megatron-bert"}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", sorted({family for family, *_ in FAMILIES} | AS_BERT))
+def test_a_file_of_another_family_without_its_model_type_is_no_bert(model_type):
+    if model_type not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    members = transformers.CONFIG_MAPPING[model_type]().to_dict()
+    members = {key: value for key, value in members.items() if key not in ("model_type", "architectures")}
+    if model_type in AS_BERT:
+        assert source_of(members).family == "a BERT"
+        return
+    with pytest.raises(BertscopeError, match="there is no model_type"):
+        source_of(members)
+
+
+@pytest.mark.parametrize("content", data("no_bert.yaml"), ids=str)
+def test_what_is_no_configuration_of_a_bert_is_counted_as_none(content, cli, tmp_path):
+    members, words = content
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(members))
+    for command in ("count", "fit", "estimate", "tree"):
+        result = cli(command, path, *(("--gpu", "t4") if command == "fit" else ()))
+        assert (result.code, result.out) == (2, ""), command
+        assert "model_type" in result.err
+        assert words in result.err
+
+
+def test_the_first_file_of_a_bert_is_one(cli, tmp_path):
+    """bert_config.json of google-research/bert, uncased_L-12_H-768_A-12, and config.json of transformers 2.0."""
+    first = {
+        "attention_probs_dropout_prob": 0.1, "directionality": "bidi", "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 512,
+        "num_attention_heads": 12, "num_hidden_layers": 12, "pooler_fc_size": 768, "pooler_num_attention_heads": 12,
+        "pooler_num_fc_layers": 3, "pooler_size_per_head": 128, "pooler_type": "first_token_transform",
+        "type_vocab_size": 2, "vocab_size": 30522,
+    }  # fmt: skip
+    later = {key: value for key, value in first.items() if not key.startswith(("pooler", "directionality"))}
+    for members in (
+        first,
+        later | {"finetuning_task": None, "output_past": True, "torchscript": False, "num_labels": 2},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(members))
+        result = cli("count", tmp_path / "config.json", "--format", "json")
+        assert result.json["totals"]["distinct_params"] == 109_482_240
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_what_a_file_says_and_is_not_followed_has_a_note_of_its_own(cli, tmp_path, family):
+    more = {"auto_map": {"AutoModel": "x.Y"}, "quantization_config": {"quant_method": "bitsandbytes"}}
+    given = {"model_type": family, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+             "intermediate_size": 8, "vocab_size": 100}  # fmt: skip
+    counts, notes = [], []
+    for members in (given, given | more):
+        (tmp_path / "config.json").write_text(json.dumps(members))
+        result = cli("count", tmp_path / "config.json", "--format", "json")
+        counts.append(result.json["totals"])
+        notes.append([line for line in result.err.splitlines() if line.startswith("note: ")])
+    assert counts[0] == counts[1]
+    assert [any(word in line for line in notes[1]) for word in ("auto_map", "bitsandbytes")] == [True, True]
+    assert len(notes[1]) == len(notes[0]) + 2
 
 
 @pytest.mark.parametrize(

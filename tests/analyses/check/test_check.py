@@ -160,7 +160,7 @@ def test_write_keeps_a_mark_and_the_ends_of_lines(cli, tmp_path):
 
 def test_a_config_json_is_not_told_to_be_written_into(cli, tmp_path):
     path = tmp_path / "config.json"
-    path.write_text("{}")
+    path.write_text('{"model_type": "bert"}')
     assert "expected counts belong in a preset" in cli("check", path).err
     assert "directly after it" in cli("check", "--write", path, "--format", "json").err
 
