@@ -178,7 +178,7 @@ class BertConfig:
     hidden_dropout_prob: float = _probability(0.1)
     attention_probs_dropout_prob: float = _probability(0.1)
     max_position_embeddings: int = _size(512)
-    type_vocab_size: int = _size(2)
+    type_vocab_size: int = rule(2, least=0, most=MAX_DIMENSION)  # 0: transformers builds it, and cannot run it
     initializer_range: float = rule(0.02, least=0, most=1000)
     layer_norm_eps: float = rule(1e-12, least=0, most=1)
     pad_token_id: int | None = rule(0, least=0, most=MAX_DIMENSION, optional=True)

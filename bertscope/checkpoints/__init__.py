@@ -5,6 +5,7 @@ peft, a file of GGUF or ONNX, or a folder with one of these. This module has the
 """
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from bertscope.text_files import readable
@@ -21,6 +22,9 @@ _REFUSED_NAMES = ("flax_model.msgpack", "tf_model.h5", "bert_model.ckpt.index", 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _OTHER_SUFFIXES = (".gguf", ".onnx", ".pt2")
 INDEX = ".index.json"
+_TEXTS = (".yaml", ".yml", ".json", ".py")
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.serialization.MAGIC_NUMBER, pickled
+MAGICS = (b"PK\x03\x04", LEGACY, b"GGUF")
 _TRANSFORMERS = (
     "transformers 4 writes safetensors: from_pretrained(FILE, config=CONFIG, {}=True).save_pretrained(FOLDER)"
 )
@@ -36,9 +40,18 @@ _REFUSED = {
 
 
 def is_weights(path: Path) -> bool:
-    """Return True for the file name of weights or of an index of shards."""
+    """Return True for the file name of weights or of an index of shards, and for a file that begins as one does."""
     is_known = path.suffix in (*SUFFIXES, *_OTHER_SUFFIXES) or path.name.endswith(INDEX) or path.name == _OTHERS[0]
-    return is_known or bool(refused(path.name))
+    return is_known or bool(refused(path.name)) or (path.suffix not in _TEXTS and _begins_as_weights(path))
+
+
+def _begins_as_weights(path: Path) -> bool:
+    with suppress(OSError, ValueError):
+        if path.is_file():
+            with path.open("rb") as file:
+                start = file.read(32)
+            return start.startswith(MAGICS) or start[8:10] == b'{"'  # safetensors
+    return False
 
 
 def refused(name: str) -> str:

@@ -152,6 +152,19 @@ def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
             if not isinstance(path, str) or (path and not is_plain(path)):
                 raise file.broken("a module that is not in the folder")
             yield path, folder / path, f"{kind}{_pooling(folder / path / 'config.json', budget)}"
+            for name, own in _routes(folder / path, budget).items() if kind == "Router" else ():
+                inside = f"{path}/{name}" if path else name
+                yield inside, folder / inside, own.rpartition(".")[2]
+
+
+def _routes(folder: Path, budget: Budget) -> dict[str, str]:
+    """Return the folders of the modules of a Router, each with its class."""
+    with opened(folder / "router_config.json", budget) as file:
+        config = file.json(file.whole(_MAX_TEXT_BYTES), "the file")
+        types = config.get("types") if isinstance(config, dict) else None
+        if not isinstance(types, dict) or len(types) > MAX_MODULES or not all(map(is_plain, types)):
+            raise file.broken(f"it names no table of types with at most {MAX_MODULES} folders")
+    return {name: str(kind) for name, kind in types.items()}
 
 
 def _pooling(path: Path, budget: Budget) -> str:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
-from bertscope.checkpoints import INDEX, SUFFIXES, has_modules, refused, weights_in
+from bertscope.checkpoints import INDEX, LEGACY, SUFFIXES, has_modules, refused, weights_in
 from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, is_plain, opened
 from bertscope.checkpoints.folders import modules_of, read_distcp, read_zero, zero_states
 from bertscope.checkpoints.gguf import read_gguf, splits
 from bertscope.checkpoints.onnx import read_onnx
 from bertscope.checkpoints.packing import unpacked, unread
 from bertscope.checkpoints.safetensors import read_safetensors
-from bertscope.checkpoints.torch_files import LEGACY, read_legacy, read_zip
+from bertscope.checkpoints.torch_files import read_legacy, read_zip
 from bertscope.errors import SelectionError, SourceError
 from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, Stored, StoredRow, StoredTensor
 from bertscope.reports.layer_ranges import collapse, in_order

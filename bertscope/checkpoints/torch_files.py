@@ -4,7 +4,7 @@ import math
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -19,7 +19,8 @@ _STORAGES = {
     "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16", "DoubleStorage": "float64",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
     "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128", "UntypedStorage": "",
+    "ComplexDoubleStorage": "complex128", "UntypedStorage": "", "QInt8Storage": "qint8", "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32",
 }  # fmt: skip
 
 
@@ -116,6 +117,8 @@ def called(function: Global, arguments: tuple[Any, ...]) -> Any:
         return tuple(arguments[0])
     if function.module == "torch._utils" and function.name in _REBUILD:
         return _tensor(arguments, with_dtype=function.name == "_rebuild_tensor_v3")
+    if function == Global("torch._utils", "_rebuild_qtensor"):
+        return _tensor(arguments[:4], with_dtype=False)
     if function.module == "torch._utils" and function.name in _REBUILD_PARAMETER:
         if isinstance(arguments[0], Tensor):
             return arguments[0]
@@ -167,10 +170,16 @@ _VALUES = {
 
 
 class _Machine:
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, budget: Budget, storages: dict[str, Storage] | None = None) -> None:
+        self.budget, self.storages = budget, {} if storages is None else storages
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+
+    def storage(self) -> Storage:
+        """Pop the description of a storage, and return it."""
+        found = storage_of(self.stack.pop())
+        self.storages.setdefault(found.key, found)
+        return found
 
     def items(self) -> list[Any]:
         """Pop the values above the last mark, and the mark."""
@@ -254,7 +263,7 @@ _PUSH: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, number: machine.memo[number]),
     "GLOBAL": lambda machine, argument: _global(*argument.split(" ", 1)),
     "STACK_GLOBAL": lambda machine, _: _global(*machine.last(2)),
-    "BINPERSID": lambda machine, _: storage_of(machine.stack.pop()),
+    "BINPERSID": lambda machine, _: machine.storage(),
     **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _: machine.call()),
 }  # fmt: skip
 _DO: dict[str, Callable[[_Machine, Any], Any]] = {
@@ -271,9 +280,12 @@ _DO: dict[str, Callable[[_Machine, Any], Any]] = {
 }  # fmt: skip
 
 
-def described(file: BytesIO, budget: Budget) -> Any:
-    """Return the next pickle in the file as plain values, Tables and Tensors; raises BadPickle."""
-    machine, count = _Machine(budget), 0
+def described(file: BytesIO, budget: Budget, storages: dict[str, Storage] | None = None) -> Any:
+    """Return the next pickle in the file as plain values, Tables and Tensors; raises BadPickle.
+
+    All storages that it names are added to `storages`.
+    """
+    machine, count = _Machine(budget, storages), 0
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
             if count > MAX_INSTRUCTIONS:
@@ -292,8 +304,8 @@ def described(file: BytesIO, budget: Budget) -> Any:
 
 MAX_PICKLE_BYTES = 8 << 20
 MAX_DIRECTORY_BYTES = 16 << 20  # of the zip's directory; an entry takes about 80 bytes
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.serialization.MAGIC_NUMBER, pickled
-_NESTED = ("state_dict", "model_state_dict", "model", "module")  # keys under which trainers save weights
+_MOST_DEPTH = 8  # of a table in a pickle
+_OPTIMIZER = re.compile(r"(?:^|[._])opt", re.IGNORECASE)  # a key with its state
 
 
 def top_level(file: OpenFile) -> Any:
@@ -319,22 +331,26 @@ def _pickled(file: OpenFile) -> tuple[str, bytes, dict[str, zipfile.ZipInfo]]:
 def read_zip(file: OpenFile) -> StoredFile:
     """Return the tensors of an open zip that `torch.save` wrote; raise SourceError for any other zip."""
     folder, raw, entries = _pickled(file)
-    tensors, storages = _tensors(file, BytesIO(raw))
+    tensors, storages, left_out = _tensors(file, BytesIO(raw))
     for storage in storages.values():
         record = entries.get(f"{folder}data/{storage.key}")
         if record is None or record.file_size != storage.bytes or record.compress_size != storage.bytes:
             raise file.broken(
                 f"the record data/{storage.key[:40]} is absent or has not the {storage.bytes:,} bytes it should"
             )
-    tensor_bytes = sum(storage.bytes for storage in storages.values())
+    used = {tensor.storage.key for _, tensor in tensors}
+    tensor_bytes, other_bytes = (sum(storage.bytes for key, storage in storages.items() if (key in used) == is_used)
+                                 for is_used in (True, False))  # fmt: skip
     records = sum(info.compress_size for info in entries.values())
     if records > file.size:
         raise file.broken("the zip's records overlap")
-    parts = {"pickle": len(raw), "tensors": tensor_bytes, "other records": records - len(raw) - tensor_bytes}
+    parts = {"pickle": len(raw), "tensors": tensor_bytes, "tensors left out": other_bytes,
+             "other records": records - len(raw) - tensor_bytes - other_bytes}  # fmt: skip
     with zipfile.ZipFile(file.stream) as archive:
         values = {row.name: _record(file, archive, entries[f"{folder}data/{tensor.storage.key}"])
                   for row, tensor in tensors if describes(row) and tensor.storage.bytes == row.bytes}  # fmt: skip
-    return file.stored("pytorch", [row for row, _ in tensors], parts, rest="zip structure and alignment", values=values)
+    return file.stored("pytorch", [row for row, _ in tensors], parts, rest="zip structure and alignment", values=values,
+                       metadata={"left out": left_out} if left_out else {})  # fmt: skip
 
 
 def read_legacy(file: OpenFile) -> StoredFile:
@@ -342,7 +358,7 @@ def read_legacy(file: OpenFile) -> StoredFile:
     start = BytesIO(file.stream.read(MAX_PICKLE_BYTES))
     for _ in range(3):
         described_in(file, start)
-    tensors, storages = _tensors(file, start)
+    tensors, storages, left_out = _tensors(file, start)
     keys = described_in(file, start)
     is_list_of_names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not is_list_of_names or sorted(keys) != sorted(storages):
@@ -358,38 +374,114 @@ def read_legacy(file: OpenFile) -> StoredFile:
         raise file.broken(f"the file has {file.size:,} bytes and its tensors need {place:,}: truncated")
     parts = {"pickles": pickles, "storage lengths": 8 * len(keys),
              "tensors": sum(storage.bytes for storage in storages.values())}  # fmt: skip
-    return file.stored("pytorch", [row for row, _ in tensors], parts, rest="after the end")
+    return file.stored("pytorch", [row for row, _ in tensors], parts, rest="after the end",
+                       metadata={"left out": left_out} if left_out else {})  # fmt: skip
 
 
-def described_in(file: OpenFile, pickle: BytesIO) -> Any:
+def described_in(file: OpenFile, pickle: BytesIO, storages: dict[str, Storage] | None = None) -> Any:
     """Return the next pickle of a file as plain values; raise SourceError for what weights do not need."""
     try:
-        return described(pickle, file.budget)
+        return described(pickle, file.budget, storages)
     except BadPickle as error:
         raise file.broken(f"refused: {error}; weights are what torch.save(model.state_dict(), ...) writes") from None
 
 
-def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, Tensor]], dict[str, Storage]]:
-    """Return the tensors of the state dict in the pickle, and their storages.
+def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, Tensor]], dict[str, Storage], str]:
+    """Return the tensors of the weights in the pickle, all its storages, and what beside the weights is left out.
 
-    The state dict is the top level, or the entry in which trainers save the weights.
+    The weights are the largest table of tensors, wherever it is, and those that are the weights of other modules.
     """
-    found = described_in(file, pickle)
-    if isinstance(found, PickledDict) and not any(isinstance(value, Tensor) for value in found.values()):
-        found = next((found[key] for key in _NESTED if isinstance(found.get(key), PickledDict)), found)
-    if not isinstance(found, PickledDict) or not any(isinstance(value, Tensor) for value in found.values()):
-        raise file.broken("it holds no table of tensors")
-    rows, storages, first_names = list[tuple[StoredTensor, Tensor]](), dict[str, Storage](), dict[Any, str]()
-    for name, value in found.items():
-        if isinstance(value, Tensor):
-            if not isinstance(name, str):
-                raise file.broken("a tensor's name is no text")
-            if storages.setdefault(value.storage.key, value.storage) != value.storage:
+    storages: dict[str, Storage] = {}
+    top = described_in(file, pickle, storages)
+    tables = [table for table in _tables(top) if not _OPTIMIZER.search(table.path)]
+    largest = max(tables, key=lambda table: (table.is_network, table.elements), default=None)
+    if largest is None:
+        arrays = "; it has NumPy arrays, which are not read" if _has_arrays(top) else ""
+        raise file.broken(f"it holds no table of tensors{arrays}")
+    networks = [largest]
+    for table in tables:
+        is_beside = not (f"{largest.path}.").startswith(f"{table.path}." if table.path else "")
+        is_copy = any(table.shapes.items() <= other.shapes.items() for other in networks)
+        if is_beside and not is_copy and table.is_network:
+            networks.append(table)
+    rows, first_names = list[tuple[StoredTensor, Tensor]](), dict[Any, str]()
+    for table in networks:
+        front = f"{table.path}." if len(networks) > 1 and table.path else ""
+        for name, value in table.tensors.items():
+            if storages[value.storage.key] != value.storage:
                 raise file.broken(f"the storage {value.storage.key[:40]} is described in two ways")
-            first = first_names.setdefault((value.storage.key, value.offset, value.shape, value.stride), name)
-            shares = None if first == name else first
-            rows.append((file.tensor(name, value.dtype, value.shape, shares=shares), value))
-    return rows, storages
+            first = first_names.setdefault((value.storage.key, value.offset, value.shape, value.stride), front + name)
+            shares = None if first == front + name else first
+            rows.append((file.tensor(front + name, value.dtype, value.shape, shares=shares), value))
+    return rows, storages, ", ".join(dict.fromkeys(_left_out(top, [table.path for table in networks])))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The tensors of a dictionary in a pickle, also those in its lists, by their names."""
+
+    path: str  # of the dictionary, keys and numbers with dots
+    tensors: dict[str, Tensor]
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def is_network(self) -> bool:
+        """Return True if the names of tensors are those of a network; a random state is larger than a small one."""
+        return any(name.rpartition(".")[2] in ("weight", "bias") for name in self.tensors)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+
+def _tables(top: Any) -> list[_Table]:
+    """Return all dictionaries with tensors, at most 8 below the top; one that is at several places is at the first."""
+    found, waiting, seen = list[_Table](), [("", top, 0)], set[int]()
+    while waiting:
+        path, value, depth = waiting.pop(0)
+        if id(value) in seen or depth > _MOST_DEPTH:
+            continue
+        seen.add(id(value))
+        inside = value.items() if isinstance(value, PickledDict) else enumerate(value)
+        tensors: dict[str, Tensor] = {}
+        for key, item in inside:
+            if isinstance(item, Tensor):
+                tensors[str(key)] = item
+            elif isinstance(item, (list, tuple)) and any(isinstance(part, Tensor) for part in item):
+                tensors |= {f"{key}.{place}": part for place, part in enumerate(item) if isinstance(part, Tensor)}
+            elif isinstance(item, (PickledDict, list, tuple)):
+                waiting.append((f"{path}.{key}" if path else str(key), item, depth + 1))
+        if tensors and isinstance(value, PickledDict):
+            found.append(_Table(path, tensors))
+    return found
+
+
+def _has_arrays(value: Any) -> bool:
+    return any(map(_is_array, value.values())) if isinstance(value, PickledDict) else _is_array(value)
+
+
+def _is_array(value: Any) -> bool:
+    name = value.function.name if isinstance(value, Opaque) else ""
+    return name == "_reconstruct" and value.function.module.startswith("numpy")
+
+
+def _left_out(top: Any, networks: list[str], path: str = "") -> Iterator[str]:
+    """Yield the keys beside the weights, and in them those of NumPy arrays."""
+    items = top.items() if isinstance(top, PickledDict) else enumerate(top) if isinstance(top, (list, tuple)) else ()
+    for key, value in items:
+        own = f"{path}.{key}" if path else str(key)
+        is_weights = path in networks
+        if own in networks or any(network.startswith(f"{own}.") for network in networks):
+            yield from _left_out(value, networks, own)
+        elif _is_array(value):
+            yield f"{own[:60]} (NumPy array)"
+        elif not is_weights or isinstance(value, PickledDict):
+            yield own[:60]
 
 
 def _record(file: OpenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:

@@ -61,13 +61,15 @@ f"({bytes_text(row.bytes)})")
         names = ", ".join(map(one_line, stored.files[:_SHOWN_FILES]))
         more = f" and {len(stored.files) - _SHOWN_FILES} more" if len(stored.files) > _SHOWN_FILES else ""
         lines.append(("files", f"{len(stored.files)}: {names}{more}"))
+    if left_out := stored.metadata.get("left out"):
+        lines.append(("left out", one_line(left_out, limit=200)))
     return lines + [("problem", one_line(problem)) for problem in stored.problems]
 
 
 def _footer(report: CheckpointReport) -> list[tuple[str, str]]:
     lines = _stored_lines(report.stored)
-    if report.stored.metadata:
-        metadata = ", ".join(f"{key}: {value}" for key, value in report.stored.metadata.items())
+    if report.stored.metadata.keys() - {"left out"}:
+        metadata = ", ".join(f"{key}: {value}" for key, value in report.stored.metadata.items() if key != "left out")
         lines.append(("metadata", one_line(metadata, limit=200)))
     return [*lines, ("read", "only the header; nothing was loaded or run")]
 

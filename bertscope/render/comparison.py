@@ -45,19 +45,19 @@ class _Comparison:
 _number = partial(number, of="row")
 
 
-def _names(model: str = "model", of_class: str = "class") -> tuple[Column, Column]:
-    """Return the columns of the model and its class, with these titles."""
+def _names(reports: Sequence[Any] = ()) -> tuple[Column, Column]:
+    """Return the columns of the model and its class, which is shown if the models have several."""
+    is_one = len({report.subject.architecture for report in reports}) < 2
     return (
-        Column(model, lambda line: one_line(line.report.subject.name, limit=120),
+        Column("model", lambda line: one_line(line.report.subject.name, limit=120),
                {"model": lambda line: line.report.subject.name}),
-        Column(of_class, lambda line: line.report.subject.architecture,
-               {"class": lambda line: line.report.subject.architecture}, detail=True),
+        Column("class", lambda line: line.report.subject.architecture,
+               {"class": lambda line: line.report.subject.architecture}, detail=is_one),
     )  # fmt: skip
 
 
-_NAMES = _names()
 _GROUP_RECORDS = (
-    *_NAMES,
+    *_names(),
     Column("group", lambda line: line.row.name, {"group": lambda line: line.row.name}),
     _number("params", "params"),
     _number("unique parameters", "distinct_params"),
@@ -66,10 +66,11 @@ _GROUP_RECORDS = (
 )
 
 
-def _totals(has_frozen: bool) -> list[Column]:
+def _totals(reports: Sequence[CountReport]) -> list[Column]:
     """Return the columns of the totals of each model."""
+    has_frozen = any(report.totals.frozen_params for report in reports)
     return [
-        *_NAMES,
+        *_names(reports),
         _number("unique parameters", "distinct_params"),
         _number("sum over layers", "layer_params"),
         _number("trainable", "trainable_params", detail=not has_frozen),
@@ -83,7 +84,7 @@ def _count_table(reports: Sequence[CountReport]) -> _Comparison:
     if reports[0].by != "group":
         notes.append(f"bytes: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
         lines = [_ModelRow(report, report.totals) for report in reports]
-        return _Comparison(Table(_totals(any(line.row.frozen_params for line in lines)), lines), notes)
+        return _Comparison(Table(_totals(reports), lines), notes)
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
     rows = [
         *((name, [sum(row.params for row in report.rows if row.name == name) for report in reports]) for name in names),
@@ -106,7 +107,7 @@ def _flops_table(reports: Sequence[FlopsReport]) -> _Comparison:
     is_training = reports[0].mode == "training"
     phase = partial(_number, shown=is_training)
     columns = [
-        *_NAMES,
+        *_names(reports),
         _number("batch", "batch"),
         _number("seq", "seq"),
         _number("forward FLOPs", "forward_flops"),
@@ -132,7 +133,7 @@ def _memory_table(reports: Sequence[MemoryReport]) -> _Comparison:
     parts = [name for name in PARTS if any(getattr(line.row.memory.peak.parts, name) for line in lines)]
     precisions = {report.run.precision for report in reports}
     columns = [
-        *_names("model", "class"),
+        *_names(reports),
         Column("parameters in", lambda line: line.report.run.precision,
                {"precision": lambda line: line.report.run.precision}, shown=len(precisions) > 1),
         Column("checkpointing", lambda line: strategy_name(variant_name(line.row)),

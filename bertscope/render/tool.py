@@ -24,7 +24,7 @@ def _listing(columns: tuple[Column, ...], *notes: str, details: Sequence[str] = 
 presets = _listing(
     (
         Column("preset", lambda row: row.name, values("name")),
-        Column("class", lambda row: row.architecture, values("architecture"), detail=True),
+        Column("class", lambda row: row.architecture, values("architecture")),
         number("unique params", "distinct_params", optional(count_text)),
         number("sum over layers", "layer_params", optional(count_text), detail=True),
         Column("description", lambda row: row.description, values("description")),

@@ -14,6 +14,7 @@ from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.expectations import Expectation
+from bertscope.units import visible
 
 if TYPE_CHECKING:
     from bertscope.model import BertPreTrainedModel, PeftModel
@@ -52,7 +53,7 @@ class BertSource:
     def notice(self) -> str:
         """Return a note on layers that are not built and fields that do not affect a BERT."""
         noted = ("_name_or_path", "auto_map", "quantization_config")  # the first names the model
-        ignored = ", ".join(name for name in self.config.ignored if name not in noted)
+        ignored = ", ".join(visible(name) for name in self.config.ignored if name not in noted)
         ignored = f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
         ignored = "\n".join(filter(None, (self.file_note, ignored)))
         if self.layers <= MAX_BUILT_LAYERS or not self.has_equal_layers:
@@ -113,6 +114,8 @@ class BertSource:
 
     def for_run(self) -> BertSource:
         """Return the source as a run builds it, with the masks of transformers 4.43.4."""
+        if not self.config.type_vocab_size:
+            raise SelectionError("type_vocab_size is 0: an input has token types, and none has a row; give 1 or more")
         if self.flash:
             raise SelectionError(f"the built-in BERT has eager and sdpa, not {self.flash}; take --attention sdpa")
         return replace(self, uses_transformers_masks=True)

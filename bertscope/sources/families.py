@@ -10,6 +10,7 @@ from typing import Any
 
 from bertscope.config import RULES, refuse_misspelling
 from bertscope.errors import ConfigError
+from bertscope.units import visible
 
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 # Keys of any configuration of transformers, and those of google-research/bert, which shape no BERT.
@@ -59,8 +60,8 @@ def check_family(members: Mapping[str, Any]) -> None:
         return
     known = RULES.keys() | _COMMON
     if strange := [name for name in members if name not in known and not str(name).startswith("_")]:
-        for name in strange:
-            refuse_misspelling(str(name), members)
+        if len(strange) == 1:
+            refuse_misspelling(str(strange[0]), members)
         of = next((of for keys, of in _FAMILIES.items() if any(name in strange for name in keys.split())), "")
         family = f"with its family, by these keys {of}" if of else 'with its family; "bert" passes over such keys'
         names = ", ".join(map(str, strange[:3])) + " ..." * (len(strange) > 3)
@@ -91,6 +92,6 @@ def file_notes(members: Mapping[str, Any]) -> str:
         )
     if quantized := members.get("quantization_config"):
         method = str(quantized.get("quant_method", "")) if isinstance(quantized, Mapping) else ""
-        method = f" ({method[:40]})" if method else ""
+        method = f" ({visible(method[:40])})" if method else ""
         found.append(f"quantization_config{method} is not followed: all weights are taken as before quantization")
     return "\n".join(found)

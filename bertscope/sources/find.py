@@ -313,8 +313,9 @@ def _place(name: str | os.PathLike[str]) -> _Place:
         except (OSError, ValueError, RuntimeError):  # not a valid path: too long, with a NUL, or a loop of links
             exists = False
         is_folder = exists and path.is_dir()
-        has_weights = weights_in(path) is not None if is_folder else is_weights(path)
-        configs = [(path if is_folder else path.parent) / name for name in (ADAPTER_CONFIG, _CONFIG)]
+        has_weights = weights_in(path) is not None or has_modules(path) if is_folder else is_weights(path)
+        folders = (path, path / "0_Transformer") if is_folder else (path.parent,)  # of sentence-transformers before 2.0
+        configs = [folder / name for folder in folders for name in (ADAPTER_CONFIG, _CONFIG)]
         found = next(filter(Path.exists, configs), None) if exists and (is_folder or has_weights) else None
         return _Place(path, exists, is_folder, has_weights, found)
 
