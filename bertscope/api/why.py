@@ -62,6 +62,9 @@ def why(
         if asked.named or training_file is not None or plan is not None:
             raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")
         return report
+    if report.source == MESSAGE and training_file is None and plan is None and not {"batch", "seq"} <= asked.named:
+        raise asked.error("the step of a model depends on {batch} and {seq}; give those of the run that failed",
+                          "batch", "seq")  # fmt: skip
     source = source_of(model)
     ((run, limit),) = asked.resolved(source, **DEFAULTS["why"]).points
     card = card_for(limit, run)
@@ -91,7 +94,8 @@ def _compared(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu 
         for part in dict.fromkeys((*held, *sizes))
     )
     report = replace(report, parts=parts, subject=estimate.subject, run=run)
-    found = [*_kept(report, memories), *_beyond(report), *_fitting(report, source, run, card)]
+    needed = max(memory.device.card_bytes if memory.device else memory.peak.peak_bytes for memory in memories[:1])
+    found = [*_kept(report, memories), *_beyond(report), *_fitting(report, source, run, card, needed)]
     return replace(report, findings=tuple(sorted(found, key=lambda finding: -finding.frees_bytes)))
 
 
@@ -132,8 +136,13 @@ def _beyond(report: WhyReport) -> Iterator[WhyFinding]:
             yield WhyFinding(key="why_beyond", frees_bytes=excess, values={"part": part.part, **sizes})
 
 
-def _fitting(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu | None) -> Iterator[WhyFinding]:
-    """Yield the batches of the step that fit on the card without other processes."""
+def _fitting(
+    report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu | None, needed: int
+) -> Iterator[WhyFinding]:
+    """Yield the batches of the step that fit on the card without other processes.
+
+    That the step needs more than the card has is the first of all reasons.
+    """
     memory = card.memory_bytes if card else report.total_bytes
     if memory is None or report.moment != OOM:
         return
@@ -147,4 +156,6 @@ def _fitting(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu |
         return
     for row in found.rows:
         asked = {"asked": run.batch, "checkpointing": row.checkpointing}
-        yield WhyFinding(key="why_fits", values={"size_total": memory, "batch": row.batch, **asked})
+        frees = needed if row.checkpointing == run.checkpointing and row.batch < run.batch else 0
+        yield WhyFinding(key="why_fits", frees_bytes=frees,
+                         values={"size_total": memory, "size_needed": needed, "batch": row.batch, **asked})  # fmt: skip

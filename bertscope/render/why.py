@@ -55,7 +55,8 @@ def finding_text(finding: WhyFinding) -> str:
         case "why_cache":
             return f"the cache of generate holds {v.size}{v.at}: generate fewer tokens or smaller batches"
         case "why_models":
-            return f"a model is on the card twice, the second holds {v.size} ({v.line}; {v.other}): delete one"
+            times, others = ("twice", "second holds") if v.times == 2 else (f"{v.times} times", "others hold")
+            return f"a model is on the card {times}, the {others} {v.size} ({v.line}; {v.other}): delete what is unused"
         case "why_copy":
             return f"a copy of the weights (deepcopy) holds {v.size}{v.at}: keep it on the CPU"
         case "why_optimizers":
@@ -91,7 +92,10 @@ def finding_text(finding: WhyFinding) -> str:
         case "why_limit":
             return f"this process may use {v.size} only: raise the limit (set_per_process_memory_fraction)"
         case "why_driver":
-            return f"memory outside torch's allocator holds {v.size}: end other programs"
+            return (
+                f"Metal holds {v.size} outside torch's allocator for this process, such as graphs of each shape: pad "
+                "to few shapes, or call torch.mps.empty_cache()"
+            )
         case "why_shared":
             return (
                 f"{v.size} is allocated on a card of {v.size_total}: the driver has moved some to the CPU, which is "
@@ -111,9 +115,12 @@ def finding_text(finding: WhyFinding) -> str:
         case "why_beyond":
             return f"{v.part} hold {v.size}, in the estimate {v.size_estimated}"
         case "why_fits":
-            return (
-                f"checkpointing {v.checkpointing}: the largest batch on {v.size_total} is {v.batch} (asked: {v.asked})"
-            )
+            if v.batch < v.asked:
+                return (
+                    f"the step with batch {v.asked} needs {v.size_needed} of {v.size_total}: the largest batch is "
+                    f"{v.batch} with checkpointing {v.checkpointing}"
+                )
+            return f"checkpointing {v.checkpointing}: batch {v.asked} fits on {v.size_total}, and up to {v.batch}"
     raise KeyError(finding.key)
 
 
@@ -180,6 +187,7 @@ def _lines(report: WhyReport, target: Target | None) -> Iterator[tuple[str, str]
         "reserved by torch": report.reserved_bytes,
         "largest free block": report.largest_free_bytes,
         "other processes": report.other_bytes,
+        "outside torch": report.outside_bytes,
         "free on the card": report.free_bytes,
         "memory of the card": report.total_bytes,
     }

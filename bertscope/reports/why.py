@@ -88,6 +88,16 @@ class WhyReport(TableReport[WhyRow]):
     notes: tuple[Note, ...] = ()
 
     @property
+    def outside_bytes(self) -> int | None:
+        """Return what is in use on the card and is neither torch's nor known as that of other processes.
+
+        It is the context of CUDA, its libraries and NCCL, and other processes of which the file does not tell.
+        """
+        if self.total_bytes is None or self.free_bytes is None:
+            return None
+        return max(self.total_bytes - self.free_bytes - (self.reserved_bytes or 0) - (self.other_bytes or 0), 0)
+
+    @property
     def unusable_bytes(self) -> int | None:
         """Return what torch has reserved and not given out."""
         return None if self.reserved_bytes is None else max(self.reserved_bytes - self.allocated_bytes, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import combinations
 from typing import TypeVar
 
 from bertscope.analyses.memory.why.history import HeldBlock, History
@@ -136,28 +135,34 @@ def _open_graph(of: Evidence) -> Iterator[WhyFinding]:
 
 
 def _models(of: Evidence) -> Iterator[WhyFinding]:
-    """Yield parameters that are on the card twice."""
+    """Yield parameters that are on the card several times: loaded by several lines, or by one line in a loop."""
     blocks = [block for block in of.of("parameters") if COPIED not in block.kind.marks]
     groups = grouped(blocks, lambda block: tuple(line for line in block.kind.lines if not line.endswith("__init__)")))
-    if pair := _twice(sorted((group for group in groups.values() if len(group) > 1), key=size_of)):
-        one, other = pair
-        if size_of(one) > _LARGE * of.total:
-            yield finding("models", size_of(one), line=_line(one), other=_line(other))
-            return
-    half = len(blocks) // 2
-    sizes = [block.size for block in blocks]
-    if len(blocks) % 2 == 0 and half >= _UNIT and sizes[:half] == sizes[half:]:
-        yield finding("models", size_of(blocks[half:]), line=_line(blocks), other=_line(blocks[half:]))
+    alike = _alike(sorted((group for group in groups.values() if len(group) > 1), key=size_of))
+    if not alike or size_of(alike[0]) <= _LARGE * of.total:
+        sizes = [block.size for block in blocks]
+        unit = next((unit for unit in range(1, len(sizes) // 2 + 1)
+                     if len(sizes) % unit == 0 and sizes == sizes[:unit] * (len(sizes) // unit)), 0)  # fmt: skip
+        # A unit of few tensors is a layer: the model has equal ones, and nothing else.
+        alike = [blocks[start : start + unit] for start in range(0, len(blocks), unit)] if unit >= _UNIT else []
+    if alike:
+        size = sum(map(size_of, alike[1:]))
+        yield finding("models", size, line=_line(alike[0]), other=_line(alike[1]), times=len(alike))
 
 
-def _twice(groups: Iterable[list[HeldBlock]]) -> tuple[list[HeldBlock], list[HeldBlock]] | None:
-    """Return two groups of which nearly all bytes are in blocks of equal sizes; None if there are no such groups."""
-    for one, other in combinations(groups, 2):
-        first, second = (Counter(block.size for block in blocks) for blocks in (one, other))
-        common = sum(size * count for size, count in (first & second).items())
-        if common > _ALIKE * max(size_of(one), size_of(other)):
-            return one, other
-    return None
+def _alike(groups: Iterable[list[HeldBlock]]) -> list[list[HeldBlock]]:
+    """Return the groups of which nearly all bytes are in blocks of the sizes of another; empty without such groups."""
+    found = list(groups)
+    for place, one in enumerate(found):
+        first = Counter(block.size for block in one)
+        alike = [one]
+        for other in found[place + 1 :]:
+            common = first & Counter(block.size for block in other)
+            if sum(size * count for size, count in common.items()) > _ALIKE * max(size_of(one), size_of(other)):
+                alike.append(other)
+        if len(alike) > 1:
+            return alike
+    return []
 
 
 def _optimizer(of: Evidence) -> Iterator[WhyFinding]:
@@ -165,8 +170,8 @@ def _optimizer(of: Evidence) -> Iterator[WhyFinding]:
     state = of.of("optimizer_state")
     # The moments of Adam are made at two lines of one step.
     groups = grouped(state, lambda block: (block.forward_pass, *(x for x in block.kind.lines if x[-5:] != "step)")))
-    if pair := _twice(sorted(groups.values(), key=lambda group: group[0].born)):
-        yield finding("optimizers", size_of(pair[0]), line=_caller(pair[0]))
+    if alike := _alike(sorted(groups.values(), key=lambda group: group[0].born)):
+        yield finding("optimizers", sum(map(size_of, alike[:-1])), line=_caller(alike[0]))
     elif size_of(state) > _LARGE * of.total:
         yield finding("optimizer", size_of(state), size_of(state) * 3 // 4)  # 8-bit states are a quarter of fp32's
 

@@ -194,10 +194,12 @@ def read_history(data: Any, name: str) -> History:
 
 
 class _Reader:
-    """The reader of a file; stacks of frames that are the same objects are read once."""
+    """The reader of a file; a stack is its frames' lines and names, whether or not its frames are the same objects."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.frames: dict[int, int] = {}  # the number of a frame by its object, which is quick, and by its content
+        self.numbers: dict[str, int] = {}
         self.known: dict[tuple[int, ...], tuple[StackKind, int]] = {}
         self.left = MAX_ITEMS
 
@@ -212,10 +214,18 @@ class _Reader:
 
     def stack(self, frames: Any) -> tuple[StackKind, int]:
         """Return what a stack tells, and its number."""
-        key = tuple(map(id, frames)) if isinstance(frames, list) else ()
+        key = tuple(map(self._frame, frames)) if isinstance(frames, list) else ()
         if key not in self.known:
             self.known[key] = stack_kind(frames), len(self.known)
         return self.known[key]
+
+    def _frame(self, frame: Any) -> int:
+        number = self.frames.get(id(frame))
+        if number is None:
+            parts = [frame.get(key) for key in ("filename", "line", "name")] if isinstance(frame, dict) else frame
+            number = self.numbers.setdefault(repr(parts), len(self.numbers))
+            self.frames[id(frame)] = number
+        return number
 
     def history(self, segments: list[dict[str, Any]], trace: list[dict[str, Any]]) -> History:
         """Return the history of a device."""

@@ -17,14 +17,17 @@ from bertscope.units import parse_bytes
 
 _SIZE = r"([0-9][0-9,]{0,15}(?:\.[0-9]{1,4})?)\s{0,2}(bytes|[KMGT]i?B)"
 # The start of a message, and how far behind it its numbers are: a message with 20 other processes has 1,500 letters.
-_START = re.compile(r"(?:CUDA|HIP|XPU) out of memory\.|MPS backend out of memory|(?<!\w)Tried to allocate (?=[0-9])")
+_START = re.compile(r"(?:CUDA|HIP|XPU) out of memory\.|MPS backend out of memory|(?<!\w)Tried to allocate (?=[0-9])"
+                    r"|Currently allocated\s{0,9}: (?=[0-9])")  # fmt: skip
 _REACH = 4000
 _MOST_STARTS = 1000  # from the end of the text: a hostile one has a million
 _NUMBERS = {
-    "tried": rf"Tried to allocate {_SIZE}",
-    "total": rf"(?:{_SIZE} total capacity|total capac\w{{1,4}} of {_SIZE}|max allowed: {_SIZE})",
-    "free": rf"(?:{_SIZE} free;|of which\s?{_SIZE} is free)",
-    "allocated": rf"(?:{_SIZE} already allocated|allocated memory {_SIZE} is allocated|MPS allocated: {_SIZE})",
+    # The last form of each is that of the backend cudaMallocAsync.
+    "tried": rf"(?:Tried to allocate {_SIZE}|Requested : {_SIZE})",
+    "total": rf"(?:{_SIZE} total capacity|total capac\w{{1,4}} of {_SIZE}|max allowed: {_SIZE}|Device limit : {_SIZE})",
+    "free": rf"(?:{_SIZE} free;|of which\s?{_SIZE} is free|Free \(according to CUDA\): {_SIZE})",
+    "allocated": rf"(?:{_SIZE} already allocated|allocated memory {_SIZE} is allocated|MPS allocated: {_SIZE}|"
+    rf"Currently allocated : {_SIZE})",
     "reserved": rf"{_SIZE} reserved in total by PyTorch",
     "unallocated": rf"(?:{_SIZE} cached|{_SIZE} is reserved by PyTorch but unallocated)",
     "own": rf"this process has {_SIZE} memory in use",
@@ -101,7 +104,8 @@ def _other(numbers: dict[str, int], reserved: int) -> int:
     if "total" not in numbers or "free" not in numbers:
         return 0
     used = numbers["total"] - numbers["free"]
-    rest, least = (used - numbers["own"], 0) if "own" in numbers else (used - reserved, _OUTSIDE)
+    own = numbers.get("own", 0)  # NVML does not see a process in a container, and says 0 bytes
+    rest, least = (used - own, 0) if own >= reserved else (used - reserved, _OUTSIDE)
     return rest if rest > max(least, 0.01 * numbers["total"]) else 0
 
 
@@ -110,7 +114,7 @@ def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
     tried, total, free, allocated = (of.get(key, 0) for key in ("tried", "total", "free", "allocated"))
     unusable, other = of["unallocated"], of["other"]
 
-    if unusable >= tried and unusable:
+    if unusable >= tried > free:
         yield finding("fragmentation", unusable)
     if other:
         yield finding("other", other, other if free < tried else 0, size_total=total)
@@ -127,5 +131,5 @@ def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
     if tried > _LARGE_SHARE * (total or tried) or tried > max(allocated, free, _SMALL_SHARE * total):
         named = [key for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)) if mark in kind.marks]
         yield finding(named[0] if named else "request", tried, line=kind.line or kind.module)
-    if total >= allocated > 0:
+    if total >= allocated > 0 and free < tried:
         yield finding("full", allocated, 0, size_total=total)

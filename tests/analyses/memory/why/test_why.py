@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
 import bertscope
+from bertscope.analyses.memory.why.findings import findings
+from bertscope.analyses.memory.why.history import History
 from bertscope.analyses.memory.why.messages import message_report
-from bertscope.analyses.memory.why.stacks import NO_STACK, stack_kind
+from bertscope.analyses.memory.why.stacks import NO_STACK, StackKind, stack_kind
 from bertscope.errors import SelectionError, SourceError
 from bertscope.units import parse_bytes
 from tests.analyses.memory.why.recording import GIB, Loop, Recording, documented, forward, frame, load, optimizer, own
@@ -105,12 +109,52 @@ def test_a_message_with_a_model_says_which_batches_fit(tmp_path):
         "CUDA out of memory. Tried to allocate 514.00 MiB (GPU 0; 2.00 GiB total capacity; 1.40 GiB already allocated; "
         "106.81 MiB free; 1.50 GiB reserved in total by PyTorch)"
     )
-    report = bertscope.why(path, "bert-tiny", batch=64, checkpointing="none", optimizer="sgd")
+    report = bertscope.why(path, "bert-tiny", batch=64, seq=128, checkpointing="none", optimizer="sgd")
     found = {finding.values["checkpointing"]: finding.values["batch"]
              for finding in report.findings if finding.key == "why_fits"}  # fmt: skip
     fit = bertscope.fit("bert-tiny", 2 * GIB, device="cuda", seq=128, precision="fp32", checkpointing=["none", "full"],
                         optimizer="sgd")  # fmt: skip
     assert found == {row.checkpointing: row.batch for row in fit.rows}
+
+
+@pytest.mark.parametrize("given", [{}, {"batch": 8}, {"seq": 128}], ids=str)
+def test_a_message_with_a_model_asks_for_the_step_that_failed(tmp_path, given):
+    (tmp_path / "oom.log").write_text(OOM)
+    with pytest.raises(SelectionError, match="batch and seq"):
+        bertscope.why(tmp_path / "oom.log", "bert-tiny", **given)
+
+
+def test_that_the_step_is_too_large_comes_before_fragmentation(tmp_path):
+    (tmp_path / "oom.log").write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 500.00 "
+        "MiB of which 5.00 MiB is free. Including non-PyTorch memory, this process has 495.00 MiB memory in use. Of the "
+        "allocated memory 100.00 MiB is allocated by PyTorch, and 337.00 MiB is reserved by PyTorch but unallocated."
+    )
+    report = bertscope.why(tmp_path / "oom.log", "bert-tiny", batch=512, seq=512)
+    first = report.findings[0]
+    assert first.key == "why_fits"
+    assert first.values["batch"] < 512
+    assert first.values["size_needed"] > 500 << 20
+    assert "why_fragmentation" in {finding.key for finding in report.findings[1:]}
+
+
+@pytest.mark.parametrize("times", [2, 3, 4, 5, 6])
+def test_a_model_that_a_loop_keeps_is_counted(times):
+    sizes = [4 << 20, *([(1 << 19) * (1 + number % 3) + 512 * number for number in range(40)])]
+    kinds = [StackKind(part="parameters", lines=("search.py:12 (objective)",), phase="load")] * len(sizes)
+    history = History()
+    for _ in range(times):
+        for size, kind in zip(sizes, kinds, strict=True):
+            history.add(size, kind, 0, -1)
+    (found,) = (reason for reason in findings(history) if reason.key == "why_models")
+    assert (found.values["times"], found.values["size"]) == (times, (times - 1) * sum(sizes))
+
+
+def test_the_diagnosis_is_the_same_if_equal_frames_are_one_object_or_several(snapshot, tmp_path):
+    data = pickle.loads(snapshot.read_bytes())
+    (tmp_path / "other.pickle").write_bytes(pickle.dumps(json.loads(json.dumps(data)), protocol=4))
+    one, other = bertscope.why(snapshot), bertscope.why(tmp_path / "other.pickle")
+    assert replace(other, name=one.name) == one
 
 
 def test_settings_without_a_model_are_refused(snapshot):
