@@ -152,16 +152,20 @@ def _near_choice(message: str) -> str:
 
 
 def _other_option(error: Any) -> str:
-    """Return what an option is called now that this command lacks, or the commands that have it."""
+    """Return what an option is called here that this command lacks, or the commands that have it."""
     option, ctx = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if type(error).__name__ != "NoSuchOption" or ctx is None or ctx.parent is None:
         return ""
     from bertscope.settings.generate import OPTIONS
     from bertscope.settings.resolve import new_name
 
-    if new := new_name(option.strip("-").replace("-", "_"), {row.name for row in ctx.command.params}, OPTIONS):
+    word, forms = option.strip("-").replace("-", "_"), {row.name: max(row.opts, key=len) for row in ctx.command.params}
+    if new := new_name(word, forms, forms):
         error.possibilities = None
-        return f"; {option} is {new} now"
+        return f"; {option} is {new} here"
+    if (new := new_name(word, OPTIONS, OPTIONS)) and (having := commands_with(new.split()[0], ctx)):
+        error.possibilities = None
+        return f"; {option} is {new} of {', '.join(having)}"
     if having := commands_with(option, ctx):
         error.possibilities = None
     return f"; {option} is an option of {', '.join(having)}" if having else ""

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import pytest
 
 import bertscope
+from bertscope.commands.registry import REMOVED
+from bertscope.errors import SelectionError
 from tests.child_server import loaded
 from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, run_python, shortened
 
@@ -562,3 +564,34 @@ def test_a_message_of_click_is_one_line_with_the_next_command(cli, words, said):
 def test_an_option_of_other_commands_suggests_no_option_of_this_one(cli):
     err = cli("estimate", "--budget", "8GiB").err
     assert err.startswith("error: No such option: --budget; --budget is an option of report, fit, ")
+
+
+# A word of another tool -> the option, and a command that has it.
+WORDS = {
+    "--fp16": "--precision autocast-fp16", "--bf16": "--precision autocast-bf16", "--amp": "--precision",
+    "--train": "--mode training", "--attn": "--attention", "--max-length": "--seq", "--max_seq_length": "--seq",
+    "--batch-size": "--batch", "--per-device-train-batch-size": "--batch", "--grad-accum": "--accumulate",
+    "--gradient-checkpointing": "--checkpointing full", "--8bit": "--optimizer adamw-8bit", "--json": "--format json",
+    "--memory": "--budget", "--vram": "--budget", "--num-gpus": "--world-size", "--use-lora": "--lora",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("command", ["estimate", "fit", "count"])
+@pytest.mark.parametrize("value", ["", "=4"])
+def test_a_word_of_another_tool_is_answered_with_the_own_one(cli, command, word, value):
+    result = cli(command, "bert-tiny", word + value)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert WORDS[word] in result.err
+
+
+@pytest.mark.parametrize("word", REMOVED)
+def test_a_command_of_another_tool_is_answered_with_the_own_one(cli, word):
+    result = cli(word, "bert-tiny")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"bertscope {REMOVED[word].split()[0]}" in result.err
+
+
+def test_a_keyword_of_another_tool_is_answered_with_the_own_one():
+    with pytest.raises(SelectionError, match="precision autocast-fp16"):
+        bertscope.estimate("bert-tiny", fp16=True)

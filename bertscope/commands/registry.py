@@ -71,13 +71,17 @@ GROUPS = {
 }
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 # Commands that earlier versions had, and what to type instead.
+# Words that are no command: former names, and those of other tools.
 REMOVED = {
+    "summary": "tree MODEL --style torchinfo", "params": "count MODEL", "parameters": "count MODEL",
+    "info": "count MODEL", "show": "tree MODEL", "memory": "estimate MODEL", "vram": "estimate MODEL --gpu t4",
+    "compare": "diff MODEL MODEL", "macs": "flops MODEL", "flop": "flops MODEL", "list": "presets", "oom": "why FILE",
     "calibrate": "profile --device cuda --save FILE",
     "convert": "presets NAME --config",
     "explore": "tree --interactive",
     "print": "tree --style torch",
     "verify": "diff MODEL CHECKPOINT",
-}
+}  # fmt: skip
 INPUTS = ("training_file", "plan")  # options with files that are read
 _REGISTERED: dict[str, typer.Typer] = {}
 

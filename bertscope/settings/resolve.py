@@ -43,16 +43,28 @@ class Layer(dict[str, tuple[Any, ...]]):
                 raise SettingError(message, error.names, where=self.where.get(name, "")) from None
 
 
-# Former names of settings, and what they are called now.
-RENAMED = {
-    "dtype": "{precision}", "autocast": "{precision} autocast-bf16",
-    "alloc_conf": "{expandable_segments}", "inputs": "{input}", "hold_outputs": "{loop} plain",
-    "no_dropout": "{dropout}", "head": "{architecture}",
+# What a setting is called here -> former names, and the words of other tools.
+_CALLED = {
+    "{precision}": "dtype torch_dtype", "{precision} autocast-bf16": "autocast bf16 amp mixed_precision use_amp",
+    "{precision} autocast-fp16": "fp16 use_fp16", "{precision} fp16": "half", "{mode} training": "train training",
+    "{mode} inference": "infer inference eval", "{expandable_segments}": "alloc_conf", "{loop} plain": "hold_outputs",
+    "{input}": "inputs input_size", "{dropout}": "no_dropout", "{architecture}": "head model_class",
+    "{budget}": "memory vram gpu_memory max_memory", "{fmt} json": "json", "{fmt} csv": "csv",
+    "{fmt} markdown": "markdown md", "{attention}": "attn attn_implementation attention_implementation",
+    "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
+             "cutoff_len seqlen",
+    "{batch}": "batch_size per_device_train_batch_size micro_batch_size train_batch_size bs",
+    "{checkpointing} full": "gradient_checkpointing grad_checkpointing activation_checkpointing recompute",
+    "{accumulate}": "grad_accum gradient_accumulation_steps gradient_accumulation accumulation_steps grad_acc",
+    "{optimizer} adamw-8bit": "8bit use_8bit adam8bit", "{optimizer}": "optim",
+    "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes", "{strategy} fsdp": "fsdp use_fsdp",
+    "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed zero", "{lora} r=8,target=query+value": "use_lora peft",
 }  # fmt: skip
+RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}
 
 
 def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None = None) -> str:
-    """Return what a setting is called now, with names in the form of a front end; empty if none of them is known."""
+    """Return what a setting is called here, with names in the form of a front end; empty if none of them is known."""
     text = RENAMED.get(name, "")
     names = re.findall(r"\{(\w+)\}", text)
     return SettingError(text).spelled(forms or {}) if names and all(new in known for new in names) else ""
@@ -61,7 +73,7 @@ def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None 
 def unknown_setting(name: str, known: Collection[str]) -> str:
     """Return the message about a setting that does not exist."""
     new = new_name(name, known)
-    hint = f"it is {new} now" if new else suggestion(name[:100], known)
+    hint = f"it is {new} here" if new else suggestion(name[:100], known)
     return f"there is no setting {name[:60]!r}; {hint}"
 
 

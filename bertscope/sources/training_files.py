@@ -1,12 +1,13 @@
-"""Training files: `TrainingArguments` of transformers as JSON, and the configuration of accelerate.
+"""Training files: `TrainingArguments` of transformers as JSON, and configurations of accelerate and of two trainers.
 
 Each key has one of four effects on the memory of a training step: it sets settings of a run (rows name their keys), it
 has none, it is not modelled, or it is unknown.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from bertscope.errors import BertscopeError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import SETTINGS, TRAINER
-from bertscope.settings.training_arguments import NotModelledError
+from bertscope.settings.run_config import AUTOCAST, SETTINGS, TRAINER
+from bertscope.settings.training_arguments import NotModelledError, whole_number
 from bertscope.text_files import Entry, read_mapping, readable
 from bertscope.text_files import Mapping as Entries
+from bertscope.units import BF16, FP16
 
 _WANTED = (
     "give the output of TrainingArguments.to_json_string() as a .json file, or a configuration of accelerate "
-    "(default_config.yaml)"
+    "(default_config.yaml), axolotl or LLaMA-Factory"
 )
 # A torch file is a zip archive, in old versions a pickle, whose first opcode is PROTO (pickletools in the standard
 # library).
@@ -75,6 +77,14 @@ class _Format:
     absent: dict[str, _Absent]
     no_effect: frozenset[str] = field(default_factory=frozenset)
     fields: Fields = field(default_factory=dict)  # whatever the keys are
+    renamed: dict[str, str] = field(default_factory=dict)  # the key of TrainingArguments that a key becomes
+    settings: dict[str, Callable[[Any], Fields]] = field(default_factory=dict)  # of its own keys
+    offloads: bool = False  # gradient_checkpointing may be `offload`, which needs less memory than full
+    skips_null: bool = False  # a key without a value is a key that is not there
+
+    def is_of(self, keys: Collection[str]) -> bool:
+        """Return True if a file with these keys has the format."""
+        return not set(keys).isdisjoint(self.identifying)
 
 
 # Keys of transformers 4.43.4 (training_args.py), of earlier versions and of 5.
@@ -157,7 +167,65 @@ _ACCELERATE = _Format(
         "command_file", "commands", "tpu_vm", "tpu_env",
     )),
 )  # fmt: skip
-_FORMATS = (_TRAINING_ARGUMENTS, _ACCELERATE)
+_LORA = _Absent("adapters: give --lora r=...,target=... for a BERT", off=("full",))
+_QUANTIZED = _Absent("weights in 4 or 8 bits")
+_KERNEL = _Absent("the attention kernel: give --attention", off=("auto", "eager", "sdpa", "disabled"))
+_PACKED = _Absent("several sequences in a row of a batch")
+_DATA = ("datasets", "dataset", "dataset_dir", "dataset_prepared_path", "val_set_size", "val_size", "test_datasets",
+         "template", "chat_template", "preprocessing_num_workers", "overwrite_cache", "max_samples")  # fmt: skip
+
+
+def _whole(name: str) -> Callable[[Any], Fields]:
+    return lambda value: {} if value is None else {name: whole_number(value, {})}
+
+
+# Keys of axolotl 0.13 (utils/schemas/config.py, core/builders/causal.py) beside those of TrainingArguments, to which it
+# passes most of them; it loads the weights in the dtype in which it computes.
+_AXOLOTL = replace(
+    _TRAINING_ARGUMENTS, name="axolotl", identifying=("micro_batch_size", "sequence_len"),
+    renamed={"micro_batch_size": "per_device_train_batch_size", "optimizer": "optim"},
+    settings={"sequence_len": _whole("seq"),
+              BF16.name: lambda value: {"precision": BF16.name} if value in (True, "auto", "full", "true") else {},
+              FP16.name: lambda value: {"precision": f"{AUTOCAST}{FP16.name}"} if value in (True, "true") else {}},
+    fields={"loop": TRAINER, "batch": 1}, offloads=True, skips_null=True,
+    absent=_TRAINING_ARGUMENTS.absent | {
+        "adapter": _LORA, "load_in_4bit": _QUANTIZED, "load_in_8bit": _QUANTIZED, "gptq": _QUANTIZED,
+        "sample_packing": _PACKED, "flash_attention": _KERNEL, "xformers_attention": _KERNEL,
+        "attn_implementation": _KERNEL, "unfrozen_parameters": _Absent("parameters that are not trained"),
+        "fsdp_version": _Absent(_SHARDS), "tensor_parallel_size": _Absent(_SHARDS),
+        "context_parallel_size": _Absent(_SHARDS), "rl": _Absent("the loss and the models of preferences"),
+    },
+    no_effect=_TRAINING_ARGUMENTS.no_effect | {
+        *_DATA, "base_model", "base_model_config", "model_type", "tokenizer_type", "num_epochs", "learning_rate",
+        "lr_scheduler", "pad_to_sequence_len", "special_tokens", "tokens", "evals_per_epoch", "saves_per_epoch",
+        "lora_model_dir", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear", "tf32",
+        "wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_log_model", "strict",
+        "auto_resume_from_checkpoints",
+    },
+)  # fmt: skip
+# Keys of LLaMA-Factory 0.9 (hparams/*.py); it recomputes layers unless the file says otherwise (model/model_utils/
+# checkpointing.py).
+_LLAMA_FACTORY = replace(
+    _TRAINING_ARGUMENTS, name="LLaMA-Factory", identifying=("finetuning_type", "cutoff_len"),
+    settings={"cutoff_len": _whole("seq"), "pure_bf16": lambda value: {"precision": BF16.name} if value is True else {},
+              "disable_gradient_checkpointing": lambda value: {"checkpointing": "none"} if value is True else {}},
+    fields={"loop": TRAINER, "batch": 8, "checkpointing": "full", "reentrant": True}, skips_null=True,
+    renamed={"micro_batch_size": "per_device_train_batch_size"},
+    absent=_TRAINING_ARGUMENTS.absent | {
+        "finetuning_type": _LORA, "quantization_bit": _QUANTIZED, "quantization_method": _QUANTIZED,
+        "flash_attn": _KERNEL, "packing": _PACKED, "neat_packing": _PACKED,
+        "stage": _Absent("the loss and the models of preferences", off=("pt", "sft")),
+        "use_galore": _Absent("another optimizer"), "use_badam": _Absent("another optimizer"),
+        "use_apollo": _Absent("another optimizer"), "use_muon": _Absent("another optimizer"),
+        "freeze_trainable_layers": _Absent("parameters that are not trained"), "use_unsloth": _Absent("other kernels"),
+        "enable_liger_kernel": _Absent("other kernels"),
+    },
+    no_effect=_TRAINING_ARGUMENTS.no_effect | {
+        *_DATA, "model_name_or_path", "trust_remote_code", "lora_rank", "lora_alpha", "lora_dropout", "lora_target",
+        "plot_loss", "do_sample", "double_quantization", "additional_target",
+    },
+)  # fmt: skip
+_FORMATS = (_LLAMA_FACTORY, _AXOLOTL, _TRAINING_ARGUMENTS, _ACCELERATE)
 
 
 def read_training_file(path: Path | str) -> TrainingFile:
@@ -175,9 +243,9 @@ def read_training_file(path: Path | str) -> TrainingFile:
         entries = read_mapping(path)
     except SourceError as error:  # the remedy after the semicolon names presets
         raise SourceError(f"{error.message.partition(';')[0]}; {_WANTED}", where=error.where) from None
-    form = next((form for form in _FORMATS if not entries.keys().isdisjoint(form.identifying)), None)
+    form = next((form for form in _FORMATS if form.is_of(entries)), None)
     if form is None:
-        names = ", ".join(name for form in _FORMATS for name in form.identifying)
+        names = ", ".join(name for form in reversed(_FORMATS) for name in form.identifying)
         raise SourceError(f"{path} describes no training, since it has none of {names}; {_WANTED}")
     return _read(entries, form, path)
 
@@ -198,14 +266,21 @@ def _refuse_archive(path: Path) -> None:
 
 def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
     """Return the effect of each key; raise ConfigError with file and line for an impossible value."""
-    given = entries.plain()
+    given = {form.renamed.get(key, key): value for key, value in entries.plain().items()}
     fields: Fields = dict(form.fields)
     lists: dict[str, list[TrainingKey]] = {"used": [], "no_effect": [], "not_modelled": [], "unknown": []}
     for key, entry in entries.items():
-        value = _finite(given[key])
+        own = form.renamed.get(key, key)
+        value = _finite(given[own])
+        if form.offloads and key == "gradient_checkpointing" and str(value).startswith("offload"):
+            value = given[own] = True
         kind, effect = "unknown", ""
-        if key in _USED:
-            kind, effect = _apply(key, value, given, fields, entry)
+        if value is None and form.skips_null:
+            kind = "no_effect"
+        elif key in form.settings:
+            kind, effect = _apply(key, value, form.settings[key], fields, entry)
+        elif own in _USED:
+            kind, effect = _apply(key, value, partial(_fields, own, given=given), fields, entry)
         elif key in form.absent:
             is_off = form.absent[key].is_off(value)
             kind, effect = ("no_effect", "not used") if is_off else ("not_modelled", form.absent[key].effect)
@@ -218,10 +293,12 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
     )
 
 
-def _apply(key: str, value: Any, given: Mapping[str, Any], fields: Fields, entry: Entry) -> tuple[str, str]:
+def _apply(
+    key: str, value: Any, read: Callable[[Any], Fields], fields: Fields, entry: Entry
+) -> tuple[str, str]:  # fmt: skip
     """Add the fields that a key sets to `fields`; return the list that it belongs to, and its effect."""
     try:
-        found = _fields(key, value, given)
+        found = read(value)
     except ValueError as error:
         raise entry.error(f"{key} must be {error}; got {value!r:.40}", key) from None
     except NotModelledError as reason:

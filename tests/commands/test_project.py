@@ -101,7 +101,7 @@ def test_the_table_is_for_the_command_line_only(folder):
             'precision = "bf17"',
             "precision takes one of fp32, bf16, fp16, autocast-bf16, autocast-fp16, stored; got 'bf17'; did you mean",
         ),
-        ('head = "BertModel"', "there is no setting 'head'; it is architecture now"),
+        ('head = "BertModel"', "there is no setting 'head'; it is architecture here"),
         ('architecture = "Bert"', "architecture: unknown architecture 'Bert'; did you mean 'BertModel'?"),
         ('lang = "zh"', "lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'"),
         ("gpu = ", "not valid TOML"),

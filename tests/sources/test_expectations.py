@@ -192,7 +192,7 @@ FORM = "  memory:\n    x:\n      batch: {}\n      seq: {}\n      mode: training\
         (MEMORY + "checkpointing: some}\n", 6, "unknown checkpointing"),
         (MEMORY + "freeze: 5}\n", 6, "freeze takes a text, or a list"),
         (MEMORY + "parallelism: fsdp}\n", 6, "there is no setting 'parallelism'"),
-        (MEMORY + "dtype: bf16}\n", 6, "there is no setting 'dtype'; it is precision now"),
+        (MEMORY + "dtype: bf16}\n", 6, "there is no setting 'dtype'; it is precision here"),
         (MEMORY + "strategy: fsdp}\n", 6, "strategy has no effect with world_size 1"),
         (MEMORY + "strategy: fsdpp, world_size: 8}\n", 6, "did you mean 'fsdp'"),
         (MEMORY + "world_size: many}\n", 6, "world_size takes a whole number"),

@@ -244,7 +244,7 @@ def test_a_file_that_is_none_is_one_line(cli, tmp_path, command, name):
     ("name", "words"),
     [
         ("empty.json", "the file is empty; give the output of TrainingArguments.to_json_string"),
-        ("config.json", "it has none of per_device_train_batch_size"),
+        ("config.json", "it has none of .*per_device_train_batch_size"),
         ("training_args.bin", "is a pickle, which can run code"),
         ("old_args.bin", r"save TrainingArguments.to_json_string\(\) to a .json file"),
     ],
@@ -298,3 +298,32 @@ def test_names_and_values_of_a_file_are_escaped(cli, given):
     assert result.code == 0
     assert "\x1b" not in result.err + result.out
     assert "\u202e" not in result.err + result.out
+
+
+# Files of other trainers, as their documentation writes them -> some of the settings, and keys that are not modelled.
+OTHER_TRAINERS = {
+    "axolotl": ("base_model: x\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nsequence_len: 512\noutput_dir: o\n"
+                "optimizer: adamw_bnb_8bit\nbf16: auto\ntf32: false\ngradient_checkpointing: true\nadapter: lora\n"
+                "load_in_8bit: true\nresume_from_checkpoint:\n",
+                {"batch": 2, "accumulate": 4, "seq": 512, "optimizer": "adamw-8bit", "precision": "bf16",
+                 "checkpointing": "full"}, {"adapter", "load_in_8bit"}),
+    "LLaMA-Factory": ("model_name_or_path: x\nstage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 2048\n"
+                      "output_dir: out\nper_device_train_batch_size: 1\nbf16: true\n",
+                      {"batch": 1, "seq": 2048, "precision": "autocast-bf16", "checkpointing": "full"}, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_TRAINERS)
+def test_a_file_of_another_trainer_is_read_by_its_own_words(tmp_path, name):
+    text, settings, not_modelled = OTHER_TRAINERS[name]
+    (tmp_path / "train.yaml").write_text(text)
+    file = read_training_file(tmp_path / "train.yaml")
+    assert file.format == name
+    assert settings.items() <= file.fields.items()
+    assert set(keys(file.not_modelled)) == not_modelled
+    assert keys(file.unknown) == []
+
+
+def test_offloaded_checkpointing_is_taken_as_full(tmp_path):
+    (tmp_path / "train.yml").write_text("micro_batch_size: 2\ngradient_checkpointing: offload\n")
+    assert read_training_file(tmp_path / "train.yml").fields["checkpointing"] == "full"

@@ -238,7 +238,7 @@ def test_what_the_module_itself_settles_is_refused():
         ],
         "the module determines its dtypes; precision is stored or autocast-": [{"precision": "bf16"}],
         "did you mean 'optimizer'": [{"optimiser": "adamw"}],
-        "it is precision now": [{"dtype": "bf16"}],
+        "it is precision here": [{"dtype": "bf16"}],
     }
     for words, fields in refused.items():
         for field in fields:

@@ -394,7 +394,7 @@ def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
         (("--budget", "17179869184"), "--budget 17179869184 has no unit; 17179869184B?"),
         (("--gpu", "t4", "--context", "300"), "--context 300 has no unit; 300GiB?"),
         (("--budget", "1GiB", "--expandable-segments"), "--expandable-segments has no effect with --device cpu"),
-        (("--gpu", "t4", "--alloc-conf", "expandable_segments:True"), "--alloc-conf is --expandable-segments now"),
+        (("--gpu", "t4", "--alloc-conf", "expandable_segments:True"), "--alloc-conf is --expandable-segments here"),
         (("--budget", "1GiB", "--seq", "many"), "--seq takes a whole number from 1"),
         (("--budget", "1GiB", "--precision", "int8"), "--precision takes one of fp32, bf16"),
         (("--budget", "1GiB", "--precision", "bf16-autocast"), "; did you mean 'autocast-bf16'?"),

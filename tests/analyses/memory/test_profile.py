@@ -375,7 +375,7 @@ def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
         (("--timeline", "step.gif"), "html, svg, png, csv, json"),
         (("--mode", "inference", "--checkpointing"), "--checkpointing has no effect with --mode inference"),
         (("--checkpointing", "half"), "--checkpointing takes none, full"),
-        (("--dtype", "fp32", "--precision", "autocast-bf16"), "--dtype is --precision now"),
+        (("--dtype", "fp32", "--precision", "autocast-bf16"), "--dtype is --precision here"),
         (("--seq", "4096"), "at most max_position_embeddings"),
         (("--freeze", "nothing.here"), "matches no parameter"),
         (("--batch", "0"), "--batch takes a whole number from 1"),

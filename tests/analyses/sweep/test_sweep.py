@@ -271,9 +271,9 @@ def test_an_empty_grid_is_the_run_that_estimate_has_by_default(points):
     ("text", "message"),
     [
         ("batchsize: 8", "grid.yaml:1: there is no setting 'batchsize'; did you mean 'batch'?"),
-        ("model: bert-tiny\nhead: BertModel", "grid.yaml:2: there is no setting 'head'; it is architecture now"),
-        ("no_dropout: true", "grid.yaml:1: there is no setting 'no_dropout'; it is dropout now"),
-        ("alloc_conf: a", "grid.yaml:1: there is no setting 'alloc_conf'; it is expandable_segments now"),
+        ("model: bert-tiny\nhead: BertModel", "grid.yaml:2: there is no setting 'head'; it is architecture here"),
+        ("no_dropout: true", "grid.yaml:1: there is no setting 'no_dropout'; it is dropout here"),
+        ("alloc_conf: a", "grid.yaml:1: there is no setting 'alloc_conf'; it is expandable_segments here"),
         ("model: bert-tiny\nbatch: [8, 0]", r"grid.yaml:2: batch takes a whole number from 1 to below 2\*\*31; got 0"),
         ("batch: true", "grid.yaml:1: batch takes a whole number from 1 .*; got True"),
         ("batch: []", "grid.yaml:1: batch has no value; it takes a whole number from 1"),

@@ -127,8 +127,8 @@ def test_a_message_with_a_model_asks_for_the_step_that_failed(tmp_path, given):
 def test_that_the_step_is_too_large_comes_before_fragmentation(tmp_path):
     (tmp_path / "oom.log").write_text(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 500.00 "
-        "MiB of which 5.00 MiB is free. Including non-PyTorch memory, this process has 495.00 MiB memory in use. Of the "
-        "allocated memory 100.00 MiB is allocated by PyTorch, and 337.00 MiB is reserved by PyTorch but unallocated."
+        "MiB of which 5.00 MiB is free. Including non-PyTorch memory, this process has 495.00 MiB memory in use. Of "
+        "the allocated memory 100.00 MiB is allocated by PyTorch, and 337.00 MiB is reserved by PyTorch but unallocated"
     )
     report = bertscope.why(tmp_path / "oom.log", "bert-tiny", batch=512, seq=512)
     first = report.findings[0]
