@@ -111,6 +111,7 @@ _ROWS = {
 }  # fmt: skip
 _OF_A100 = "nvidia-smi of a model of 4,093 parameters (3,000 runs: at least 1,443 MiB)"
 _OF_V100 = "pytorch/pytorch 20532 (16 GB, torch 1.1)"
+_XMEM = "runs of xMem (Middleware 2025), the memory of the process less what torch has reserved"
 _ANATOMY = "transformers documentation, model memory anatomy"
 # The lowest and the highest CUDA context of a GPU that was published, in MiB, and the source of each.
 _CONTEXTS = {
@@ -122,9 +123,10 @@ _CONTEXTS = {
     "gtx-1080-ti": (630, 630, _oom("huggingface/sentence-transformers 57 (2019)")),
     "rtx-2080-ti": (877, 1343, f"GitHub issue pytorch/pytorch 49877 (torch 1.6); {_oom('ispc-lab/TMA 5 (2024)')}"),
     "rtx-3090": (256, 1486, "GitHub issue pytorch/pytorch 49877 (torch 1.7); invoke-ai/InvokeAI 9413 (torch 2.7)"),
+    "rtx-3060-12gb": (141, 1486, f"{_XMEM} (at most 141 MiB); as an rtx-3090 at most"),
     "rtx-a4000": (210, 210, _oom("DengKaiCQ/VGGT-Long 6 (2025)")),
     "a10g": (282, 282, _oom("meta-pytorch/torchtune 229 (2024)")),
-    "rtx-4060": (115, 115, _oom("ESRSchao/EdgeRegNet 2 (2025)")),
+    "rtx-4060": (106, 115, f"{_XMEM} (at most 106 MiB); {_oom('ESRSchao/EdgeRegNet 2 (2025)')}"),
     "rtx-4090": (450, 504, _oom("Soul-AILab/SoulX-FlashTalk 5 (2026), 3DTopia/Phidias-Diffusion 8 (2025)")),
     "l40": (507, 507, _oom("QwenLM/Qwen3-VL 2097 (2026)")),
     "a100-40gb": (501, 1451, f"{_oom('TianheWu/CoSeR 10 (2025)')}; {_OF_A100}"),
@@ -213,7 +215,7 @@ def find_gpu(name: str) -> Gpu:
         return GPUS[alike[0]]
     hint = f"say which: {', '.join(alike)}" if alike else suggestion(wanted, GPUS)
     hint = f"{hint} or" if hint.endswith("?") else f"{hint}; or"
-    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint} give --budget")
+    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint} give its memory: --device cuda --budget 16GiB")
 
 
 # Words of a device's name that make it another product than the one of the table, unless its row has them.

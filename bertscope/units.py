@@ -58,10 +58,19 @@ def signed_text(difference: int) -> str:
 def bytes_text(size_bytes: int, *, unit_of: int | None = None) -> str:
     """Return bytes in the binary unit that keeps the number below 1024: `413.29 MiB` (1 MiB = 2**20 B).
 
-    `unit_of` is another size whose unit is used.
+    `unit_of` is another size whose unit is used, unless the number would be far above 1024.
     """
-    divisor, unit = binary_unit(size_bytes if unit_of is None else unit_of)
+    divisor, unit = binary_unit(
+        size_bytes if unit_of is None or abs(size_bytes) >= 2048 * binary_unit(unit_of)[0] else unit_of
+    )
     return f"{size_bytes} B" if divisor == 1 else f"{size_bytes / divisor:,.2f} {unit}"
+
+
+def exact_bytes(size_bytes: int) -> str:
+    """Return bytes in the largest binary unit of which they are a whole number, as `parse_bytes` reads it: `16GiB`."""
+    powers = range(len(_BINARY) - 1, -1, -1) if size_bytes else (0,)
+    power = next(power for power in powers if size_bytes % 1024**power == 0)
+    return f"{size_bytes // 1024**power}{_BINARY[power]}"
 
 
 def binary_unit(size_bytes: int) -> tuple[int, str]:

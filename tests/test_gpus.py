@@ -29,9 +29,9 @@ def test_the_kernel_follows_from_the_compute_capability(monkeypatch):
 
 
 def test_a_gpu_without_a_published_context_has_the_range_of_its_compute_capability():
-    """The L4 has capability 8.9: published are 115 MiB of an RTX 4060 and 507 MiB of an L40."""
+    """The L4 has capability 8.9: published are 106 MiB of an RTX 4060 and 507 MiB of an L40."""
     card = find_gpu("l4")
-    assert (card.context_low_bytes, card.context_high_bytes) == (115 * 2**20, 507 * 2**20)
+    assert (card.context_low_bytes, card.context_high_bytes) == (106 * 2**20, 507 * 2**20)
     assert "rtx-4060" in card.context_source
     assert "l40, " in card.context_source
 

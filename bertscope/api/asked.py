@@ -326,6 +326,10 @@ def card_for(limit: Limit, run_config: RunConfig) -> Gpu | None:
     A card that is not named has as much memory as the budget, if there is one.
     """
     known = find_gpu(limit.gpu) if limit.gpu is not None else None
+    if known is None and limit.budget is None and limit.context is not None:
+        raise SettingError("{context} has no effect without {gpu}; give it too, or leave {context} out", ["context"])
+    if known is not None and limit.context is not None:
+        known = replace(known, context_low_bytes=limit.context, context_high_bytes=limit.context)
     found = calibration_for(limit, run_config)
     if found is None:
         return known

@@ -24,9 +24,7 @@ EXAMPLES = """
 @command(examples=EXAMPLES, cls=WithBareCheckpointing)
 def estimate(
     *,
-    run: Annotated[
-        CommandSettings, Takes(command="estimate", compared=("checkpointing",), without=("budget", "context"))
-    ],
+    run: Annotated[CommandSettings, Takes(command="estimate", compared=("checkpointing",), without=("budget",))],
     model: ModelsOptions,
     view: ViewOptions,
     data: LengthOptions,

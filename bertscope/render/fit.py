@@ -23,7 +23,7 @@ from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, Leng
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.parallelism import SINGLE
-from bertscope.settings.run_config import INFERENCE, STORED
+from bertscope.settings.run_config import CPU, INFERENCE, STORED
 from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, share_text
 
 
@@ -42,7 +42,7 @@ def columns(report: FitReport) -> list[Column]:
         Column("checkpointing", lambda row: strategy_name(row.checkpointing), values("checkpointing"),
                shown=not by_ranks),
         Column(batch, lambda row: count_text(row.batch) if row.fits and not report.asked_batch else
-               answer_text(report, row), values("batch", "fits", "answer"), right=report.asked_batch is None),
+               answer_text(report, row), values("batch", "fits", "answer", "largest_batch"), right=report.asked_batch is None),
         number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
         number("peak", "peak_bytes", bytes_text),
         number("reserved", "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
@@ -139,7 +139,7 @@ def verdict(report: FitReport) -> str:
     row = _answering_row(report)
     seq = row.seq
     batch = count_text(report.asked_batch or row.batch or 1)
-    on = f" on {report.card.name}" if report.card else ""
+    on = on_text(report)
     memory = needed_text(report, row)
     if report.answer == NO:
         memory = f"{memory}, short by {missing_text(report, row)}"
@@ -164,10 +164,17 @@ def verdict(report: FitReport) -> str:
     elif report.asked_batch is None:
         answer = f"no: not even batch {batch} fits{where} with {way}"
     else:
-        answer = f"no: batch {batch} does not fit{where}; the closest setting is {way}"
+        largest = count_text(row.largest_batch) if row.largest_batch else "none"
+        answer = f"no: batch {batch} does not fit{where}, {largest} does; the closest setting is {way}"
     answer = with_time(answer, row) if row.fits else answer
     answer = with_other_loop(answer, report.run, row.other_loop_bytes, row.peak_bytes)
     return f"{answer}; assumed: {settings_text(report)}"
+
+
+def on_text(report: Any) -> str:
+    """Return ` on t4`; for a budget the device, which the user may not have named."""
+    device = "a CPU" if report.run.device == CPU else "a GPU"
+    return f" on {report.card.name if report.card else device}"
 
 
 def common_verdict(reports: Sequence[FitReport]) -> str:

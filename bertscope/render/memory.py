@@ -381,8 +381,8 @@ def with_time(answer: str, row: Variant | FitRow) -> str:
 
 
 def range_text(low: int, high: int) -> str:
-    """Return `12.00 MiB to 3.00 GiB` for two numbers of bytes."""
-    return f"{bytes_text(low)} to {bytes_text(high)}"
+    """Return `12.00 MiB to 3.00 GiB` for two numbers of bytes, and one of them for a range that shows none."""
+    return " to ".join(dict.fromkeys(map(bytes_text, (low, high))))
 
 
 PARTS = tuple(field.name for field in fields(Parts))

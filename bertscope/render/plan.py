@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from bertscope.render.columns import Column, answer_word, csv_only, number, values
-from bertscope.render.fit import time_columns
+from bertscope.render.fit import on_text, time_columns
 from bertscope.render.footer import title
 from bertscope.render.memory import needed_text, time_notes
 from bertscope.render.timeline.panels import kernel_word, loop_words
@@ -96,7 +96,7 @@ def share(row: PlanRow) -> str:
 def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence."""
     row = report.first
-    on = f" on {report.card.name}" if report.card else ""
+    on = on_text(report)
     batch = f"batch {count_text(row.batch)} x {count_text(row.accumulate)}"
     sized = f"{batch} at seq {report.run.seq}{on}: {needed_text(report, row)}"
     if not report.fits:

@@ -368,6 +368,7 @@ class FitRow:
     strategy: str = "none"  # of the ranks; `batch` and bytes are those of one
     ranks: int = 1
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
+    largest_batch: int = 0  # that fits, of a row whose asked batch does not
     predicted: StepTime | None = None  # of --time, by a calibration
     time_range: TimeRange | None = None  # of a step, by the data sheet of a card without one
     epoch: TimeRange | None = None  # of --sequences

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from bertscope.settings.rows import Row, Settings, rows
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED, MEASURED
+from bertscope.units import exact_bytes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _LINE = 121  # characters of a line with its end
@@ -45,7 +46,7 @@ def option_words(own: Row, value: Any) -> list[str]:
     option = OPTIONS[own.name]
     if isinstance(value, bool):
         return [option if value else f"--no-{option[2:]}"]
-    texts = [f"{value}B"] if own.is_size else list(value) if own.is_list else [str(value)]
+    texts = [exact_bytes(value)] if own.is_size else list(value) if own.is_list else [str(value)]
     return [word for text in texts for word in ([f"{option}={text}"] if text.startswith("-") else [option, text])]
 
 

@@ -214,7 +214,7 @@ def test_a_former_option_says_what_it_is_now(cli, words, option, new):
     command = words.split()[0]
     result = cli(*words.split())
     assert (result.code, result.out) == (2, "")
-    message = f"No such option: {option}; {option} is {new} now; see 'bertscope {command} --help'"
+    message = f"No such option: {option}; {option} is {new} here; see 'bertscope {command} --help'"
     assert result.err == f"error: {message}\n"
 
 

@@ -95,7 +95,7 @@ def test_the_table_is_for_the_command_line_only(folder):
     [
         ('gpus = "t4"', "there is no setting 'gpus'; did you mean 'gpu'?"),
         ("gpu = 4", "gpu takes a word such as "),
-        ('gpu = "t5"', "gpu: no GPU is known as 't5'; did you mean 't4'? or give --budget"),
+        ('gpu = "t5"', "gpu: no GPU is known as 't5'; did you mean 't4'? or give its memory: --device cuda --budget"),
         ('check = "a.yaml"', "check must be a list of files; got 'a.yaml'"),
         (
             'precision = "bf17"',

@@ -19,7 +19,7 @@ from bertscope.analyses.memory.summary import on_card, uncounted_notes
 from bertscope.config import HEADS
 from bertscope.gpus import Gpu
 from bertscope.progress import progress, stage
-from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, MemoryReport
+from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, MemoryReport, Variant
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, Parallelism, ranks_of
 from bertscope.settings.run_config import CUDA, RunConfig
@@ -43,12 +43,16 @@ class Fitter:
 
     def row(self, run_config: RunConfig, batch: int | None = None) -> FitRow:
         """Return the result for this batch, by default for the largest that fits."""
+        largest_batch = 0
         if batch is None:
             by_bytes = self._largest_by_bytes(run_config)
             served = self._largest_served(run_config, by_bytes)
         else:
             answer = self.answer(replace(run_config, batch=batch))
             by_bytes, served = (batch if answer in answers else 0 for answers in ((YES, UNCERTAIN), (YES,)))
+            if not served and not self.steps.one_batch:
+                most = min(self._largest_by_bytes(run_config), batch - 1)
+                largest_batch = self._largest_served(run_config, most)
         run_config = replace(run_config, batch=batch or max(served, 1))
         flops, plain = self.steps.flops(run_config), self.steps.flops(run_config.changed(checkpointing=NONE))
         peak, reserved = self.trace(run_config).peak_bytes, self.reserved_bytes(run_config, is_limited=served > 0)
@@ -70,6 +74,7 @@ class Fitter:
             strategy=run_config.parallelism.strategy,
             ranks=run_config.parallelism.world_size,
             other_loop_bytes=self.steps.other_peak_bytes(run_config) - peak,
+            largest_batch=largest_batch,
         )
 
     def needed_bytes(self, run_config: RunConfig) -> int:
@@ -158,8 +163,18 @@ def estimate_on(
     if card is None:
         return runs, report
     fitter, _ = fitter_for(source, runs[0], card, None, {source.architecture: steps})
-    variants = zip(report.variants, runs, strict=True)
-    return runs, replace(report, variants=tuple(replace(found, answer=fitter.answer(run)) for found, run in variants))
+    variants = [_answered(found, fitter, run) for found, run in zip(report.variants, runs, strict=True)]
+    return runs, replace(report, variants=tuple(variants))
+
+
+def _answered(found: Variant, fitter: Fitter, run: RunConfig) -> Variant:
+    """Return the estimate with the answer; a step that fits reserves what it does at the limit of the card."""
+    answer, memory = fitter.answer(run), found.estimated
+    if answer == YES and memory is not None and memory.device is not None:
+        reserved = min(fitter.reserved_bytes(run, is_limited=True), memory.device.reserved_bytes)
+        card_bytes = reserved + memory.device.context_high_bytes
+        memory = replace(memory, device=replace(memory.device, reserved_bytes=reserved, card_bytes=card_bytes))
+    return replace(found, answer=answer, estimated=memory)
 
 
 def fitter_for(

@@ -367,13 +367,13 @@ def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cl
         "fit", "small.yaml", "--budget", "100KiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32"
     )
     assert result.code == 1
-    assert result.out.startswith("no: not even batch 1 fits at seq 8 with fp32 without checkpointing: peak ")
+    assert result.out.startswith("no: not even batch 1 fits on a CPU at seq 8 with fp32 without checkpointing: peak ")
     assert "no, short by" in result.out
     result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8", "--checkpointing", "none", "--batch", "999",
                  "--precision", "fp32")  # fmt: skip
     assert result.code == 1
     assert result.out.startswith(
-        "no: batch 999 does not fit at seq 8; the closest setting is fp32 without checkpointing: peak "
+        "no: batch 999 does not fit on a CPU at seq 8, 34 does; the closest setting is fp32 without checkpointing: peak "
     )
 
 
@@ -381,7 +381,7 @@ def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
     result = cli("fit", "small.yaml", "--budget", "1GiB", "--seq", "8", "--batch", "4", "--checkpointing", "full,none",
                  "--precision", "fp32")  # fmt: skip
     assert result.code == 0
-    assert result.out.startswith("yes: batch 4 fits at seq 8 with fp32 without checkpointing: peak ")
+    assert result.out.startswith("yes: batch 4 fits on a CPU at seq 8 with fp32 without checkpointing: peak ")
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
         assert 0 < known.context_low_bytes <= known.context_high_bytes < known.memory_bytes / 5
         if known.name.endswith("gb"):
             assert known.memory_bytes <= int(known.name.rpartition("-")[2][:-2]) * 2**30
-    with pytest.raises(SelectionError, match="or give --budget"):
+    with pytest.raises(SelectionError, match="or give its memory: --device cuda --budget"):
         find_gpu("abacus")
 
 

@@ -70,7 +70,7 @@ def test_a_body_and_the_same_body_under_a_head_agree():
 
 def test_both_models_take_the_attention_that_is_asked_for(cli, tmp_path):
     mine = tmp_path / "config.json"
-    mine.write_text('{"attn_implementation": "eager"}')
+    mine.write_text('{"model_type": "bert", "attn_implementation": "eager"}')
     kinds = [cli("diff", mine, mine, *asked, "--format", "json").json["a"]["attention"]
              for asked in ((), ("--attention", "sdpa"))]  # fmt: skip
     assert kinds == ["eager", "sdpa"]
