@@ -102,7 +102,7 @@ def flops(
     name: str | None = None,
     input_size: Size | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
-    layers: Sequence[Layer] = (),
+    _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> FlopsReport:
     """Count the work of one run of any model; mode "training" adds the operators of the backward pass.
@@ -120,7 +120,7 @@ def flops(
     True
     """
     given = inputs_of(inputs, input_size, dtypes)
-    asked = Asked.of(settings, layers, compared=("batch", "seq"))
+    asked = Asked.of(settings, _layers, compared=("batch", "seq"))
     if unused := sorted(asked.named - set(OF_FLOPS)):
         raise SelectionError(f"FLOPs do not depend on {unused[0]}; allowed: {', '.join(OF_FLOPS)}")
     if given is not None:

@@ -79,7 +79,7 @@ def estimate(
     dtypes: Sequence[torch.dtype] | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
-    layers: Sequence[Layer] = (),
+    _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> MemoryReport:
     """Estimate the memory of a step of any model, without allocating it.
@@ -88,7 +88,7 @@ def estimate(
     `dtypes` describe them. Without inputs, and for any other model, they are derived from its forward at `batch` and
     `seq`. Backward starts from the output's loss, or the sum of its first tensor; a `loss` of another name embeds texts
     or ranks pairs, and a function is called as `loss(module, inputs)`. With a `gpu` each variant has the answer whether
-    it fits there. `training_file` has TrainingArguments whose values keywords replace; `layers` are further defaults.
+    it fits there. `training_file` has TrainingArguments whose values keywords replace.
     Raises SelectionError for a setting that no run has, for a module that cannot be copied, and for one whose operators
     depend on the values of tensors.
 
@@ -104,7 +104,7 @@ def estimate(
     True
     """
     given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
-    asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan)
+    asked = Asked.of(settings, _layers, compared=_COMPARED, training_file=training_file, plan=plan)
     if given is not None:
         module, shown = built(model, name)
         run_config, limit = asked.of_module(module, takes_limit=loss is None)
@@ -144,12 +144,12 @@ def _with_function(source: ModelSource, run_configs: Sequence[RunConfig], limit:
     return replace(reports[0], variants=tuple(variants), inputs_given=False)
 
 
-def snapshot(model: Model, *, layers: Sequence[Layer] = (), **settings: Unpack[RunSettings]) -> bytes:
+def snapshot(model: Model, *, _layers: Sequence[Layer] = (), **settings: Unpack[RunSettings]) -> bytes:
     """Return the last of the steps of `estimate` for PyTorch's memory viewer, as torch pickles a snapshot."""
     from bertscope.analyses.memory.snapshot import snapshot as picture
 
     source = source_of(model).require("--snapshot")
-    resolved = Asked.of(settings, layers, compared=_COMPARED).resolved(source, **DEFAULTS["estimate"])
+    resolved = Asked.of(settings, _layers, compared=_COMPARED).resolved(source, **DEFAULTS["estimate"])
     run_config, limit = resolved.points[-1]
     return picture(Steps(source).trace(on_card(run_config, card_for(limit, run_config))))
 
@@ -164,7 +164,7 @@ def profile(
     dtypes: Sequence[torch.dtype] | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
-    layers: Sequence[Layer] = (),
+    _layers: Sequence[Layer] = (),
     **settings: Unpack[MeasurementSettings],
 ) -> MemoryReport:
     """Run steps of any model, and measure memory and time next to the estimate.
@@ -180,7 +180,7 @@ def profile(
     0.0
     """
     given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
-    asked = Asked.of(settings, layers, compared=_COMPARED, training_file=training_file, plan=plan,
+    asked = Asked.of(settings, _layers, compared=_COMPARED, training_file=training_file, plan=plan,
                      records=MEASURED)  # fmt: skip
     if is_module(model):
         return _profile_module(model, given, asked, loss, name)
@@ -264,7 +264,7 @@ def fit(
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
-    layers: Sequence[Layer] = (),
+    _layers: Sequence[Layer] = (),
     **settings: Unpack[FitSettings],
 ) -> FitReport:
     """Find the largest batch that fits in a budget (bytes, or text such as `16GiB`) or on a `gpu`, for each setting.
@@ -281,7 +281,7 @@ def fit(
     ('yes', True)
     """
     reports = fits(model, budget, batch=batch, batch_total=batch_total, inputs=inputs, input_size=input_size,
-                   dtypes=dtypes, name=name, training_file=training_file, plan=plan, layers=layers,
+                   dtypes=dtypes, name=name, training_file=training_file, plan=plan, _layers=_layers,
                    **settings)  # fmt: skip
     if len(reports) > 1:
         raise SelectionError(f"fit takes one gpu; got {len(reports)}; bertscope.fits returns a report for each")
@@ -301,7 +301,7 @@ def fits(
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
-    layers: Sequence[Layer] = (),
+    _layers: Sequence[Layer] = (),
     **settings: Unpack[FitSettings],
 ) -> tuple[FitReport, ...]:
     """Return the report of `fit` for each GPU, such as `gpu="t4,a100-40gb"`; they share their traces.
@@ -311,7 +311,7 @@ def fits(
     """
     given = {**settings} if budget is None else {**settings, "budget": budget}
     compared = _SEARCHED if batch_total is None else (*_SEARCHED, "strategy")
-    asked = Asked.of(given, layers, compared=compared, training_file=training_file, plan=plan).without("batch")
+    asked = Asked.of(given, _layers, compared=compared, training_file=training_file, plan=plan).without("batch")
     source = source_of(model, name=name, inputs=batched(inputs_of(inputs, input_size, dtypes)))
     search = _FitSearch(source, asked, batch, batch_total)
     if batch_total is not None:
@@ -425,7 +425,7 @@ def lengths(
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
-    layers: Sequence[Layer] = (),
+    _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> LengthsReport:
     """Estimate the steps of an epoch of sequences of real lengths, for each way to make batches.
@@ -439,7 +439,7 @@ def lengths(
     >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128), report["unpadded"].padding
     (True, 0.0)
     """
-    asked = Asked.of(settings, layers, training_file=training_file, plan=plan)
+    asked = Asked.of(settings, _layers, training_file=training_file, plan=plan)
     source = source_of(model, name=name)
     points = asked.resolved(source, **DEFAULTS["estimate"]).points
     if len(points) > 1:

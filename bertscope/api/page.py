@@ -38,7 +38,7 @@ def report(
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
-    layers: Sequence[Layer] = (),
+    _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> PageReport:
     """Return every report about a model, or about two; `to_html()` of the result is the page of `bertscope report`.
@@ -53,7 +53,7 @@ def report(
     7087872
     """
     sources = [source_of(model, name=name), *([source_of(compare)] if compare is not None else [])]
-    asked = Asked.of(settings, layers, compared=("precision", "checkpointing"), training_file=training_file, plan=plan)
+    asked = Asked.of(settings, _layers, compared=("precision", "checkpointing"), training_file=training_file, plan=plan)
     variants = []
     for source in sources:
         takes = source.strategies(built_for_counting(source))

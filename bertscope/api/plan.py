@@ -37,7 +37,7 @@ def plan(
     may_change: str | Sequence[str] = (),
     name: str | None = None,
     training_file: TrainingArguments = None,
-    layers: Sequence[Layer] = (),
+    _layers: Sequence[Layer] = (),
     **settings: Unpack[FitSettings],
 ) -> PlanReport:
     """Find which operators to keep for backward so that a step fits in a budget or on a `gpu` with the fewest FLOPs.
@@ -54,7 +54,7 @@ def plan(
     """
     own = {"budget": budget, "batch": batch}
     given = {**settings, **{key: value for key, value in own.items() if value is not None}}
-    asked = Asked.of(given, layers, training_file=training_file)
+    asked = Asked.of(given, _layers, training_file=training_file)
     if batch_total is not None:
         if asked.named & {"batch", "accumulate"}:
             raise asked.error("{batch} is the micro-batch and batch_total that of an optimizer step; give one of them")

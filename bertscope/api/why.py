@@ -43,7 +43,7 @@ def why(
     *,
     training_file: TrainingArguments = None,
     plan: Plan = None,
-    layers: Sequence[Layer] = (),
+    _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> WhyReport:
     """Explain what filled a card: a memory snapshot, or a log with the error message.
@@ -57,7 +57,7 @@ def why(
     ('why_fragmentation', True)
     """
     report = read_why(str(file))
-    asked = Asked.of(settings, layers, training_file=training_file, plan=plan)
+    asked = Asked.of(settings, _layers, training_file=training_file, plan=plan)
     if model is None:
         if asked.named or training_file is not None or plan is not None:
             raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")

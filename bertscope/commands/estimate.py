@@ -62,4 +62,4 @@ def estimate(
     if view.snapshot is not None:
         from bertscope.api.memory import snapshot
 
-        write_file(view.snapshot, snapshot(model.found(), layers=run.layers))
+        write_file(view.snapshot, snapshot(model.found(), _layers=run.layers))

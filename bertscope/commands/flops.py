@@ -51,7 +51,7 @@ def flops(
         source = one.found()
         from bertscope.api import counts as counting
 
-        report = counting.flops(source, layers=run.layers)
+        report = counting.flops(source, _layers=run.layers)
         if depth is None:
             return report
         return replace(report, rows=tuple(row for row in report.rows if row.depth <= depth))

@@ -46,7 +46,7 @@ class CommandSettings:
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of a public function."""
         own = {} if self.plan is None else {"plan": self.plan}
-        return {"layers": self.layers, "training_file": self.training_file, **own}
+        return {"_layers": self.layers, "training_file": self.training_file, **own}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, answer_word, csv_only, fits_word, listed, number, optional, values
-from bertscope.render.footer import title, uncounted
+from bertscope.render.footer import not_generation, title, uncounted
 from bertscope.render.memory import (
     CUDNN_NOTE,
     LORA_NOTE,
@@ -42,7 +42,8 @@ def columns(report: FitReport) -> list[Column]:
         Column("checkpointing", lambda row: strategy_name(row.checkpointing), values("checkpointing"),
                shown=not by_ranks),
         Column(batch, lambda row: count_text(row.batch) if row.fits and not report.asked_batch else
-               answer_text(report, row), values("batch", "fits", "answer", "largest_batch"), right=report.asked_batch is None),
+               answer_text(report, row), values("batch", "fits", "answer", "largest_batch"),
+               right=report.asked_batch is None),
         number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
         number("peak", "peak_bytes", bytes_text),
         number("reserved", "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
@@ -140,7 +141,7 @@ def verdict(report: FitReport) -> str:
     seq = row.seq
     batch = count_text(report.asked_batch or row.batch or 1)
     on = on_text(report)
-    memory = needed_text(report, row)
+    memory = needed_text(report, row) + not_generation(report)
     if report.answer == NO:
         memory = f"{memory}, short by {missing_text(report, row)}"
     if report.batch_total is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import one_line
 from bertscope.render.console import Target, padded, wrapped
 from bertscope.reports.base import UNCOUNTED, Note, Subject
-from bertscope.settings.run_config import AUTOCAST, CPU
+from bertscope.settings.run_config import AUTOCAST, CPU, INFERENCE
 from bertscope.units import bytes_text, count_text, flops_text
 
 if TYPE_CHECKING:
@@ -182,3 +183,9 @@ def bullets(notes: Iterable[str]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("_", "\\_").replace("*", "\\*")
+
+
+def not_generation(report: Any) -> str:
+    """Return what the inference of a decoder is, which a reader may take for generate(), with its cache and steps."""
+    is_decoder = re.search("CausalLM|LMHead|ConditionalGeneration|Seq2SeqLM", report.subject.architecture)
+    return "; it is one forward pass, and no generation" if report.run.mode == INFERENCE and is_decoder else ""

@@ -20,7 +20,7 @@ from bertscope.render.columns import (
     values,
 )
 from bertscope.render.console import Target, wrapped
-from bertscope.render.footer import title, uncounted
+from bertscope.render.footer import not_generation, title, uncounted
 from bertscope.render.timeline.panels import kernel_word, part_name, run_text, strategy_name, variant_name
 from bertscope.render.traffic import (
     parallel_words,
@@ -118,7 +118,7 @@ def verdict(report: MemoryReport) -> str:
         settings.append("without cuDNN's workspaces of convolutions, which may double the peak")
     if is_estimated:
         settings += uncounted(report)
-    answer = _peaks(report)
+    answer = _peaks(report) + not_generation(report)
     if fits := _fits(report):
         is_several = len(report.variants) > 1
         answer = f"{fits}; {answer}" if is_several else f"{fits}: {answer}"

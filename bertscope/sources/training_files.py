@@ -6,14 +6,17 @@ has none, it is not modelled, or it is unknown.
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field, replace
-from functools import partial
+from dataclasses import field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.reports.memory import TrainingFile, TrainingKey
+from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import AUTOCAST, SETTINGS, TRAINER
 from bertscope.settings.training_arguments import NotModelledError, whole_number
@@ -62,12 +65,6 @@ class _Absent:
         return _is_off(value) or value in self.off
 
 
-_COMPILER = "the compiler fuses operators and plans their memory"
-_SHARDS = "parameters, gradients or optimizer state are divided between processes or moved to the CPU"
-_REPLICAS = "each process needs in addition the buckets of its gradients"
-_TPU = "a TPU"
-
-
 @dataclass(frozen=True)
 class _Format:
     """A format of training files: the keys that identify it, and the effect of each key."""
@@ -87,145 +84,47 @@ class _Format:
         return not set(keys).isdisjoint(self.identifying)
 
 
-# Keys of transformers 4.43.4 (training_args.py), of earlier versions and of 5.
-_TRAINING_ARGUMENTS = _Format(
-    name="TrainingArguments",
-    identifying=("per_device_train_batch_size", "per_gpu_train_batch_size", "output_dir"),
-    fields={"loop": TRAINER},
-    absent={
-        "deepspeed": _Absent(_SHARDS),
-        "fsdp": _Absent(_SHARDS),
-        "sharded_ddp": _Absent(_SHARDS),
-        "parallelism_config": _Absent(_SHARDS),
-        "mp_parameters": _Absent(_SHARDS),
-        "torchdynamo": _Absent(_COMPILER),
-        "auto_find_batch_size": _Absent("the batch becomes smaller after an out-of-memory error"),
-        "optim_target_modules": _Absent("the optimizer treats these modules differently"),
-        "past_index": _Absent("the output of a step is kept for the next", off=(-1,)),
-        "tpu_num_cores": _Absent(_TPU),
-        "use_mps_device": _Absent("the kernels of MPS"),
-        "use_ipex": _Absent("the kernels of Intel's extension for PyTorch"),
-        "use_liger_kernel": _Absent("the kernels of Liger, which fuse operators"),
-        "half_precision_backend": _Absent("the mixed precision of apex", off=("auto", "amp", "cuda_amp", "cpu_amp")),
-        "fp16_backend": _Absent("the mixed precision of apex", off=("auto", "amp", "cuda_amp", "cpu_amp")),
-        "full_determinism": _Absent("deterministic kernels may need other temporary memory"),
-        "torch_empty_cache_steps": _Absent("cached blocks are freed during training"),
-        "debug": _Absent("hooks for debugging may keep tensors"),
-    },
-    no_effect=frozenset((
-        "output_dir", "overwrite_output_dir", "do_train", "do_eval", "do_predict", "eval_strategy",
-        "evaluation_strategy", "prediction_loss_only", "per_device_eval_batch_size", "per_gpu_eval_batch_size",
-        "eval_accumulation_steps", "eval_delay", "learning_rate", "adam_beta1", "adam_beta2",
-        "adam_epsilon", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio",
-        "warmup_steps", "log_level", "log_level_replica", "log_on_each_node", "logging_dir", "logging_strategy",
-        "logging_first_step", "logging_steps", "logging_nan_inf_filter", "save_strategy", "save_steps",
-        "save_total_limit", "save_safetensors", "save_on_each_node", "save_only_model",
-        "restore_callback_states_from_checkpoint", "seed", "data_seed", "jit_mode_eval", "fp16_opt_level",
-        "bf16_full_eval", "fp16_full_eval", "tf32", "local_rank", "ddp_backend", "xpu_backend", "tpu_metrics_debug",
-        "dataloader_drop_last", "eval_steps", "dataloader_num_workers", "dataloader_prefetch_factor", "run_name",
-        "disable_tqdm", "remove_unused_columns", "label_names", "load_best_model_at_end", "metric_for_best_model",
-        "greater_is_better", "ignore_data_skip", "fsdp_min_num_params", "fsdp_config",
-        "fsdp_transformer_layer_cls_to_wrap", "accelerator_config", "optim_args", "group_by_length",
-        "length_column_name", "report_to", "ddp_find_unused_parameters", "ddp_bucket_cap_mb",
-        "ddp_broadcast_buffers", "dataloader_pin_memory", "dataloader_persistent_workers", "skip_memory_metrics",
-        "use_legacy_prediction_loop", "push_to_hub", "resume_from_checkpoint", "hub_model_id", "hub_strategy",
-        "hub_token", "hub_private_repo", "hub_always_push", "hub_revision", "include_inputs_for_metrics",
-        "include_for_metrics", "eval_do_concat_batches", "push_to_hub_model_id", "push_to_hub_organization",
-        "push_to_hub_token", "ray_scope", "ddp_timeout", "torch_compile_backend", "torch_compile_mode",
-        "dispatch_batches", "split_batches", "include_tokens_per_second", "include_num_input_tokens_seen",
-        "batch_eval_metrics", "eval_on_start", "eval_use_gather_object", "average_tokens_across_devices",
-        "label_smoothing_factor", "neftune_noise_alpha",  # below 0.005 % of the peak of 12 measured steps of BERT
-        "liger_kernel_config", "enable_jit_checkpoint", "project", "trackio_space_id", "trackio_bucket_id",
-        "trackio_static_space_id", "use_cache", "train_sampling_strategy", "train_batch_size", "eval_batch_size",
-        "dataloader_multiprocessing_context", "dataloader_in_order", "ddp_static_graph",
-    )),
-)  # fmt: skip
-# Keys of accelerate 1.1.1 (commands/config/config_args.py).
-_ACCELERATE = _Format(
-    name="accelerate config",
-    identifying=("distributed_type", "compute_environment", "mixed_precision"),
-    absent={
-        "compute_environment": _Absent("another environment", off=("LOCAL_MACHINE",)),
-        "distributed_type": _Absent(_REPLICAS),
-        "num_processes": _Absent(_REPLICAS, off=(1,)),
-        "num_machines": _Absent(_REPLICAS, off=(1,)),
-        "deepspeed_config": _Absent(_SHARDS),
-        "fsdp_config": _Absent(_SHARDS),
-        "megatron_lm_config": _Absent(_SHARDS),
-        "parallelism_config": _Absent(_SHARDS),
-        "fp8_config": _Absent("computation in 8 bits"),
-        "ipex_config": _Absent("the kernels of Intel's extension for PyTorch"),
-        "dynamo_config": _Absent(_COMPILER),
-        "dynamo_backend": _Absent(_COMPILER),
-        "downcast_bf16": _Absent(_TPU),
-        "tpu_name": _Absent(_TPU),
-        "tpu_use_cluster": _Absent(_TPU),
-    },
-    no_effect=frozenset((
-        "debug", "machine_rank", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend", "same_network",
-        "main_training_function", "enable_cpu_affinity", "mpirun_config", "tpu_zone", "tpu_use_sudo",
-        "command_file", "commands", "tpu_vm", "tpu_env",
-    )),
-)  # fmt: skip
-_LORA = _Absent("adapters: give --lora r=...,target=... for a BERT", off=("full",))
-_QUANTIZED = _Absent("weights in 4 or 8 bits")
-_KERNEL = _Absent("the attention kernel: give --attention", off=("auto", "eager", "sdpa", "disabled"))
-_PACKED = _Absent("several sequences in a row of a batch")
-_DATA = ("datasets", "dataset", "dataset_dir", "dataset_prepared_path", "val_set_size", "val_size", "test_datasets",
-         "template", "chat_template", "preprocessing_num_workers", "overwrite_cache", "max_samples")  # fmt: skip
+def _when(values: tuple[Any, ...], **fields: Any) -> Callable[[Any], Fields]:
+    return lambda value: fields if value in values else {}
 
 
-def _whole(name: str) -> Callable[[Any], Fields]:
-    return lambda value: {} if value is None else {name: whole_number(value, {})}
+def _length(value: Any) -> Fields:
+    return {"seq": whole_number(value, {})}
 
 
-# Keys of axolotl 0.13 (utils/schemas/config.py, core/builders/causal.py) beside those of TrainingArguments, to which it
-# passes most of them; it loads the weights in the dtype in which it computes.
-_AXOLOTL = replace(
-    _TRAINING_ARGUMENTS, name="axolotl", identifying=("micro_batch_size", "sequence_len"),
-    renamed={"micro_batch_size": "per_device_train_batch_size", "optimizer": "optim"},
-    settings={"sequence_len": _whole("seq"),
-              BF16.name: lambda value: {"precision": BF16.name} if value in (True, "auto", "full", "true") else {},
-              FP16.name: lambda value: {"precision": f"{AUTOCAST}{FP16.name}"} if value in (True, "true") else {}},
-    fields={"loop": TRAINER, "batch": 1}, offloads=True, skips_null=True,
-    absent=_TRAINING_ARGUMENTS.absent | {
-        "adapter": _LORA, "load_in_4bit": _QUANTIZED, "load_in_8bit": _QUANTIZED, "gptq": _QUANTIZED,
-        "sample_packing": _PACKED, "flash_attention": _KERNEL, "xformers_attention": _KERNEL,
-        "attn_implementation": _KERNEL, "unfrozen_parameters": _Absent("parameters that are not trained"),
-        "fsdp_version": _Absent(_SHARDS), "tensor_parallel_size": _Absent(_SHARDS),
-        "context_parallel_size": _Absent(_SHARDS), "rl": _Absent("the loss and the models of preferences"),
+# What a file of a format sets beside the keys of training_keys.yaml. axolotl loads the weights in the dtype in which it
+# computes; LLaMA-Factory recomputes layers unless the file says otherwise (model/model_utils/checkpointing.py).
+_OWN: dict[str, dict[str, Any]] = {
+    "LLaMA-Factory": {
+        "settings": {"cutoff_len": _length, "pure_bf16": _when((True,), precision=BF16.name),
+                     "disable_gradient_checkpointing": _when((True,), checkpointing=NONE)},
+        "fields": {"loop": TRAINER, "batch": 8, "checkpointing": FULL, "reentrant": True}, "skips_null": True,
     },
-    no_effect=_TRAINING_ARGUMENTS.no_effect | {
-        *_DATA, "base_model", "base_model_config", "model_type", "tokenizer_type", "num_epochs", "learning_rate",
-        "lr_scheduler", "pad_to_sequence_len", "special_tokens", "tokens", "evals_per_epoch", "saves_per_epoch",
-        "lora_model_dir", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear", "tf32",
-        "wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_log_model", "strict",
-        "auto_resume_from_checkpoints",
+    "axolotl": {
+        "settings": {"sequence_len": _length, BF16.name: _when((True, "auto", "full", "true"), precision=BF16.name),
+                     FP16.name: _when((True, "true"), precision=f"{AUTOCAST}{FP16.name}")},
+        "fields": {"loop": TRAINER, "batch": 1}, "skips_null": True, "offloads": True,
     },
-)  # fmt: skip
-# Keys of LLaMA-Factory 0.9 (hparams/*.py); it recomputes layers unless the file says otherwise (model/model_utils/
-# checkpointing.py).
-_LLAMA_FACTORY = replace(
-    _TRAINING_ARGUMENTS, name="LLaMA-Factory", identifying=("finetuning_type", "cutoff_len"),
-    settings={"cutoff_len": _whole("seq"), "pure_bf16": lambda value: {"precision": BF16.name} if value is True else {},
-              "disable_gradient_checkpointing": lambda value: {"checkpointing": "none"} if value is True else {}},
-    fields={"loop": TRAINER, "batch": 8, "checkpointing": "full", "reentrant": True}, skips_null=True,
-    renamed={"micro_batch_size": "per_device_train_batch_size"},
-    absent=_TRAINING_ARGUMENTS.absent | {
-        "finetuning_type": _LORA, "quantization_bit": _QUANTIZED, "quantization_method": _QUANTIZED,
-        "flash_attn": _KERNEL, "packing": _PACKED, "neat_packing": _PACKED,
-        "stage": _Absent("the loss and the models of preferences", off=("pt", "sft")),
-        "use_galore": _Absent("another optimizer"), "use_badam": _Absent("another optimizer"),
-        "use_apollo": _Absent("another optimizer"), "use_muon": _Absent("another optimizer"),
-        "freeze_trainable_layers": _Absent("parameters that are not trained"), "use_unsloth": _Absent("other kernels"),
-        "enable_liger_kernel": _Absent("other kernels"),
-    },
-    no_effect=_TRAINING_ARGUMENTS.no_effect | {
-        *_DATA, "model_name_or_path", "trust_remote_code", "lora_rank", "lora_alpha", "lora_dropout", "lora_target",
-        "plot_loss", "do_sample", "double_quantization", "additional_target",
-    },
-)  # fmt: skip
-_FORMATS = (_LLAMA_FACTORY, _AXOLOTL, _TRAINING_ARGUMENTS, _ACCELERATE)
+    "TrainingArguments": {"fields": {"loop": TRAINER}},
+    "accelerate config": {},
+}  # fmt: skip
+
+
+@cache
+def _formats() -> tuple[_Format, ...]:
+    """Return the formats in the order in which a file is tried; trainers have the keys of TrainingArguments."""
+    listed = yaml.safe_load(Path(__file__).with_name("training_keys.yaml").read_text(encoding="utf-8"))
+    found = []
+    for name, own in _OWN.items():
+        rows = [listed[name]] if name == "accelerate config" else [listed["TrainingArguments"], listed[name]]
+        effects = {key: row for one in rows for key, row in one["absent"].items()}
+        absent = {key: _Absent(row["effect"], tuple(row.get("unused", ()))) for key, row in effects.items()}
+        found.append(_Format(
+            name=name, identifying=tuple(listed[name]["identifying"]), absent=absent,
+            no_effect=frozenset(key for one in rows for key in one["no_effect"]),
+            renamed=listed[name].get("renamed", {}), **own,
+        ))  # fmt: skip
+    return tuple(found)
 
 
 def read_training_file(path: Path | str) -> TrainingFile:
@@ -243,9 +142,9 @@ def read_training_file(path: Path | str) -> TrainingFile:
         entries = read_mapping(path)
     except SourceError as error:  # the remedy after the semicolon names presets
         raise SourceError(f"{error.message.partition(';')[0]}; {_WANTED}", where=error.where) from None
-    form = next((form for form in _FORMATS if form.is_of(entries)), None)
+    form = next((form for form in _formats() if form.is_of(entries)), None)
     if form is None:
-        names = ", ".join(name for form in reversed(_FORMATS) for name in form.identifying)
+        names = ", ".join(name for form in reversed(_formats()) for name in form.identifying)
         raise SourceError(f"{path} describes no training, since it has none of {names}; {_WANTED}")
     return _read(entries, form, path)
 
