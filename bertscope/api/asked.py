@@ -168,7 +168,7 @@ class Asked:
 
     @classmethod
     def of(
-        cls, settings: Mapping[str, Any], layers: Sequence[Layer] = (), *, compared: Collection[str] = (),
+        cls, settings: Mapping[str, Any], _layers: Sequence[Layer] = (), *, compared: Collection[str] = (),
         training_file: TrainingArguments = None, plan: Plan = None, records: tuple[type[Settings], ...] = ESTIMATED,
     ) -> Asked:  # fmt: skip
         """Return what keywords, the layers of a front end, a training file and a plan ask for.
@@ -182,14 +182,14 @@ class Asked:
             report = plan if isinstance(plan, PlanReport) else read_plan(plan)
             found = Layer(report.settings, is_default=True, compared=("freeze", "input"), records=records)
             planned = cls.of(
-                settings, [found, *layers], compared=compared, training_file=training_file, records=records
+                settings, [found, *_layers], compared=compared, training_file=training_file, records=records
             )
             return planned._with_plan(report)
         asked = [
             Layer(settings, compared=compared, records=records, permit=True),
-            *(layer for layer in layers if not layer.is_default),
+            *(layer for layer in _layers if not layer.is_default),
         ]
-        defaults = [layer for layer in layers if layer.is_default]
+        defaults = [layer for layer in _layers if layer.is_default]
         if training_file is None:
             return cls((*asked, *defaults), compared, records)
         from bertscope.sources.training_files import read_training_file

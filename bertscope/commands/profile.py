@@ -57,8 +57,7 @@ def profile(
     from bertscope.api.asked import Asked
     from bertscope.api.memory import profile_source
 
-    asked = Asked.of({}, run.layers, records=MEASURED, compared=("checkpointing",), training_file=run.training_file,
-                     plan=run.plan)  # fmt: skip
+    asked = Asked.of({}, records=MEASURED, compared=("checkpointing",), **run.keywords)
     with progress_shown():
         report, pictures, calibration = profile_source(
             source, asked, wants_snapshot=view.snapshot is not None, wants_card=save is not None

@@ -271,9 +271,10 @@ class BertEncoder(nn.Module):
         if recomputes and use_cache:
             say_once("use_cache does not go with gradient checkpointing; the cache is switched off")
             use_cache = False
-        if recomputes and self.checkpointing.use_reentrant and torch.is_grad_enabled():
-            # Reentrant checkpointing gives the layers gradients only if its input requires grad.
-            hidden_states = hidden_states if hidden_states.requires_grad else hidden_states.detach().requires_grad_()
+        is_reentrant = recomputes and self.checkpointing.use_reentrant and torch.is_grad_enabled()
+        if is_reentrant and not hidden_states.requires_grad:  # as in transformers before 5
+            say_once("the input of the layers requires no gradient: reentrant checkpointing trains only what is above "
+                     "them; leave it out, or call model.enable_input_require_grads()")  # fmt: skip
         hidden_of_layers, caches = [hidden_states], []
         attentions, cross_attentions = [], []
         kept = self.checkpointing.kept_in(LAYERS, len(self.layer)) if recomputes else [None] * len(self.layer)
