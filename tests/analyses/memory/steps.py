@@ -39,14 +39,14 @@ def whole_trace(source: Any, run_config: RunConfig) -> MemoryTrace:
 
 
 def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
-    """The allocator's own trace of the same step, really run."""
+    """The allocator's own trace of the same step, really run, of which both CPUs with and without AMX are witnesses."""
     model = run_model(source, run_config, "cpu")
     step = ModelStep(model, real_inputs(model, run_config, "cpu"), run_config)
     step.run_first_steps()
-    return measured(step)
+    return _without_scratch(measured(step), run_config.precision)
 
 
-def without_scratch(trace: MemoryTrace, precision: str = "") -> MemoryTrace:
+def _without_scratch(trace: MemoryTrace, precision: str) -> MemoryTrace:
     """The trace without what a matrix product takes and gives back before anything else happens.
 
     oneDNN lays 16-bit operands out anew for its own use. It is estimated in bf16 on CPUs with AVX-512 for bf16 only,

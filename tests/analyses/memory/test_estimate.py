@@ -29,7 +29,7 @@ from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.run_config import RunConfig
-from tests.analyses.memory.steps import estimated_trace, real_trace, small, whole_trace, without_scratch
+from tests.analyses.memory.steps import estimated_trace, real_trace, small, whole_trace
 from tests.conftest import run_python
 from tests.models import RUNNING
 
@@ -38,9 +38,9 @@ STRATEGIES = [("none", False), ("full", False), ("full", True), ("every-2", Fals
 CONSTANT_BYTES = 64
 
 
-def assert_alike(estimated: MemoryTrace, real: MemoryTrace, tolerance_bytes: int, precision: str = "") -> None:
+def assert_alike(estimated: MemoryTrace, real: MemoryTrace, tolerance_bytes: int) -> None:
     """The same phases, each with the same peak."""
-    pairs = list(zip(estimated.peaks(), without_scratch(real, precision).peaks(), strict=True))
+    pairs = list(zip(estimated.peaks(), real.peaks(), strict=True))
     for guess, truth in pairs:
         assert abs(guess.live_bytes - truth.live_bytes) <= tolerance_bytes, (guess, truth)
 
@@ -48,7 +48,7 @@ def assert_alike(estimated: MemoryTrace, real: MemoryTrace, tolerance_bytes: int
 def check(run_config: RunConfig, **model) -> None:
     source = small(**model)
     traces = estimated_trace(source, run_config), real_trace(source, run_config)
-    assert_alike(*traces, CONSTANT_BYTES, run_config.precision)
+    assert_alike(*traces, CONSTANT_BYTES)
 
 
 @pytest.mark.parametrize(("strategy", "reentrant"), STRATEGIES)
