@@ -269,7 +269,7 @@ def fit(
 ) -> FitReport:
     """Find the largest batch that fits in a budget (bytes, or text such as `16GiB`) or on a `gpu`, for each setting.
 
-    The settings are lengths (by default 512), precisions and strategies of checkpointing: lists, or text such as
+    The settings are lengths, precisions and strategies of checkpointing: lists, or text such as
     `fp32,autocast-bf16`. With `batch`, find the settings with which it fits; with `batch_total`, the fewest GPUs whose
     batches add up to it, by one `strategy` or several. With `world_size` the batch is that of one rank. A module runs
     with `inputs`, or tensors of `input_size` and `dtypes`, whose first size is the batch that is searched. Raises
@@ -343,7 +343,7 @@ class _FitSearch:
 
     def _resolved(self, **defaults: Any) -> Resolved:
         ranks = {} if self.batch_total is None else {"strategy": SEARCHED, "world_size": 2}
-        return self.asked.resolved(self.source, **DEFAULTS["fit"], **ranks, **defaults)
+        return self.asked.resolved(self.source, **ranks, **defaults)
 
     def check_total(self) -> None:
         """Raise SettingError for settings that say what `batch_total` searches, or that it cannot search."""

@@ -363,7 +363,6 @@ OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "loss", 
 DEFAULTS: dict[str, dict[str, Any]] = {
     **{name: {"batch": 8} for name in ("estimate", "profile", "sweep", "plan")},  # checkpointing pays from batch 4 on
     "report": {"batch": 8, "budget": "16GiB"},
-    "fit": {"seq": 512},
     "flops": {"mode": INFERENCE},
     "why": {"batch": 8, "device": CUDA},
 }
