@@ -17,7 +17,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -29,6 +29,14 @@ def one_line(text: str, limit: int = 600) -> str:
     """Return the text on one line, without control characters, cut at `limit`, for a terminal, a log or XML."""
     shown = visible(text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+_NAMED = re.compile("\x02([^\x03]+)\x03")
+
+
+def name_of(setting: str) -> str:
+    """Return the name of a setting for a message; a command line shows its option, and Python its keyword."""
+    return f"\x02{setting}\x03"
 
 
 class BertscopeError(Exception):
@@ -44,12 +52,17 @@ class BertscopeError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, *, where: str = "") -> None:
-        self.message = one_line(message)
+        self.text = message  # with the names of settings that `name_of` marks
+        self.message = self.spelled({})
         self.where = one_line(where)  # "file:line", when there is one
         super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message
+
+    def spelled(self, forms: Mapping[str, str]) -> str:
+        """Return the message with each setting in the form of a front end, such as `--batch`."""
+        return one_line(_NAMED.sub(lambda found: forms.get(found[1], found[1]), self.text))
 
     def at(self, where: str) -> BertscopeError:
         """Put a place (`file:line`) in front of the message, unless it already has one; return the error."""

@@ -18,7 +18,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from bertscope.errors import SelectionError, suggestion
+from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.frozen import dataclass
 from bertscope.units import BF16, FP16, FP32
 
@@ -215,7 +215,10 @@ def find_gpu(name: str) -> Gpu:
         return GPUS[alike[0]]
     hint = f"say which: {', '.join(alike)}" if alike else suggestion(wanted, GPUS)
     hint = f"{hint} or" if hint.endswith("?") else f"{hint}; or"
-    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint} give its memory: --device cuda --budget 16GiB")
+    raise SelectionError(
+        f"no GPU is known as {name[:40]!r}; {hint} give its memory, {name_of('budget')} 16GiB with "
+        f"{name_of('device')} cuda"
+    )
 
 
 # Words of a device's name that make it another product than the one of the table, unless its row has them.

@@ -297,7 +297,9 @@ def shortened(command: str) -> str:
                  for option, word in pairwise(["", *words])]  # fmt: skip
     model = [] if words[:1] and words[0].startswith("bert-") else ["bert-tiny"]
     words = [SMALL.get(name, {}).get(option, word) for option, word in pairwise(["", *words])]
-    more = [word for option, value in LONG[name].items() if option not in words for word in (option, value) if word]
+    unlike = {"--no-fit": "--budget", "--optimizer": "inference"}  # which have no effect together
+    wanted = (item for item in LONG[name].items() if not {item[0], unlike.get(item[0])} & set(words))
+    more = [word for item in wanted for word in item if word]
     return shlex.join([program, name, *model, *words, *more])
 
 

@@ -22,7 +22,7 @@ from bertscope.config import BertConfig
 from bertscope.errors import SelectionError
 from bertscope.settings import generate, keywords
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import ESTIMATED, MEASURED
+from bertscope.settings.run_config import ESTIMATED, MEASURED, UNUSED
 from bertscope.sources.find import source_of
 from tests.conftest import ROOT
 
@@ -61,14 +61,16 @@ def test_a_type_checker_sees_the_same_names_from_the_same_modules():
 
 def test_the_keywords_of_the_functions_are_the_rows_of_settings():
     assert generate.KEYWORDS.read_text() == generate.keywords(), "run: python -m bertscope.settings.generate"
-    assert keywords.RunSettings.__annotations__.keys() == rows(*ESTIMATED).keys()
-    assert keywords.MeasurementSettings.__annotations__.keys() == rows(*MEASURED).keys()
+    inputs = {"input_size", "dtypes", "input_data"}
+    assert keywords.RunSettings.__annotations__.keys() == rows(*ESTIMATED).keys() | inputs
+    assert keywords.MeasurementSettings.__annotations__.keys() == rows(*MEASURED).keys() | inputs
     for name, records in {"estimate": ESTIMATED, "fit": ESTIMATED, "report": ESTIMATED, "profile": MEASURED}.items():
         function = getattr(bertscope, name)
-        assert inspect.signature(function).parameters.keys() >= rows(*records).keys()
-        assert all(f"{own.name}: {own.help}" in function.__doc__
-                   for own in rows(*records).values() if name != "fit" or own.name not in ("batch",
-                   "budget"))  # fmt: skip
+        taken = rows(*records).keys() - UNUSED.get(name, ())
+        assert inspect.signature(function).parameters.keys() >= taken | inputs
+        assert not inspect.signature(function).parameters.keys() & set(UNUSED.get(name, ()))
+        assert all(f"{key}: {rows(*records)[key].help}" in function.__doc__
+                   for key in taken if name != "fit" or key not in ("batch", "budget"))  # fmt: skip
 
 
 RIGHT_AND_WRONG = """
@@ -228,7 +230,7 @@ def test_dtypes_make_ids_of_an_input_size(tiny):
         ({"input_size": (1, -3)}, "input_size is a size"),
         ({"input_size": (1, 3), "dtypes": [torch.long] * 2}, "got 2 for 1 sizes"),
         ({"dtypes": [torch.long]}, "dtypes are those of input_size"),
-        ({"input_size": (1, 3), "inputs": torch.zeros(1, 3)}, "give either inputs or input_size"),
+        ({"input_size": (1, 3), "inputs": torch.zeros(1, 3)}, "give one of inputs, input_data and input_size"),
         ({}, "picture cannot be derived.*input_size="),
     ],
 )
@@ -284,3 +286,36 @@ def test_the_notebook_runs_and_its_outputs_are_those_of_today(monkeypatch):
              for notebook in (stored, make_tour["executed"](stored))]  # fmt: skip
     assert texts[0] == texts[1], "run: python docs/make_tour.py"
     assert sum(bool(cell.get("outputs")) for cell in stored["cells"]) >= 8
+
+
+PICTURE = torch.ones(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("given", [{"input_size": (2, 3, 8, 8)}, {"input_data": PICTURE}, {"inputs": PICTURE}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("count", {}), ("tree", {}), ("flops", {}), ("estimate", {}), ("fit", {"budget": "64MiB"}), ("report", {}),
+     ("fits", {"budget": "64MiB"}), ("plan", {"budget": "64MiB"}), ("explain", {}), ("diagram", {"kind": "forward"}),
+     ("profile", {"steps": 0})],
+)  # fmt: skip
+def test_every_function_that_runs_a_module_takes_its_inputs_in_three_ways(name, more, given):
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 5))
+    found = getattr(bertscope, name)(module, **given, **more)
+    (report,) = found if name == "fits" else (found,)
+    if name in ("explain", "diagram"):
+        assert report.batch == 2
+    if name == "report":
+        assert (report.models[0].batch, report.models[0].flops.rows[0].forward.matmul_flops) == (
+            2, bertscope.flops(module, **given).rows[0].forward.matmul_flops
+        )  # fmt: skip
+
+
+def test_an_error_names_keywords_in_python_and_options_on_the_command_line(cli):
+    ids = torch.nn.Embedding(9, 4)
+    with pytest.raises(bertscope.BertscopeError) as raised:
+        bertscope.estimate(torch.nn.Bilinear(3, 4, 5))
+    assert "add input input1=SHAPE" in raised.value.message
+    assert "add --input input1=SHAPE" in raised.value.spelled({"input": "--input"})
+    with pytest.raises(bertscope.BertscopeError, match="or use mode forward"):
+        bertscope.estimate(ids.requires_grad_(False), inputs=torch.tensor([1]), mode="training", precision="stored")
+    assert "--attention sdpa" in cli("estimate", "bert-tiny", "--attention", "flash_attention_2").err

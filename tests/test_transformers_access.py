@@ -174,12 +174,12 @@ def test_a_config_may_name_flash_attention_which_an_estimate_takes_for_a_card_on
     half = {"batch": 4, "seq": 32, "precision": "bf16"}
     report = bertscope.estimate(path, device="cuda", **half)
     assert report.subject.attention == "flash_attention_2"
-    with pytest.raises(SelectionError, match="flash_attention_2 runs on a GPU only: estimate it for a card with --gpu"):
+    with pytest.raises(SelectionError, match="flash_attention_2 runs on a GPU only: estimate it for a card with gpu"):
         bertscope.estimate(path, **half)
     if FAMILY == "modernbert" and transformers.__version__ < "5":  # which converts its queries to bf16
         assert bertscope.estimate(path, device="cuda", **half | {"precision": "fp32"}).variants
         return
-    with pytest.raises(SelectionError, match=r"takes fp16 and bf16 .* got float32 and 16; add --precision bf16"):
+    with pytest.raises(SelectionError, match=r"takes fp16 and bf16 .* got float32 and 16; add precision bf16"):
         bertscope.estimate(path, device="cuda", **half | {"precision": "fp32"})
 
 
@@ -198,6 +198,6 @@ def test_a_run_of_the_built_in_bert_has_no_flash_attention_and_names_what_it_has
     config.write_text(json.dumps({"model_type": "bert", "attn_implementation": "flash_attention_2", "hidden_size": 24}))
     for model in (find("bert-tiny", attention="flash_attention_2"), find(config)):
         assert bertscope.count(model).rows
-        with pytest.raises(SelectionError, match="eager and sdpa, not flash_attention_2; take --attention sdpa"):
+        with pytest.raises(SelectionError, match="eager and sdpa, not flash_attention_2; take attention sdpa"):
             bertscope.estimate(model)
     assert find(config, attention="eager").flash == ""

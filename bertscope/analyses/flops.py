@@ -20,7 +20,7 @@ from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, ru
 from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts, loss_function
 from bertscope.analyses.tracing.trace import Trace, trace
 from bertscope.config import BertConfig
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.reports.base import as_data, to_json
 from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
 from bertscope.reports.json import from_json
@@ -90,7 +90,9 @@ def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding
             return ""
         loss, name = loss_of(output)
         if not loss.requires_grad:
-            raise SelectionError("the loss depends on nothing that is trained; freeze less, or use --mode inference")
+            raise SelectionError(
+                f"the loss depends on nothing that is trained; freeze less, or use {name_of('mode')} inference"
+            )
         loss.backward()
         return name
 

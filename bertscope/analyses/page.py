@@ -9,10 +9,9 @@ from typing import Any
 from bertscope import __version__
 from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops import FlopsRun, flops_model
-from bertscope.analyses.memory.fit import fit_report
+from bertscope.analyses.memory.fit import estimate_on, fit_report
 from bertscope.analyses.memory.plan import plan_report
-from bertscope.analyses.memory.steps import Steps, estimate_report
-from bertscope.analyses.memory.summary import on_card
+from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.params import count, tree
 from bertscope.analyses.tracing.inputs import positions
 from bertscope.checkpoints.gguf import name_in_torch
@@ -178,13 +177,16 @@ STAGES = ("parameters", "FLOPs", "fit", "memory")
 
 def page_report(
     sources: Sequence[ModelSource], variants: Sequence[Sequence[RunConfig]], limit: int | Gpu | None,
-    context_bytes: int | None = None,
+    context_bytes: int | None = None, *, has_fit: bool = True,
 ) -> PageReport:  # fmt: skip
-    """Return the page of one source, or of two with their differences; without a limit it has no `fit` table.
+    """Return the page of one source, or of two with their differences, with or without a `fit` table for the limit.
 
     The fit table has all `variants` of a source. The other parts describe the step of those in the first precision.
     """
-    models = tuple(_model(source, runs, limit, context_bytes) for source, runs in zip(sources, variants, strict=True))
+    card, limit = limit if isinstance(limit, Gpu) else None, limit if has_fit else None
+    models = tuple(
+        _model(source, runs, card, limit, context_bytes) for source, runs in zip(sources, variants, strict=True)
+    )
     differences = None
     if len(sources) == 2:
         first = variants[0][0]
@@ -193,8 +195,9 @@ def page_report(
 
 
 def _model(
-    source: ModelSource, variants: Sequence[RunConfig], limit: int | Gpu | None, context_bytes: int | None
-) -> ModelPart:
+    source: ModelSource, variants: Sequence[RunConfig], card: Gpu | None, limit: int | Gpu | None,
+    context_bytes: int | None,
+) -> ModelPart:  # fmt: skip
     run_config = variants[0]
     of_first = [variant for variant in variants if variant.precision == run_config.precision]
     batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
@@ -214,7 +217,6 @@ def _model(
     repeated = (node.path for node in forward.nodes if node.copies > 1) if forward else iter(())
     layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
     steps = Steps(source)
-    card = limit if isinstance(limit, Gpu) else None
 
     def fits(asked: int | None = None) -> FitReport | None:
         """Return the largest batch of each variant, or if the asked batch fits."""
@@ -228,7 +230,7 @@ def _model(
         fit, asked = fits(), fits(batch)
         plan = _plan(source, run_config, asked, limit, context_bytes)
     with stage(f"{source.name}, memory"):
-        memory = estimate_report(source, [on_card(variant, card) for variant in of_first], None, steps)
+        memory = estimate_on(source, of_first, card, steps)[1]
     return ModelPart(
         batch=batch,
         seq=seq,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
 from bertscope.config import POSITIONS, BertConfig
@@ -19,7 +19,7 @@ from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.resolve import Layer, Resolved, placed, resolve
 from bertscope.settings.rows import SettingError, Settings, rows
-from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRAINER, Limit, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRAINER, UNUSED, Limit, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
@@ -27,8 +27,16 @@ from bertscope.sources.model_source import ModelSource
 if TYPE_CHECKING:
     from bertscope.analyses.memory.step import Loss
     from bertscope.analyses.modules.module_tree import InOut
-    from bertscope.settings.keywords import RunSettings
-    from bertscope.torch_access import nn, torch
+    from bertscope.settings.keywords import GivenInputs, RunSettings
+    from bertscope.torch_access import nn
+
+    class ShapesOfRun(GivenInputs, total=False):
+        """Keywords for the shapes of a forward pass."""
+
+        shapes: Mapping[str, InOut] | bool | None
+        batch: int
+        seq: int | None
+        inputs: Any
 
 
 class Configuration(Protocol):
@@ -42,7 +50,6 @@ class Configuration(Protocol):
 
 # A module, a name or path as for the command line, a configuration or its dictionary, or `bertscope.load(...)`.
 Model: TypeAlias = "nn.Module | ModelSource | BertConfig | Configuration | Mapping[str, Any] | str | os.PathLike[str]"
-Size: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 
 
 def is_module(model: Model) -> TypeGuard[nn.Module]:
@@ -62,14 +69,17 @@ def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]
     return built_for_counting(source), source.name
 
 
-def inputs_of(inputs: Any = None, input_size: Size | None = None, dtypes: Sequence[torch.dtype] | None = None) -> Any:
-    """Return the inputs of a module that one of two arguments gives; None without any.
+def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
+    """Take the inputs of a module out of the keywords of a function, and return them; None without any.
 
-    `input_size` is the size of a tensor, or several sizes; `dtypes` has the dtype of each, by default float32. Raises
-    SelectionError if both arguments are given, and for a size that is none.
+    They are `inputs`, or `input_data` as torchinfo calls them, or tensors on meta of `input_size`, a size or several,
+    whose `dtypes` are by default float32. Raises SelectionError for two of these, and for a size that is none.
     """
-    if inputs is not None and input_size is not None:
-        raise SelectionError("give either inputs or input_size")
+    taken: dict[str, Any] = {key: keywords.pop(key, None) for key in ("input_data", "input_size", "dtypes")}  # type: ignore[misc]
+    data, input_size, dtypes = taken.values()
+    if sum(item is not None for item in (inputs, data, input_size)) > 1:
+        raise SelectionError("give one of inputs, input_data and input_size")
+    inputs = data if inputs is None else inputs
     if input_size is None:
         if dtypes is not None:
             raise SelectionError("dtypes are those of input_size; give it too, or leave dtypes out")
@@ -102,22 +112,30 @@ def inputs_on_device(inputs: Any, device: str) -> Any:
     return tuple(torch.ones_like(tensor, device=device) for tensor in inputs) if is_of_sizes else inputs
 
 
-def batched(inputs: Any) -> Callable[[int], Any] | None:
-    """Return a function from a batch to inputs like these on meta: their first sizes that are the batch follow it."""
-    if inputs is None:
-        return None
+def batch_of(inputs: Any) -> int:
+    """Return the first size of the first tensor of the inputs; raises SelectionError if none has one."""
     from bertscope.torch_access import torch, tree_map
 
     own: list[int] = []
     tree_map(lambda item: own.append(len(item)) if isinstance(item, torch.Tensor) and item.ndim else None, inputs)
     if not own:
         raise SelectionError("the inputs have no tensor whose first size is the batch")
+    return own[0]
+
+
+def batched(inputs: Any) -> Callable[[int], Any] | None:
+    """Return a function from a batch to inputs like these on meta: their first sizes that are the batch follow it."""
+    if inputs is None:
+        return None
+    from bertscope.torch_access import torch, tree_map
+
+    own = batch_of(inputs)
 
     def of_batch(item: Any, batch: int) -> Any:
         """Return a tensor on meta of another batch, and any other value as it is."""
         if not isinstance(item, torch.Tensor):
             return item
-        sizes = (batch, *item.shape[1:]) if item.ndim and len(item) == own[0] else item.shape
+        sizes = (batch, *item.shape[1:]) if item.ndim and len(item) == own else item.shape
         return torch.empty(sizes, dtype=item.dtype, device="meta")
 
     return lambda batch: tree_map(partial(of_batch, batch=batch), inputs)
@@ -127,28 +145,21 @@ def _numbers(size: Any) -> Sequence[Any]:
     return size if isinstance(size, Sequence) and not isinstance(size, str) else [None]
 
 
-class ShapesOfRun(TypedDict, total=False):
-    """Keywords for the shapes of a forward pass."""
-
-    shapes: Mapping[str, InOut] | bool | None
-    batch: int
-    seq: int | None
-    input_size: Size | None
-    inputs: Any
-    dtypes: Sequence[torch.dtype] | None
-
-
 def shapes_of_run(
     model: Model, *, shapes: Mapping[str, InOut] | bool | None = None, batch: int = 1, seq: int | None = None,
-    input_size: Size | None = None, inputs: Any = None, dtypes: Sequence[torch.dtype] | None = None,
+    inputs: Any = None, input_size: Any = None, dtypes: Any = None, input_data: Any = None,
 ) -> Mapping[str, InOut] | None:  # fmt: skip
     """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
-    given = inputs_of(inputs, input_size, dtypes)
+    given = inputs_of(inputs, {"input_size": input_size, "dtypes": dtypes, "input_data": input_data})
     if given is not None or shapes is True:
         from bertscope.analyses.tracing.trace import source_shapes
 
         source = source_of(model if given is None else built(model)[0], inputs=given)
+        if given is not None and (batch, seq) != (1, None):
+            raise SelectionError("batch and seq are those of a run without inputs; a given module has its own")
         return source_shapes(source, batch, usual_length(*[source] * (given is None)) if seq is None else seq)
+    if (batch, seq) != (1, None):
+        raise SelectionError("batch and seq are those of shapes=True; give it too, or leave them out")
     return shapes or None
 
 
@@ -170,12 +181,17 @@ class Asked:
     def of(
         cls, settings: Mapping[str, Any], _layers: Sequence[Layer] = (), *, compared: Collection[str] = (),
         training_file: TrainingArguments = None, plan: Plan = None, records: tuple[type[Settings], ...] = ESTIMATED,
+        question: str = "",
     ) -> Asked:  # fmt: skip
         """Return what keywords, the layers of a front end, a training file and a plan ask for.
 
         The file precedes the defaults of a project, whose precision is not used then. The run of a plan is a default
-        before both; its strategy is compared with others that are asked for.
+        before both; its strategy is compared with others that are asked for. Raises SelectionError for a setting that
+        the question does not take.
         """
+        for name in UNUSED.get(question, ()):
+            if name in settings:
+                raise SelectionError(f"{question} does not depend on {name}; leave it out")
         if plan is not None:
             from bertscope.sources.plan_files import read_plan
 

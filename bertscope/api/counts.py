@@ -11,7 +11,7 @@ from bertscope.analyses import flops as flops_analysis
 from bertscope.analyses import params
 from bertscope.analyses import verify as comparison
 from bertscope.analyses.flops import FlopsRun, flops_model
-from bertscope.api.asked import Asked, Model, Size, built, inputs_of, shapes_of_run
+from bertscope.api.asked import Asked, Model, built, inputs_of, shapes_of_run
 from bertscope.checkpoints.reading import Checkpoint, read_checkpoint, stored_report
 from bertscope.errors import SelectionError
 from bertscope.reports.checkpoint import VerifyReport
@@ -19,9 +19,8 @@ from bertscope.reports.flops import FlopsReport
 from bertscope.reports.params import CountReport, TreeReport
 from bertscope.settings.generate import with_keywords_of, with_settings
 from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import DEFAULTS, ESTIMATED, INFERENCE, OF_FLOPS, TRAINING
+from bertscope.settings.run_config import DEFAULTS, ESTIMATED, INFERENCE, TRAINING
 from bertscope.sources.find import source_of, stored_alone, weights_path
-from bertscope.torch_access import torch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -100,8 +99,6 @@ def flops(
     inputs: Any = None,
     *,
     name: str | None = None,
-    input_size: Size | None = None,
-    dtypes: Sequence[torch.dtype] | None = None,
     _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> FlopsReport:
@@ -119,10 +116,8 @@ def flops(
     >>> report[""].forward.matmul_flops == 10 * 2 * 3 * 4
     True
     """
-    given = inputs_of(inputs, input_size, dtypes)
-    asked = Asked.of(settings, _layers, compared=("batch", "seq"))
-    if unused := sorted(asked.named - set(OF_FLOPS)):
-        raise SelectionError(f"FLOPs do not depend on {unused[0]}; allowed: {', '.join(OF_FLOPS)}")
+    given = inputs_of(inputs, settings)
+    asked = Asked.of(settings, _layers, compared=("batch", "seq"), question="flops")
     if given is not None:
         if unused := sorted(asked.named - {"mode"}):
             raise SelectionError(f"{unused[0]} is for a run without inputs; a given module has its own")

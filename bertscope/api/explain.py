@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.diagram import diagram as diagrams
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.explain import steps
-from bertscope.api.asked import Model, built
+from bertscope.api.asked import Model, batch_of, built, inputs_of, usual_length
+from bertscope.errors import SelectionError
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.bert import BertModel
+from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import ClassReport, GraphReport
 from bertscope.reports.explain import ExplainReport
 from bertscope.settings.generate import with_keywords_of
@@ -20,43 +22,55 @@ from bertscope.sources.find import source_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from bertscope.settings.keywords import GivenInputs
 
+    class DiagramOptions(GivenInputs, total=False):
+        """Keywords of a class diagram, and of the inputs of a forward pass."""
+
+        around: str | None
+        implementation: str
+        nn_module: bool
+
+
+@with_keywords_of()
 def explain(
     model: Model,
     path: str | None = None,
     *,
     batch: int = 1,
-    seq: int = 128,
-    inputs: Sequence[str] = (),
+    seq: int | None = None,
+    inputs: Any = (),
     name: str | None = None,
+    **keywords: Unpack[GivenInputs],
 ) -> ExplainReport:
     """Return the steps of a model, or those under `path` (in any of the three namings), and the sums of its levels.
 
     A `path` may also be a module, or a section of a BERT: config, inputs, outputs, caches, positions, checkpointing.
     FLOPs are those of the matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no
-    BERT, or that has adapters, are its modules; `inputs` such as `pixel_values=Bx3x224x224:float32` are those that
-    cannot be derived. Raises SelectionError for a path that no step has.
+    BERT, or that has adapters, are its modules. It runs with `inputs`, or tensors of `input_size` and `dtypes`; texts
+    such as `pixel_values=Bx3x224x224:float32` are those that cannot be derived. Raises SelectionError for a path that
+    no step has.
 
     >>> explained = bertscope.explain(bertscope.BertConfig(), "pooler")
     >>> explained.steps[0].params.symbols, explained.steps[0].params.value
     ('hidden_size x hidden_size + hidden_size', 590592)
     """
-    if isinstance(model, BertPreTrainedModel):
+    texts = isinstance(inputs, Sequence) and all(isinstance(item, str) for item in inputs)
+    given = inputs_of(None if texts else inputs, keywords)
+    if given is not None:
+        if (batch, seq) != (1, None):
+            raise SelectionError("batch and seq are those of a run without inputs; a given module has its own")
+        model, batch = source_of(built(model)[0], name=name, inputs=given), batch_of(given)
+    elif isinstance(model, BertPreTrainedModel):
         has_pooler = not isinstance(model, BertModel) or model.pooler is not None
         architecture = type(model).__name__
         model = BertSource(
             name=name or architecture, config=model.config, architecture=architecture, add_pooling_layer=has_pooler
         )
     source = source_of(model, name=name)
-    return steps.explain(source, path, batch=batch, seq=seq, inputs=inputs)
-
-
-class ClassOptions(TypedDict, total=False):
-    """Keywords of a class diagram."""
-
-    around: str | None
-    implementation: str
-    nn_module: bool
+    return steps.explain(
+        source, path, batch=batch, seq=usual_length(source) if seq is None else seq, inputs=inputs if texts else ()
+    )
 
 
 @with_keywords_of(diagrams.Classes)
@@ -69,13 +83,15 @@ def diagram(
     depth: int | None = None,
     direction: str | None = None,
     given: Given | None = None,
-    **classes: Unpack[ClassOptions],
+    inputs: Any = None,
+    **options: Unpack[DiagramOptions],
 ) -> ClassReport | GraphReport:
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
     `class` draws the classes of the whole model in an `implementation` (bertscope, transformers), or those around one
     class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module. `forward`
-    draws the dataflow of the module at `path` for the inputs `given`. `tree` draws the modules at and
+    draws the dataflow of the module at `path` for the inputs `given`, the own `inputs` of a module, or tensors of
+    `input_size` and `dtypes`. `tree` draws the modules at and
     below `path`. Raises SelectionError for another kind, and for a path or class that the model does not have.
 
     >>> print(bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree"))
@@ -88,7 +104,19 @@ def diagram(
       m0 --> m1
     <BLANKLINE>
     """
+    own = inputs_of(inputs, options)
     module, shown = built(model, name)
+    classes: Any = options
+    asked = {"depth": depth, "direction": direction, "given": given, "inputs": own, **classes}
+    kind = diagrams.diagram_kind(module, kind, classes.get("around"))
+    if own is not None:
+        module = source_of(module, inputs=own).build()
+        given = given or Given(batch=batch_of(own))
+    is_bert = isinstance(base_model_of(module), BertPreTrainedModel)
+    used = {key for key in diagrams.KINDS[kind] if is_bert or key != "implementation"}
+    for key, value in asked.items():
+        if value is not None and value is not False and key not in used:
+            raise SelectionError(f"{key} has no effect on a diagram of kind {kind} of this model; leave it out")
     return diagrams.diagram(
         module, kind, path, name=shown, depth=depth, direction=direction, given=given,
         classes=diagrams.Classes(**classes),

@@ -16,7 +16,6 @@ from bertscope.api.asked import (
     Asked,
     Model,
     Plan,
-    Size,
     TrainingArguments,
     batched,
     built,
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from bertscope.analyses.memory.step import Loss
     from bertscope.analyses.memory.step_time import Timer
     from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
-    from bertscope.torch_access import nn, torch
+    from bertscope.torch_access import nn
 
 _COMPARED = ("checkpointing",)
 _SEARCHED = ("seq", "precision", "checkpointing", "gpu")  # of fit: each combination is a row
@@ -75,8 +74,6 @@ def estimate(
     inputs: Any = None,
     *,
     name: str | None = None,
-    input_size: Size | None = None,
-    dtypes: Sequence[torch.dtype] | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
     _layers: Sequence[Layer] = (),
@@ -103,8 +100,8 @@ def estimate(
     >>> adam["none"].memory.peak.parts.optimizer_state == 2 * 4 * 1000 * 1000 + 4  # two moments and a counter
     True
     """
-    given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
-    asked = Asked.of(settings, _layers, compared=_COMPARED, training_file=training_file, plan=plan)
+    given, loss = inputs_of(inputs, settings), function_of(settings)
+    asked = Asked.of(settings, _layers, compared=_COMPARED, training_file=training_file, plan=plan, question="estimate")
     if given is not None:
         module, shown = built(model, name)
         run_config, limit = asked.of_module(module, takes_limit=loss is None)
@@ -148,7 +145,7 @@ def snapshot(model: Model, *, _layers: Sequence[Layer] = (), **settings: Unpack[
     """Return the last of the steps of `estimate` for PyTorch's memory viewer, as torch pickles a snapshot."""
     from bertscope.analyses.memory.snapshot import snapshot as picture
 
-    source = source_of(model).require("--snapshot")
+    source = source_of(model).require("a snapshot")
     resolved = Asked.of(settings, _layers, compared=_COMPARED).resolved(source, **DEFAULTS["estimate"])
     run_config, limit = resolved.points[-1]
     return picture(Steps(source).trace(on_card(run_config, card_for(limit, run_config))))
@@ -160,8 +157,6 @@ def profile(
     inputs: Any = None,
     *,
     name: str | None = None,
-    input_size: Size | None = None,
-    dtypes: Sequence[torch.dtype] | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
     _layers: Sequence[Layer] = (),
@@ -179,9 +174,9 @@ def profile(
     >>> abs(report["none"].error)
     0.0
     """
-    given, loss = inputs_of(inputs, input_size, dtypes), function_of(settings)
+    given, loss = inputs_of(inputs, settings), function_of(settings)
     asked = Asked.of(settings, _layers, compared=_COMPARED, training_file=training_file, plan=plan,
-                     records=MEASURED)  # fmt: skip
+                     records=MEASURED, question="profile")  # fmt: skip
     if is_module(model):
         return _profile_module(model, given, asked, loss, name)
     if loss is not None:
@@ -259,8 +254,6 @@ def fit(
     batch: int | None = None,
     batch_total: int | None = None,
     inputs: Any = None,
-    input_size: Size | None = None,
-    dtypes: Sequence[torch.dtype] | None = None,
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
@@ -280,8 +273,8 @@ def fit(
     >>> row.answer, row.peak_bytes < 2**30
     ('yes', True)
     """
-    reports = fits(model, budget, batch=batch, batch_total=batch_total, inputs=inputs, input_size=input_size,
-                   dtypes=dtypes, name=name, training_file=training_file, plan=plan, _layers=_layers,
+    reports = fits(model, budget, batch=batch, batch_total=batch_total, inputs=inputs, name=name,
+                   training_file=training_file, plan=plan, _layers=_layers,
                    **settings)  # fmt: skip
     if len(reports) > 1:
         raise SelectionError(f"fit takes one gpu; got {len(reports)}; bertscope.fits returns a report for each")
@@ -296,8 +289,6 @@ def fits(
     batch: int | None = None,
     batch_total: int | None = None,
     inputs: Any = None,
-    input_size: Size | None = None,
-    dtypes: Sequence[torch.dtype] | None = None,
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
@@ -309,10 +300,11 @@ def fits(
     >>> [report.card.name for report in bertscope.fits("bert-tiny", gpu="t4,a10", seq=64, batch=4)]
     ['t4', 'a10']
     """
+    own = inputs_of(inputs, settings)
     given = {**settings} if budget is None else {**settings, "budget": budget}
     compared = _SEARCHED if batch_total is None else (*_SEARCHED, "strategy")
     asked = Asked.of(given, _layers, compared=compared, training_file=training_file, plan=plan).without("batch")
-    source = source_of(model, name=name, inputs=batched(inputs_of(inputs, input_size, dtypes)))
+    source = source_of(model, name=name, inputs=batched(own))
     search = _FitSearch(source, asked, batch, batch_total)
     if batch_total is not None:
         search.check_total()
@@ -449,6 +441,8 @@ def lengths(
     memory = card or limit.budget
     if search and memory is None:
         raise asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
+    if search and tokens_per_batch:
+        raise SelectionError("search finds the tokens of a batch; leave tokens_per_batch out")
     counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
     most = asked.length(source, max(counts)).get("seq", max(counts))
     most = run.seq if any("seq" in layer for layer in asked.layers) else most

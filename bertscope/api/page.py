@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses import page as differences
 from bertscope.analyses.page import STAGES, page_report
-from bertscope.api.asked import Asked, Model, Plan, TrainingArguments
+from bertscope.api.asked import (
+    Asked,
+    Model,
+    Plan,
+    TrainingArguments,
+    batch_of,
+    batched,
+    built,
+    card_for,
+    inputs_of,
+    usual_length,
+)
 from bertscope.api.counts import verify
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
-from bertscope.gpus import find_gpu
 from bertscope.progress import expect
 from bertscope.reports.page import DiffReport, PageReport
 from bertscope.settings.checkpointing import FULL, NONE
@@ -35,6 +45,7 @@ def report(
     compare: Model | None = None,
     *,
     fit: bool = True,
+    inputs: Any = None,
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
@@ -45,20 +56,27 @@ def report(
 
     The fit table has the precisions and strategies that are asked for, in a budget of 16 GiB unless a `budget` or a
     `gpu` is given; `fit=False` leaves it out. The other parts describe the step in the first precision. A module runs
-    with the result of its method `example_inputs(batch, seq)`, by default with inputs derived from its forward.
+    with `inputs`, or tensors of `input_size` and `dtypes`; without them with the result of its method
+    `example_inputs(batch, seq)`, or with inputs derived from its forward.
 
     >>> config = bertscope.BertConfig(num_hidden_layers=1, max_position_embeddings=32)
     >>> page = bertscope.report(config, batch=1, seq=16, fit=False)
     >>> page["encoder"].params
     7087872
     """
-    sources = [source_of(model, name=name), *([source_of(compare)] if compare is not None else [])]
-    asked = Asked.of(settings, _layers, compared=("precision", "checkpointing"), training_file=training_file, plan=plan)
+    given = inputs_of(inputs, settings)
+    first = (
+        source_of(model, name=name) if given is None else source_of(built(model)[0], name=name, inputs=batched(given))
+    )
+    sources = [first, *([source_of(compare)] if compare is not None else [])]
+    defaults = DEFAULTS["report"] if given is None else DEFAULTS["report"] | {"batch": batch_of(given)}
+    asked = Asked.of(settings, _layers, compared=("precision", "checkpointing"), training_file=training_file, plan=plan,
+                     question="report")  # fmt: skip
     variants = []
     for source in sources:
         takes = source.strategies(built_for_counting(source))
         resolved = asked.resolved(
-            source, **DEFAULTS["report"], precision=STORED if source.has_own_dtypes else FP32.name,
+            source, **defaults, precision=STORED if source.has_own_dtypes else FP32.name,
             checkpointing=[name for name in (NONE, FULL) if name in takes],
         )  # fmt: skip
         order = list(dict.fromkeys(run.precision for run in resolved.runs))
@@ -66,9 +84,11 @@ def report(
     limits = resolved.limits
     if len(limits) > 1 or len({(run.batch, run.seq) for run in variants[0]}) > 1:
         raise SelectionError("a page is about one batch, one length and one GPU; give one of each")
-    limit = (find_gpu(limits[0].gpu) if limits[0].gpu else limits[0].budget) if fit else None
+    if not fit and "budget" in asked.named:
+        raise asked.error("{budget} is for the fit table, which is left out", "budget")
+    limit = card_for(limits[0], variants[0][0]) or limits[0].budget
     expect(len(sources) * (len(STAGES) if fit else len(STAGES) - 1))
-    found = page_report(sources, variants, limit, limits[0].context)
+    found = page_report(sources, variants, limit, limits[0].context, has_fit=fit)
     models = tuple(
         replace(part, memory=replace(part.memory, training_file=asked.noted(runs)))
         for part, runs in zip(found.models, variants, strict=True)
@@ -76,7 +96,7 @@ def report(
     return replace(found, models=models)
 
 
-def diff(a: Model | Checkpoint, b: Model | Checkpoint, *, batch: int = 1, seq: int = 128) -> DiffReport | Any:
+def diff(a: Model | Checkpoint, b: Model | Checkpoint, *, batch: int = 1, seq: int | None = None) -> DiffReport | Any:
     """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
 
     Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
@@ -89,8 +109,11 @@ def diff(a: Model | Checkpoint, b: Model | Checkpoint, *, batch: int = 1, seq: i
     (30522, 768)
     """
     stored = [side if isinstance(side, Checkpoint) else stored_alone(side) for side in (a, b)]
+    if any(stored) and (batch, seq) != (1, None):
+        raise SelectionError("batch and seq are those of a run, which a checkpoint does not have; leave them out")
     if stored.count(None) == 1:
         model: Any = a if stored[0] is None else b
         return verify(model, stored[0] or stored[1])
     one, other = (found or source_of(side) for found, side in zip(stored, (a, b), strict=True))
-    return differences.diff(one, other, batch=batch, seq=seq)
+    usual = usual_length(*(side for side in (one, other) if not isinstance(side, Checkpoint)))
+    return differences.diff(one, other, batch=batch, seq=usual if seq is None else seq)

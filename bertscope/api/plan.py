@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.plan import plan_report
-from bertscope.api.asked import Asked, Model, TrainingArguments, calibration_for, card_for
+from bertscope.api.asked import Asked, Model, TrainingArguments, calibration_for, card_for, inputs_of
 from bertscope.api.memory import no_time_notes, timer_for
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, suggestion
@@ -52,14 +52,15 @@ def plan(
     >>> report.fits, report.rows[0].peak_bytes <= 220 * 2**20 < report.cheaper.peak_bytes
     (True, True)
     """
+    own_inputs = inputs_of(inputs, settings)
     own = {"budget": budget, "batch": batch}
     given = {**settings, **{key: value for key, value in own.items() if value is not None}}
-    asked = Asked.of(given, _layers, training_file=training_file)
+    asked = Asked.of(given, _layers, training_file=training_file, question="plan")
     if batch_total is not None:
         if asked.named & {"batch", "accumulate"}:
             raise asked.error("{batch} is the micro-batch and batch_total that of an optimizer step; give one of them")
         asked = asked.without("batch", "accumulate")
-    source = source_of(model, name=name, inputs=inputs)
+    source = source_of(model, name=name, inputs=own_inputs)
     ((run, limit),) = asked.resolved(source, **DEFAULTS["plan"]).points
     card = card_for(limit, run)
     memory = card or limit.budget

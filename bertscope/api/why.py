@@ -57,7 +57,7 @@ def why(
     ('why_fragmentation', True)
     """
     report = read_why(str(file))
-    asked = Asked.of(settings, _layers, training_file=training_file, plan=plan)
+    asked = Asked.of(settings, _layers, training_file=training_file, plan=plan, question="why")
     if model is None:
         if asked.named or training_file is not None or plan is not None:
             raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertscope.commands.model_options import Architecture, Download, Model, ModelOptions, Pooler, SizeOptions
+from bertscope.commands.model_options import Architecture, Download, Inputs, Model, ModelOptions, Pooler, SizeOptions
 from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
@@ -116,6 +116,7 @@ class DrawnOptions(SizeOptions):
         Literal["LR", "TB"] | None,
         typer.Option(help="The direction; default: LR for tree, TB for forward."),
     ] = None
+    inputs: Inputs = None
 
     def unused(self, kind: str, *, is_bert: bool, has_kernel: bool) -> list[str]:
         """Return the options that are given and have no effect on a kind of diagram."""
@@ -129,6 +130,7 @@ class DrawnOptions(SizeOptions):
             ("--batch", "forward", self.batch != SizeOptions.batch),
             ("--seq", "forward", self.seq != SizeOptions.seq),
             ("--direction", "forward, tree", self.direction is not None),
+            ("--input", "" if is_bert else "forward", bool(self.inputs)),
             ("--attention", kind if is_bert else "", has_kernel),
         )
         return [option for option, kinds, is_given in given if is_given and kind not in kinds]
@@ -170,7 +172,8 @@ def diagram(
     from bertscope.analyses.diagram.forward import Given
 
     seq = drawn.length(*[source] * (kind == "forward"))
-    inputs = Given(batch=drawn.batch, seq=seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask)
+    inputs = Given(batch=drawn.batch, seq=seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask,
+                   input=tuple(drawn.inputs or ()))  # fmt: skip
     classes = Classes(around=drawn.class_name, implementation=drawn.implementation, nn_module=drawn.nn_module)
     with source.confined():
         report = analyse(built_for_counting(source), kind, path, name=source.name, depth=drawn.depth,

@@ -24,7 +24,7 @@ EXAMPLES = """
 @command(examples=EXAMPLES, cls=WithBareCheckpointing)
 def estimate(
     *,
-    run: Annotated[CommandSettings, Takes(command="estimate", compared=("checkpointing",), without=("budget",))],
+    run: Annotated[CommandSettings, Takes(command="estimate", compared=("checkpointing",))],
     model: ModelsOptions,
     view: ViewOptions,
     data: LengthOptions,

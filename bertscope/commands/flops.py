@@ -11,7 +11,6 @@ from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes
 from bertscope.errors import SelectionError
 from bertscope.reports.flops import FlopsReport
-from bertscope.settings.run_config import OF_FLOPS
 
 EXAMPLES = """
   bertscope flops bert-large-zh --seq 512
@@ -26,7 +25,7 @@ EXAMPLES = """
 @command(examples=EXAMPLES)
 def flops(
     *,
-    run: Annotated[CommandSettings, Takes(command="flops", compared=("batch", "seq"), only=OF_FLOPS, has_file=False)],
+    run: Annotated[CommandSettings, Takes(command="flops", compared=("batch", "seq"), has_file=False)],
     model: ModelsOptions,
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=0, metavar="N", help="The largest depth of the rows.")

@@ -45,7 +45,7 @@ def plan(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the memory of each plan against its FLOPs again.")
     ] = None,
-    run: Annotated[CommandSettings, Takes(command="plan", without=("batch", "checkpointing", "reentrant"))],
+    run: Annotated[CommandSettings, Takes(command="plan", without=("batch",))],
     model: ModelOptions,
     out: DetailedOutputOptions,
 ) -> int:

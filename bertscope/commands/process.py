@@ -58,7 +58,7 @@ def failure(error: BaseException) -> int:
 
         traceback.print_exception(type(error), error, error.__traceback__)
     if isinstance(error, BertscopeError):
-        return complain(error.message, error.exit_code, error.where)
+        return complain(error.spelled(_options()), error.exit_code, error.where)
     text = one_line(" ".join(str(error).split()), limit=200)
     if is_out_of_memory(error):
         return complain(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit", 3)
@@ -69,6 +69,15 @@ def failure(error: BaseException) -> int:
         remedy = f"'bertscope doctor' checks the installation; {remedy}"
     name = f"{type(error).__name__}{': ' if text else ''}{text}"
     return complain(f"internal error: {name} ({_place(error)}); {remedy}", INTERNAL)
+
+
+def _options() -> dict[str, str]:
+    """Return the options of settings, by which the messages of a command line name them."""
+    with contextlib.suppress(Exception):  # the package may be what is broken
+        from bertscope.settings.generate import FORMS
+
+        return FORMS
+    return {}
 
 
 def is_debug() -> bool:

@@ -11,8 +11,7 @@ from bertscope.commands.output import DetailedOutputOptions, note, print_notes, 
 from bertscope.commands.process import INTERRUPT
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes, ViewOptions, WithBareCheckpointing
-from bertscope.settings.rows import rows
-from bertscope.settings.run_config import MEASURED, Limit
+from bertscope.settings.run_config import MEASURED
 
 EXAMPLES = """
   bertscope profile
@@ -30,7 +29,7 @@ def profile(
     run: Annotated[
         CommandSettings,
         Takes(command="profile", records=MEASURED, compared=("checkpointing",),
-              without=("world_size", "rank", *rows(Limit))),
+              without=("world_size",)),
     ],
     model: ModelOptions,
     view: ViewOptions,

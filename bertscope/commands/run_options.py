@@ -19,7 +19,7 @@ from bertscope.settings.checkpointing import COMPARED, STRATEGIES, are_strategie
 from bertscope.settings.generate import OPTIONS
 from bertscope.settings.resolve import Layer, used_settings
 from bertscope.settings.rows import Row, Settings, rows
-from bertscope.settings.run_config import DEFAULTS, ESTIMATED
+from bertscope.settings.run_config import DEFAULTS, ESTIMATED, UNUSED
 
 if TYPE_CHECKING:
     from bertscope.commands.model_options import ModelOptions
@@ -51,12 +51,11 @@ class CommandSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Takes:
-    """The settings that a command takes: those of the records, or only some; `compared` take several values."""
+    """The settings that a command takes; `compared` take several values."""
 
     command: str
     records: tuple[type[Settings], ...] = ESTIMATED
     compared: Collection[str] = ()
-    only: Collection[str] = ()
     without: Collection[str] = ()
     has_file: bool = True  # --from
     usual: Mapping[str, str] = field(default_factory=dict)  # what the command takes for a setting, in words
@@ -64,8 +63,8 @@ class Takes:
     @property
     def table(self) -> dict[str, Row]:
         """Return the rows of the settings."""
-        names = self.only or rows(*self.records)
-        return {name: own for name, own in rows(*self.records).items() if name in names and name not in self.without}
+        others = {*self.without, *UNUSED.get(self.command, ())}
+        return {name: own for name, own in rows(*self.records).items() if name not in others}
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return a parameter for each option; None is an option that is not given."""

@@ -41,7 +41,7 @@ def why(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the history of the memory by part.")
     ] = None,
-    run: Annotated[CommandSettings, Takes(command="why", without=("budget", "context"))],
+    run: Annotated[CommandSettings, Takes(command="why")],
     model: _ModelOrNone,
     out: DetailedOutputOptions,
 ) -> None:

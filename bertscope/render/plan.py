@@ -99,12 +99,16 @@ def verdict(report: PlanReport) -> str:
     on = on_text(report)
     batch = f"batch {count_text(row.batch)} x {count_text(row.accumulate)}"
     sized = f"{batch} at seq {report.run.seq}{on}: {needed_text(report, row)}"
+    yes = "yes"
+    if row.changes:
+        trained = ", which are trained in place of the model (it is no longer fine-tuned in full)"
+        yes = f"yes, with {_options(row.changes)}{trained * ('lora' in row.changes)}"
     if not report.fits:
         answer = f"no: not even the leanest plan fits, {label(row)}; {sized}"
     elif not row.lists:
-        answer = f"yes: nothing needs to be recomputed; {sized}"
+        answer = f"{yes}: nothing needs to be recomputed; {sized}"
     else:
-        answer = f"yes: {label(row)}, and recompute the rest, {share(row)} of the layers' FLOPs; {sized}"
+        answer = f"{yes}: {label(row)}, and recompute the rest, {share(row)} of the layers' FLOPs; {sized}"
     return f"{answer}; assumed: {', '.join(_settings(report))}"
 
 

@@ -192,7 +192,9 @@ def _object(item: Any, value: Any, where: str) -> Any:
         raise SourceError(f"{where} has no field {_shown(name)}; {suggestion(name, hints)}")
     found = {name: typed(hints[name], content, f"{where}.{name}") for name, content in value.items()}
     for field in dataclasses.fields(item):
-        if field.name not in found and field.default is field.default_factory is dataclasses.MISSING:
+        if not field.init:
+            found.pop(field.name, None)  # it follows from the others
+        elif field.name not in found and field.default is field.default_factory is dataclasses.MISSING:
             raise SourceError(f"{where} lacks the field {field.name!r}; {_REMEDY}")
     try:
         return item(**found)

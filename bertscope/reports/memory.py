@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 from bertscope.frozen import dataclass
@@ -402,17 +402,16 @@ class FitReport(TableReport[FitRow]):
     training_file: TrainingFile | None = None  # of --from
     notes: tuple[Note, ...] = ()  # on the numbers
     length_given: bool = False  # by the inputs; `seq` then has no effect
+    answer: str = field(default="", init=False)  # the best of all variants: yes, uncertain or no
+
+    def __post_init__(self) -> None:
+        answers = {row.answer for row in self.rows}
+        object.__setattr__(self, "answer", next((word for word in (YES, UNCERTAIN) if word in answers), NO))
 
     @property
     def fits(self) -> bool:
         """Return True if any variant fits."""
         return any(row.fits for row in self.rows)
-
-    @property
-    def answer(self) -> str:
-        """Return the best answer of all variants."""
-        answers = {row.answer for row in self.rows}
-        return next((answer for answer in (YES, UNCERTAIN) if answer in answers), NO)
 
 
 @dataclass(frozen=True, kw_only=True)

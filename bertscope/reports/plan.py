@@ -107,8 +107,12 @@ class PlanReport(TableReport[PlanRow]):
     units: str = ""  # of FSDP
     training_file: TrainingFile | None = None
     notes: tuple[Note, ...] = ()
+    answer: str = field(default="", init=False)  # that of the first row
 
     rows_in: ClassVar[str] = "rows"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "answer", self.rows[0].answer if self.rows else "")
 
     @property
     def first(self) -> PlanRow:
@@ -120,7 +124,7 @@ class PlanReport(TableReport[PlanRow]):
     @property
     def fits(self) -> bool:
         """Return True if a plan fits for certain."""
-        return bool(self.rows) and self.rows[0].answer == "yes"
+        return self.answer == "yes"
 
     @property
     def settings(self) -> dict[str, Any]:

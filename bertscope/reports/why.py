@@ -86,6 +86,10 @@ class WhyReport(TableReport[WhyRow]):
     run: RunConfig | None = None  # its step
     training_file: TrainingFile | None = None
     notes: tuple[Note, ...] = ()
+    answer: str = field(default="", init=False)  # the key of the first finding
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "answer", self.findings[0].key if self.findings else "")
 
     @property
     def outside_bytes(self) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import field, fields, replace
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertscope.errors import BertscopeError, SelectionError, either, nearest, one_line
+from bertscope.errors import BertscopeError, SelectionError, either, name_of, nearest, one_line
 from bertscope.frozen import dataclass
 from bertscope.settings.code_names import CodeName
 from bertscope.units import PRECISIONS, parse_bytes
@@ -31,12 +31,8 @@ class SettingError(SelectionError):
     """
 
     def __init__(self, text: str, names: Sequence[str] = (), *, where: str = "") -> None:
-        self.names, self.text = tuple(names), text
-        super().__init__(self.spelled({}), where=where)
-
-    def spelled(self, forms: Mapping[str, str]) -> str:
-        """Return the message with each setting in the form of its front end, such as `--batch`."""
-        return re.sub(r"\{(\w+)\}", lambda found: forms.get(found[1], found[1]), self.text)
+        self.names = tuple(names)
+        super().__init__(re.sub(r"\{(\w+)\}", lambda found: name_of(found[1]), text), where=where)
 
 
 def quoted(value: Any) -> str:
@@ -176,7 +172,7 @@ def _is_number(text: str, kind: type) -> bool:
 
 def _plain(value: Any) -> str:
     """Return a value, or the message of an error, without braces."""
-    text = value.message if isinstance(value, BertscopeError) else str(value)
+    text = value.text if isinstance(value, BertscopeError) else str(value)
     return text.replace("{", "(").replace("}", ")")
 
 

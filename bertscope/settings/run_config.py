@@ -58,6 +58,7 @@ FLASH_KERNELS = ("flash_attention_2", "flash_attention_3")  # of the package fla
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: ()}  # and what lives until the next forward has returned
 _OF_TRAINING = {"mode": lambda mode: mode == TRAINING}
+_WITH_GRADIENTS = {"mode": lambda mode: mode != INFERENCE}
 _OF_CUDA = {"device": lambda device: device == CUDA}
 
 
@@ -115,12 +116,13 @@ class RunConfig(Settings):
     )  # fmt: skip
     optimizer: str = row(
         ADAMW, "The optimizer, with its defaults.", section="common", words=(NO_OPTIMIZER, *OPTIMIZERS),
-        text="optimizer {}",
+        text="optimizer {}", concerns=_OF_TRAINING,
         trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
                  **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
     )  # fmt: skip
     optimizer_implementation: str = row(
         "default", "The optimizer's implementation.", words=tuple(IMPLEMENTATIONS), yields_to=("optimizer",),
+        concerns=_OF_TRAINING,
         trainer={"optim": words(TRAINER_IMPLEMENTATIONS, "default"),
                  **{word: flag(name) for word, name in TRAINER_IMPLEMENTATIONS.items()}},
     )  # fmt: skip
@@ -179,7 +181,7 @@ class RunConfig(Settings):
     )  # fmt: skip
     checkpointing: str = row(
         NONE, "The layers that backward recomputes.", section="common", words=EXAMPLE_STRATEGIES, convert=_strategy,
-        split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns={"mode": lambda mode: mode != INFERENCE},
+        split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns=_WITH_GRADIENTS,
         text="checkpointing {}",
         trainer={"activation_checkpointing": recomputes, "gradient_checkpointing": recomputes},
         of_modules=False,
@@ -203,11 +205,13 @@ class RunConfig(Settings):
         section="sizes",
         below=1,
         metavar="SHARE",
+        of_modules=False,
     )
-    dropout: bool = row(True, "Apply the model's dropout; without it every dropout is 0.", of_modules=False)
+    dropout: bool = row(True, "Apply the model's dropout; without it every dropout is 0.", of_modules=False,
+                        concerns=_WITH_GRADIENTS)  # fmt: skip
     freeze: tuple[str, ...] = row(
         (), "Freeze parameters: a glob ('*.bias') or whole parts of a path ('embeddings', 'encoder.layer.0').",
-        metavar="PATTERN", of_modules=False,
+        metavar="PATTERN", of_modules=False, concerns=_WITH_GRADIENTS,
     )  # fmt: skip
     input: tuple[str, ...] = row(
         (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32, or "
@@ -365,6 +369,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "report": {"batch": 8, "budget": "16GiB"},
     "flops": {"mode": INFERENCE},
     "why": {"batch": 8, "device": CUDA},
+}
+# What a question does not depend on, and takes in no front end.
+UNUSED: dict[str, tuple[str, ...]] = {
+    "estimate": ("budget",),
+    "flops": tuple(name for name in rows(RunConfig, Limit) if name not in OF_FLOPS),
+    "plan": ("checkpointing", "reentrant"),
+    "profile": ("rank", *rows(Limit)),
+    "report": ("time", "sequences"),
+    "why": ("budget", "context", "time", "sequences"),
 }
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
 MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)

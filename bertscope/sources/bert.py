@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, BertConfig, Lora, unknown_architecture
-from bertscope.errors import ConfigError, SelectionError
+from bertscope.errors import ConfigError, SelectionError, name_of
 from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.run_config import FLASH_KERNELS
@@ -117,7 +117,9 @@ class BertSource:
         if not self.config.type_vocab_size:
             raise SelectionError("type_vocab_size is 0: an input has token types, and none has a row; give 1 or more")
         if self.flash:
-            raise SelectionError(f"the built-in BERT has eager and sdpa, not {self.flash}; take --attention sdpa")
+            raise SelectionError(
+                f"the built-in BERT has eager and sdpa, not {self.flash}; take {name_of('attention')} sdpa"
+            )
         return replace(self, uses_transformers_masks=True)
 
     def with_layers(self, layers: int) -> BertSource:
@@ -146,7 +148,7 @@ class BertSource:
         """
         if lora is not None and self.lora is not None:
             raise ConfigError(
-                f"{self.name} has adapters already ({self.lora}); leave --lora out, or name its base model"
+                f"{self.name} has adapters already ({self.lora}); leave {name_of('lora')} out, or name its base model"
             )
         changes: dict[str, Any] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
         changes["lora"] = Lora.parse(lora) if isinstance(lora, str) else lora

@@ -26,6 +26,7 @@ from bertscope.errors import (
     SourceError,
     importing,
     install_command,
+    name_of,
     one_line,
     suggestion,
 )
@@ -93,7 +94,7 @@ def fetched_folder(name: str, *, weights: bool = False) -> Path:
     if not is_hub_name(name):
         raise SourceError(f"{name[:100]!r} is no name on the hub; those look like google-bert/bert-base-cased")
     if not has_hub():
-        raise MissingExtraError("--download", "hub")
+        raise MissingExtraError(name_of("download"), "hub")
     with importing("huggingface_hub", "HF_", "HUGGINGFACE_"):
         from huggingface_hub import snapshot_download
     try:
@@ -343,19 +344,19 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     """Return the error for an unknown name, with the places that were searched."""
     classes = {known.lower(): known for known in ARCHITECTURES}
     if found := classes.get(name.lower()):
-        example = f"such as bert-base-uncased --architecture {found}"
+        example = f"such as bert-base-uncased {name_of('architecture')} {found}"
         return SourceError(f"no preset or file named {name!r}; {found} is a class: give a model with it, {example}")
     hint = "a .yaml preset, a config.json, module:attribute and file.py:attribute work too"
     if is_hub_name(name):
         without = "the Hugging Face cache is looked into with the extra 'hub'"
-        absent = "the local Hugging Face cache does not have it either; --download fetches it"
+        absent = f"the local Hugging Face cache does not have it either; {name_of('download')} fetches it"
         hint = f"{hint}; {absent if has_hub() else without}"
     short = name.rsplit("/", 1)[-1]
     if is_hub_name(name) and not short.lower().startswith("bert") and not name.startswith("."):
-        where = "nor is it in the local Hugging Face cache; --download fetches it from the hub"
+        where = f"nor is it in the local Hugging Face cache; {name_of('download')} fetches it from the hub"
         if not has_hub():
             extras = "hub" if find_spec("transformers") else "hub,transformers"
-            where = f"for a model of the Hugging Face hub {install_command(extras)}, and add --download"
+            where = f"for a model of the Hugging Face hub {install_command(extras)}, and add {name_of('download')}"
         return SourceError(f"no preset or file named {name[:100]!r}; {where} ('bertscope presets' lists the presets)")
     near = suggestion(short, presets)
     return SourceError(f"no preset or file named {name[:100]!r}; {near} ('bertscope presets' lists them; {hint})")

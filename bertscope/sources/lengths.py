@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import SelectionError, SourceError, suggestion
+from bertscope.errors import SelectionError, SourceError, name_of, suggestion
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.sources.find import cached_folder
 from bertscope.text_files import readable
@@ -36,6 +36,8 @@ def read_lengths(
     or Parquet, whose `field` has numbers, lists of token ids, or texts (of JSONL lists of texts too) for a `tokenizer`.
     """
     name = given if isinstance(given, str | os.PathLike) else "lengths"
+    if field and (name is not given or str(name).startswith(_NORMAL)):
+        raise SelectionError(f"numbers have no field; {name_of('field')} is that of a file")
     with readable(name):
         if not isinstance(given, str | os.PathLike):
             rows: _Rows = (("lengths", value) for value in given)
@@ -69,7 +71,7 @@ def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:
         else:
             raise SourceError(
                 f"{repr(value)[:60]} is no length, a whole number from 1 to below 2**31; of texts "
-                "--tokenizer counts the tokens",
+                f"{name_of('tokenizer')} counts the tokens",
                 where=where,
             )
         if count and len(texts) >= _AT_ONCE:
@@ -103,7 +105,7 @@ def _normal(text: str) -> Iterator[int]:
 
 def _lines(path: Path, field: str = "") -> Iterator[tuple[str, str]]:
     if field:
-        raise SelectionError(f"{path} has one number a line; --lengths-field is for other files")
+        raise SelectionError(f"{path} has one number a line; {name_of('field')} is for other files")
     with path.open("rb") as file:
         for number in range(1, 2 * MAX_LENGTHS):
             raw, where = file.readline(_MAX_LINE_BYTES + 1), f"{path}:{number}"
@@ -154,7 +156,8 @@ def _field(row: Mapping[str, Any], field: str, where: str) -> str:
     name = field or next((name for name in _FIELDS if name in row), next(iter(row)) if len(row) == 1 else _FIELDS[0])
     if name not in row:
         raise SourceError(
-            f"no field {name[:60]!r}, which --lengths-field names; {suggestion(name[:60], map(str, row))}", where=where
+            f"no field {name[:60]!r}, which {name_of('field')} names; {suggestion(name[:60], map(str, row))}",
+            where=where,
         )
     return name
 

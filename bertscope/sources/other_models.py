@@ -22,6 +22,7 @@ from bertscope.errors import (
     SelectionError,
     SourceError,
     is_out_of_memory,
+    name_of,
     suggestion,
 )
 from bertscope.frozen import dataclass
@@ -34,14 +35,6 @@ if TYPE_CHECKING:
     from bertscope.torch_access import nn
 
 _folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
-# Ability that needs a BERT -> remedy; any other ability has the general remedy.
-_REMEDIES = {
-    "--cross-attention": "leave it out",
-    "--naming": "leave it out",
-    "--no-dropout": "leave it out",
-    "--position-embedding": "leave it out",
-    "--snapshot": "leave it out",
-}
 _REMEDY = "count, tree, flops, estimate, profile, fit, report, explain, diagram, diff and check take any model"
 
 
@@ -106,20 +99,21 @@ class OtherSource:
         self._refuse_options_of_berts(add_pooling_layer, lora)
         if architecture or attention:
             raise ConfigError(
-                f"{self.name} decides its class and attention by itself; leave --architecture and --attention"
+                f"{self.name} decides its class and attention by itself; leave {name_of('architecture')} and "
+                f"{name_of('attention')}"
             )
         return self
 
     def _refuse_options_of_berts(self, add_pooling_layer: bool | None, lora: Lora | str | None) -> None:
         if add_pooling_layer is not None:
             raise ConfigError(
-                f"only a BertModel comes with and without a pooler; {self.name} is {self.family}; leave --pooler and "
-                "--no-pooler out"
+                f"only a BertModel comes with and without a pooler; {self.name} is {self.family}; leave "
+                f"{name_of('add_pooling_layer')} out"
             )
         if lora is not None:
             raise ConfigError(
-                f"--lora is for BERTs, and {self.name} is {self.family}; give module:attribute of a function that "
-                "returns peft's model"
+                f"{name_of('lora')} is for BERTs, and {self.name} is {self.family}; give module:attribute of a "
+                "function that returns peft's model"
             )
 
     def with_fields(self, fields: Mapping[str, object]) -> OtherSource:
@@ -149,7 +143,8 @@ class OtherSource:
         known = self.strategies(model)
         if strategy not in known and (strategy != SELECTIVE or FULL not in known):
             raise SelectionError(
-                f"{type(model).__name__} takes --checkpointing none, or selective and full where its class supports it"
+                f"{type(model).__name__} takes {name_of('checkpointing')} none, or selective and full where its "
+                "class supports it"
             )
         from bertscope.model.encoder import selective_contexts
 
@@ -163,8 +158,8 @@ class OtherSource:
         return contextlib.nullcontext()
 
     def require(self, ability: str) -> NoReturn:
-        """Raise SelectionError with the remedy."""
-        remedy = _REMEDIES.get(ability, _REMEDY)
+        """Raise SelectionError with the remedy: an option or a setting can be left out."""
+        remedy = "leave it out" if ability.startswith(("--", name_of("")[0])) else _REMEDY
         raise SelectionError(f"{self.name} is {self.family}; {ability} is for BERTs only; {remedy}", where=self.where)
 
 

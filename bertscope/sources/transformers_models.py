@@ -15,7 +15,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertscope.errors import BertscopeWarning, ConfigError, MissingExtraError, SourceError, importing, suggestion
+from bertscope.errors import (
+    BertscopeWarning,
+    ConfigError,
+    MissingExtraError,
+    SourceError,
+    importing,
+    name_of,
+    suggestion,
+)
 from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.building import built_on, note_values
@@ -250,11 +258,12 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
         family |= {cls.__name__: cls for cls in (classes if isinstance(classes, (list, tuple)) else [classes])}
     name = source.architecture or next(iter(family), "")
     model_class = family.get(name) or getattr(transformers, name, None)
+    architecture = name_of("architecture")
     takes_it = name in family or getattr(model_class, "config_class", None) is config_class
     if not isinstance(model_class, type) or not takes_it:
         raise ConfigError(
             f"unknown architecture {name[:60]!r} for a {source.model_type}; "
-            f"{suggestion(name, set(family)) if family else 'give the name of its class with --architecture'}",
+            f"{suggestion(name, set(family)) if family else f'name its class: {architecture}'}",
             field="architecture",
         )
     return model_class

@@ -188,7 +188,9 @@ def values(hint: Any, inside: tuple[type, ...] = ()) -> st.SearchStrategy:
         return st.lists(st.sampled_from([*rows(hint).values()]).flatmap(setting), max_size=2).map(partial(record, hint))
     if is_dataclass(hint):
         hints = get_type_hints(hint)
-        return st.builds(hint, **{item.name: values(hints[item.name], (*inside, hint)) for item in fields(hint)})
+        return st.builds(
+            hint, **{item.name: values(hints[item.name], (*inside, hint)) for item in fields(hint) if item.init}
+        )
     if origin in (Union, UnionType):
         return st.one_of(values(argument, inside) for argument in arguments)
     if origin is Literal:

@@ -26,7 +26,7 @@ from bertscope.settings.checkpointing import Checkpointing, Strategy
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.resolve import Layer, resolve
 from bertscope.settings.rows import Row, SettingError, rows
-from bertscope.settings.run_config import ESTIMATED, MEASURED, SETTINGS, SWEPT, RunConfig
+from bertscope.settings.run_config import ESTIMATED, MEASURED, SETTINGS, SWEPT, UNUSED, RunConfig
 from bertscope.sources.expectations import read_expectations
 from bertscope.text_files import read_mapping
 from bertscope.units import PRECISIONS
@@ -190,7 +190,7 @@ def test_each_setting_has_a_keyword_a_line_of_help_and_words_in_a_report():
     documented = bertscope.estimate.__doc__ or ""
     for name, own in SETTINGS.items():
         assert own.help.endswith(".")
-        assert f"        {name}: {own.help}" in documented
+        assert f"        {name}: {own.help}" in documented or name in UNUSED["estimate"]
         assert generate.row_words(name, example(own))
     assert generate.KEYWORDS.read_text() == generate.keywords()
 

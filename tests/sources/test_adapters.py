@@ -65,7 +65,7 @@ def test_the_base_model_is_next_to_the_adapter_before_any_other(adapter, tmp_pat
 
 def test_options_change_the_base_model_but_not_the_adapters(adapter):
     assert load(adapter(), attention="eager").config.attn_implementation == "eager"
-    with pytest.raises(BertscopeError, match=r"has adapters already .*; leave --lora out, or name its base model"):
+    with pytest.raises(BertscopeError, match=r"has adapters already .*; leave lora out, or name its base model"):
         load(adapter(), lora="r=4")
 
 

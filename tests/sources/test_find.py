@@ -306,13 +306,13 @@ def test_a_tie_of_a_module_from_python_stays_a_tie():
             lambda source: source.require("this"),
             "is for BERTs only; count, tree, .*, explain, diagram",
         ),
-        (lambda source: source.require("--no-dropout"), "--no-dropout is for BERTs only; leave it out"),
+        (lambda source: source.require("--naming"), "--naming is for BERTs only; leave it out"),
         (lambda source: source.with_layers(3), "its number of layers cannot be changed"),
         (lambda source: source.with_fields({"is_decoder": True}), "is_decoder can be set for a BERT only"),
         (lambda source: source.with_options(add_pooling_layer=True), "only a BertModel comes with and without"),
         (
             lambda source: source.checkpoint(nn.Linear(2, 2), "every-2"),
-            "Linear takes --checkpointing none, or selective and full",
+            "Linear takes checkpointing none, or selective and full",
         ),
     ],
 )

@@ -284,10 +284,10 @@ def test_inputs_are_given_by_name_shape_and_dtype(cli, code):
     ("given", "words"),
     [
         ((), "Pixels.forward takes image, scale=None, and image cannot be derived; add --input image=SHAPE:DTYPE"),
-        (("image=3",), "--input takes a name, once, with sizes"),
-        (("image=0x3:float32",), "--input takes a name, once, with sizes"),
+        (("image=3",), "--input takes a name once, with sizes"),
+        (("image=0x3:float32",), "--input takes a name once, with sizes"),
         (("image=3:string",), "dtypes: float32"),
-        (("image=3:int64", "image=3:int64"), "--input takes a name, once"),
+        (("image=3:int64", "image=3:int64"), "--input takes a name once"),
         (("image=99999x99999:float32",), "less than 2**31 elements"),
         (("pixels=1x3:float32",), "Pixels.forward takes image, scale=None and no pixels"),
     ],

@@ -237,7 +237,11 @@ def _around(
     return tuple(box for box in classes if box.name in wanted), links
 
 
-KINDS = ("class", "forward", "tree")
+# The kinds of diagrams, and the keywords of `bertscope.diagram` that have an effect on each.
+KINDS = {
+    "class": ("around", "implementation", "nn_module"), "forward": ("depth", "direction", "given", "inputs"),
+    "tree": ("depth", "direction"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +254,14 @@ class Classes:
 
 
 ALL_CLASSES = Classes()
+
+
+def diagram_kind(model: nn.Module, kind: str | None, around: str | None = None) -> str:
+    """Return the kind of a diagram, by default that of the model; raises SelectionError for another kind."""
+    is_bert = isinstance(model, BertPreTrainedModel | PeftModel)
+    if (found := kind or ("class" if is_bert or around else "tree")) not in KINDS:
+        raise SelectionError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    return found
 
 
 def diagram(
@@ -270,14 +282,11 @@ def diagram(
     the module at `path` for the inputs `given`. `tree` draws the modules at and below `path`. Raises SelectionError for
     another kind, and for a path or class that the model does not have.
     """
-    is_bert = isinstance(model, BertPreTrainedModel | PeftModel)
-    kind = kind or ("class" if is_bert or classes.around else "tree")
+    kind = diagram_kind(model, kind, classes.around)
     if kind == "forward":
         return forward_diagram(model, path, name=name, given=given, depth=depth, direction=direction)
     if kind == "tree":
         return tree_diagram(model, path, name=name, depth=depth, direction=direction)
-    if kind != "class":
-        raise SelectionError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
     around = classes.around
     if path and not around:
         modules = dict(model.named_modules())

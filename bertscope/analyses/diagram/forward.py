@@ -17,7 +17,7 @@ from typing import Any
 from bertscope.analyses.modules.module_tree import Node, fold, moved, read, type_name
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
-from bertscope.analyses.tracing.inputs import arguments, example_inputs, inputs_for, running_module
+from bertscope.analyses.tracing.inputs import arguments, example_inputs, inputs_for, positions, running_module
 from bertscope.analyses.tracing.operator_costs import shape_of, tensors
 from bertscope.analyses.tracing.trace import hooks, trace
 from bertscope.errors import SelectionError, SourceError, suggestion
@@ -250,7 +250,8 @@ def forward_diagram(
     and, in a decoder, as many cached positions as new ones; for any other module neither. Raises SelectionError for a
     path that the run does not enter, and for sizes that the model cannot run.
     """
-    given, drawn = given or Given(), partial(_drawn, model, path, name=name, depth=depth, direction=direction)
+    given = given or Given(seq=min(Given.seq, positions(base_model_of(model))))
+    drawn = partial(_drawn, model, path, name=name, depth=depth, direction=direction)
     try:
         return drawn(given, "meta")
     except SourceError:  # a forward that creates tensors on the CPU, or asks torch about its device

@@ -20,7 +20,7 @@ from bertscope.analyses.params import count
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
 from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.config import HEADS, BertConfig
-from bertscope.errors import SelectionError, suggestion
+from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
 from bertscope.model.outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from bertscope.reports.base import Note
@@ -255,7 +255,7 @@ def explain(
     if not isinstance(model, BertPreTrainedModel):
         return explain_modules(source, model, path, batch=batch, seq=seq, inputs=inputs)
     if inputs:
-        raise SelectionError("the inputs of a BERT are known; leave --input out")
+        raise SelectionError(f"the inputs of a BERT are known; leave {name_of('input')} out")
     modules, source = source, source.require("explain")
     steps = tuple(_StepWalk(source, batch, seq).steps())
     try:

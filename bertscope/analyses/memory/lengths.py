@@ -19,7 +19,7 @@ from math import exp, lgamma, prod
 
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.reports.memory import LengthBatch, LengthsRow
 from bertscope.settings.run_config import RunConfig
 
@@ -85,8 +85,8 @@ class Data:
             yield Batching("unpadded", {self._even(-(-self.tokens // steps)): steps}, unpadded, self._even(most))
         if 0 < max(packed, padded) < self.longest:
             raise SelectionError(
-                f"a sequence has {self.longest:,} tokens, more than --tokens-per-batch {padded:,}; give "
-                "more, or cut the sequences with --seq"
+                f"a sequence has {self.longest:,} tokens, more than {name_of('tokens_per_batch')} {padded:,}; give "
+                f"more, or cut the sequences with {name_of('seq')}"
             )
         if packed >= self.longest:
             shapes = self._packed(packed)

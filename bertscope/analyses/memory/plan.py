@@ -21,7 +21,7 @@ from bertscope.analyses.memory.fit import Fitter, fitter_for
 from bertscope.analyses.memory.growth import LARGEST_BATCH, largest
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.errors import BertscopeError, SelectionError, name_of
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Note
@@ -212,11 +212,11 @@ class PlanSearch:
         found = (row for row in self.rows.values() if self._cost(row) < self._cost(self.answer))
         return max(found, key=self._cost, default=None)
 
-    def rank(self, is_timed: bool) -> tuple[bool, float, int]:
-        """Return what makes the answer better, the smaller the better: the time of a step, or the share again."""
+    def rank(self, is_timed: bool) -> tuple[bool, bool, float, int]:
+        """Return what makes the answer better, the smaller the better: no change, then the time or the share again."""
         found = self.answer
         seconds = found.predicted.seconds if is_timed and found.predicted else found.share_again
-        return found.answer != YES, seconds, len(self.changes)
+        return found.answer != YES, bool(self.changes), seconds, len(self.changes)
 
     def _beyond(self, space: PlanSpace, plan: Counts, number: int, most: float) -> Counts | None:
         """Run a plan and those after it, so many in all, that need up to `most` times the memory.
@@ -333,9 +333,9 @@ def plan_report(
     """Return the plan with the least time of a step that fits in a budget of bytes or on a GPU.
 
     Without measured times it has the fewest FLOPs again. `changed_run` returns the run with each of the `changes`; they
-    are tried if no run before them fits without recomputation. With `batch_total` the micro-batch is the largest one
-    that needs none, else the smallest, or a larger one that takes less time. Raises SelectionError for a model without
-    products to keep, and for inference.
+    are tried if no run before them fits without recomputation, and are the answer if no run without them fits. With
+    `batch_total` the micro-batch is the largest one that needs none, else the smallest, or a larger one that takes less
+    time. Raises SelectionError for a model without products to keep, and for inference.
     """
     searches: list[PlanSearch] = []
     notes: list[Note] = []
@@ -362,7 +362,9 @@ def plan_report(
     others = [search.answer for search in searches if search is not best]
     rows = [best.answer, *best.leaner(), *others]
     if is_timed:
-        rows.sort(key=lambda row: (row.answer != YES, row.predicted.seconds if row.predicted else 0.0))
+        rows.sort(
+            key=lambda row: (row.answer != YES, bool(row.changes), row.predicted.seconds if row.predicted else 0.0)
+        )
     facts = asked.steps.facts(first.changed(checkpointing=NONE))
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
@@ -433,7 +435,7 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
                 f"the plan is for another {name}: {pair[0]}, and this model has {pair[1]}; make a plan for it"
             )
     if (lora := row.changes.get("lora")) and not found.lora:
-        raise SelectionError(f"the plan is for adapters: give them by --lora {lora}")
+        raise SelectionError(f"the plan is for adapters: give them by {name_of('lora')} {lora}")
     versions = ("bertscope_version", "torch_version", "implementation")
     if all(getattr(planned, name) == getattr(found, name) for name in versions):
         return

@@ -335,11 +335,11 @@ def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
     said = f"{sent.who} {happened} while {sent.stage}{expected}"
     others = {"interrupted": "run it again to measure",
               "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
-              "hung": "the others wait for it: look at this place, or give a longer --timeout",
+              "hung": "the others wait for it: look at this place, or give a longer timeout",
               "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)"}  # fmt: skip
     if kind in others:
         return f"{said}; {others[kind]}"
     is_saving = job.run_config.checkpointing == NONE and job.run_config.mode != "inference"
-    last = ", or a higher --memory-limit" if job.memory_limit_bytes else ""
-    last = ", or a longer --timeout" if kind == "timeout" else last
-    return f"{said}; try a smaller --batch or --seq{', --checkpointing' if is_saving else ''}{last}"
+    last = ", or a higher memory limit" if job.memory_limit_bytes else ""
+    last = ", or a longer timeout" if kind == "timeout" else last
+    return f"{said}; try a smaller batch or sequence{', checkpointing' if is_saving else ''}{last}"

@@ -29,7 +29,7 @@ from bertscope.analyses.memory.profile_job import (
     set_memory_limit,
     set_up_process,
 )
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.processes.child import sender
 from bertscope.reports.memory import Timing
 
@@ -59,7 +59,7 @@ def run(job: Job, send: Say) -> None:
     from bertscope.torch_access import torch
 
     if job.run_config.device == "cuda" and not torch.cuda.is_available():
-        raise SelectionError("torch finds no CUDA device here; use --device cpu, or estimate --device cuda")
+        raise SelectionError(f"torch finds no CUDA device here; use {name_of('device')} cpu, or estimate with it")
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     flops = estimate_job(job, send)

@@ -17,7 +17,7 @@ from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, 
 from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.config import HEADS, MAX_BUILT_LAYERS
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
@@ -213,7 +213,7 @@ def run_model(
 
     Raises SelectionError or ConfigError if the model cannot run so.
     """
-    source = source if run_config.dropout else source.require("--no-dropout").without_dropout()
+    source = source if run_config.dropout else source.require(name_of("dropout=False")).without_dropout()
     source = source.for_run()
     build = build or partial(_built, device=device)
     model = build(source)
@@ -246,13 +246,14 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     kernel = getattr(getattr(base_model_of(model), "config", None), "_attn_implementation", None)
     if run_config.device == "cpu" and kernel in FLASH_KERNELS:
         raise SelectionError(
-            f"{kernel} runs on a GPU only: estimate it for a card with --gpu, or take --attention sdpa on a CPU"
+            f"{kernel} runs on a GPU only: estimate it for a card with {name_of('gpu')}, or take "
+            f"{name_of('attention')} sdpa on a CPU"
         )
     labels = run_config.mode != "inference" and run_config.loss == MODEL
     inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.input)
     ids = inputs.get("input_ids") if isinstance(inputs, dict) else None
     if run_config.padding and ids is None:
-        raise SelectionError(f"{type(model).__name__} takes no input_ids; leave --padding out")
+        raise SelectionError(f"{type(model).__name__} takes no input_ids; leave {name_of('padding')} out")
     base = base_model_of(model)
     is_own = isinstance(base, BertPreTrainedModel)
     has_mask = run_config.padding > 0 or (is_own and base.base_model.uses_transformers_masks)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.config import ARCHITECTURES, HEADS, POSITIONS
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.errors import BertscopeError, SelectionError, name_of
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of
 from bertscope.settings.rows import MAX_SIZE
@@ -101,13 +101,15 @@ def given_inputs(given: Collection[str], batch: int, seq: int) -> Inputs:
             place = place.setdefault(key, {}) if isinstance(place, dict) else place
         if match is None or match["dtype"] not in _DTYPES or not isinstance(place, dict) or last in place:
             raise SelectionError(
-                f"--input takes a name, once, with sizes (numbers, B for the batch, S for the sequence) and a dtype, "
+                f"{name_of('input')} takes a name once, with sizes (numbers, B the batch, S the sequence) and a dtype, "
                 "such as pixel_values=Bx3x224x224:float32, or batch.ids=BxS:int64 in a dictionary; dtypes: "
                 f"{', '.join(_DTYPES)}; got {text[:60]!r}"
             )
         shape = [{"B": batch, "S": seq}.get(size) or int(size) for size in match["shape"].split("x")]
         if math.prod(shape) >= MAX_SIZE:
-            raise SelectionError(f"--input {text[:60]}: a tensor has less than 2**31 elements; lower its sizes")
+            raise SelectionError(
+                f"{name_of('input')} {text[:60]}: a tensor has less than 2**31 elements; lower its sizes"
+            )
         place[last] = torch.empty(shape, dtype=getattr(torch, match["dtype"]), device="meta")
     return inputs
 
@@ -119,15 +121,17 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
     unknown = [] if kinds & set(variadic) else [name for name in inputs if name not in takes]
     absent = [name for name in required_names(takes.values()) if name not in inputs]
     if unknown:
-        raise SelectionError(f"{_signature(module)} and no {unknown[0]}; give the name of one of these to --input")
+        raise SelectionError(
+            f"{_signature(module)} and no {unknown[0]}; give the name of one of these to {name_of('input')}"
+        )
     if absent or not inputs:
         named = [name for name, param in takes.items() if param.kind not in variadic]
         missing = next(iter([*absent, *named]), "x")  # tensors of *args have any names
         key = f"in a dictionary {missing}.KEY=SHAPE:DTYPE; " if missing in named else ""
         raise SelectionError(
-            f"{_signature(module)}, and {missing} cannot be derived; add --input {missing}=SHAPE:DTYPE, such as "
-            f"{missing}={_likely_shape(module)} ({key}in Python input_size= or inputs=), or give the module a method "
-            "example_inputs(batch, seq)"
+            f"{_signature(module)}, and {missing} cannot be derived; add {name_of('input')} {missing}=SHAPE:DTYPE, "
+            f"such as {missing}={_likely_shape(module)} ({key}in Python input_size= or inputs=), or give the module a "
+            "method example_inputs(batch, seq)"
         )
 
 
@@ -166,7 +170,9 @@ def running_module(name: str, module: nn.Module, where: str) -> AbstractContextM
         """Return what forward takes, and what to do."""
         with suppress(BertscopeError):
             takes = f"; {_signature(base_model_of(module))}"
-            return f"{takes}; --input NAME=SHAPE:DTYPE gives forward other inputs; count, tree and print do not run it"
+            return (
+                f"{takes}; {name_of('input')} NAME=SHAPE:DTYPE gives forward other inputs; count and tree do not run it"
+            )
         return ""
 
     return as_source_error(f"{name} cannot be run on {where}", remedy)
@@ -231,7 +237,9 @@ def loss_of(output: Any) -> tuple[torch.Tensor, str]:
         return loss, "the loss"
     floating = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
     if not floating:
-        raise SelectionError("the module returns no floating-point tensor for backward; use --mode inference")
+        raise SelectionError(
+            f"the module returns no floating-point tensor for backward; use {name_of('mode')} inference"
+        )
     return floating[0].sum(), "the sum of the first output (other outputs are unused)"
 
 

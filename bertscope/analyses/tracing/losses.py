@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.model.lora import base_model_of
 from bertscope.settings.losses import MODEL, loss_parts
 from bertscope.settings.run_config import RunConfig
@@ -72,7 +72,7 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
     if not isinstance(hidden, torch.Tensor):
         raise SelectionError(
             f"the loss embeds texts by the last hidden state, which {type(base_model_of(model)).__name__} does not "
-            "return; choose a class without a head, such as --architecture BertModel, or loss reranker"
+            f"return; choose a class without a head, such as {name_of('architecture')} BertModel, or loss reranker"
         )
     text["hidden"] = hidden
     del output
@@ -230,7 +230,7 @@ def reranker(model: nn.Module, batch: Batch, group: int) -> torch.Tensor:
     logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
         raise SelectionError(
-            f"loss reranker takes a class that returns a score of each pair, such as --architecture "
+            f"loss reranker takes a class that returns a score of each pair, such as {name_of('architecture')} "
             f"BertForSequenceClassification; {type(base_model_of(model)).__name__} does not"
         )
     scores = logits.view(-1) if logits.shape[1] == 1 else logits[:, 0]

@@ -67,7 +67,9 @@ def _step(model: ModelPart, run: RunConfig, **others: Any) -> dict[str, Any]:
 
 def estimate_command(model: ModelPart) -> str:
     """Return the command that estimates the step of the page."""
-    return model_command(model, "estimate", setting_options(_step(model, model.memory.run)))
+    card = model.memory.card
+    limit = _limit(model.fit) if card and model.fit else {"gpu": card.name, "device": ""} if card else {}
+    return model_command(model, "estimate", setting_options(_step(model, model.memory.run, **limit)))
 
 
 def fit_command(model: ModelPart, fit: FitReport) -> str:

@@ -486,7 +486,7 @@ def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
         assert 0 < known.context_low_bytes <= known.context_high_bytes < known.memory_bytes / 5
         if known.name.endswith("gb"):
             assert known.memory_bytes <= int(known.name.rpartition("-")[2][:-2]) * 2**30
-    with pytest.raises(SelectionError, match="or give its memory: --device cuda --budget"):
+    with pytest.raises(SelectionError, match="or give its memory, budget 16GiB with device cuda"):
         find_gpu("abacus")
 
 

@@ -315,7 +315,7 @@ def test_the_kernel_follows_the_width_of_a_head_too(dtype, has_mask, more, kerne
     ids=["fp32", "mask"],
 )
 def test_a_kernel_that_cannot_compute_it_is_refused(kernel, fields):
-    with pytest.raises(SelectionError, match="--sdpa-kernel auto"):
+    with pytest.raises(SelectionError, match="sdpa_kernel auto"):
         estimate_memory(small(), RunConfig(batch=2, seq=16, device="cuda", sdpa_kernel=kernel, **fields))
 
 

@@ -433,3 +433,14 @@ def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(
     assert set(plain) == set(gathered) == set(SEARCHED)
     assert {name for name in plain if plain[name] != gathered[name]} == {"fsdp", "fsdp-no-reshard"}
     assert rows("--world-size", "4", "--strategy", "fsdp").keys() == {"fsdp"}
+
+
+def test_a_plan_changes_the_run_only_if_no_plan_without_a_change_fits():
+    source, run = small(num_hidden_layers=3), {"batch": 2, "seq": 8}
+    none, full = (bertscope.estimate(source, checkpointing=name, **run).variants[0].estimated.peak.peak_bytes
+                  for name in ("none", "full"))  # fmt: skip
+    unchanged = bertscope.plan(source, none - 1, may_change="lora,sgd", **run)
+    assert (unchanged.answer, unchanged.first.changes) == ("yes", {})
+    changed = bertscope.plan(source, full - 1, may_change="lora", **run)
+    assert (changed.answer, changed.first.changes.keys()) == ("yes", {"lora"})
+    assert "no longer fine-tuned in full" in str(changed).split(":")[0]

@@ -31,7 +31,7 @@ from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import SelectionError, SourceError
 from bertscope.processes import child as child_module
-from bertscope.processes.folders import OwnFolder
+from bertscope.processes.folders import OwnFolder, compile_folder
 from bertscope.reports.memory import Timing
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small
@@ -61,6 +61,7 @@ def folder(tmp_path, monkeypatch):
     """A folder with a small model, which is also where temporary files go."""
     (tmp_path / "small.yaml").write_text(SMALL_YAML)
     (tmp_path / "tmp").mkdir()
+    compile_folder()  # of this process, until its end
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -223,7 +224,7 @@ def test_out_of_memory_is_one_line_with_what_was_reached_and_what_to_try(cli, fo
     note = result.err.splitlines()[-1]
     assert note.startswith("note: none could not be measured: the child ran out of memory (limit 700.00 MiB, of which")
     assert "while in the forward phase of the first steps; the estimate is" in note
-    assert "try a smaller --batch or --seq, --checkpointing, or a higher --memory-limit" in note
+    assert "try a smaller batch or sequence, checkpointing, or a higher memory limit" in note
 
 
 def test_a_limit_below_what_torch_takes_is_told_and_hangs_nothing(cli, folder):
@@ -283,7 +284,7 @@ def test_a_child_that_hangs_is_ended_at_the_timeout(cli, folder):
     result = cli(*LONG, "--batch", "512", "--timeout", "1")
     assert result.code == 3
     assert "the child ran for longer than 1 s while" in result.err
-    assert "or a longer --timeout" in result.err
+    assert "or a longer timeout" in result.err
 
 
 @pytest.mark.usefixtures("as_the_program_starts_it")

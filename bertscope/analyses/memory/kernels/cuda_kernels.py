@@ -14,7 +14,7 @@ from typing import Any
 from bertscope.analyses.memory.kernels.cpu_products import MATRICES, is_read_by_blas
 from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
 from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING, FLASH, LAYER_NORM, Scratch
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, operator_name, torch
 
@@ -39,7 +39,7 @@ def kernel_for(
     if (asked == "flash" and not flash) or (asked == "efficient" and not efficient):
         raise SelectionError(
             f"the {asked} kernel does not support {str(dtype).removeprefix('torch.')} with head size {head_size}"
-            f"{' and a mask' if has_mask else ''}; use --sdpa-kernel auto"
+            f"{' and a mask' if has_mask else ''}; use {name_of('sdpa_kernel')} auto"
         )
     return asked if asked != "auto" else "flash" if flash else "efficient" if efficient else "math"
 
@@ -226,7 +226,8 @@ def _flash_attn_scratch(name: str, args: Any) -> int | Scratch:
     if query.dtype not in _HALF or query.shape[-1] > _MOST_FLASH_WIDTH:
         raise SelectionError(
             f"flash attention takes fp16 and bf16 and heads of at most {_MOST_FLASH_WIDTH} numbers; got "
-            f"{str(query.dtype).removeprefix('torch.')} and {query.shape[-1]}; add --precision bf16 or autocast-bf16"
+            f"{str(query.dtype).removeprefix('torch.')} and {query.shape[-1]}; add "
+            f"{name_of('precision')} bf16 or autocast-bf16"
         )
     if name.endswith("forward"):
         return 0

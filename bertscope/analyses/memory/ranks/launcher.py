@@ -11,7 +11,7 @@ import time
 
 from bertscope.analyses.memory.profile_job import Job, RankLaunch, Say, estimate_job, job_error, load_what_jobs_need
 from bertscope.analyses.memory.ranks.rank import RANK_ENTRY, printed_file, run_rank
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.processes.child import can_fork, child_command
 from bertscope.reports.memory import Timing
 
@@ -31,7 +31,7 @@ def launch_ranks(job: Job, send: Say) -> None:
     if device == "cuda" and torch.cuda.device_count() < launch.nproc:
         raise SelectionError(
             f"torch finds {torch.cuda.device_count()} CUDA devices here, and each of {launch.nproc} ranks needs one; "
-            "use --device cpu, or a smaller --nproc"
+            f"use {name_of('device')} cpu, or a smaller {name_of('nproc')}"
         )
     is_forking = device == "cpu" and can_fork()
     if is_forking:

@@ -1,0 +1,124 @@
+"""Every keyword of every public function has an effect on its report, or is refused."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import bertscope
+from bertscope.analyses.diagram.forward import Given
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import MEASURED
+from tests.corpus import values_of
+
+CONFIG = bertscope.BertConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                              intermediate_size=40, max_position_embeddings=32)  # fmt: skip
+LAYERS = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+EQUAL = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Sequential(LAYERS, torch.nn.ReLU()))
+OF_SIZE = {"input_size": (2, 8)}
+MESSAGE = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+           "14.56 GiB of which 1.00 GiB is free. Of the allocated memory 12.00 GiB is allocated by PyTorch, and "
+           "300.00 MiB is reserved by PyTorch but unallocated.")  # fmt: skip
+STEP = {"batch": 2, "seq": 8}
+# Each call has the function, what it is about, and keywords with which the others have an effect.
+CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "count": ("count", (CONFIG,), {}),
+    "count of a run": ("count", (CONFIG,), {"shapes": True}),
+    "count of a module": ("count", (EQUAL,), OF_SIZE),
+    "tree": ("tree", (CONFIG,), {}),
+    "tree of a module": ("tree", (EQUAL,), OF_SIZE),
+    "flops": ("flops", (CONFIG,), STEP),
+    "flops of training": ("flops", (CONFIG,), {**STEP, "mode": "training"}),
+    "flops of a module": ("flops", (EQUAL,), OF_SIZE),
+    "explain": ("explain", (CONFIG,), {"seq": 8}),
+    "explain a module": ("explain", (EQUAL,), OF_SIZE),
+    "classes": ("diagram", (CONFIG, "class"), {}),
+    "dataflow": ("diagram", (CONFIG, "forward"), {}),
+    "dataflow of a module": ("diagram", (EQUAL, "forward"), OF_SIZE),
+    "tree of modules": ("diagram", (EQUAL, "tree"), {}),
+    "diff": ("diff", (CONFIG, "bert-tiny"), {}),
+    "estimate": ("estimate", (CONFIG,), STEP),
+    "estimate of inference": ("estimate", (CONFIG,), {**STEP, "mode": "inference"}),
+    "estimate on a card": ("estimate", (CONFIG,), {**STEP, "gpu": "t4"}),
+    "estimate of a module": ("estimate", (EQUAL,), OF_SIZE),
+    "lengths": ("lengths", (CONFIG, [4, 8, 8]), {"batch": 2}),
+    "fit": ("fit", (CONFIG, "50MiB"), {"seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),
+    "plan": ("plan", (CONFIG, "2MiB"), {"batch": 32, "seq": 8}),
+    "report": ("report", (CONFIG,), {**STEP, "fit": False, "checkpointing": "none"}),
+    "why": ("why", ("oom.txt", CONFIG), {**STEP, "checkpointing": "full"}),
+}
+# Values of keywords that are no settings.
+VALUES: dict[str, list[Any]] = {
+    "name": ["other"], "by": ["group", "parameter"], "dtype": ["bf16"], "folded": [True, False], "sort": ["params"],
+    "shapes": [True], "batch": [3], "seq": [7], "input_size": [(3, 8)], "inputs": [torch.ones(5, 8)], "depth": [1, 2],
+    "input_data": [torch.ones(5, 8)], "dtypes": [[torch.long]], "kind": ["tree"], "path": ["encoder.layer.0", "0"],
+    "direction": ["RL"], "given": [Given(seq=4)], "around": ["BertPooler"], "implementation": ["other"],
+    "nn_module": [True], "batch_total": [64], "may_change": ["sgd"], "compare": ["bert-tiny"], "field": ["length"],
+    "tokenizer": ["bert-tiny"], "tokens_per_batch": [64], "search": [True], "training_file": ["args.json"],
+    "plan": ["plan.json"], "model": [CONFIG], "fit": [True], "budget": ["1GiB"],
+}  # fmt: skip
+SLOW = {"compile"}  # torch.compile of each step; tests/analyses/memory/test_compiled.py has it
+# Keywords that change nothing of these small steps or say what is so anyhow, each with the reason.
+IDLE = {
+    "explain a module: dtypes": "shapes on meta do not depend on them",
+    "calibration": "false: there is none",
+    "device": "cuda: the card implies it",
+    "expandable_segments": "a small step fills no segment",
+    "shapes": "the inputs of a module have shapes anyhow",
+    "may_change": "the plan fits without a change",
+    "padding": "the trace of the peak has no mask", "clip_grad_norm": "the norm is gone before the peak",
+    "optimizer_implementation": "the peak is in backward",
+}  # fmt: skip
+TABLE = rows(*MEASURED)
+
+
+def numbers(report: Any) -> str:
+    """Return the report without the run that it repeats."""
+
+    def of(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: of(value) for key, value in part.items() if key not in ("run", "runs")}
+        return [of(item) for item in part] if isinstance(part, list) else part
+
+    return json.dumps(of(json.loads(bertscope.to_json(report))))
+
+
+def tried(name: str, default: Any) -> list[Any]:
+    own = VALUES.get(name) or [value for value in values_of(TABLE[name]) if not (
+        isinstance(value, int | float) and value > 2**10)]  # fmt: skip
+    return [value for value in own if isinstance(value, torch.Tensor) or value != default]
+
+
+def kept(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> str | None:
+    """Return the numbers of a call; None if it is refused."""
+    try:
+        return numbers(function(*args, **keywords))
+    except bertscope.BertscopeError:
+        return None
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_each_keyword_changes_the_report_or_is_refused(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "oom.txt").write_text(MESSAGE)
+    (tmp_path / "args.json").write_text('{"per_device_train_batch_size": 5, "optim": "sgd"}')
+    name, args, base = CALLS[call]
+    function = getattr(bertscope, name)
+    plain, idle = numbers(function(*args, **base)), []
+    for keyword, parameter in list(inspect.signature(function).parameters.items())[len(args) :]:
+        if keyword in base or keyword.startswith("_") or keyword in SLOW:
+            continue
+        found = (kept(function, args, {**base, keyword: value}) for value in tried(keyword, parameter.default))
+        accepted = False
+        for report in found:
+            if report not in (None, plain):
+                break
+            accepted |= report is not None
+        else:
+            idle += [keyword] * accepted
+    idle = [keyword for keyword in idle if not {keyword, f"{call}: {keyword}"} & IDLE.keys()]
+    assert not idle, "accepted, and without effect"
