@@ -1,10 +1,12 @@
 """transformers takes our flash-attn for the package, and each name that we replace is there."""
 
 import json
+import re
 import sys
 import warnings
 from contextlib import ExitStack
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -201,3 +203,12 @@ def test_a_run_of_the_built_in_bert_has_no_flash_attention_and_names_what_it_has
         with pytest.raises(SelectionError, match="eager and sdpa, not flash_attention_2; take attention sdpa"):
             bertscope.estimate(model)
     assert find(config, attention="eager").flash == ""
+
+
+def test_what_this_transformers_imports_of_flash_attn_is_known():
+    folder = Path(transformers.__file__).parent
+    names = re.compile(r"^\s*from (flash_attn(?!\.cute)[\w.]*) import ([\w, ]+)", re.MULTILINE)
+    found = {(module, name.strip()) for path in folder.rglob("*.py") if b"from flash_attn" in path.read_bytes()
+             for module, imported in names.findall(path.read_text()) for name in imported.split(",")}  # fmt: skip
+    assert len(found) >= 5
+    assert [item for item in found if item[1] not in flash_attn.modules()[item[0]]] == []

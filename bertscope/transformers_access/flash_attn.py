@@ -178,6 +178,27 @@ def _apply_rotary(given: torch.Tensor, *_: Any, inplace: bool = False, **__: Any
     return given if inplace else torch.empty_like(given)
 
 
+class _ApplyRotary(torch.autograd.Function):
+    """The rotation of a tensor by tables, which backward keeps and undoes on the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inplace: bool) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return given if inplace else torch.empty_like(given)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return torch.empty_like(grad), None, None, None
+
+
+def _apply_rotary_emb(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False, inplace: bool = False, *_: Any,
+    **__: Any,
+) -> torch.Tensor:  # fmt: skip
+    found: torch.Tensor = _ApplyRotary.apply(x, cos, sin, inplace)  # type: ignore[no-untyped-call]
+    return found
+
+
 @cache
 def modules() -> dict[str, Any]:
     """Return what transformers imports of flash-attn 2 and 3, by the names of their modules."""
@@ -188,7 +209,7 @@ def modules() -> dict[str, Any]:
         _PACKAGES[2]: two,
         _PACKAGES[3]: three,
         "flash_attn.bert_padding": dict(zip(("index_first_axis", "pad_input", "unpad_input"), padding, strict=True)),
-        "flash_attn.layers.rotary": {"RotaryEmbedding": _RotaryEmbedding},
+        "flash_attn.layers.rotary": {"RotaryEmbedding": _RotaryEmbedding, "apply_rotary_emb": _apply_rotary_emb},
         "flash_attn.ops.triton.rotary": {"apply_rotary": _apply_rotary},
         **{f"flash_attn.{name}": {} for name in ("layers", "ops", "ops.triton")},
     }

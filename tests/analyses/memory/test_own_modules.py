@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -154,3 +156,29 @@ def test_only_the_answer_of_the_command_says_that_scratch_is_not_counted(cli, tm
     result = cli("estimate", "pictures:make", "--input", "input=Bx3x16x16:float32")
     assert "scratch of convolutions on a CPU is not counted" in " ".join(result.out.split())
     assert "not counted" not in result.err
+
+
+SCRIPTED = """
+import torch
+
+@torch.jit.script
+def scaled(given: torch.Tensor, count: int) -> torch.Tensor:
+    if given.size(0) > 1:
+        given = torch.relu(given * count)
+    return given
+
+class Net(torch.nn.Linear):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return scaled(super().forward(given), 3)
+"""
+
+
+def test_a_function_of_torchscript_has_the_memory_of_its_python(tmp_path, monkeypatch):
+    (tmp_path / "scripted_net.py").write_text(SCRIPTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    net = import_module("scripted_net").Net(40, 30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = profile(net, torch.ones(16, 40), steps=0)
+    assert report["none"].error == pytest.approx(0, abs=1e-3)
+    assert net(torch.ones(2, 40)).shape == (2, 30)
