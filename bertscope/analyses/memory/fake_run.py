@@ -224,6 +224,8 @@ class RunMode(DispatchMode):
         named = kwargs or {}
         out = self.recorded(operator, args, named) if self.is_recording else self.result(operator, args, named)
         self.answers.note(operator, args, out)
+        if self.name == OPTIMIZER and operator_name(operator) in ("mul_", "_foreach_mul_"):
+            self.answers.note_products(args[0])
         return out
 
     def result(self, operator: Any, args: Any, kwargs: Any) -> Any:

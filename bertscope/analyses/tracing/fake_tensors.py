@@ -410,6 +410,12 @@ class DataDependentAnswers:
             if known is not None:
                 setattr(out, _KNOWN, known)
 
+    def note_products(self, changed: Any) -> None:
+        """Give the numbers among tensors that an optimizer multiplies a value: products of momenta, as in NAdam."""
+        for tensor in tree_leaves(changed):
+            if tensor.numel() == 1 and not hasattr(tensor, _KNOWN):
+                setattr(tensor, _KNOWN, 0.5)
+
     def _truth(self, name: str, args: Any) -> bool | None:
         before = getattr(args[0], _KNOWN, None)
         if name in ("logical_not", "bitwise_not"):

@@ -28,6 +28,7 @@ from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
+from bertscope.settings.optimizers import OPTIMIZERS, Optimizer
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.steps import estimated_trace, real_trace, small, whole_trace
 from tests.conftest import run_python
@@ -86,6 +87,15 @@ def test_a_forward_pass_is_estimated_to_the_byte(attention, precision, mode):
 )  # fmt: skip
 def test_every_optimizer_is_estimated_to_the_byte(optimizer, implementation):
     check(RunConfig(batch=3, seq=24, optimizer=optimizer, optimizer_implementation=implementation))
+
+
+@pytest.mark.parametrize("implementation", ["loop", "foreach"])
+@pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Rprop"])
+def test_a_row_for_any_optimizer_of_torch_is_estimated_to_the_byte(monkeypatch, name, implementation):
+    """NAdam divides by 1 minus a product, a number of its state that fake tensors do not have."""
+    monkeypatch.setattr(live, "_UPDATES", {})
+    monkeypatch.setitem(OPTIMIZERS, "adam", Optimizer(class_name=name, fused=False))
+    check(RunConfig(batch=3, seq=24, optimizer="adam", optimizer_implementation=implementation))
 
 
 @pytest.mark.parametrize(
