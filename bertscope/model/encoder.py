@@ -44,26 +44,7 @@ def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMa
     """Return the contexts of a layer's forward pass, which saves its matrix products, and of its recomputation."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-    forward, again = create_selective_checkpoint_contexts(_keep_matrix_products)
-    if torch.compiler.is_compiling():  # a graph has no cache, and torch takes only modes
-        return forward, again
-    return _WithoutWeightCache(forward), _WithoutWeightCache(again)
-
-
-class _WithoutWeightCache:
-    """A context without autocast's weight cache, with which recomputation runs fewer operators than forward."""
-
-    def __init__(self, inner: AbstractContextManager[Any]) -> None:
-        self.inner = inner
-
-    def __enter__(self) -> None:
-        self.was_cached = torch.is_autocast_cache_enabled()
-        self.inner.__enter__()
-        torch.set_autocast_cache_enabled(False)
-
-    def __exit__(self, *error: Any) -> bool | None:
-        torch.set_autocast_cache_enabled(self.was_cached)
-        return self.inner.__exit__(*error)
+    return create_selective_checkpoint_contexts(_keep_matrix_products)  # type: ignore[no-any-return]
 
 
 def _keep_matrix_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:

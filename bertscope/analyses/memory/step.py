@@ -60,6 +60,9 @@ class ModelStep:
 
     def __post_init__(self) -> None:
         self.called = compiled(self.model) if self.run_config.compile else self.model
+        self.is_in_autocast = self.run_config.autocast is not None and self.run_config.loss == MODEL
+        if self.run_config.autocast and not self.is_in_autocast:  # a loss of several forward passes
+            self._autocast_each_forward()
         self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.run_config.grad_scaler)  # disabled: no effect
         dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
@@ -84,7 +87,7 @@ class ModelStep:
         if not self.run_config.parallelism.sync_each_batch:
             set_gradient_sync(self.wrapper or self.model, is_last)
         with phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._watched_outputs():
-            with self._autocast():
+            with self._autocast() if self.is_in_autocast else nullcontext():
                 loss = self.loss(self.called, self.inputs)
                 if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
                     loss = loss / self.run_config.accumulate
@@ -149,10 +152,23 @@ class ModelStep:
         for _ in range(2 if self.optimizer is not None else 0):
             self.run(phase)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.run_config.autocast is None:
-            return nullcontext()
-        return torch.autocast(self.device, dtype=TORCH_DTYPES[self.run_config.autocast])
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device, dtype=TORCH_DTYPES[self.run_config.autocast or ""])
+
+    def _autocast_each_forward(self) -> None:
+        """Run each forward pass in a block of autocast and convert its outputs to fp32, as accelerate does."""
+        inside: list[torch.autocast] = []
+
+        def begin(*_: Any) -> None:
+            inside.append(self._autocast())
+            inside[-1].__enter__()
+
+        def end(module: nn.Module, args: Any, output: Any) -> Any:
+            inside.pop().__exit__(None, None, None)
+            return _in_fp32(output)
+
+        self.called.register_forward_pre_hook(begin)
+        self.called.register_forward_hook(end, always_call=True)
 
     def state(self) -> Iterator[tuple[Block, torch.Tensor]]:
         """Yield the blocks that are allocated between steps, each storage once, with a tensor of it."""
@@ -190,6 +206,15 @@ class ModelStep:
                 yield "gradients", path, parameter.grad
         for path, gradient in unreduced_gradients(self.model):
             yield "gradients", path, gradient
+
+
+def _in_fp32(output: Any) -> Any:
+    """Return an output with its 16-bit tensors in fp32."""
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+    if isinstance(output, Mapping):
+        return type(output)(**{name: _in_fp32(value) for name, value in output.items()})
+    return type(output)(map(_in_fp32, output)) if type(output) in (tuple, list) else output
 
 
 def waiting_inputs(inputs: dict[str, Any], run_config: RunConfig) -> tuple[dict[str, Any], ...]:

@@ -127,9 +127,7 @@ def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> to
     """
     texts = _texts(batch)
     first = next(iter(texts[0].values()))
-    count, device = len(first), first.device.type
-    # That of now, for backward, which runs outside of it.
-    autocast = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+    count = len(first)
     rows = min(int(size), count)
     cuts = [_cuts(count, rows, number, len(texts), is_short) for number in range(len(texts))]
     parts = [(text, *cut) for text, own in zip(texts, cuts, strict=True) for cut in own]
@@ -151,7 +149,7 @@ def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> to
     def again(outer: torch.Tensor) -> None:
         """Run the mini-batches with gradients."""
         for number in running:
-            with torch.random.fork_rng(devices=[]), torch.enable_grad(), autocast:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
                 torch.set_rng_state(states[number][0])
                 found = _of_rows(model, *parts[number])
             with torch.enable_grad():

@@ -43,10 +43,10 @@ def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
     model = run_model(source, run_config, "cpu")
     step = ModelStep(model, real_inputs(model, run_config, "cpu"), run_config)
     step.run_first_steps()
-    return _without_scratch(measured(step), run_config.precision)
+    return without_scratch(measured(step), run_config.precision)
 
 
-def _without_scratch(trace: MemoryTrace, precision: str) -> MemoryTrace:
+def without_scratch(trace: MemoryTrace, precision: str) -> MemoryTrace:
     """The trace without what a matrix product takes and gives back before anything else happens.
 
     oneDNN lays 16-bit operands out anew for its own use. It is estimated in bf16 on CPUs with AVX-512 for bf16 only,

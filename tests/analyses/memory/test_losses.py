@@ -8,16 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
-from bertscope.analyses.memory.step import step_flops
+from bertscope.analyses.memory.profiler_run import measured
+from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model, step_flops, waiting_inputs
 from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
 from tests.analyses.memory.plain_loop import peak_bytes, tokenized
-from tests.analyses.memory.steps import estimated_trace, small
+from tests.analyses.memory.steps import estimated_trace, small, without_scratch
 
 BATCH, SEQ = 6, 24
 WIDE = {"hidden_size": 64, "intermediate_size": 256, "vocab_size": 500}
@@ -155,6 +159,19 @@ def test_the_estimate_is_the_peak_of_a_plain_loop(source, settings, step, shape)
 
     measured = peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0), loop="trainer")
     assert estimated_trace(source, run_of(settings)).peak_bytes == pytest.approx(measured, rel=0.001)
+
+
+@pytest.mark.parametrize("loss", ["mnrl", "cached-mnrl:2", "cosent", "triplet"])
+def test_under_autocast_each_forward_pass_casts_the_weights_as_in_accelerate(loss):
+    AcceleratorState._reset_state(True)
+    plain = run_of({"loss": loss})
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(run_model(ENCODER, plain, "cpu"))
+    step = ModelStep(model, real_inputs(model, plain, "cpu"), plain, loss=loss_function(plain))
+    step.waiting = waiting_inputs(step.inputs, plain)
+    step.run_first_steps()
+    AcceleratorState._reset_state(True)
+    found = estimated_trace(ENCODER, replace(plain, precision="autocast-bf16"))
+    assert found.peak_bytes == without_scratch(measured(step), "autocast-bf16").peak_bytes
 
 
 def test_a_teacher_runs_without_gradients_next_to_its_student(tmp_path):
