@@ -232,7 +232,7 @@ def profile_source(
             launch=_launch(launch, measurement.timeout))
         for number, run_config in enumerate(runs)
     ]  # fmt: skip
-    expect(len(jobs) + (measurement.steps if len(jobs) > 1 and launch.nproc is None else 0))
+    expect(len(jobs))
     report, pictures, calibration = profile_report(jobs, timeout_seconds=measurement.timeout)
     return replace(report, training_file=asked.noted(runs)), pictures, calibration
 

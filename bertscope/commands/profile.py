@@ -47,8 +47,8 @@ def profile(
 
     torch's profiler records the allocator's peak; separate steps without it give the times. With --nproc real
     ranks run the step, on gloo or with CUDA on NCCL; ranks that agree are one row. --save also measures the rates of
-    the card, from which estimate, fit and plan predict times. Exit code 3 if a run could not be measured: out of
-    memory, killed, too slow; 130 if it was interrupted.
+    the card, from which estimate, fit and plan predict times. Exit code 3 if the memory of a run could not be measured:
+    out of memory, killed, too slow; 130 if it was interrupted.
     """
     view.check_timeline()
     source = model.found()
@@ -69,7 +69,8 @@ def profile(
             out.show(report, shown_rows=view.rows)
         for variant in report.variants:
             if variant.failure:
-                note(f"{variant.checkpointing} could not be measured: {variant.failure}")
+                what = "timed, its memory is measured" if variant.measured else "measured"
+                note(f"{variant.checkpointing} could not be {what}: {variant.failure}")
     finally:
         try:
             if view.snapshot is not None and pictures[-1] is not None:
@@ -84,4 +85,4 @@ def profile(
                     note(f"the calibration is in {save}")
     if any(INTERRUPTED[1] in failure for failure in failures):
         return INTERRUPT
-    return 3 if failures else 0
+    return 3 if any(variant.failure and variant.measured is None for variant in report.variants) else 0

@@ -90,7 +90,7 @@ class RunSettings(FitSettings, total=False):
 class MeasurementSettings(RunSettings, total=False):
     """Settings of a run."""
 
-    steps: int
+    steps: int | None
     threads: int | None
     seed: int
     memory_limit: int | str | None

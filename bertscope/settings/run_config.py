@@ -6,7 +6,7 @@ keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -55,6 +55,7 @@ RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS
 _AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
 PLAIN, TRAINER, FREED = "plain", "trainer", "freed"
 FLASH_KERNELS = ("flash_attention_2", "flash_attention_3")  # of the package flash-attn, for models of transformers
+_TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: ()}  # and what lives until the next forward has returned
 _OF_TRAINING = {"mode": lambda mode: mode == TRAINING}
@@ -336,9 +337,10 @@ class GridModel(Settings):
 class Measurement(Settings):
     """The way in which a real step is run and measured."""
 
-    steps: int = row(
-        3, "The number of timed steps; 0 measures memory only.", section="measurement", below=1001, metavar="N"
-    )
+    steps: int | None = row(
+        None, "The number of timed steps; 0 measures memory only; default: 2 to 10, by what a step takes.", kind=int,
+        section="measurement", below=1001, metavar="N",
+    )  # fmt: skip
     threads: int | None = row(
         None, "The threads of torch; default: its own choice.", kind=int, section="measurement", low=1, below=1025,
         metavar="N",
@@ -348,7 +350,14 @@ class Measurement(Settings):
         None, "The memory limit of the process, such as 4GiB.", section="measurement", kind=int, is_size=True, low=1,
         below=2**60, metavar="SIZE",
     )  # fmt: skip
-    timeout: float = row(600.0, "The time limit of each run.", section="measurement", low=1, metavar="SECONDS")
+    timeout: float = row(
+        600.0, "The time limit of each phase of a run.", section="measurement", low=1, metavar="SECONDS"
+    )
+
+
+def timed_steps(asked: int | None, seconds: Iterable[float]) -> int:
+    """Return the number of steps to time: the one asked for, or 2 to 10, of which one takes `seconds` in each child."""
+    return min(max(int(_TIMED_SECONDS / max(sum(seconds), 1e-9)), 2), 10) if asked is None else asked
 
 
 @dataclass(frozen=True, kw_only=True)

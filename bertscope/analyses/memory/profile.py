@@ -34,7 +34,7 @@ from bertscope.reports.memory import (
     Variant,
 )
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import AS_IN_TRANSFORMERS
+from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
 from bertscope.units import bytes_text
 
 _Start = Callable[[], Child | ForkedChild]
@@ -85,13 +85,14 @@ def profile_report(
 
 def _take_turns(children: Sequence[_Child]) -> None:
     """Run a timed step of each child, then the next step of each; an interruption ends them all."""
-    for number in range(max((child.job.steps for child in children), default=0)):
+    steps = timed_steps(children[0].job.steps, (child.first_seconds for child in children)) if children else 0
+    for number in range(steps):
         for child in children:
             if child.problem == INTERRUPTED:
                 for other in children:
                     other.problem = INTERRUPTED
                 return
-            child.run_timed_step(number, in_turn=len(children) > 1)
+            child.run_timed_step(number, steps, [other.first_seconds for other in children])
 
 
 def _has_room(children: Sequence[_Child]) -> bool:
@@ -164,7 +165,7 @@ class _Child:
     def __init__(self, job: Job, timeout_seconds: float, start: _Start) -> None:
         self.watch = None if job.launch is None else RanksWatch(job)
         self.job = job if self.watch is None else self.watch.job
-        self.timeout_seconds = self.left_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self.sent = _Sent()
         self.problem: tuple[str, str] | None = None
         self.is_in_turn = False
@@ -175,6 +176,11 @@ class _Child:
     def is_stopped(self) -> bool:
         """Return True if the child was ended."""
         return self.worker.is_stopped
+
+    @property
+    def first_seconds(self) -> float:
+        """Return what a step took before the timed ones."""
+        return self.sent.timing.warmup_seconds if self.sent.timing else 0.0
 
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise SelectionError if it refuses."""
@@ -187,35 +193,40 @@ class _Child:
 
     def run_timed_steps(self) -> None:
         """Run all timed steps of the child, have it measure the card if the job wants it, and end it."""
-        for number in range(self.job.steps):
-            self.run_timed_step(number, in_turn=False)
+        steps = timed_steps(self.job.steps, [self.first_seconds])
+        for number in range(steps):
+            self.run_timed_step(number, steps, [self.first_seconds])
         if self.job.wants_card and self.problem is None:
             self.sent.stage = "measuring the rates of the card"
             self._ask("card", "rates", lambda: detailed(self.name, self.sent.stage))
         self.stop()
 
-    def run_timed_step(self, number: int, *, in_turn: bool) -> None:
-        """Have the child run one more step and send its time; ranks have run theirs already."""
+    def run_timed_step(self, number: int, steps: int, seconds: Sequence[float]) -> None:
+        """Have the child run one more step and send its time; ranks have run theirs already.
+
+        A step of this child and of those that take turns with it takes about `seconds`.
+        """
         if self.problem is not None or self.watch is not None:
             return
-        self.is_in_turn = in_turn
-        self.sent.stage = f"timing step {number + 1} of {self.job.steps}"
-        shown = detailed(*((self.sent.stage, self.name) if in_turn else (self.name, self.sent.stage)))
+        self.is_in_turn = len(seconds) > 1
+        self.sent.stage = f"timing step {number + 1} of {steps}"
+        rest = (steps - number) * sum(seconds)
+        left = f"{self.sent.stage}{f', about {rest:.0f} s left' if rest >= 1 else ''}"
+        shown = detailed(*((left, self.name) if self.is_in_turn else (self.name, left)))
         self._ask("step", "seconds", lambda: shown)
 
     def _ask(self, line: str, answer: str, shown: Callable[[], str]) -> None:
         """Send a line and keep the child's messages until the answer; any other end becomes the problem."""
-        deadline = time.monotonic() + self.left_seconds
         try:
             self.worker.send(line)
-            self._listen(answer, shown, deadline)
+            self._listen(answer, shown)
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
         if self.problem is not None:
             self.stop()
 
-    def _listen(self, answer: str, shown: Callable[[], str], deadline: float) -> None:
-        is_answered = False
+    def _listen(self, answer: str, shown: Callable[[], str]) -> None:
+        is_answered, deadline = False, time.monotonic() + self.timeout_seconds
         while self.problem is None and not is_answered:
             message = self.worker.receive(_POLL_SECONDS)
             if message is not None and message[0] == ENDED:
@@ -225,15 +236,14 @@ class _Child:
             if message is not None:
                 self._keep(*message)
                 is_answered = message[0] == answer
-            # Earlier requests may have taken all the time.
-            is_late = self.left_seconds < 0 or (not is_answered and time.monotonic() > deadline)
-            if is_late and self.problem is None:
+                if message[0] == "stage" and self.watch is None:  # each phase has the whole limit
+                    deadline = time.monotonic() + self.timeout_seconds
+            if not is_answered and time.monotonic() > deadline and self.problem is None:
                 self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
             if self.watch is not None:
                 self._look_at_ranks()
             if self.problem is None:
                 progress(shown())
-        self.left_seconds = deadline - time.monotonic()
 
     def _keep(self, kind: str, content: Any) -> None:
         """Keep a message; of a kind that is no result, it is the problem."""

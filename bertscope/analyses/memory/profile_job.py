@@ -46,7 +46,7 @@ class Job:
 
     source: ModelSource
     run_config: RunConfig
-    steps: int = 3
+    steps: int | None = 3  # None: as many as `timed_steps` returns
     threads: int | None = None
     seed: int = 0
     memory_limit_bytes: int | None = None

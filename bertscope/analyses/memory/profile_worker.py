@@ -12,7 +12,7 @@ import gc
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,7 +78,7 @@ def run(job: Job, send: Say) -> None:
 
 
 def _measure(step: Any, job: Job, send: Say) -> float:
-    """Measure the allocator's events in a first step, whose time is returned, and the process in a second."""
+    """Measure the process in a step and the allocator's events in the next one; return the time of the first."""
     from bertscope.analyses.memory.profiler_run import measured, measured_device_terms
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
@@ -91,17 +91,28 @@ def _measure(step: Any, job: Job, send: Say) -> float:
         send("stage", f"in the {name} phase of the first steps")
         yield
 
-    step.run_first_steps(stage)
+    def of_process(run: Callable[[], None]) -> None:
+        """Measure the process over a run."""
+        send("stage", f"measuring the process{f', a step takes {warmup:.1f} s' if warmup else ''}")
+        if process := high_water(run):
+            send("process", process)
+
+    is_cuda, warmup = step.device == "cuda", 0.0
+    if is_cuda or step.optimizer is None:
+        step.run_first_steps(stage)
+    else:  # the second step has the optimizer's state from its beginning
+        started = time.perf_counter()
+        step.run(stage)
+        warmup = time.perf_counter() - started
+        of_process(step.run)
     started = time.perf_counter()
     trace = measured(step, lambda name: send("stage", f"in the {name} phase of the measured step"))
-    if step.device == "cuda":
+    if is_cuda:
         torch.cuda.synchronize()
-    warmup = time.perf_counter() - started
-    terms = measured_device_terms(step) if job.run_config.device == "cuda" else None
-    if terms is None:
-        send("stage", "measuring the process")
-        if process := high_water(step.run):
-            send("process", process)
+    warmup = warmup or time.perf_counter() - started
+    terms = measured_device_terms(step) if is_cuda else None
+    if not is_cuda and step.optimizer is None:
+        of_process(step.run)
     if job.wants_snapshot:
         send("snapshot", b64encode(snapshot(trace)).decode())
     send("machine", machine_name(step.device))

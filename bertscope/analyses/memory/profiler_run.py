@@ -20,7 +20,7 @@ from bertscope.analyses.tracing.inputs import running_module
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import BACKWARD, FORWARD, DeviceTerms, MemoryReport, Timing, Variant
-from bertscope.settings.run_config import RunConfig
+from bertscope.settings.run_config import RunConfig, timed_steps
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, torch
 from bertscope.torch_access.compiled import uncompiled_modules
@@ -107,7 +107,7 @@ def profile(
     run_config: RunConfig,
     *,
     loss: Loss | None = None,
-    steps: int = 3,
+    steps: int | None = None,
     name: str | None = None,
 ) -> MemoryReport:
     """Run steps of any module in this process, and measure memory and time next to the estimate.
@@ -131,7 +131,7 @@ def profile(
         started = time.perf_counter()
         trace = measured(step)
         warmup = time.perf_counter() - started
-        seconds = [step_seconds(step) for _ in range(steps)]
+        seconds = [step_seconds(step) for _ in range(timed_steps(steps, [warmup]))]
     variant = Variant(
         checkpointing=run_config.checkpointing,
         reentrant=run_config.reentrant,

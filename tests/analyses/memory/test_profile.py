@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -288,7 +287,7 @@ def test_a_child_that_hangs_is_ended_at_the_timeout(cli, folder):
 
 
 @pytest.mark.usefixtures("as_the_program_starts_it")
-def test_short_steps_end_at_the_timeout_too_and_the_memory_is_kept(folder, monkeypatch):
+def test_a_timed_step_ends_at_the_timeout_too_and_the_memory_is_kept(folder, monkeypatch):
     memory = estimate_memory(small(), RunConfig(batch=2, seq=8))
     (folder / "memory.json").write_text(json.dumps(memory, default=vars))
     (folder / "log").touch()
@@ -296,16 +295,17 @@ def test_short_steps_end_at_the_timeout_too_and_the_memory_is_kept(folder, monke
         "import json, sys\nsay = lambda *message: print(json.dumps(message), flush=True)\n"
         "sys.stdin.readline()\nsay('measured', json.load(open('memory.json')))\n"
         "say('timing', {'warmup_seconds': 1.0})\n"
-        "for line in sys.stdin:\n    open('log', 'a').write('t')\n    say('seconds', 10.0)\n"
+        "for line in sys.stdin:\n    open('log', 'a').write('t')\n"
+        "    len(open('log').read()) == 3 or say('seconds', 10.0)\n"
     )
     monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
     monkeypatch.setattr(profile_module, "can_fork", lambda: False)
-    # Each step takes 10 s of this clock.
-    clock = SimpleNamespace(monotonic=lambda: 10.0 * (folder / "log").stat().st_size)
+    # Each step takes 10 s of this clock, but the third 30 s.
+    clock = SimpleNamespace(monotonic=lambda: (0, 10, 20, 50)[min((folder / "log").stat().st_size, 3)])
     monkeypatch.setattr(profile_module, "time", clock)
     report, *_ = profile_report([Job(source=small(), run_config=RunConfig(), steps=1000)], timeout_seconds=25)
     (variant,) = report.variants
-    assert re.search(r"the child ran for longer than 25 s while timing step [34] of 1000", variant.failure)
+    assert "the child ran for longer than 25 s while timing step 3 of 1000" in variant.failure
     assert variant.measured is not None
 
 
@@ -315,9 +315,10 @@ def test_a_child_that_is_killed_is_an_answer(folder):
     (child,) = children_of(process.pid)
     os.kill(child, signal.SIGKILL)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 3
+    assert process.returncode == 0  # the memory had been measured before
+    assert "could not be timed, its memory is measured" in err
     assert "was killed by SIGKILL, as the system does when memory runs out while timing step" in err
-    assert "saved for backward" in out  # the memory had been measured before
+    assert "saved for backward" in out
 
 
 def test_a_child_does_not_outlive_a_parent_that_is_killed(folder):
