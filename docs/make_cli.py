@@ -51,10 +51,12 @@ answers are the same, byte for byte.
   transformers and peft, and for a run on a CPU the same processor and number of threads. Models of your own code are
   computed each time. What a calibration measured is applied afterwards.
 - `--no-cache`, or an empty `BERTSCOPE_CACHE`, reads and writes nothing; `BERTSCOPE_CACHE=FOLDER` names another folder.
+  `check` neither reads nor writes it.
   `bertscope doctor` shows folder and size. It has at most 64 MiB and 2,000 files, each used within 30 days, and may be
   deleted at any time.
 - A folder of another user, one that others may write into, a link, a full or read-only disk, and a user without a home
-  mean that nothing is kept; no command fails. A file that is not whole is computed again.
+  mean that nothing is kept, and so does a folder above it that others may write into; no command fails. A file
+  that is not whole, or has a value of another type or range, is computed again.
 
 ## Defaults of a project
 

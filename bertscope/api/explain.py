@@ -9,7 +9,7 @@ from bertscope.analyses.diagram import diagram as diagrams
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.explain import steps
 from bertscope.api.asked import Model, batch_of, built, inputs_of, usual_length
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.bert import BertModel
 from bertscope.model.lora import base_model_of
@@ -106,7 +106,7 @@ def diagram(
     """
     own = inputs_of(inputs, options)
     module, shown = built(model, name)
-    classes: Any = options
+    classes: Any = {key: value for key, value in options.items() if value is not None}
     asked = {"depth": depth, "direction": direction, "given": given, "inputs": own, **classes}
     kind = diagrams.diagram_kind(module, kind, classes.get("around"))
     if own is not None:
@@ -114,9 +114,13 @@ def diagram(
         given = given or Given(batch=batch_of(own))
     is_bert = isinstance(base_model_of(module), BertPreTrainedModel)
     used = {key for key in diagrams.KINDS[kind] if is_bert or key != "implementation"}
+    if given is not None and (given.input if is_bert else given.cache or given.head_mask):
+        raise SelectionError("a BERT has inputs of its own, and any other model no cache and head mask; leave them out")
     for key, value in asked.items():
         if value is not None and value is not False and key not in used:
-            raise SelectionError(f"{key} has no effect on a diagram of kind {kind} of this model; leave it out")
+            raise SelectionError(
+                f"{name_of(key)} has no effect on a diagram of kind {kind} of this model; leave it out"
+            )
     return diagrams.diagram(
         module, kind, path, name=shown, depth=depth, direction=direction, given=given,
         classes=diagrams.Classes(**classes),

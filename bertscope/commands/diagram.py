@@ -1,7 +1,7 @@
 """`bertscope diagram`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -10,7 +10,6 @@ from bertscope.commands.output import note, output_option, show
 from bertscope.commands.registry import command
 from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import DEFAULT_MODEL
 from bertscope.sources.model_source import ModelSource
 
@@ -56,7 +55,8 @@ class DrawnModel:
         """Return the source that MODEL names; raises an error for an option of BERTs only."""
         source = ModelOptions(model=self.model, architecture=self.architecture, add_pooling_layer=self.pooler,
                               download=self.download).found()  # fmt: skip
-        wanted = {"--cross-attention": self.cross_attention, "--position-embedding": self.position_embedding}
+        wanted = {"--cross-attention": self.cross_attention, "--position-embedding": self.position_embedding,
+                  "--attention": self.attention}  # fmt: skip
         for option in filter(wanted.get, wanted):
             source.require(option)
         return source
@@ -88,9 +88,12 @@ class DrawnOptions(SizeOptions):
         str | None, typer.Option("--class", metavar="NAME", help="class: draw only this class, its bases and parts.")
     ] = None
     implementation: Annotated[
-        Literal["bertscope", "transformers"],
-        typer.Option(help="class: the package of the classes (transformers needs the extra of that name)."),
-    ] = "bertscope"
+        Literal["bertscope", "transformers"] | None,
+        typer.Option(
+            help="class: the package of the classes (transformers needs the extra of that name).",
+            show_default="bertscope",
+        ),
+    ] = None
     nn_module: Annotated[
         bool, typer.Option("--nn-module", help="class: draw torch.nn.Module and its arrow to every class too.")
     ] = False
@@ -117,23 +120,6 @@ class DrawnOptions(SizeOptions):
         typer.Option(help="The direction; default: LR for tree, TB for forward."),
     ] = None
     inputs: Inputs = None
-
-    def unused(self, kind: str, *, is_bert: bool, has_kernel: bool) -> list[str]:
-        """Return the options that are given and have no effect on a kind of diagram."""
-        given = (  # each with the kinds that it concerns, "" for none
-            ("--implementation", "class" if is_bert else "", self.implementation != "bertscope"),
-            ("--nn-module", "class", self.nn_module),
-            ("--depth", "forward, tree", self.depth is not None),
-            ("--cache", "forward" if is_bert else "", self.cache is not None),
-            ("--no-mask", "forward", not self.mask),
-            ("--head-mask", "forward" if is_bert else "", self.head_mask is not None),
-            ("--batch", "forward", self.batch != SizeOptions.batch),
-            ("--seq", "forward", self.seq != SizeOptions.seq),
-            ("--direction", "forward, tree", self.direction is not None),
-            ("--input", "" if is_bert else "forward", bool(self.inputs)),
-            ("--attention", kind if is_bert else "", has_kernel),
-        )
-        return [option for option, kinds, is_given in given if is_given and kind not in kinds]
 
 
 @command(examples=EXAMPLES)
@@ -165,19 +151,16 @@ def diagram(
     own = model.found()
     source = model.changed(own)
     kind = drawn.kind or ("class" if drawn.class_name or source.bert_config else "tree")
-    if unused := drawn.unused(kind, is_bert=source.bert_config is not None, has_kernel=model.attention is not None):
-        note(f"without effect on --kind {kind}: {', '.join(unused)}")
-    from bertscope.analyses.diagram.diagram import Classes
-    from bertscope.analyses.diagram.diagram import diagram as analyse
     from bertscope.analyses.diagram.forward import Given
+    from bertscope.api.explain import diagram as drawn_of
 
     seq = drawn.length(*[source] * (kind == "forward"))
-    inputs = Given(batch=drawn.batch, seq=seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask,
-                   input=tuple(drawn.inputs or ()))  # fmt: skip
-    classes = Classes(around=drawn.class_name, implementation=drawn.implementation, nn_module=drawn.nn_module)
+    given = Given(batch=drawn.batch, seq=seq, cache=drawn.cache, mask=drawn.mask, head_mask=drawn.head_mask,
+                  input=tuple(drawn.inputs or ()))  # fmt: skip
+    classes: Any = {"around": drawn.class_name, "implementation": drawn.implementation, "nn_module": drawn.nn_module}
     with source.confined():
-        report = analyse(built_for_counting(source), kind, path, name=source.name, depth=drawn.depth,
-                         direction=drawn.direction, given=inputs, classes=classes)  # fmt: skip
+        report = drawn_of(source, kind, path, depth=drawn.depth, direction=drawn.direction,
+                          given=given if kind == "forward" or given != Given() else None, **classes)  # fmt: skip
     suffix = output.suffix.lower() if output else ""
     show(report, fmt or _SUFFIXES.get(suffix, "mermaid"), output)
     kernel = own.bert_config.attn_implementation if own.bert_config else _STEP_BY_STEP

@@ -34,9 +34,11 @@ def option_name(name: str) -> str:
 _ALL = rows(*MEASURED)
 OPTIONS = {name: option_name(name) for name in (*_ALL, "batch_total")}
 # What the messages of a command line call the settings, and other keywords of Python.
-_OTHERS = ("architecture", "attention", "lora", "download", "tokenizer", "tokens_per_batch")
+_OTHERS = ("architecture", "attention", "lora", "download", "tokenizer", "tokens_per_batch",
+           "implementation", "nn_module", "direction", "depth")  # fmt: skip
 FORMS = OPTIONS | {name: option_name(name) for name in _OTHERS} | {
-    "field": "--lengths-field", "add_pooling_layer": "--pooler", "dropout=False": "--no-dropout"
+    "field": "--lengths-field", "add_pooling_layer": "--pooler", "around": "--class",
+    "given": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout"
 }  # fmt: skip
 
 

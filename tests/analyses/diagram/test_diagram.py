@@ -456,12 +456,12 @@ def test_a_module_of_torchs_classes_only_is_drawn_with_them():
 def test_the_tree_is_drawn_of_a_model_that_is_no_bert_by_default(cli):
     assert bertscope.diagram(Net()).diagram == "tree"
     name = f"{__name__}:Net"
-    drawn = cli("diagram", name, "--implementation", "transformers", "-f", "json")
-    assert drawn.json["diagram"] == "tree"
-    assert drawn.err.splitlines()[-1] == "note: without effect on --kind tree: --implementation"
-    around = cli("diagram", name, "--class", "Block", "--attention", "sdpa", "-f", "json")
-    assert around.json["around"] == "Block"
-    assert around.err.splitlines()[-1] == "note: without effect on --kind class: --attention"
+    assert cli("diagram", name, "-f", "json").json["diagram"] == "tree"
+    assert cli("diagram", name, "--class", "Block", "-f", "json").json["around"] == "Block"
+    for words in (("--implementation", "transformers"), ("--class", "Block", "--attention", "sdpa")):
+        refused = cli("diagram", name, *words, "-f", "json")
+        assert (refused.code, refused.out) == (2, "")
+        assert words[-2] in refused.err
     with pytest.raises(SelectionError, match="Net has no forward"):
         bertscope.diagram(Net(), "forward")
 
@@ -548,10 +548,20 @@ def test_a_private_base_is_not_drawn_and_its_attributes_are_those_of_its_subclas
     assert parts == ["BertOnlyMLMHead"]
 
 
-def test_an_option_without_effect_is_noted(cli):
-    result = cli("diagram", "bert-tiny", "--seq", "3", "--class", "BertLayer")
-    assert result.code == 0
-    assert result.err == "note: without effect on --kind class: --seq\n"
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--seq", "3", "--class", "BertLayer"),
+        ("--kind", "tree", "--cache", "3"),
+        ("--kind", "class", "--depth", "1"),
+        ("--kind", "forward", "--nn-module"),
+    ],
+    ids=str,
+)
+def test_an_option_without_effect_on_a_kind_is_refused(cli, words):
+    result = cli("diagram", "bert-tiny", *words)
+    assert (result.code, result.out) == (2, "")
+    assert next(word for word in words if word in ("--seq", "--cache", "--depth", "--nn-module")) in result.err
 
 
 def test_json_is_complete(cli):
