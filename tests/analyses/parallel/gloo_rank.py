@@ -3,7 +3,8 @@
 Its arguments: the number of the rank, the number of ranks, a file that they share, and the jobs as JSON. It uses the
 model and nothing of the analyses. All blocks of 4 KiB and more are mapped one by one (MALLOC_MMAP_THRESHOLD_, set
 before the process starts: else a large block may be one that is free in the heap), so that malloc's own count of mapped
-bytes is that of the tensors; it is read after each operator.
+bytes is that of the tensors; it is read after each operator, when the threads of gloo sleep: one that has sent its part
+frees its buffer some time after the operator has returned, the later the busier the machine is.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,8 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bertscope import model as models
 from bertscope.config import BertConfig
 
-_STEPS = 4
-_PAUSE_SECONDS = 0.15  # for the threads of gloo to free their buffers
+_STEPS = 3  # the first two allocate what FSDP and the optimizer keep
 _NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # of mallinfo2 in malloc.h
 
 
@@ -55,12 +57,14 @@ def mapped_bytes() -> int:
 
 
 def settled_bytes() -> int:
-    """Return the lowest count of a pause, in which the threads of gloo free their buffers."""
-    counts = []
-    for _ in range(10):
-        time.sleep(_PAUSE_SECONDS / 10)
-        counts.append(mapped_bytes())
-    return min(counts)
+    """Return the count when every other thread sleeps, three times in a row."""
+    own, calm = threading.get_native_id(), 0
+    while calm < 3:
+        states = [Path(f"/proc/self/task/{task}/stat").read_text().rpartition(") ")[2][0]
+                  for task in os.listdir("/proc/self/task") if int(task) != own]  # fmt: skip
+        calm = calm + 1 if set(states) <= {"S"} else 0
+        time.sleep(0.0005)
+    return mapped_bytes()
 
 
 class Highest(TorchDispatchMode):
@@ -68,13 +72,14 @@ class Highest(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.peak_bytes = mapped_bytes()
+        self.peak_bytes = settled_bytes()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         result = operator(*args, **(kwargs or {}))
-        self.peak_bytes = max(self.peak_bytes, mapped_bytes())
+        if mapped_bytes() > self.peak_bytes:
+            self.peak_bytes = max(self.peak_bytes, settled_bytes())
         return result
 
 
@@ -91,7 +96,7 @@ def run_unreduced(model, ids, number):
 
 
 def steps_of(strategy, mesh, checkpointing, accumulate, fields):
-    """The mapped bytes of a step above those before it, phase by phase: the least of several steps.
+    """The mapped bytes of the last step above those before it, phase by phase.
 
     With several micro-batches those before the last do not count.
     """
@@ -110,7 +115,6 @@ def steps_of(strategy, mesh, checkpointing, accumulate, fields):
             fully_shard(module, mesh=ranks, reshard_after_forward=strategy != "fsdp-no-reshard")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=False)
     ids = torch.randint(0, fields["vocab_size"], (4, 61))
-    steps = []
     for _ in range(_STEPS):
         gc.collect()
         before = settled_bytes()
@@ -120,15 +124,11 @@ def steps_of(strategy, mesh, checkpointing, accumulate, fields):
         with Highest() as backward:
             loss.backward()
             del loss
-        time.sleep(_PAUSE_SECONDS)
         with Highest() as update:
             optimizer.step()
             optimizer.zero_grad()
         phases = {"forward": forward, "backward": backward, "optimizer": update}
-        steps.append({name: mode.peak_bytes - before for name, mode in phases.items()})
-    # The first step allocates what FSDP and the optimizer keep. Threads of gloo take buffers at any time: a step with
-    # one at its peak is too high by it.
-    return {name: min(step[name] for step in steps[1:]) for name in steps[0]}
+    return {name: mode.peak_bytes - before for name, mode in phases.items()}
 
 
 def gradient_error(ranks, fields):
