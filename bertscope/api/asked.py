@@ -17,6 +17,7 @@ from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
+from bertscope.settings.generate import INPUT_KEYWORDS
 from bertscope.settings.resolve import Layer, Resolved, placed, resolve
 from bertscope.settings.rows import SettingError, Settings, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRAINER, UNUSED, Limit, RunConfig
@@ -75,8 +76,7 @@ def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
     They are `inputs`, or `input_data` as torchinfo calls them, or tensors on meta of `input_size`, a size or several,
     whose `dtypes` are by default float32. Raises SelectionError for two of these, and for a size that is none.
     """
-    taken: dict[str, Any] = {key: keywords.pop(key, None) for key in ("input_data", "input_size", "dtypes")}  # type: ignore[misc]
-    data, input_size, dtypes = taken.values()
+    data, input_size, dtypes = (keywords.pop(key, None) for key in INPUT_KEYWORDS)  # type: ignore[misc]
     if sum(item is not None for item in (inputs, data, input_size)) > 1:
         raise SelectionError("give one of inputs, input_data and input_size")
     inputs = data if inputs is None else inputs
@@ -145,6 +145,12 @@ def _numbers(size: Any) -> Sequence[Any]:
     return size if isinstance(size, Sequence) and not isinstance(size, str) else [None]
 
 
+def refuse_sizes(batch: int, seq: int | None, when: str) -> None:
+    """Raise SelectionError if `batch` or `seq` is set although neither has an effect."""
+    if (batch, seq) != (1, None):
+        raise SelectionError(f"batch and seq have no effect {when}; leave them out")
+
+
 def shapes_of_run(
     model: Model, *, shapes: Mapping[str, InOut] | bool | None = None, batch: int = 1, seq: int | None = None,
     inputs: Any = None, input_size: Any = None, dtypes: Any = None, input_data: Any = None,
@@ -155,11 +161,10 @@ def shapes_of_run(
         from bertscope.analyses.tracing.trace import source_shapes
 
         source = source_of(model if given is None else built(model)[0], inputs=given)
-        if given is not None and (batch, seq) != (1, None):
-            raise SelectionError("batch and seq are those of a run without inputs; a given module has its own")
+        if given is not None:
+            refuse_sizes(batch, seq, "on a module with inputs")
         return source_shapes(source, batch, usual_length(*[source] * (given is None)) if seq is None else seq)
-    if (batch, seq) != (1, None):
-        raise SelectionError("batch and seq are those of shapes=True; give it too, or leave them out")
+    refuse_sizes(batch, seq, "without shapes=True")
     return shapes or None
 
 

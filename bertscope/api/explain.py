@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.analyses.diagram import diagram as diagrams
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.explain import steps
-from bertscope.api.asked import Model, batch_of, built, inputs_of, usual_length
+from bertscope.api.asked import Model, batch_of, built, inputs_of, refuse_sizes, usual_length
 from bertscope.errors import SelectionError, name_of
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.bert import BertModel
@@ -58,8 +58,7 @@ def explain(
     texts = isinstance(inputs, Sequence) and all(isinstance(item, str) for item in inputs)
     given = inputs_of(None if texts else inputs, keywords)
     if given is not None:
-        if (batch, seq) != (1, None):
-            raise SelectionError("batch and seq are those of a run without inputs; a given module has its own")
+        refuse_sizes(batch, seq, "on a module with inputs")
         model, batch = source_of(built(model)[0], name=name, inputs=given), batch_of(given)
     elif isinstance(model, BertPreTrainedModel):
         has_pooler = not isinstance(model, BertModel) or model.pooler is not None
@@ -115,7 +114,8 @@ def diagram(
     is_bert = isinstance(base_model_of(module), BertPreTrainedModel)
     used = {key for key in diagrams.KINDS[kind] if is_bert or key != "implementation"}
     if given is not None and (given.input if is_bert else given.cache or given.head_mask):
-        raise SelectionError("a BERT has inputs of its own, and any other model no cache and head mask; leave them out")
+        unused = "input has no effect on a BERT" if is_bert else "cache and head_mask have an effect on a BERT only"
+        raise SelectionError(f"{unused}; leave them out")
     for key, value in asked.items():
         if value is not None and value is not False and key not in used:
             raise SelectionError(

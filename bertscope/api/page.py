@@ -18,6 +18,7 @@ from bertscope.api.asked import (
     built,
     card_for,
     inputs_of,
+    refuse_sizes,
     usual_length,
 )
 from bertscope.api.counts import verify
@@ -109,8 +110,8 @@ def diff(a: Model | Checkpoint, b: Model | Checkpoint, *, batch: int = 1, seq: i
     (30522, 768)
     """
     stored = [side if isinstance(side, Checkpoint) else stored_alone(side) for side in (a, b)]
-    if any(stored) and (batch, seq) != (1, None):
-        raise SelectionError("batch and seq are those of a run, which a checkpoint does not have; leave them out")
+    if any(stored):
+        refuse_sizes(batch, seq, "on a checkpoint")
     if stored.count(None) == 1:
         model: Any = a if stored[0] is None else b
         return verify(model, stored[0] or stored[1])

@@ -85,4 +85,6 @@ def profile(
                     note(f"the calibration is in {save}")
     if any(INTERRUPTED[1] in failure for failure in failures):
         return INTERRUPT
-    return 3 if any(variant.failure and variant.measured is None for variant in report.variants) else 0
+    needs_times = save is not None  # a calibration has the times and the rates of the GPU
+    failed = any(variant.failure and (needs_times or variant.measured is None) for variant in report.variants)
+    return 3 if failed else 0

@@ -101,7 +101,7 @@ def verdict(report: PlanReport) -> str:
     sized = f"{batch} at seq {report.run.seq}{on}: {needed_text(report, row)}"
     yes = "yes"
     if row.changes:
-        trained = ", which are trained in place of the model (it is no longer fine-tuned in full)"
+        trained = " (only the adapters are trained; the model is no longer fine-tuned in full)"
         yes = f"yes, with {_options(row.changes)}{trained * ('lora' in row.changes)}"
     if not report.fits:
         answer = f"no: not even the leanest plan fits, {label(row)}; {sized}"

@@ -107,7 +107,7 @@ class PlanReport(TableReport[PlanRow]):
     units: str = ""  # of FSDP
     training_file: TrainingFile | None = None
     notes: tuple[Note, ...] = ()
-    answer: str = field(default="", init=False)  # that of the first row
+    answer: str = field(default="", init=False)  # of the first plan: yes, uncertain or no
 
     rows_in: ClassVar[str] = "rows"
 

@@ -122,6 +122,7 @@ def _type(own: Row) -> str:
     return (text if several else one) + (" | None" if own.default is None else "")
 
 
+INPUT_KEYWORDS = ("input_data", "input_size", "dtypes")
 _OF_INPUTS = '''class GivenInputs(TypedDict, total=False):
     """The inputs of a module: the sizes of tensors with their dtypes, or the inputs by torchinfo's keyword."""
 
@@ -134,7 +135,7 @@ _OF_INPUTS = '''class GivenInputs(TypedDict, total=False):
 def _of_inputs(known: Sequence[Parameter]) -> list[Parameter]:
     """Return the keywords of `GivenInputs` for a function that takes `inputs`, unless it lists them itself."""
     names = {item.name for item in known}
-    missing = [name for name in ("input_size", "dtypes", "input_data") if "inputs" in names and name not in names]
+    missing = [name for name in INPUT_KEYWORDS if "inputs" in names and name not in names]
     return [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in missing]
 
 

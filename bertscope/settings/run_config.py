@@ -206,7 +206,6 @@ class RunConfig(Settings):
         section="sizes",
         below=1,
         metavar="SHARE",
-        of_modules=False,
     )
     dropout: bool = row(True, "Apply the model's dropout; without it every dropout is 0.", of_modules=False,
                         concerns=_WITH_GRADIENTS)  # fmt: skip

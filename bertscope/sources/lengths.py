@@ -37,7 +37,7 @@ def read_lengths(
     """
     name = given if isinstance(given, str | os.PathLike) else "lengths"
     if field and (name is not given or str(name).startswith(_NORMAL)):
-        raise SelectionError(f"numbers have no field; {name_of('field')} is that of a file")
+        raise SelectionError(f"{name_of('field')} selects a field of a file; leave it out for numbers")
     with readable(name):
         if not isinstance(given, str | os.PathLike):
             rows: _Rows = (("lengths", value) for value in given)

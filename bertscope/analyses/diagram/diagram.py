@@ -257,7 +257,7 @@ ALL_CLASSES = Classes()
 
 
 def diagram_kind(model: nn.Module, kind: str | None, around: str | None = None) -> str:
-    """Return the kind of a diagram, by default that of the model; raises SelectionError for another kind."""
+    """Return `kind`, by default class for a BERT and tree for other models; raise SelectionError if it is unknown."""
     is_bert = isinstance(model, BertPreTrainedModel | PeftModel)
     if (found := kind or ("class" if is_bert or around else "tree")) not in KINDS:
         raise SelectionError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")

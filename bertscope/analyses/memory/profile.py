@@ -19,7 +19,7 @@ from bertscope.analyses.memory.system_memory import available_bytes
 from bertscope.errors import SelectionError, one_line
 from bertscope.processes.child import Child, ForkedChild, ForkServer, can_fork
 from bertscope.processes.worker import ENDED, Worker
-from bertscope.progress import detailed, progress
+from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CalibrationReport, CalibrationStep, CardWork, Machine
 from bertscope.reports.json import typed
@@ -86,6 +86,7 @@ def profile_report(
 def _take_turns(children: Sequence[_Child]) -> None:
     """Run a timed step of each child, then the next step of each; an interruption ends them all."""
     steps = timed_steps(children[0].job.steps, (child.first_seconds for child in children)) if children else 0
+    expect(steps if len(children) > 1 else 0)
     for number in range(steps):
         for child in children:
             if child.problem == INTERRUPTED:

@@ -136,7 +136,7 @@ def set_memory_limit(job: Job, send: Say) -> None:
 def job_error(error: Exception, job: Job) -> tuple[str, str]:
     """Return the kind of message and the text for an error of a job."""
     if isinstance(error, BertscopeError):
-        return "refused", error.text
+        return "refused", f"{error.where}: {error.text}" if error.where else error.text
     text = str(error)
     if (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)) or _TOO_MANY in text:
         return "files", "has too many open files"

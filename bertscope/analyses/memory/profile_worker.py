@@ -97,7 +97,7 @@ def _measure(step: Any, job: Job, send: Say) -> float:
         if process := high_water(run):
             send("process", process)
 
-    is_cuda, warmup = step.device == "cuda", 0.0
+    is_cuda, warmup = job.run_config.device == "cuda", 0.0
     if is_cuda or step.optimizer is None:
         step.run_first_steps(stage)
     else:  # the second step has the optimizer's state from its beginning
@@ -107,7 +107,7 @@ def _measure(step: Any, job: Job, send: Say) -> float:
         of_process(step.run)
     started = time.perf_counter()
     trace = measured(step, lambda name: send("stage", f"in the {name} phase of the measured step"))
-    if is_cuda:
+    if step.device == "cuda":
         torch.cuda.synchronize()
     warmup = warmup or time.perf_counter() - started
     terms = measured_device_terms(step) if is_cuda else None

@@ -42,8 +42,8 @@ def fake_tensors() -> Iterator[None]:
     """Enter FakeTensorMode without its log of the traceback when an operator fails; the error itself is raised.
 
     transformers 5 keeps the mask of a fake tensor without asking if it hides positions, which it asks a real tensor:
-    inside, it asks a fake tensor too, and `DataDependentAnswers` has the answer. The interpreter of TorchScript takes
-    no fake tensors: functions that are scripted, as those of DeBERTa-v2 up to transformers 4.57 are, run in Python.
+    inside, it asks a fake tensor too, and `DataDependentAnswers` has the answer. TorchScript
+    cannot run fake tensors, so scripted functions (DeBERTa-v2 up to transformers 4.57) run as their Python source.
     """
     mode = fake_tensor_mode()
     log = logging.getLogger(type(mode).__module__)
@@ -55,7 +55,7 @@ def fake_tensors() -> Iterator[None]:
             stack.callback(setattr, of_transformers, "is_fake_tensor", of_transformers.is_fake_tensor)
             of_transformers.is_fake_tensor = lambda _: False
         scripted: Any = torch.jit.ScriptFunction
-        call = scripted.__call__  # of one that was loaded from a file, which has no Python
+        call = scripted.__call__  # for functions loaded from a file, which have no Python source
         stack.callback(setattr, scripted, "__call__", call)
         scripted.__call__ = lambda function, *given, **named: getattr(
             function, "_torchdynamo_inline", functools.partial(call, function)

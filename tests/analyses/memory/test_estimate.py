@@ -290,8 +290,9 @@ class _LayerDrop(nn.Module):
         return out.clamp(-1, 1) if torch.isinf(out).any() or torch.isnan(out).any() else out.relu()
 
 
-def test_layers_that_are_never_dropped_are_run():
-    (variant,) = bertscope.profile(_LayerDrop(0.0), torch.ones(64, 8), steps=0).variants
+@pytest.mark.parametrize("padding", [0.0, 0.5])
+def test_layers_that_are_never_dropped_are_run(padding):
+    (variant,) = bertscope.profile(_LayerDrop(0.0), torch.ones(64, 8), padding=padding, steps=0).variants
     for guess, truth in zip(variant.estimated.phases[1:], variant.measured.phases[1:], strict=True):
         assert abs(guess.peak_bytes - truth.peak_bytes) <= CONSTANT_BYTES
     assert guess.parts.gradients == truth.parts.gradients == 4 * 8 * 9  # in the last phase

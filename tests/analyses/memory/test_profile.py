@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -300,8 +301,9 @@ def test_a_timed_step_ends_at_the_timeout_too_and_the_memory_is_kept(folder, mon
     )
     monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
     monkeypatch.setattr(profile_module, "can_fork", lambda: False)
-    # Each step takes 10 s of this clock, but the third 30 s.
-    clock = SimpleNamespace(monotonic=lambda: (0, 10, 20, 50)[min((folder / "log").stat().st_size, 3)])
+    # In the third step each look at this clock takes 10 s, whether the step began before the parent waited or after.
+    looks = count()
+    clock = SimpleNamespace(monotonic=lambda: 10.0 * next(looks) if (folder / "log").stat().st_size == 3 else 0.0)
     monkeypatch.setattr(profile_module, "time", clock)
     report, *_ = profile_report([Job(source=small(), run_config=RunConfig(), steps=1000)], timeout_seconds=25)
     (variant,) = report.variants

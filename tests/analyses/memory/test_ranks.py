@@ -20,6 +20,7 @@ from bertscope.analyses.memory.ranks import launcher, rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.steps import estimate_report
 from bertscope.commands import profile as command_module
+from bertscope.errors import SourceError
 from bertscope.processes.child import can_fork
 from bertscope.progress import listening
 from bertscope.render.traffic import numbers_text
@@ -197,6 +198,7 @@ def test_too_many_open_files_are_named():
     for error in (OSError(errno.EMFILE, "x"), RuntimeError(f"gloo: {os.strerror(errno.EMFILE)}")):
         assert job_error(error, job("fsdp", (2,)))[0] == "files"
     asked = job("fsdp", (2,))
+    assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("refused", "own.py:3: it fails")
     text = profile_module._failure(asked, profile_module._Sent(), "files", "has too many open files")
     assert text == (
         "the child has too many open files while loading torch; raise the limit that 'ulimit -n' shows, such as "
