@@ -128,6 +128,14 @@ def test_the_profiler_shows_names_and_allocations(monkeypatch, is_missing):
     assert 4000 in sizes
 
 
+def test_events_of_the_driver_and_of_a_card_are_known_by_their_tag():
+    """kineto shows a mark on the host a second time as a mark on the card (seen on an H200)."""
+    kinds = torch._C._profiler._EventType
+    found = [torch_access.is_of_device(types.SimpleNamespace(tag=kind)) for kind in (kinds.Kineto, kinds.TorchOp)]
+    assert found == [True, False]
+    assert not torch_access.is_of_device(object())
+
+
 def test_no_dispatch_mode_sees_a_name():
     with Backward() as mode, torch_access.record_name("a name"):
         pass

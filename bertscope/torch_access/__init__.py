@@ -193,6 +193,14 @@ def profiled_events(profiler: torch.autograd.profiler.profile) -> list[Any]:
         raise BertscopeError(message) from None
 
 
+def is_of_device(event: Any) -> bool:
+    """Return True for a profiled event of the driver or of the card, where a mark on the host is shown once more.
+
+    Fallback: False.
+    """
+    return str(getattr(event, "tag", "")).endswith("Kineto")
+
+
 def has_kernel(operator: Any, key: str) -> bool:
     """Return True if torch itself has a kernel of an operator for a dispatch key. Fallback: False."""
     try:

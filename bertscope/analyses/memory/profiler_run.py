@@ -4,7 +4,7 @@ Sizes, order and addresses are the allocator's; modules, phases and gradients co
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -20,10 +20,11 @@ from bertscope.analyses.tracing.inputs import running_module
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import BACKWARD, FORWARD, DeviceTerms, MemoryReport, Timing, Variant
-from bertscope.settings.run_config import RunConfig, timed_steps
+from bertscope.settings.run_config import STORED, RunConfig, timed_steps
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import has_kernel, nn, profiled_events, record_name, torch
+from bertscope.torch_access import has_kernel, is_of_device, nn, profiled_events, record_name, torch
 from bertscope.torch_access.compiled import uncompiled_modules
+from bertscope.units import FP32
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
 _RESTART = "bertscope restart"
@@ -34,7 +35,8 @@ def real_step(
     source: ModelSource, run_config: RunConfig, device: str, prepare: Callable[[nn.Module], None] = lambda model: None
 ) -> ModelStep:
     """Return a step with real tensors on the device; `prepare` gets the model when its inputs are made."""
-    model = run_model(source, run_config, device)
+    # A model in 16 bits comes from the CPU, as an estimate assumes, and not from one in fp32 on the card.
+    model = run_model(source, run_config, device if run_config.dtype in (FP32.name, STORED) else "cpu").to(device)
     inputs, loss = named_inputs(real_inputs(model, run_config, device), loss_function(run_config))
     prepare(model)
     return ModelStep(model, inputs, run_config, device, loss, waiting=waiting_inputs(inputs, run_config))
@@ -70,8 +72,7 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
         with mark(_RESTART):
             pass
         step.run(marked)
-    for event in profiled_events(profiler):
-        reader.read(event, Place())
+    reader.read_all(profiled_events(profiler))
     return reader.recorder.trace(step.device)
 
 
@@ -170,7 +171,7 @@ def step_seconds(step: ModelStep) -> float:
 
 @dataclass
 class _EventReader:
-    """A reader that walks the profiler's tree in order and records the trace."""
+    """A reader that walks the profiler's trees in order and records the trace."""
 
     device: str
     gradients: list[set[int]] = field(default_factory=list)  # addresses at the end of each phase
@@ -178,6 +179,18 @@ class _EventReader:
     modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
     recomputations: int = 0
     after: str = FORWARD  # the last phase that ended: frees between two phases belong to the first
+    elsewhere: list[Any] = field(default_factory=list)  # events of other threads: on CUDA, autograd's runs backward
+
+    def read_all(self, events: Sequence[Any]) -> None:
+        """Read all trees; what runs in other threads than the loop's when the phase is read in which it began.
+
+        torch hangs all events of such a thread into the phase in which the first of them began.
+        """
+        own = next((event.start_tid for event in events if event.name.startswith(_PHASE)), None)
+        self.elsewhere = sorted(_in_other_threads(events, own), key=lambda event: event.start_time_ns)
+        for event in events:
+            if event.start_tid == own:
+                self.read(event, Place())
 
     def read(self, event: Any, place: Place) -> None:
         """Read one event and its children."""
@@ -185,8 +198,15 @@ class _EventReader:
         if name == "[memory]":
             self._memory(event.extra_fields, place)
             return
+        if is_of_device(event):
+            return
         place = self._inside(name, event, place)
-        for child in event.children:
+        children = [child for child in event.children if child.start_tid == event.start_tid]
+        if name.startswith(_PHASE):
+            begun = sum(other.start_time_ns <= event.end_time_ns for other in self.elsewhere)
+            children = sorted([*children, *self.elsewhere[:begun]], key=lambda child: child.start_time_ns)
+            del self.elsewhere[:begun]
+        for child in children:
             self.read(child, place)
         if name.startswith(_PHASE):
             if place.phase == FORWARD:
@@ -221,6 +241,16 @@ class _EventReader:
             self.recorder.allocate(block.ptr, Allocation(block.alloc_size, place), place)
         else:
             self.recorder.free(block.ptr, place)
+
+
+def _in_other_threads(events: Sequence[Any], thread: int | None) -> Iterator[Any]:
+    """Yield the outermost events of each other thread than that of their parents, the first of which is `thread`."""
+    for event in events:
+        if is_of_device(event):
+            continue
+        if event.start_tid != thread:
+            yield event
+        yield from _in_other_threads(event.children, event.start_tid)
 
 
 @cache

@@ -24,7 +24,7 @@ from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.losses import MODEL
 from bertscope.settings.optimizers import OPTIMIZERS
-from bertscope.settings.run_config import FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
+from bertscope.settings.run_config import CUDA, FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
@@ -33,6 +33,8 @@ from bertscope.torch_access.compiled import compiled
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.units import PRECISIONS
 
+_BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH",
+             "cudnn": "CUDNN_ATTENTION"}  # fmt: skip
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
@@ -86,7 +88,8 @@ class ModelStep:
         """Run forward and, if the mode has it, backward; the gradients are added to those that exist."""
         if not self.run_config.parallelism.sync_each_batch:
             set_gradient_sync(self.wrapper or self.model, is_last)
-        with phase(FORWARD), torch.set_grad_enabled(self.run_config.mode != "inference"), self._watched_outputs():
+        with (self._attention_kernel(), phase(FORWARD), self._watched_outputs(),
+              torch.set_grad_enabled(self.run_config.mode != "inference")):  # fmt: skip
             with self._autocast() if self.is_in_autocast else nullcontext():
                 loss = self.loss(self.called, self.inputs)
                 if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
@@ -95,7 +98,7 @@ class ModelStep:
         if self.run_config.mode == "training":
             if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
                 raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
-            with phase(BACKWARD):
+            with self._attention_kernel(), phase(BACKWARD):
                 self.scaler.scale(loss).backward()
                 del loss
 
@@ -151,6 +154,13 @@ class ModelStep:
         """Run two steps of the loop, so that the next one is in the steady state."""
         for _ in range(2 if self.optimizer is not None else 0):
             self.run(phase)
+
+    def _attention_kernel(self) -> AbstractContextManager[Any]:
+        """Return a context in which a card runs the attention kernel that was asked for."""
+        kernel = _BACKENDS.get(self.run_config.sdpa_kernel)
+        if self.device != CUDA or kernel is None:
+            return nullcontext()
+        return torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, kernel))
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device, dtype=TORCH_DTYPES[self.run_config.autocast or ""])
