@@ -60,6 +60,7 @@ class _Row:
     memory_bytes: float
     memory_source: str
     capability: Capability  # NVIDIA, CUDA GPU Compute Capability
+    processors: int  # NVIDIA, architecture whitepapers and data sheets
     rates_source: str = ""
     fp32_tflops: float = 0  # TFLOP/s without tensor cores
     half_tflops: float = 0  # TFLOP/s in fp16, and from capability 8.0 in bf16 too
@@ -67,47 +68,48 @@ class _Row:
 
 
 _ROWS = {
-    "k80": _Row(11.17 * _GIB, _issue("lllyasviel/Fooocus 2436 (one of its two halves)"), (3, 7),
+    "k80": _Row(11.17 * _GIB, _issue("lllyasviel/Fooocus 2436 (one of its two halves)"), (3, 7), 13,
                 "Tesla K80 data sheet, halved", 4.37, 0, 240),
-    "t4": _Row(14.56 * _GIB, _issue("Zheng-Chong/CatVTON 133"), (7, 5), "T4 product brief", 8.1, 65, 320),
-    "p100-16gb": _Row(15.90 * _GIB, _issue("rmokady/CLIP_prefix_caption 7"), (6, 0),
+    "t4": _Row(14.56 * _GIB, _issue("Zheng-Chong/CatVTON 133"), (7, 5), 40, "T4 product brief", 8.1, 65, 320),
+    "p100-16gb": _Row(15.90 * _GIB, _issue("rmokady/CLIP_prefix_caption 7"), (6, 0), 56,
                       "Tesla P100 PCIe data sheet (no tensor cores)", 9.3, 0, 732),
-    "v100-16gb": _Row(16160 * _MIB, "nvidia-smi, transformers documentation, model memory anatomy", (7, 0),
+    "v100-16gb": _Row(16160 * _MIB, "nvidia-smi, transformers documentation, model memory anatomy", (7, 0), 80,
                       "V100 data sheet (SXM2)", 15.7, 125, 900),
-    "v100-32gb": _Row(31.74 * _GIB, _issue("liucongg/ChatGLM-Finetuning 73"), (7, 0),
+    "v100-32gb": _Row(31.74 * _GIB, _issue("liucongg/ChatGLM-Finetuning 73"), (7, 0), 80,
                       "V100 data sheet (SXM2)", 15.7, 125, 900),
-    "titan-x-12gb": _Row(11.91 * _GIB, _issue("microsoft/Bringing-Old-Photos-Back-to-Life 87"), (6, 1),
+    "titan-x-12gb": _Row(11.91 * _GIB, _issue("microsoft/Bringing-Old-Photos-Back-to-Life 87"), (6, 1), 28,
                          "announcement of the Titan X (Pascal)", 11, 0, 480),
-    "gtx-1080-ti": _Row(11171 * _MIB, "total in MiB, GitHub issue fyu/drn 22", (6, 1),
+    "gtx-1080-ti": _Row(11171 * _MIB, "total in MiB, GitHub issue fyu/drn 22", (6, 1), 28,
                         "Turing architecture whitepaper", 11.3, 0, 484),
-    "rtx-2080-ti": _Row(10.76 * _GIB, _issue("JDAI-CV/image-captioning 11"), (7, 5),
+    "rtx-2080-ti": _Row(10.76 * _GIB, _issue("JDAI-CV/image-captioning 11"), (7, 5), 68,
                         "Turing architecture whitepaper (reference clocks)", 13.4, 53.8, 616),
-    "rtx-3060-12gb": _Row(11.75 * _GIB, _issue("Kunhao-Liu/StyleGaussian 12"), (8, 6),
+    "rtx-3060-12gb": _Row(11.75 * _GIB, _issue("Kunhao-Liu/StyleGaussian 12"), (8, 6), 28,
                           "published boost clock", 12.7, 0, 360),
-    "rtx-3070-8gb": _Row(7.78 * _GIB, _issue("akshitac8/OW-DETR 46"), (8, 6), "published boost clock", 20.3, 0, 448),
-    "rtx-3080-10gb": _Row(9.78 * _GIB, _issue("zai-org/CogVideo 34"), (8, 6),
+    "rtx-3070-8gb": _Row(7.78 * _GIB, _issue("akshitac8/OW-DETR 46"), (8, 6), 46,
+                         "published boost clock", 20.3, 0, 448),
+    "rtx-3080-10gb": _Row(9.78 * _GIB, _issue("zai-org/CogVideo 34"), (8, 6), 68,
                           "GA102 architecture whitepaper", 29.8, 59.5, 760),
-    "rtx-3090": _Row(23.70 * _GIB, _issue("GaoLii/DSP 10"), (8, 6), "GA102 architecture whitepaper", 35.6, 71, 936),
-    "rtx-4090": _Row(23.64 * _GIB, _issue("ali-vilab/VGen 104"), (8, 9),
+    "rtx-3090": _Row(23.70 * _GIB, _issue("GaoLii/DSP 10"), (8, 6), 82, "GA102 architecture whitepaper", 35.6, 71, 936),
+    "rtx-4090": _Row(23.64 * _GIB, _issue("ali-vilab/VGen 104"), (8, 9), 128,
                      "Ada architecture whitepaper", 82.6, 165.2, 1008),
-    "a10": _Row(23028 * _MIB, _smi("mayooot/detect-gpu 3"), (8, 6), "A10 data sheet", 31.2, 125, 600),
-    "a30": _Row(23.53 * _GIB, _issue("google/RB-Modulation 5"), (8, 0), "A30 data sheet", 10.3, 165, 933),
-    "a40": _Row(44.4 * _GIB, "CUDA driver's total, GitHub issue ollama/ollama 9858", (8, 6),
+    "a10": _Row(23028 * _MIB, _smi("mayooot/detect-gpu 3"), (8, 6), 72, "A10 data sheet", 31.2, 125, 600),
+    "a30": _Row(23.53 * _GIB, _issue("google/RB-Modulation 5"), (8, 0), 56, "A30 data sheet", 10.3, 165, 933),
+    "a40": _Row(44.4 * _GIB, "CUDA driver's total, GitHub issue ollama/ollama 9858", (8, 6), 84,
                 "A40 data sheet", 37.4, 149.7, 696),
-    "l4": _Row(22.03 * _GIB, _issue("ArcInstitute/evo2 190"), (8, 9),
+    "l4": _Row(22.03 * _GIB, _issue("ArcInstitute/evo2 190"), (8, 9), 58,
                "L4 data sheet, without sparsity", 30.3, 121, 300),
-    "l40s": _Row(44.42 * _GIB, _issue("stepfun-ai/Step-Video-T2V 8"), (8, 9), "L40S data sheet", 91.6, 362, 864),
+    "l40s": _Row(44.42 * _GIB, _issue("stepfun-ai/Step-Video-T2V 8"), (8, 9), 142, "L40S data sheet", 91.6, 362, 864),
     "a100-40gb": _Row(42_298_834_944,
                       "deviceQuery, GitHub pull request bottlerocket-os/bottlerocket 3873",
-                      (8, 0), "A100 data sheet", 19.5, 312, 1555),
-    "a100-80gb": _Row(79.14 * _GIB, _issue("lianqi1008/Control-GIC 6"), (8, 0),
+                      (8, 0), 108, "A100 data sheet", 19.5, 312, 1555),
+    "a100-80gb": _Row(79.14 * _GIB, _issue("lianqi1008/Control-GIC 6"), (8, 0), 108,
                       "A100 data sheet (SXM)", 19.5, 312, 2039),
-    "h100-80gb": _Row(81559 * _MIB, _smi("NVIDIA/nccl 1264"), (9, 0),
+    "h100-80gb": _Row(81559 * _MIB, _smi("NVIDIA/nccl 1264"), (9, 0), 132,
                       "H100 data sheet (SXM), without sparsity", 67, 989.5, 3350),
-    "h200": _Row(143771 * _MIB, _smi("sgl-project/sglang 3196"), (9, 0),
+    "h200": _Row(143771 * _MIB, _smi("sgl-project/sglang 3196"), (9, 0), 132,
                  "H200 data sheet (SXM), without sparsity", 67, 989.5, 4800),
     "b200": _Row(178.35 * _GIB, "CUDA device query, GitHub pull request pytorch/ao 4002",
-                  (10, 0)),
+                  (10, 0), 148),
 }  # fmt: skip
 _OF_A100 = "nvidia-smi of a model of 4,093 parameters (3,000 runs: at least 1,443 MiB)"
 _OF_V100 = "pytorch/pytorch 20532 (16 GB, torch 1.1)"
@@ -129,6 +131,7 @@ _CONTEXTS = {
     "rtx-4060": (106, 115, f"{_XMEM} (at most 106 MiB); {_oom('ESRSchao/EdgeRegNet 2 (2025)')}"),
     "rtx-4090": (450, 504, _oom("Soul-AILab/SoulX-FlashTalk 5 (2026), 3DTopia/Phidias-Diffusion 8 (2025)")),
     "l40": (507, 507, _oom("QwenLM/Qwen3-VL 2097 (2026)")),
+    "h200": (763, 779, "measured in this project, torch 2.11 and driver 580 (2026), in fp32 and in 16 bits"),
     "a100-40gb": (501, 1451, f"{_oom('TianheWu/CoSeR 10 (2025)')}; {_OF_A100}"),
     "a100-80gb": (409, 1451, f"{_oom('HiDream-ai/VAREdit 6 (2025)')}; {_OF_A100}"),
 }  # fmt: skip
@@ -177,24 +180,33 @@ def capability(card: Gpu) -> Capability | None:
     return _ROWS[card.name].capability if card.name in _ROWS else None
 
 
+def card_threads(card: Gpu) -> int | None:
+    """Return the threads that a GPU runs at once; None for one that is not in the table.
+
+    Of a processor it runs 2,048, from 7.5 on 1,024 and from 8.6 on 1,536, but 2,048 with capability 8.0, 9.0 and 10.0
+    (NVIDIA, CUDA C++ Programming Guide, technical specifications per compute capability).
+    """
+    row = _ROWS.get(card.name)
+    if row is None:
+        return None
+    return row.processors * {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(row.capability, 2048)
+
+
+# Where cuDNN's attention is the first choice in 16 bits, in torch 2.5.0 and from 2.9 on with a cuDNN that is new
+# enough, as the wheels from 2.11 on have it: check_prefer_cudnn_attention in sdp_utils.cpp, measured on an H200.
+_CUDNN_FIRST = ((9, 0), (10, 0))
+
+
 def sdpa_kernel(card: Gpu, dtype: str) -> str:
     """Return the kernel of fused attention that torch chooses on a GPU for a precision; auto: the usual one.
 
     Below capability 8.0 there is no flash kernel, and the memory-efficient one has no bf16 (torch's sdp_utils.cpp).
     """
+    if capability(card) in _CUDNN_FIRST:
+        return "cudnn"
     if (capability(card) or (8, 0)) >= (8, 0):
         return "auto"
     return "math" if dtype == BF16.name else "efficient"
-
-
-# cuDNN's attention is the first choice in torch 2.5.0, and from 2.9 on with a cuDNN that is new enough:
-# check_prefer_cudnn_attention in sdp_utils.cpp.
-_CUDNN_FIRST = ((9, 0), (10, 0))
-
-
-def prefers_cudnn(card: Gpu | None) -> bool:
-    """Return True if some versions of torch choose cuDNN's attention in 16 bits on a GPU."""
-    return card is not None and capability(card) in _CUDNN_FIRST
 
 
 def half_precision(card: Gpu | None) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bertscope import gpus
-from bertscope.gpus import CONTEXT_BYTES, GPUS, Gpu, capability, find_gpu, prefers_cudnn, sdpa_kernel
+from bertscope.gpus import CONTEXT_BYTES, GPUS, Gpu, capability, card_threads, find_gpu, sdpa_kernel
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -24,7 +26,7 @@ def test_the_kernel_follows_from_the_compute_capability(monkeypatch):
     new = Gpu(name="new", memory_bytes=1, source="")
     assert capability(new) is None
     assert sdpa_kernel(new, "bf16") == "auto"  # as on most GPUs
-    monkeypatch.setitem(gpus._ROWS, "new", gpus._Row(1, "", (6, 1)))
+    monkeypatch.setitem(gpus._ROWS, "new", gpus._Row(1, "", (6, 1), 1))
     assert sdpa_kernel(new, "bf16") == "math"
 
 
@@ -37,7 +39,7 @@ def test_a_gpu_without_a_published_context_has_the_range_of_its_compute_capabili
 
 
 def test_a_gpu_whose_compute_capability_has_no_range_has_that_of_all():
-    for name in ("h100-80gb", "b200", "titan-x-12gb"):  # of 6.1 there is one figure, which is no range
+    for name in ("b200", "titan-x-12gb"):  # of 6.1 there is one figure, which is no range
         card = find_gpu(name)
         assert (card.context_low_bytes, card.context_high_bytes) == CONTEXT_BYTES
         assert card.context_source == ""
@@ -55,22 +57,12 @@ def test_the_context_of_a_gpu_lies_between_those_of_all(name):
     assert CONTEXT_BYTES[0] <= card.context_low_bytes <= card.context_high_bytes <= CONTEXT_BYTES[1]
 
 
-def test_torch_may_choose_cudnn_attention_on_hopper_and_blackwell_of_data_centres_only():
-    assert [name for name in GPUS if prefers_cudnn(GPUS[name])] == ["h100-80gb", "h200", "b200"]
-    assert not prefers_cudnn(None)
+def test_torch_chooses_cudnn_attention_on_hopper_and_blackwell_of_data_centres_only():
+    assert [name for name in GPUS if sdpa_kernel(GPUS[name], "bf16") == "cudnn"] == ["h100-80gb", "h200", "b200"]
 
 
-@pytest.mark.parametrize(
-    ("options", "is_said"),
-    [
-        (("--gpu", "h100-80gb", "--precision", "autocast-bf16"), True),
-        (("--gpu", "h100-80gb", "--precision", "fp32"), False),  # cuDNN's attention has 16 bits only
-        (("--gpu", "h100-80gb", "--precision", "autocast-bf16", "--sdpa-kernel", "flash"), False),
-        (("--gpu", "h100-80gb", "--precision", "autocast-bf16", "--attention", "eager"), False),
-        (("--gpu", "a100-80gb", "--precision", "autocast-bf16"), False),
-    ],
-)
-def test_the_answer_says_that_the_workspaces_of_cudnn_attention_are_not_counted(cli, options, is_said):
-    attention = () if "--attention" in options else ("--attention", "sdpa")
-    answer = cli("estimate", "bert-tiny", "--batch", "2", "--seq", "16", *options, *attention).out
-    assert ("without the workspaces of cuDNN's attention" in answer.splitlines()[0]) == is_said
+def test_a_card_runs_threads_by_its_processors_and_its_compute_capability():
+    # T4: 40 x 1,024; A100: 108 x 2,048; RTX 4090: 128 x 1,536 (NVIDIA, CUDA C++ Programming Guide).
+    found = {name: card_threads(GPUS[name]) for name in ("t4", "a100-80gb", "rtx-4090")}
+    assert found == {"t4": 40960, "a100-80gb": 221184, "rtx-4090": 196608}
+    assert card_threads(replace(GPUS["t4"], name="my card")) is None

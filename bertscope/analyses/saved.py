@@ -223,7 +223,7 @@ def _tidy(folder: Path) -> None:
 
 
 def _key(kind: str, sources: Sequence[ModelSource], run_config: RunConfig, thread_count: str) -> str:
-    parts = [kind, *map(_identity, sources), run_config.flat(), _files(), _default_dtype(),
+    parts = [kind, *map(_identity, sources), run_config.flat(), run_config.card_threads, _files(), _default_dtype(),
              _versions(all(type(source).__name__ == "BertSource" for source in sources)),
              None if run_config.device == CUDA else [*_processor(), thread_count]]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -116,7 +116,7 @@ def settings_text(report: FitReport, *words: str) -> str:
 def settings(report: FitReport, *words: str) -> list[str]:
     """Return the kernel, the words, and the settings of the run."""
     run = report.run
-    kernel = kernel_word(report.subject.attention, run, report.card, (row.precision for row in report.rows))
+    kernel = kernel_word(report.subject.attention, run)
     return [text for text in (kernel, *words, run.mode, *loop_words(run), run.device) if text]
 
 

@@ -117,7 +117,7 @@ def _settings(report: PlanReport) -> Iterator[str]:
     run = report.run
     yield from parallel_words(run, 2, report.units)
     yield title(report)
-    words = kernel_word(report.subject.attention, run, report.card, [run.precision]), run.mode
+    words = kernel_word(report.subject.attention, run), run.mode
     yield from filter(None, (*words, run.precision, *loop_words(run), run.device))
     yield "the least time of a step, by the calibration" if report.objective == TIME else "the fewest FLOPs again"
 

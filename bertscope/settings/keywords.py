@@ -25,7 +25,7 @@ Optimizer = Literal[
 OptimizerImplementation = Literal["default", "loop", "foreach", "fused"]
 Loop = Literal["plain", "trainer", "freed"]
 Device = Literal["cpu", "cuda"]
-SdpaKernel = Literal["auto", "flash", "efficient", "math"]
+SdpaKernel = Literal["auto", "flash", "efficient", "math", "cudnn"]
 Strategy = Literal["none", "ddp", "zero1", "fsdp-no-reshard", "fsdp", "hsdp", "tp", "tp+fsdp"]
 ParamDtype = Literal["fp32", "bf16", "fp16"]
 

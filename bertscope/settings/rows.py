@@ -184,7 +184,10 @@ def row(default: Any, help: str, **properties: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A record of settings, and of nested records: a dataclass whose fields come from `row`."""
+    """A record of settings, and of nested records: a dataclass whose fields come from `row`.
+
+    A field of another kind is no setting, but follows from one.
+    """
 
     def __post_init__(self) -> None:
         table = rows(type(self))
@@ -199,10 +202,10 @@ class Settings:
         """Set the fields that follow from others."""
 
     def flat(self) -> dict[str, Any]:
-        """Return all values by name, those of nested records too."""
-        found: dict[str, Any] = {}
+        """Return the value of each setting by name, those of nested records too."""
+        table, found = rows(type(self)), dict[str, Any]()
         for name, value in self.__dict__.items():
-            found |= value.flat() if isinstance(value, Settings) else {name: value}
+            found |= value.flat() if isinstance(value, Settings) else {name: value} if name in table else {}
         return found
 
     def changed(self, **values: Any) -> Self:
@@ -211,7 +214,7 @@ class Settings:
         while idle := [name for name in table.keys() - values if found[name] != table[name].default
                        and table[name].unmet(found)]:  # fmt: skip
             found |= {name: table[name].default for name in idle}
-        return self.of(found)
+        return self.of(self.__dict__ | found)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -231,7 +234,9 @@ def _rows(records: tuple[type[Settings], ...]) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for item in (item for record in records for item in fields(record)):
         own = item.metadata.get("row")
-        new = {item.name: replace(own, name=item.name)} if own else _rows((type(item.default),))
+        new = {item.name: replace(own, name=item.name)} if own else {}
+        if isinstance(item.default, Settings):
+            new = _rows((type(item.default),))
         if twice := found.keys() & new.keys():
             raise TypeError(f"settings declared twice: {', '.join(sorted(twice))}")
         found |= new

@@ -48,7 +48,7 @@ from bertscope.units import BF16, FP16, FP32, PRECISIONS
 AS_IN_TRANSFORMERS = "as in transformers 4.43.4"
 MODES = INFERENCE, FORWARD, TRAINING = "inference", "forward", "training"
 DEVICES = CPU, CUDA = "cpu", "cuda"
-KERNELS = ("auto", "flash", "efficient", "math")
+KERNELS = ("auto", "flash", "efficient", "math", "cudnn")
 AUTOCAST = "autocast-"  # the parameters keep their dtype, and matrix products run in the dtype after it
 STORED = "stored"  # the dtypes of the model's own parameters
 RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast), STORED)
@@ -230,6 +230,7 @@ class RunConfig(Settings):
         False, "Simulate CUDA's allocator with expandable_segments:True.", section="card", concerns=_OF_CUDA
     )
     parallelism: Parallelism = ONE_PROCESS
+    card_threads: int = 0  # that the GPU of the run computes at once, which no option sets; 0: this machine's, or any
 
     @property
     def texts(self) -> int:

@@ -326,7 +326,8 @@ LORA = "r=2,target=query+value"
 OPTIONS = (
     {}, {"lora": LORA}, {"freeze": ["embeddings"]}, {"precision": "autocast-bf16"}, {"optimizer": "sgd"},
     {"accumulate": 3}, {"loop": "trainer"}, {"clip_grad_norm": True}, {"ema": True}, {"keep_gradients": True},
-    {"attention": "eager"}, {"lora": LORA, "freeze": ["embeddings"]}, {"device": "cuda", "precision": "autocast-fp16"},
+    {"attention": "eager"}, {"lora": LORA, "freeze": ["embeddings"]},
+    {"device": "cuda", "precision": "autocast-fp16", "batch": 2048},
 )  # fmt: skip
 
 
@@ -357,10 +358,10 @@ def test_the_emitted_code_runs_for_every_option(number, form, monkeypatch):
         model = bert(OPTIONS[number].get("attention", "sdpa"))
         if order == "after":
             model = lora(model)
-        layer = getattr(model, "get_base_model", lambda model=model: model)().bert.encoder.layer[0]
+        layers = getattr(model, "get_base_model", lambda model=model: model)().bert.encoder.layer
         if "PLAN" in names:
             names["keep_operators"](model, names["PLAN"])
-            assert isinstance(layer.forward, partial)
+            assert any(isinstance(layer.forward, partial) for layer in layers)
         else:
             model.gradient_checkpointing_enable(names["arguments"].gradient_checkpointing_kwargs)
         model = lora(model) if order == "before" else model

@@ -5,6 +5,10 @@ rounded up to 512 bytes. Blocks of up to 1 MiB come from segments of 2 MiB, belo
 larger block gets a separate segment, rounded up to 2 MiB. The allocator splits the smallest free block that fits,
 merges free neighbours, and releases entirely free segments at the limit.
 
+Of free blocks of one size it takes that with the lowest address, so the addresses of segments matter. cudaMalloc hands
+out ranges of 32 MiB, each below the last one; a segment takes the lowest range with room (seen on an H200, driver 580:
+docs/accuracy.md).
+
 With expandable segments each pool is one range of addresses, to whose pages memory is mapped: 2 MiB for small
 blocks, 20 MiB for others. A block that no free block serves extends the mapped range.
 
@@ -23,9 +27,10 @@ from bertscope.frozen import dataclass
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_FROM, _OWN_STEP = 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB
+_RANGE = 32 * _MIB  # of addresses, which cudaMalloc hands out whole
 _ADDRESSES = 2**20 * _LARGE_SEGMENT  # of one expandable segment: more than any GPU has memory
 PoolKey = tuple[str, bool]  # the stream of its blocks, and if they are small
-STEPS = 3  # the first, which lays down the state of the optimizer, and two with this state
+STEPS = 4  # the first, which lays down the state of the optimizer, and three with this state
 
 
 class SegmentBlock:
@@ -79,7 +84,8 @@ class Allocator:
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.allocated_bytes = self.peak_allocated_bytes = 0  # sums of whole blocks, as torch.cuda.memory_allocated
         self.missing_bytes = 0  # above the limit, at the first request that exceeded it; 0 if none did
-        self.next_address = 0  # of a new segment
+        self.lowest_address = 0  # of all ranges that cudaMalloc handed out
+        self.room: list[tuple[int, int]] = []  # the addresses left in these ranges, and their number
         # The free blocks of each pool: the smallest first, of equal ones the one with the lowest address.
         self.free_blocks: dict[PoolKey, list[tuple[int, int, SegmentBlock]]] = defaultdict(list)
         # The blocks of each pool's expandable segment without memory, by address.
@@ -122,8 +128,15 @@ class Allocator:
         if self._exceeds(whole):
             self.release_free_memory()
         self._reserve(whole)
-        self.next_address += whole
-        return SegmentBlock(self.next_address - whole, whole, pool)
+        address, room = next((left for left in self.room if left[1] >= whole), (0, 0))
+        if room:
+            self.room.remove((address, room))
+        else:
+            room = -(-whole // _RANGE) * _RANGE
+            self.lowest_address = address = self.lowest_address - room
+        if room > whole:
+            insort(self.room, (address + whole, room - whole))
+        return SegmentBlock(address, whole, pool)
 
     def _exceeds(self, more_bytes: int) -> bool:
         return self.limit_bytes is not None and self.reserved_bytes + more_bytes > self.limit_bytes
@@ -213,6 +226,7 @@ class Allocator:
                 elif block.is_whole:
                     self._remove(block)
                     self.reserved_bytes -= block.size
+                    insort(self.room, (block.address, block.size))
 
     def _unmap(self, block: SegmentBlock) -> None:
         """Return the pages that lie in a free block of an expandable segment to the device."""

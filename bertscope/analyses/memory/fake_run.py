@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from bertscope.analyses.memory.events import (
@@ -24,6 +24,7 @@ from bertscope.analyses.memory.events import (
 )
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
+from bertscope.analyses.memory.kernels.overhead import resident_threads
 from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.analyses.memory.step import ModelStep, dtype_name
 from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
@@ -118,7 +119,8 @@ class RunMode(DispatchMode):
         mark_valid(step.inputs, step.run_config.padding)
         self.own_counts = _owned_by_autograd()  # of a gradient sum that only autograd references
         self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
-        self.scratch = cuda_scratch if self.on_device else cpu_scratch
+        on_cuda = partial(cuda_scratch, card_threads=resident_threads(step.run_config))
+        self.scratch = on_cuda if self.on_device else cpu_scratch
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
         self.has_labels = any("label" in name for name in step.inputs)  # the model's own code may select the valid ones
         self.watched: dict[int, weakref.ref[Any]] = {}
@@ -256,7 +258,10 @@ class RunMode(DispatchMode):
             owners = [self.owners.get(storage_key(tensor), "") for tensor in args[0]]
             if any(owners):  # a loss may join tensors that are no parameter's
                 self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
-        for number, tensor in enumerate(results):
+        numbered = list(enumerate(results))
+        if self.on_device and self.operator == "native_dropout":
+            numbered.reverse()  # CUDA's kernel allocates the mask first
+        for number, tensor in numbered:
             owner = self._owner(args, number, len(results)) if self.name == OPTIMIZER else None
             self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)
             if owner:

@@ -288,12 +288,13 @@ class MemoryGrowth:
         return (found or [0])[-1]
 
     def ordered(self) -> MemoryGrowth:
-        """Return the growth with consecutive frees of a phase in the order of their allocations.
+        """Return the growth with consecutive frees of autocast's copies in the order of their allocations.
 
-        That of autocast's copies changes from run to run.
+        Their own order, when autocast ends after forward or after a recomputed layer, changes from run to run.
         """
         phases = [place[0] for place in self.places]
-        ruled = {~number for number, kind in enumerate(self.kinds) if kind.block.dtype in RULES}
+        copies = {~number: kind.block.recomputed for number, kind in enumerate(self.kinds)
+                  if kind.block.operator == _COPY}  # fmt: skip
         made = [0] * len(self.kinds)  # the newest allocation of each kind
         events, place_of = list(self.events), list(self.place_of)
         begun, phase = 0, ""  # of the frees of a phase before an event
@@ -305,7 +306,7 @@ class MemoryGrowth:
             events[begun:end], place_of[begun:end] = map(list, zip(*frees, strict=True))
 
         for number, (event, place) in enumerate(zip(self.events, self.place_of, strict=True)):
-            freed = phases[place] if event < 0 and event not in ruled else ""
+            freed = phases[place] if event in copies and (copies[event] or phases[place] == FORWARD) else ""
             if freed != phase:
                 if phase and number - begun > 1:
                     order(begun, number)
@@ -401,29 +402,32 @@ class MemoryGrowth:
         events, places = zip(*(pair for pair in pairs for _ in range(copies[max(pair[0], ~pair[0])])), strict=True)
         return replace(self, events=list(events), place_of=list(places))
 
-    def requests(self, batch: int, workspaces: Sequence[int] = ()) -> Requests:
-        """Return the requests to the allocator at a batch; the workspaces are those of forward and backward."""
+    def requests(self, batch: int, workspaces: Workspaces = ()) -> Requests:
+        """Return the requests to the allocator at a batch; each workspace has the phase that makes it."""
         kinds = self.kind_bytes(batch)
         sizes = [kinds[number] for number in self.state]
         sizes += [kinds[number] if number >= 0 else 0 for number in self.events]
-        return self._requests(tuple(workspaces)).of_sizes([*sizes, *workspaces])
+        phases = tuple(phase for phase, _ in workspaces)
+        return self._requests(phases).of_sizes([*sizes, *(size for _, size in workspaces)])
 
     @cached_property
-    def _requests(self) -> Callable[[tuple[int, ...]], Requests]:
-        """Return the function from the workspaces to the requests without their sizes."""
+    def _requests(self) -> Callable[[tuple[str, ...]], Requests]:
+        """Return the function from the phases of the workspaces to the requests without their sizes."""
         return cache(partial(_requests, self))
 
 
+Workspaces = Sequence[tuple[str, int]]  # phase and bytes
+_COPY = "_to_copy"
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 
 
-def _requests(growth: MemoryGrowth, workspaces: Sequence[int]) -> Requests:
+def _requests(growth: MemoryGrowth, workspaces: Sequence[str]) -> Requests:
     """Return the requests of a run whose steady step this is, without sizes.
 
     A run moves the parameters to the device in the order of the model. The first optimizer step creates the state
     of every parameter before it updates any. Gradients that exist before a step of the trace are laid down by a
-    backward pass before it, each when backward reaches its module. The workspaces, of forward and of backward, are
+    backward pass before it, each when backward reaches its module. The workspaces, given by their phases, are
     laid down by the first matrix product there, and stay: they may split a free block that a later step needs whole.
     What a variable of the loop refers to is allocated in each step while that of the step before still exists.
     """
@@ -445,10 +449,12 @@ def _requests(growth: MemoryGrowth, workspaces: Sequence[int]) -> Requests:
     update += [number for number in _left(number for _, number in step) if ~number not in kept]
     freed = {~number for _, number in step if number < 0}
     first = [*(laying if gradients else ()), *(n for n in micro_batch if ~n not in previous), *made, *update]
-    for number, phase in enumerate((FORWARD, BACKWARD)[: len(workspaces)], len(held) + len(growth.events)):
+    after: dict[str, int | None] = {}  # phase -> what its next workspace follows
+    for number, phase in enumerate(workspaces, len(held) + len(growth.events)):
         products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in _PRODUCTS)
-        product = next(products, None)
-        first.insert(0 if product is None else first.index(product) + 1, number)
+        before = after.get(phase, next(products, None))
+        first.insert(0 if before is None else first.index(before) + 1, number)
+        after[phase] = number
     streams = [made_by[number].stream if number in made_by else "" for number in range(len(held) + len(growth.events))]
     return Requests(
         sizes=[],
@@ -530,7 +536,7 @@ def upper(trace: MemoryTrace) -> MemoryTrace:
     return found.growth.upper.trace(found.batch)
 
 
-def requests(trace: MemoryTrace, workspaces: Sequence[int] = ()) -> Requests:
+def requests(trace: MemoryTrace, workspaces: Workspaces = ()) -> Requests:
     """Return the requests to the allocator of a run whose steady step is this trace."""
     found = of_trace(trace)
     return found.growth.requests(found.batch, workspaces)

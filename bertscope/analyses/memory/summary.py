@@ -11,7 +11,7 @@ from bertscope.analyses.memory.caching_allocator import AFTER_ANOTHER, LOADED, M
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
-from bertscope.gpus import CONTEXT_BYTES, Gpu, sdpa_kernel
+from bertscope.gpus import CONTEXT_BYTES, Gpu, card_threads, sdpa_kernel
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.memory import (
     DeviceTerms,
@@ -202,7 +202,8 @@ def memory_report(
 
 
 def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
-    """Return the run with the attention kernel that torch chooses on the GPU, unless another one is asked for."""
-    if card is None or run_config.sdpa_kernel != "auto":
+    """Return the run with the threads of the GPU, and its attention kernel unless another one is asked for."""
+    if card is None:
         return run_config
-    return replace(run_config, sdpa_kernel=sdpa_kernel(card, run_config.compute_precision))
+    chosen = sdpa_kernel(card, run_config.compute_precision) if run_config.sdpa_kernel == "auto" else None
+    return replace(run_config, sdpa_kernel=chosen or run_config.sdpa_kernel, card_threads=card_threads(card) or 0)

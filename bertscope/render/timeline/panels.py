@@ -4,22 +4,21 @@ import io
 import operator
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
 from bertscope.errors import MissingExtraError, one_line
-from bertscope.gpus import Gpu, prefers_cudnn
 from bertscope.render.console import PARTS
 from bertscope.render.footer import title
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import AUTOCAST, CUDA, STORED, TRAINING, RunConfig
-from bertscope.units import BF16, FP16, binary_unit, bytes_text
+from bertscope.settings.run_config import CUDA, STORED, TRAINING, RunConfig
+from bertscope.units import binary_unit, bytes_text
 
 COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, which have a light ground
 _LABEL_SHARE = 0.25  # of the width of a panel: room for `655.91 MiB` on a phone
@@ -151,16 +150,11 @@ def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = Tr
     return ", ".join([run.mode, *sizes, *dtypes, *loop_words(run), run.device])
 
 
-def kernel_word(attention: str | None, run: RunConfig, card: Gpu | None, precisions: Iterable[str]) -> str:
+def kernel_word(attention: str | None, run: RunConfig) -> str:
     """Return the attention kernel of a run on CUDA in words, nothing on a CPU and for eager attention."""
     if attention != "sdpa" or run.device != CUDA:
         return ""
-    if run.sdpa_kernel != "auto":
-        return f"{run.sdpa_kernel} kernel"
-    is_half = any(name.removeprefix(AUTOCAST) in (BF16.name, FP16.name) for name in precisions)
-    return "the kernel that torch chooses" + (", " + "without the workspaces of cuDNN's attention, "
-"which torch may choose here" if is_half and prefers_cudnn(card)
-                                   else "")  # fmt: skip
+    return f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" else "the kernel that torch chooses"
 
 
 # Settings that other texts name.

@@ -13,7 +13,7 @@ from typing import Any
 
 from bertscope.analyses.memory.kernels.cpu_products import MATRICES, is_read_by_blas
 from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
-from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING, FLASH, LAYER_NORM, Scratch
+from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING, FLASH, LAYER_NORM, SUM, Scratch
 from bertscope.errors import SelectionError, name_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, operator_name, torch
@@ -22,18 +22,23 @@ _HALF = (torch.bfloat16, torch.float16)
 # The memory-efficient backward sums gradients of queries in blocks of 64 x 64 numbers, each with a lock:
 # GradQTempStorage and workspace_size in kernel_backward.h.
 _BLOCK, _LOCK_BYTES = 64, 16
-_MOST_FLASH_WIDTH = 256  # of a head
+_MOST_FLASH_WIDTH, _MOST_CUDNN_WIDTH = 256, 128  # of a head
+_CUDNN_BYTES = 256  # of each call of its attention, as measured
+_SUM_BYTES = 4  # of a sum of numbers in 16 bits
 _ALIGNMENT = 8  # of a flash kernel's head size, and of an efficient kernel's mask
 
 
 def kernel_for(
     dtype: torch.dtype, has_mask: bool, asked: str = "auto", *, head_size: int = 64, is_plain: bool = True
 ) -> str:
-    """Return the kernel that torch chooses on CUDA (sm80 and later), or the one asked for.
+    """Return the kernel that torch chooses on CUDA (sm80 and later), or the one asked for, but cudnn only if it can.
 
     `is_plain` is False if keys have fewer heads than queries. Raises SelectionError if the kernel asked for does
     not support these arguments.
     """
+    if asked == "cudnn":
+        can = dtype in _HALF and head_size % _ALIGNMENT == 0 and head_size <= _MOST_CUDNN_WIDTH
+        asked = asked if can else "auto"
     flash = dtype in _HALF and not has_mask and head_size <= 256
     efficient = dtype in (*_HALF, torch.float32) and head_size % (8 if dtype in _HALF else 4) == 0 and is_plain
     if (asked == "flash" and not flash) or (asked == "efficient" and not efficient):
@@ -71,8 +76,12 @@ def attention(run_config: RunConfig) -> Callable[..., torch.Tensor]:
 
 
 def _chosen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, asked: str) -> str:
-    if query.dim() != 4:
-        return "math"
+    given = (query, key, value, *([] if mask is None else [mask]))
+    is_strided = any(tensor.stride(-1) != 1 and tensor.shape[-1] != 1 for tensor in given)
+    if query.dim() != 4 or (is_strided and asked in ("auto", "cudnn")):
+        return "math"  # as for T5's bias by heads: check_last_dim_stride_equals_1_dense of torch's sdp_utils_cpp.h
+    if asked == "cudnn" and mask is not None and mask.requires_grad:
+        asked = "auto"  # cuDNN's has no gradient of a mask
     has_mask = mask is not None or query.shape[-1] != value.shape[-1]
     return kernel_for(query.dtype, has_mask, asked, head_size=query.shape[-1], is_plain=query.shape[1] == key.shape[1])
 
@@ -94,6 +103,13 @@ def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is
     keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     return torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, mask, keeps, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _cudnn(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float) -> Any:
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, mask, keeps, dropout_p, is_causal, False, scale=scale
     )[0]
 
 
@@ -124,7 +140,9 @@ def _math(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_caus
     return (probabilities @ value).to(dtype)
 
 
-_KERNELS: dict[str, Callable[..., Any]] = {"flash": _flash, "efficient": _efficient, "math": _math}
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "flash": _flash, "efficient": _efficient, "math": _math, "cudnn": _cudnn,
+}  # fmt: skip
 
 
 # Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
@@ -248,18 +266,31 @@ def _flash_attn_scratch(name: str, args: Any) -> int | Scratch:
     return int(4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded)
 
 
-def cuda_scratch(operator: Any, args: Any) -> int | Scratch:
-    """Return the temporary bytes that a CUDA kernel allocates: gradient sums in fp32, and copies."""
+def _summed_over_rows(given: torch.Tensor, dims: Any) -> int:
+    """Return the number of sums over the first dimensions of a contiguous tensor; 0 for any other sum."""
+    summed = {dim % max(given.dim(), 1) for dim in dims or ()}
+    is_first = summed == set(range(len(summed))) and 0 < len(summed) < given.dim()
+    return prod(given.shape[len(summed) :]) if is_first and given.is_contiguous() and given.numel() else 0
+
+
+def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
+    """Return the temporary bytes that a CUDA kernel allocates: gradient sums in fp32, and copies.
+
+    `card_threads` are those that the card runs at once.
+    """
     aten, name = torch.ops.aten, operator_name(operator)
     if name in MATRICES:
         return sum(int(args[place].nbytes) for place in MATRICES[name] if not is_read_by_blas(args[place]))
     if name.startswith("_flash_attn"):
         return _flash_attn_scratch(name, args)
-    if operator is aten._scaled_dot_product_flash_attention_backward.default:
+    if operator is aten._scaled_dot_product_cudnn_attention.default:
+        return _CUDNN_BYTES
+    is_cudnn = operator is aten._scaled_dot_product_cudnn_attention_backward.default
+    if is_cudnn or operator is aten._scaled_dot_product_flash_attention_backward.default:
         query: torch.Tensor = args[1]
         *rows, length, width = query.shape
         length, width = -(-length // 128) * 128, -(-width // 32) * 32
-        return 4 * prod(rows) * length * (width + 1)
+        return 4 * prod(rows) * length * (width + 1) + _CUDNN_BYTES * is_cudnn
     if operator is aten._scaled_dot_product_efficient_attention_backward.default:
         *rows, length, width = args[1].shape
         blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
@@ -268,6 +299,8 @@ def cuda_scratch(operator: Any, args: Any) -> int | Scratch:
         width = args[1].shape[-1]
         rows = args[1].numel() // max(width, 1)
         return Scratch(LAYER_NORM, (width, rows, args[1].itemsize, contiguous_bytes(operator, args)))
+    if operator is aten.sum.dim_IntList and (kept := _summed_over_rows(args[0], args[1])):
+        return Scratch(SUM, (kept, args[0].numel() // kept, max(args[0].itemsize, _SUM_BYTES), card_threads))
     copied = contiguous_bytes(operator, args)
     if operator is aten.embedding_dense_backward.default:
         return Scratch(EMBEDDING, (args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize, copied))

@@ -2,11 +2,14 @@
 
 from bertscope.frozen import dataclass
 from bertscope.gpus import CONTEXT_BYTES, Gpu, capability, may_have_cuda
+from bertscope.reports.memory import BACKWARD, FORWARD
 from bertscope.settings.run_config import RunConfig
 
 # cuBLAS's workspace for each thread, from capability 9 on and below (parseChosenWorkspaceSize of torch's
-# CublasHandlePool.cpp); cuBLASLt uses the same one from torch 2.7 on.
+# CublasHandlePool.cpp), and cuBLASLt's, which stays as well (measured on an H200 with torch 2.11).
 _LARGE_WORKSPACE_BYTES, _WORKSPACE_BYTES, _LARGE_FROM = 32 * 2**20, 8_519_680, 9
+_LT_WORKSPACE_BYTES = 2**20
+_MANY_THREADS = 132 * 2048  # of an H100: partial sums are larger than on most other cards
 # The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
 # V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
 # benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
@@ -17,6 +20,7 @@ EAGER = "eager"
 def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] | None = None) -> int:
     """Return the bytes of cuBLAS's workspaces: one for the thread of forward, and in training one for backward's.
 
+    A linear layer with a bias, which runs in cuBLASLt, has a further one.
     Without a compute capability it is that of this machine's GPU, or one below 9.
     """
     if compute_capability is None and may_have_cuda():
@@ -25,7 +29,7 @@ def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] |
         compute_capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     is_large = compute_capability is not None and compute_capability[0] >= _LARGE_FROM
     workspace = _LARGE_WORKSPACE_BYTES if is_large else _WORKSPACE_BYTES
-    return 2 * workspace if run_config.mode == "training" else workspace
+    return (2 if run_config.mode == "training" else 1) * workspace + _LT_WORKSPACE_BYTES
 
 
 def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
@@ -33,9 +37,25 @@ def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
     return workspace_bytes(run_config, None if card is None else capability(card))
 
 
-def by_thread(run_config: RunConfig, workspaces: int) -> tuple[int, ...]:
-    """Return the bytes of the workspaces of forward's thread, and in training of backward's: one half each."""
-    return (workspaces // 2, workspaces - workspaces // 2) if run_config.mode == "training" else (workspaces,)
+def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], ...]:
+    """Return the workspaces by the phase whose first product makes them, each with its bytes; none of 0 bytes."""
+    if not workspaces:
+        return ()
+    blas = workspaces - _LT_WORKSPACE_BYTES
+    if run_config.mode == "training":
+        return (FORWARD, blas // 2), (FORWARD, _LT_WORKSPACE_BYTES), (BACKWARD, blas - blas // 2)
+    return (FORWARD, blas), (FORWARD, _LT_WORKSPACE_BYTES)
+
+
+def resident_threads(run_config: RunConfig) -> int:
+    """Return the threads that the card of a run computes at once: by default this machine's, or those of an H100."""
+    if not run_config.card_threads and may_have_cuda():
+        from bertscope.torch_access import torch
+
+        if torch.cuda.is_available():
+            card = torch.cuda.get_device_properties(torch.cuda.current_device())
+            return int(card.multi_processor_count * card.max_threads_per_multi_processor)
+    return run_config.card_threads or _MANY_THREADS
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,12 @@ _ROWS, _LEAST_ROWS, _FEW_ROWS = 256, 32, 16  # of a block: at most, at least, at
 _COLUMN_BLOCKS = 16  # at most, for which a thread uses a block of the left matrix
 _SPLIT_DEPTH, _DEPTH_THREADS = 2048, 4  # from which on threads share a sum, and how many at most
 _KEY_BLOCK = 128  # tokens; of flash-attn 3 for heads of up to 128 numbers on Hopper
+_SUM_THREADS, _WARP = 512, 32  # of a block that adds, for outputs of one number each; of a row of threads
+_LEAST_SUMMED, _MOST_SUMMED = 16, 256  # values of a thread
 _STRIDED_DEPTH, _STRIDED_ROWS = 4096, 1024  # from which on a matrix with rows of a power of two is copied, too
 
 EMBEDDING, LAYER_NORM, PRODUCT = "scratch of embedding", "scratch of layer_norm", "scratch of product"
+SUM = "scratch of sum"
 FLASH = "scratch of flash attention 3"
 
 
@@ -71,6 +74,30 @@ def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int
     return numbers + 4 * partial * width
 
 
+def _sum_bytes(outputs: int, inputs: int, itemsize: int, card_threads: int) -> int:
+    """Return the bytes of partial sums over rows, such as of a bias's gradient, which several blocks of threads share.
+
+    `inputs` are those of an output, `itemsize` is that of the sums. Source: setReduceConfig and global_memory_size in
+    torch's Reduce.cuh. The buffer has a number for each output, block and thread of a row of the block.
+    """
+    together = next(size for size in (4, 2, 1) if outputs % size == 0)  # outputs of a thread
+    most = _SUM_THREADS // together
+    width = min(_power(outputs // together, most), _WARP)
+    height = min(_power(inputs, most), most // width)
+    width = min(_power(outputs // together, most), most // height)
+    each = -(-inputs // height)  # values that a thread adds, if the rows of the block share them
+    blocks, room = -(-outputs // (together * width)), card_threads // (width * height)
+    if inputs < min(16 * height, _MOST_SUMMED) or each < _MOST_SUMMED or blocks > room:
+        return 0
+    sharing = max(min(-(-room // blocks), -(-each // _LEAST_SUMMED)), -(-each // _MOST_SUMMED))
+    return itemsize * outputs * sharing * width * together if sharing > 1 else 0
+
+
+def _power(number: int, most: int) -> int:
+    """Return the largest power of two up to a number, which is at most `most`."""
+    return 1 << (min(number, most).bit_length() - 1)
+
+
 def _product_bytes(
     batch: int, rows: int, columns: int, depth: int, is_transposed: int, threads: int, copied: int, plain: int,
     is_batched: int,
@@ -93,6 +120,7 @@ def _flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, k
 
 RULES: dict[str, Callable[..., int]] = {
     EMBEDDING: _embedding_bytes, LAYER_NORM: _layer_norm_bytes, PRODUCT: _product_bytes, FLASH: _flash_bytes,
+    SUM: _sum_bytes,
 }  # fmt: skip
 
 
