@@ -60,6 +60,10 @@ class BertscopeError(Exception):
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message
 
+    def __format__(self, spec: str) -> str:
+        """Return the error for the text of another one, which spells the names in it too."""
+        return format(f"{self.where}: {self.text}" if self.where else self.text, spec)
+
     def spelled(self, forms: Mapping[str, str]) -> str:
         """Return the message with each setting in the form of a front end, such as `--batch`."""
         return one_line(_NAMED.sub(lambda found: forms.get(found[1], found[1]), self.text))

@@ -19,7 +19,7 @@ import torch
 
 import bertscope
 from bertscope.config import BertConfig
-from bertscope.errors import SelectionError
+from bertscope.errors import BertscopeError, SelectionError, name_of
 from bertscope.settings import generate, keywords
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED, UNUSED
@@ -319,3 +319,7 @@ def test_an_error_names_keywords_in_python_and_options_on_the_command_line(cli):
     with pytest.raises(bertscope.BertscopeError, match="or use mode forward"):
         bertscope.estimate(ids.requires_grad_(False), inputs=torch.tensor([1]), mode="training", precision="stored")
     assert "--attention sdpa" in cli("estimate", "bert-tiny", "--attention", "flash_attention_2").err
+    inner = SelectionError(f"use {name_of('batch')} 1")
+    outer = BertscopeError(f"of the base model: {inner}")  # the names in it are spelled too
+    assert outer.message == "of the base model: use batch 1"
+    assert outer.spelled({"batch": "--batch"}) == "of the base model: use --batch 1"

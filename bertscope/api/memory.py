@@ -189,16 +189,19 @@ def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | No
     from bertscope.analyses.memory import profiler_run
     from bertscope.analyses.memory.step import real_inputs
 
+    for setting in sorted(asked.named & {"threads", "seed", "memory_limit", "timeout", "nproc"}):
+        raise asked.error(
+            f"{{{setting}}} is of a new process, which builds its model; a module runs in this one: leave it out",
+            setting,
+        )
     if given is None:
-        run_config, _, measurement, launch = asked.resolved(
+        run_config, _, measurement, _ = asked.resolved(
             precision=STORED, **loop_of(module), **DEFAULTS["profile"]
         ).points[0]
         given = real_inputs(module, run_config, run_config.device)
     else:
-        run_config, _, measurement, launch = asked.of_module(module)
+        run_config, _, measurement, _ = asked.of_module(module)
         given = inputs_on_device(given, run_config.device)
-    if launch.nproc is not None:
-        raise SelectionError("real ranks build the model themselves; give its name, or leave nproc out")
     return profiler_run.profile(module, given, run_config, loss=loss, steps=measurement.steps, name=name)
 
 

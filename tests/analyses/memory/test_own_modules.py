@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bertscope import estimate, fit, profile
+from bertscope.errors import SelectionError
 from tests.analyses.memory.plain_loop import peak_bytes
 
 
@@ -182,3 +183,12 @@ def test_a_function_of_torchscript_has_the_memory_of_its_python(tmp_path, monkey
         report = profile(net, torch.ones(16, 40), steps=0)
     assert report["none"].error == pytest.approx(0, abs=1e-3)
     assert net(torch.ones(2, 40)).shape == (2, 30)
+
+
+OF_A_NEW_PROCESS = {"threads": 1, "seed": 1, "memory_limit": "2GiB", "timeout": 5.0, "nproc": 2}
+
+
+@pytest.mark.parametrize("name", OF_A_NEW_PROCESS)
+def test_a_module_is_measured_in_this_process_so_settings_of_a_new_one_are_refused(name):
+    with pytest.raises(SelectionError, match=rf"^{name} is of a new process"):
+        profile(nn.Linear(4, 2), torch.randn(3, 4), steps=0, **{name: OF_A_NEW_PROCESS[name]})
