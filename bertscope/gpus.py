@@ -202,7 +202,7 @@ def sdpa_kernel(card: Gpu, dtype: str) -> str:
 
     Below capability 8.0 there is no flash kernel, and the memory-efficient one has no bf16 (torch's sdp_utils.cpp).
     """
-    if capability(card) in _CUDNN_FIRST:
+    if capability(card) in _CUDNN_FIRST and dtype != FP32.name:
         return "cudnn"
     if (capability(card) or (8, 0)) >= (8, 0):
         return "auto"
