@@ -31,7 +31,13 @@ from bertscope.analyses.memory.estimate import module_trace
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter
 from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, in_loop, requests
-from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead, workspace_bytes
+from bertscope.analyses.memory.kernels.overhead import (
+    LT_WORKSPACE_BYTES,
+    Overhead,
+    by_thread,
+    overhead,
+    workspace_bytes,
+)
 from bertscope.analyses.memory.step_time import PUBLISHED_RANGE, data_sheet_bound
 from bertscope.analyses.memory.steps import Steps, estimate_report
 from bertscope.analyses.modules import repeat
@@ -204,9 +210,16 @@ def script_trace(row: Published) -> MemoryTrace:
     return growth.in_loop(run_config, run_config.loop).trace(SMALLEST)
 
 
+def workspaces(row: Published) -> list[tuple[str, int]]:
+    """Return cuBLAS's workspaces of a row; that of cuBLASLt did not stay in the torch of these programs, 2.2 to 2.6."""
+    run_config = row.run_config
+    found = by_thread(run_config, workspace_bytes(run_config, row.capability))
+    return [(phase, size) for phase, size in found if size != LT_WORKSPACE_BYTES]
+
+
 def _script_requests(row: Published) -> tuple[MemoryTrace, Requests]:
-    trace, run_config = script_trace(row), row.run_config
-    return trace, requests(trace, by_thread(run_config, workspace_bytes(run_config, row.capability)))
+    trace = script_trace(row)
+    return trace, requests(trace, workspaces(row))
 
 
 def alone_bytes(row: Published) -> int:
@@ -301,7 +314,7 @@ def reserved_bytes(row: Published) -> int:
     with patch.object(fsdp, "MixedPrecisionPolicy", in_fp32):
         trace = module_trace(model, inputs, run_config, published_models.loss_of, "layers")
     trace = in_loop(trace, run_config, run_config.loop)
-    run = requests(trace, by_thread(run_config, workspace_bytes(run_config, row.capability)))
+    run = requests(trace, workspaces(row))
     return replayed(run).peak_reserved_bytes
 
 

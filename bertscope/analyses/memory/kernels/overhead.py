@@ -8,7 +8,7 @@ from bertscope.settings.run_config import RunConfig
 # cuBLAS's workspace for each thread, from capability 9 on and below (parseChosenWorkspaceSize of torch's
 # CublasHandlePool.cpp), and cuBLASLt's, which stays as well (measured on an H200 with torch 2.11).
 _LARGE_WORKSPACE_BYTES, _WORKSPACE_BYTES, _LARGE_FROM = 32 * 2**20, 8_519_680, 9
-_LT_WORKSPACE_BYTES = 2**20
+LT_WORKSPACE_BYTES = 2**20
 _MANY_THREADS = 132 * 2048  # of an H100: partial sums are larger than on most other cards
 # The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
 # V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
@@ -29,7 +29,7 @@ def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] |
         compute_capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     is_large = compute_capability is not None and compute_capability[0] >= _LARGE_FROM
     workspace = _LARGE_WORKSPACE_BYTES if is_large else _WORKSPACE_BYTES
-    return (2 if run_config.mode == "training" else 1) * workspace + _LT_WORKSPACE_BYTES
+    return (2 if run_config.mode == "training" else 1) * workspace + LT_WORKSPACE_BYTES
 
 
 def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
@@ -41,10 +41,10 @@ def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], 
     """Return the workspaces by the phase whose first product makes them, each with its bytes; none of 0 bytes."""
     if not workspaces:
         return ()
-    blas = workspaces - _LT_WORKSPACE_BYTES
+    blas = workspaces - LT_WORKSPACE_BYTES
     if run_config.mode == "training":
-        return (FORWARD, blas // 2), (FORWARD, _LT_WORKSPACE_BYTES), (BACKWARD, blas - blas // 2)
-    return (FORWARD, blas), (FORWARD, _LT_WORKSPACE_BYTES)
+        return (FORWARD, blas // 2), (FORWARD, LT_WORKSPACE_BYTES), (BACKWARD, blas - blas // 2)
+    return (FORWARD, blas), (FORWARD, LT_WORKSPACE_BYTES)
 
 
 def resident_threads(run_config: RunConfig) -> int:
