@@ -60,9 +60,10 @@ class BertscopeError(Exception):
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message
 
-    def __format__(self, spec: str) -> str:
+    @property
+    def marked(self) -> str:
         """Return the error for the text of another one, which spells the names in it too."""
-        return format(f"{self.where}: {self.text}" if self.where else self.text, spec)
+        return f"{self.where}: {self.text}" if self.where else self.text
 
     def spelled(self, forms: Mapping[str, str]) -> str:
         """Return the message with each setting in the form of a front end, such as `--batch`."""

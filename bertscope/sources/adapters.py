@@ -110,7 +110,7 @@ def _base(entries: Mapping, path: Path, find_base: Callable[[str], ModelSource])
     try:
         base = find_base(name)
     except BertscopeError as error:
-        raise SourceError(f"the base model: {error}", where=entry.where) from None
+        raise SourceError(f"the base model: {error.marked}", where=entry.where) from None
     if not isinstance(base, BertSource):
         raise entry.error(
             f"the base model {name[:100]!r} is {base.family}, and adapters are for BERTs here; give module:attribute "

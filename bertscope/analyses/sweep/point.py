@@ -61,7 +61,7 @@ def compute(text: str) -> str:
     except BertscopeError as error:
         row = task.row(outcome=REFUSED, error=str(error))
     except Exception as error:
-        row = task.row(outcome=FAILED, error=one_line(f"{type(error).__name__}: {error!s}"))
+        row = task.row(outcome=FAILED, error=one_line(f"{type(error).__name__}: {error}"))
     return row.to_line()
 
 

@@ -298,7 +298,7 @@ def dask_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT)
     try:
         client = Client(address)
     except (OSError, RuntimeError, ValueError) as error:
-        reason = one_line(f"{type(error).__name__}: {error!s}", limit=200)
+        reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         raise SelectionError(
             f"dask cannot reach the cluster at {address}: {reason}; check --address, or use --engine local"
         ) from None
