@@ -148,8 +148,8 @@ def run_without_values(
         limit = f"{source.name} cannot be run on meta tensors, as its forward reads values"
         if sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) > MAX_REAL_BYTES:
             raise SourceError(
-                f"{error.marked}; if its forward reads values, give a configuration with fewer layers, whose tensors are at "
-                f"most {bytes_text(MAX_REAL_BYTES)}"
+                f"{error.marked}; if its forward reads values, give a configuration with fewer layers, whose tensors "
+                f"are at most {bytes_text(MAX_REAL_BYTES)}"
             ) from None
     _clear_caches(model)
     with running(source, model, "the CPU", given), at_most_real_bytes(limit):
