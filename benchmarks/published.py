@@ -211,7 +211,7 @@ def script_trace(row: Published) -> MemoryTrace:
 
 
 def workspaces(row: Published) -> list[tuple[str, int]]:
-    """Return cuBLAS's workspaces of a row; that of cuBLASLt did not stay in the torch of these programs, 2.2 to 2.6."""
+    """Return the cuBLAS workspaces of a row; torch 2.2 to 2.6 freed the cuBLASLt workspace after each call."""
     run_config = row.run_config
     found = by_thread(run_config, workspace_bytes(run_config, row.capability))
     return [(phase, size) for phase, size in found if size != LT_WORKSPACE_BYTES]

@@ -202,7 +202,7 @@ class Settings:
         """Set the fields that follow from others."""
 
     def flat(self) -> dict[str, Any]:
-        """Return the value of each setting by name, those of nested records too."""
+        """Return a flat dictionary from setting names to values, nested records included."""
         table, found = rows(type(self)), dict[str, Any]()
         for name, value in self.__dict__.items():
             found |= value.flat() if isinstance(value, Settings) else {name: value} if name in table else {}

@@ -119,8 +119,9 @@ class RunMode(DispatchMode):
         mark_valid(step.inputs, step.run_config.padding)
         self.own_counts = _owned_by_autograd()  # of a gradient sum that only autograd references
         self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
-        on_cuda = partial(cuda_scratch, card_threads=resident_threads(step.run_config))
-        self.scratch = on_cuda if self.on_device else cpu_scratch
+        self.scratch = cpu_scratch
+        if self.on_device:  # a run on the CPU need not ask for this machine's GPU
+            self.scratch = partial(cuda_scratch, card_threads=resident_threads(step.run_config))
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
         self.has_labels = any("label" in name for name in step.inputs)  # the model's own code may select the valid ones
         self.watched: dict[int, weakref.ref[Any]] = {}

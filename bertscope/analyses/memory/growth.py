@@ -449,12 +449,11 @@ def _requests(growth: MemoryGrowth, workspaces: Sequence[str]) -> Requests:
     update += [number for number in _left(number for _, number in step) if ~number not in kept]
     freed = {~number for _, number in step if number < 0}
     first = [*(laying if gradients else ()), *(n for n in micro_batch if ~n not in previous), *made, *update]
-    after: dict[str, int | None] = {}  # phase -> what its next workspace follows
-    for number, phase in enumerate(workspaces, len(held) + len(growth.events)):
+    numbered = list(enumerate(workspaces, len(held) + len(growth.events)))
+    for number, phase in reversed(numbered):  # so that those of one phase follow its product in their order
         products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in _PRODUCTS)
-        before = after.get(phase, next(products, None))
-        first.insert(0 if before is None else first.index(before) + 1, number)
-        after[phase] = number
+        product = next(products, None)
+        first.insert(0 if product is None else first.index(product) + 1, number)
     streams = [made_by[number].stream if number in made_by else "" for number in range(len(held) + len(growth.events))]
     return Requests(
         sizes=[],

@@ -244,7 +244,7 @@ class _EventReader:
 
 
 def _in_other_threads(events: Sequence[Any], thread: int | None) -> Iterator[Any]:
-    """Yield the outermost events of each other thread than that of their parents, the first of which is `thread`."""
+    """Yield the events whose parent ran in another thread; roots have `thread` as their parent's thread."""
     for event in events:
         if is_of_device(event):
             continue

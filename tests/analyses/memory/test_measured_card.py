@@ -1,4 +1,4 @@
-"""What an NVIDIA H200 did, next to what is simulated: its allocator's requests, its profile, and measured peaks."""
+"""Compare the simulation with an NVIDIA H200: allocator traces, a profiler trace, and measured peaks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import bertscope
 from bertscope.analyses.memory.caching_allocator import Allocator
 from bertscope.analyses.memory.kernels.cuda_kernels import _chosen, cuda_semantics
 from bertscope.analyses.memory.kernels.scratch_rules import SUM, Scratch
@@ -81,7 +80,7 @@ def walked(event):
 
 
 def test_the_backward_pass_of_a_card_which_another_thread_runs_is_read_in_its_own_step():
-    """torch hangs the events of that thread into the first step's backward pass, those of later steps too."""
+    """torch makes all events of the autograd thread children of the first step's backward pass."""
     events = [profiled(event) for event in stored("profile")]
     reader = _EventReader("cuda", gradients=[set() for _ in range(6)])
     reader.read_all(events)
@@ -138,15 +137,8 @@ def own_rows():
 
 
 @pytest.mark.parametrize("row", own_rows(), ids=lambda row: row["options"])
-def test_a_loop_of_bert_took_on_a_card_what_is_estimated(row):
-    words = row["options"].split()
-    settings, model = {}, {}
-    while words:
-        name = words.pop(0).removeprefix("--").replace("-", "_")
-        value = words.pop(0) if words and not words[0].startswith("--") else True
-        (model if name == "architecture" else settings)[name] = int(value) if str(value).isdigit() else value
-    source = bertscope.load(row["model"], **model)
-    report = bertscope.estimate(source, gpu="h200", calibration=False, **settings)
-    device = report.variants[0].estimated.device
-    assert device.allocated_bytes == pytest.approx(int(row["allocated bytes"]), rel=5e-4)
-    assert device.reserved_bytes == int(row["reserved bytes"])
+def test_a_loop_of_bert_took_on_a_card_what_is_estimated(cli, row):
+    options = (*row["options"].split(), "--gpu", "h200", "--no-calibration", "--format", "json")
+    device = cli("estimate", row["model"], *options).json["variants"][0]["estimated"]["device"]
+    assert device["allocated_bytes"] == pytest.approx(int(row["allocated bytes"]), rel=5e-4)
+    assert device["reserved_bytes"] == int(row["reserved bytes"])

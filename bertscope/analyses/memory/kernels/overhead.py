@@ -48,7 +48,7 @@ def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], 
 
 
 def resident_threads(run_config: RunConfig) -> int:
-    """Return the threads that the card of a run computes at once: by default this machine's, or those of an H100."""
+    """Return how many threads the GPU runs at once: the run's GPU, else this machine's, else an H100."""
     if not run_config.card_threads and may_have_cuda():
         from bertscope.torch_access import torch
 

@@ -75,10 +75,10 @@ def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int
 
 
 def _sum_bytes(outputs: int, inputs: int, itemsize: int, card_threads: int) -> int:
-    """Return the bytes of partial sums over rows, such as of a bias's gradient, which several blocks of threads share.
+    """Return the size of the global buffer of a column sum, such as a bias gradient, that several CTAs share.
 
-    `inputs` are those of an output, `itemsize` is that of the sums. Source: setReduceConfig and global_memory_size in
-    torch's Reduce.cuh. The buffer has a number for each output, block and thread of a row of the block.
+    Each output sums `inputs` values in accumulators of `itemsize` bytes. The buffer stores one value for each output,
+    CTA and thread in block.x. Source: setReduceConfig and global_memory_size in torch's Reduce.cuh.
     """
     together = next(size for size in (4, 2, 1) if outputs % size == 0)  # outputs of a thread
     most = _SUM_THREADS // together
