@@ -189,10 +189,10 @@ def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | No
     from bertscope.analyses.memory import profiler_run
     from bertscope.analyses.memory.step import real_inputs
 
-    for setting in sorted(asked.named & {"threads", "seed", "memory_limit", "timeout", "nproc"}):
+    if unused := sorted(asked.named & {"threads", "seed", "memory_limit", "timeout", "nproc"}):
         raise asked.error(
-            f"{{{setting}}} is of a new process, which builds its model; a module runs in this one: leave it out",
-            setting,
+            f"{{{unused[0]}}} is of a new process, which builds its model; a module runs in this one: leave it out",
+            unused[0],
         )
     if given is None:
         run_config, _, measurement, _ = asked.resolved(

@@ -2,8 +2,8 @@
 
 Its arguments: the number of the rank, the number of ranks, a file that they share, and the jobs as JSON. It uses the
 model and nothing of the analyses. All blocks of 4 KiB and more are mapped one by one (MALLOC_MMAP_THRESHOLD_, set
-before the process starts: else a large block may be one that is free in the heap), so that malloc's own count of mapped
-bytes is that of the tensors; it is read after each operator, once the threads of gloo sleep. They free their send
+before the process starts: else a large block may be one that is free in the heap). malloc's count of mapped bytes then
+equals the bytes of the tensors. It is read after each operator, once the gloo threads sleep: they free their send
 buffers after the operator has returned, and later on a busy machine.
 """
 
