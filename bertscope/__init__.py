@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.page import diff as diff
     from bertscope.api.page import report as report
     from bertscope.api.plan import plan as plan
+    from bertscope.api.run import run as run
     from bertscope.api.why import why as why
     from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
     from bertscope.config import BertConfig as BertConfig
@@ -64,6 +65,7 @@ _HOMES = {
     "report": "bertscope.api.page",
     "lengths": "bertscope.api.memory",
     "plan": "bertscope.api.plan",
+    "run": "bertscope.api.run",
     "why": "bertscope.api.why",
     "verify": "bertscope.api.counts",
     "read_checkpoint": "bertscope.checkpoints.reading",

@@ -180,6 +180,11 @@ def capability(card: Gpu) -> Capability | None:
     return _ROWS[card.name].capability if card.name in _ROWS else None
 
 
+def processors(card: Gpu) -> int | None:
+    """Return the number of a GPU's multiprocessors; None for one that is not in the table."""
+    return _ROWS[card.name].processors if card.name in _ROWS else None
+
+
 def card_threads(card: Gpu) -> int | None:
     """Return the threads that a GPU runs at once; None for one that is not in the table.
 

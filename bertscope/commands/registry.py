@@ -58,6 +58,7 @@ GROUPS = {
     "Memory": {
         "estimate": "Estimate a step's memory: the peak, its parts and operator.",
         "profile": "Run the real step; measure its memory and time.",
+        "run": "Run your training script on a GPU that is not there.",
         "fit": "Find the largest batch that fits in a memory budget.",
         "plan": "Find what to recompute so that a step fits, and print the code.",
         "why": "Explain what filled a card, from a snapshot or an error message.",

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 from bertscope.errors import BertscopeError, one_line
 from bertscope.processes.child import Child, ForkedChild
@@ -26,11 +26,15 @@ Inbox = queue.Queue[tuple["Worker", str, Any]]
 class Worker:
     """A child process that sends messages, one a line; `read` makes a message of a line, and raises for other lines.
 
-    Several workers may share an inbox. The last message is of the kind ENDED, also of a process that is killed.
+    Several workers may share an inbox. The last message is of the kind ENDED, also of a process that is killed. What
+    the process prints goes to `echo` as well, if there is one.
     """
 
-    def __init__(self, process: Child | ForkedChild, read: Callable[[bytes], Message], inbox: Inbox | None = None):
-        self.process, self.read = process, read
+    def __init__(
+        self, process: Child | ForkedChild, read: Callable[[bytes], Message], inbox: Inbox | None = None,
+        echo: TextIO | None = None,
+    ):  # fmt: skip
+        self.process, self.read, self.echo = process, read, echo
         self.inbox: Inbox = queue.Queue() if inbox is None else inbox
         self.last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
         self.is_stopped = False
@@ -75,6 +79,9 @@ class Worker:
         with suppress(OSError, ValueError):
             while line := self.process.stderr.readline(2**16):  # type: ignore[union-attr]
                 self.last_lines.append(line)
+                if self.echo is not None:
+                    self.echo.write(line.decode(errors="replace"))
+                    self.echo.flush()
 
     def stop(self, wait_seconds: float = 0.5) -> None:
         """Close the input of the process, wait briefly for its end, kill its process group, and close its streams."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertscope.settings.rows import Row, Settings, rows
-from bertscope.settings.run_config import DEFAULTS, ESTIMATED, MEASURED, UNUSED
+from bertscope.settings.run_config import DEFAULTS, ESTIMATED, MEASURED, RAN, UNUSED
 from bertscope.units import exact_bytes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -22,7 +22,7 @@ KEYWORDS = Path(__file__).with_name("keywords.py")
 # Each class has the settings of its records that those before it do not have; `fit` has its own batch and budget.
 _CLASSES: dict[str, tuple[tuple[type[Settings], ...], tuple[str, ...]]] = {
     "FitSettings": (ESTIMATED, ("batch", "budget")), "RunSettings": (ESTIMATED, ()),
-    "MeasurementSettings": (MEASURED, ()),
+    "MeasurementSettings": (MEASURED, ()), "DryRunSettings": (RAN, ()),
 }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def option_name(name: str) -> str:
 
 
 _ALL = rows(*MEASURED)
-OPTIONS = {name: option_name(name) for name in (*_ALL, "batch_total")}
+OPTIONS = {name: option_name(name) for name in (*_ALL, *rows(*RAN), "batch_total")}
 # What the messages of a command line call the settings, and other keywords of Python.
 _OTHERS = ("architecture", "attention", "lora", "download", "tokenizer", "tokens_per_batch",
            "implementation", "nn_module", "direction", "depth")  # fmt: skip

@@ -96,3 +96,10 @@ class MeasurementSettings(RunSettings, total=False):
     memory_limit: int | str | None
     timeout: float
     nproc: int | None
+
+
+class DryRunSettings(MeasurementSettings, total=False):
+    """Settings of a run."""
+
+    network: bool
+    sandbox: bool

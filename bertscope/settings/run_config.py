@@ -370,14 +370,37 @@ class Launch(Settings):
     )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class DryRun(Settings):
+    """The way in which a script runs on a card that is not there."""
+
+    steps: int = row(
+        3, "The optimizer steps after which the script ends, with one evaluation if it evaluates.", low=1, below=1001,
+        section="common", metavar="N",
+    )  # fmt: skip
+    network: bool = row(False, "Let the script use the network.", section="common")
+    sandbox: bool = row(
+        True, "Discard what the script writes, in namespaces of Linux; without it only torch.save is discarded.",
+        section="common",
+    )  # fmt: skip
+    memory_limit: int | None = row(
+        None, "The memory limit of the process, such as 4GiB.", section="common", kind=int, is_size=True, low=1,
+        below=2**60, metavar="SIZE",
+    )  # fmt: skip
+    timeout: float = row(600.0, "The time limit of the script.", section="common", low=1, metavar="SECONDS")
+
+
 # The settings that FLOPs depend on.
 OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "loss", "pairs", "hard_negatives")
+# The settings of a script's run that its code does not decide.
+OF_CARD = ("gpu", "budget", "context", "expandable_segments")
 # What a question assumes in place of the defaults of the rows, in every front end.
 DEFAULTS: dict[str, dict[str, Any]] = {
     **{name: {"batch": 8} for name in ("estimate", "profile", "sweep", "plan")},  # checkpointing pays from batch 4 on
     "report": {"batch": 8, "budget": "16GiB"},
     "flops": {"mode": INFERENCE},
     "why": {"batch": 8, "device": CUDA},
+    "run": {"device": CUDA},
 }
 # What a question does not depend on, and takes in no front end.
 UNUSED: dict[str, tuple[str, ...]] = {
@@ -386,10 +409,12 @@ UNUSED: dict[str, tuple[str, ...]] = {
     "plan": ("checkpointing", "reentrant"),
     "profile": ("rank", *rows(Limit)),
     "report": ("time", "sequences"),
+    "run": (*(name for name in rows(RunConfig, Limit) if name not in OF_CARD),),
     "why": ("budget", "context", "time", "sequences"),
 }
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
 MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)
+RAN: tuple[type[Settings], ...] = (RunConfig, Limit, DryRun)
 SWEPT: tuple[type[Settings], ...] = (GridModel, RunConfig, Limit)
 SETTINGS = rows(*ESTIMATED)
 RULES += [

@@ -262,12 +262,12 @@ def has_bf16_products() -> bool:
     return has_bf16 and not has_amx
 
 
-def fake_tensor_mode() -> Any:
+def fake_tensor_mode(**settings: bool) -> Any:
     """Return a new FakeTensorMode, under which tensors have no values. It has no documented replacement."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     load_dynamo_later()
-    return FakeTensorMode()
+    return FakeTensorMode(**settings)
 
 
 def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int, *, shares: bool) -> Any:

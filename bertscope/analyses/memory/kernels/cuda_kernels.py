@@ -49,8 +49,13 @@ def kernel_for(
     return asked if asked != "auto" else "flash" if flash else "efficient" if efficient else "math"
 
 
-def attention(run_config: RunConfig) -> Callable[..., torch.Tensor]:
-    """Return a replacement of torch.nn.functional.scaled_dot_product_attention that dispatches CUDA's kernels."""
+def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Callable[..., torch.Tensor]:
+    """Return a replacement of torch.nn.functional.scaled_dot_product_attention that dispatches CUDA's kernels.
+
+    `chosen` returns the kernel that is asked for with queries of a dtype; `device` is the type of fake tensors that it
+    takes, of others torch's own function runs.
+    """
+    given = torch.nn.functional.scaled_dot_product_attention
 
     def run(
         query: torch.Tensor,
@@ -62,12 +67,14 @@ def attention(run_config: RunConfig) -> Callable[..., torch.Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if torch.is_autocast_enabled("cpu"):
-            lower = torch.get_autocast_dtype("cpu")
+        if query.device.type != device:
+            return given(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if torch.is_autocast_enabled(device):
+            lower = torch.get_autocast_dtype(device)
             query, key, value = (tensor.to(lower) for tensor in (query, key, value))
         mask = None if attn_mask is None else attn_mask.to(query.dtype)
-        with torch.autocast("cpu", enabled=False):
-            kernel = _KERNELS[_chosen(query, key, value, mask, run_config.sdpa_kernel)]
+        with torch.autocast(device, enabled=False):
+            kernel = _KERNELS[_chosen(query, key, value, mask, chosen(query.dtype))]
             root = 1 / sqrt(query.shape[-1]) if scale is None else scale
             out: torch.Tensor = kernel(query, key, value, mask, dropout_p, is_causal, root)
         return out
@@ -168,7 +175,7 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     functional = torch.nn.functional
     new = {
         "dropout": _dropout(functional.dropout),
-        "scaled_dot_product_attention": attention(run_config),
+        "scaled_dot_product_attention": attention(lambda _: run_config.sdpa_kernel),
     }
     original = {name: getattr(functional, name) for name in new}
     library = torch.library.Library("aten", "IMPL")

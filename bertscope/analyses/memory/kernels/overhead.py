@@ -9,7 +9,7 @@ from bertscope.settings.run_config import RunConfig
 # CublasHandlePool.cpp), and cuBLASLt's, which stays as well (measured on an H200 with torch 2.11).
 _LARGE_WORKSPACE_BYTES, _WORKSPACE_BYTES, _LARGE_FROM = 32 * 2**20, 8_519_680, 9
 LT_WORKSPACE_BYTES = 2**20
-_MANY_THREADS = 132 * 2048  # of an H100: partial sums are larger than on most other cards
+MANY_THREADS = 132 * 2048  # of an H100: partial sums are larger than on most other cards
 # The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
 # V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
 # benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
@@ -27,9 +27,13 @@ def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] |
         from bertscope.torch_access import torch
 
         compute_capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    return (2 if run_config.mode == "training" else 1) * blas_bytes(compute_capability) + LT_WORKSPACE_BYTES
+
+
+def blas_bytes(compute_capability: tuple[int, int] | None) -> int:
+    """Return the bytes of cuBLAS's workspace of one thread."""
     is_large = compute_capability is not None and compute_capability[0] >= _LARGE_FROM
-    workspace = _LARGE_WORKSPACE_BYTES if is_large else _WORKSPACE_BYTES
-    return (2 if run_config.mode == "training" else 1) * workspace + LT_WORKSPACE_BYTES
+    return _LARGE_WORKSPACE_BYTES if is_large else _WORKSPACE_BYTES
 
 
 def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
@@ -55,7 +59,7 @@ def resident_threads(run_config: RunConfig) -> int:
         if torch.cuda.is_available():
             card = torch.cuda.get_device_properties(torch.cuda.current_device())
             return int(card.multi_processor_count * card.max_threads_per_multi_processor)
-    return run_config.card_threads or _MANY_THREADS
+    return run_config.card_threads or MANY_THREADS
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""`bertscope.run`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from bertscope.api.asked import Asked
+from bertscope.errors import SelectionError
+from bertscope.gpus import CONTEXT_BYTES, find_gpu
+from bertscope.reports.run import RunFitReport, RunReport
+from bertscope.run.child import ScriptRun
+from bertscope.run.script import dry_run, fitted, run_here
+from bertscope.settings.generate import with_settings
+from bertscope.settings.resolve import Layer
+from bertscope.settings.run_config import DEFAULTS, RAN
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertscope.settings.keywords import DryRunSettings
+
+
+@with_settings(*RAN)
+def run(
+    script: str | PathLike[str] | Callable[[], Any],
+    args: Sequence[Any] = (),
+    *,
+    module: bool = False,
+    fit: str = "",
+    _layers: Sequence[Layer] = (),
+    **settings: Unpack[DryRunSettings],
+) -> RunReport | RunFitReport:
+    """Run a training script, unchanged, on a card that is not there, and return what it would hold at which line.
+
+    The script's code runs in a process of its own, with `args`; with `module` it is the name of a module. What it puts
+    on `cuda` has no values there. A function runs in this process, which must not have run a backward pass before, and
+    without a sandbox. `fit` is `NAME=low..high`: the largest value of an argument of the script that fits. Raises
+    SelectionError and SourceError for a wrong question, BertscopeError with the line for an error of the script, and
+    WorkerError where the card cannot be installed, an operator has no rule, or the time ends.
+
+    >>> report = bertscope.run("train.py", gpu="t4")
+    >>> report.answer, report.peak.phase, report.peak.line
+    ('yes', 'backward', 'train.py:11')
+    """
+    asked = Asked.of(settings, _layers, records=RAN, question="run")
+    ((run_config, limit, dry),) = asked.resolved(**DEFAULTS["run"]).points
+    gpu = find_gpu(limit.gpu) if limit.gpu is not None else None
+    budget = gpu.memory_bytes if gpu is not None else limit.budget
+    if limit.context is not None and budget is None:
+        raise asked.error("{context} has no effect without {gpu} or {budget}; give one, or leave {context} out",
+                          "context")  # fmt: skip
+    if gpu is not None and limit.context is not None:
+        gpu = replace(gpu, context_low_bytes=limit.context, context_high_bytes=limit.context)
+    context = limit.context if limit.context is not None else gpu.context_high_bytes if gpu else CONTEXT_BYTES[1]
+    if budget is not None and budget <= context:
+        raise asked.error("{budget} holds not even the context of CUDA; give more", "budget")
+    wanted = ScriptRun(
+        script=script.__name__ if callable(script) else os.fspath(script), arguments=tuple(map(str, args)),
+        is_module=module, steps=dry.steps, gpu=gpu, budget_bytes=budget,
+        limit_bytes=None if budget is None else budget - context, context_bytes=limit.context, network=dry.network,
+        expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,
+    )  # fmt: skip
+    if callable(script):
+        own = {"args": args, "module": module, "fit": fit}
+        own |= {name: name in asked.named for name in ("network", "sandbox", "memory_limit", "timeout")}
+        if unused := next((name for name, given in own.items() if given), ""):
+            raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
+        return run_here(script, wanted)
+
+    def once(one: ScriptRun) -> RunReport:
+        """Run the script once."""
+        return dry_run(one, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
+
+    if not fit:
+        return once(wanted)
+    if budget is None:
+        raise asked.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
+    return fitted(wanted, fit, once, budget)

@@ -1,0 +1,147 @@
+"""The report of `run` as a table, CSV and Markdown."""
+
+from collections.abc import Iterator, Sequence
+from shlex import join
+from typing import Any
+
+from bertscope.errors import one_line
+from bertscope.render.columns import Column, answer_word, csv_only, in_phase, number, values
+from bertscope.render.console import PARTS, Target
+from bertscope.render.timeline.panels import part_name
+from bertscope.render.views import Table, View
+from bertscope.reports.base import Subject
+from bertscope.reports.memory import NO, UNCERTAIN, YES, MemoryReport, Variant
+from bertscope.reports.run import RunFitReport, RunPhase, RunReport
+from bertscope.settings.run_config import CUDA, RunConfig
+from bertscope.units import bytes_text, count_text
+
+_ROWS = 8  # lines that hold memory at the peak, without -v
+_VERDICTS = {YES: "Fits on", UNCERTAIN: "May fit on", NO: "Does not fit on"}
+
+
+def answer(report: RunReport) -> str:
+    """Return if the script fits, and where its peak is, in a sentence."""
+    peak = report.peak
+    where = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{_at(peak.line)}"
+    if not report.answer or report.device is None or report.budget_bytes is None:
+        return f"{where[:1].upper()}{where[1:]}."
+    verdict = f"{_VERDICTS[report.answer]} {report.card.name if report.card else 'the budget'}"
+    total = bytes_text(report.budget_bytes)
+    if report.failure:
+        line = report.refused_lines[-1] if report.refused_lines else ""
+        return f"{verdict} ({total}): out of memory{_at(line)}, {bytes_text(report.refused_bytes[-1])} more asked for."
+    return f"{verdict}: {bytes_text(report.device.card_bytes)} of {total}; {where}."
+
+
+def _at(line: str) -> str:
+    return f" at {line}" if line else ""
+
+
+def _title(report: RunReport | RunFitReport) -> str:
+    return one_line(join([report.script, *report.arguments]), limit=200)
+
+
+def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None = None) -> Sequence[Table]:
+    rows = shown_rows if shown_rows is not None else _ROWS
+    is_whole = target is None or target.verbose or shown_rows == 0
+    phases = report.phases if is_whole else _last_of_each(report.phases)
+    columns = [
+        number("step", "step", lambda step: str(step) if step else "-"),
+        Column("phase", lambda row: row.phase, values("phase")),
+        number("peak", "peak_bytes", bytes_text),
+        number("reserved", "reserved_bytes", bytes_text),
+        Column("line", lambda row: row.line or "-", values("line")),
+        Column("module", lambda row: row.path or "-", values("path"), below=1),
+        Column("operator", lambda row: row.operator or "-", values("operator"), detail=True),
+        csv_only({f"{part}_bytes": lambda row, part=part: getattr(row.parts, part) for part in PARTS}),
+    ]
+    held = [
+        Column("at the peak: line", lambda row: row.line or "-", values("line")),
+        Column("module", lambda row: row.path or "-", values("path"), below=1),
+        Column("part", lambda row: part_name(row.part), values("part")),
+        number("blocks", "blocks", detail=True),
+        number("bytes", "held_bytes", bytes_text),
+    ]
+    peak = report.peak
+    found = report.held if is_whole else report.held[:rows]
+    tables = [Table(columns, phases, strong=lambda row: row == peak)]
+    return [*tables, Table(held, found)] if found else tables
+
+
+def _last_of_each(phases: Sequence[RunPhase]) -> list[RunPhase]:
+    """Return the phases of the last whole step, and of what follows it, and the highest of all."""
+    steps = [phase.step for phase in phases if phase.phase == "optimizer"] or [phase.step for phase in phases]
+    top = max(phases, key=lambda phase: phase.peak_bytes)
+    return [phase for phase in phases if phase.step >= steps[-1] or phase is top]
+
+
+def _lines(report: RunReport, target: Target | None) -> Iterator[tuple[str, str]]:
+    """Yield the numbers of the card."""
+    device, peak = report.device, report.peak
+    if peak is not None:
+        parts = [(name, size) for name, size in vars(peak.parts).items() if size]
+        parts.sort(key=lambda part: -part[1])
+        yield "parts at the peak", ", ".join(f"{part_name(name)} {bytes_text(size)}" for name, size in parts)
+    if device is not None:
+        yield "allocated", f"{bytes_text(device.allocated_bytes)} (torch.cuda.max_memory_allocated)"
+        yield "reserved", f"{bytes_text(device.reserved_bytes)} (torch.cuda.max_memory_reserved)"
+        low, high = bytes_text(device.context_low_bytes), bytes_text(device.context_high_bytes)
+        context = high if low == high else f"{low} to {high}"
+        yield "on the GPU", f"{bytes_text(device.card_bytes)}, with {context} for the CUDA context"
+
+
+def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
+    yield f"simulated: {count_text(report.updates)} optimizer steps ran without values on the GPU"
+    if (more := report.evaluation) is not None:
+        yield (
+            f"the evaluation has {count_text(more.batches)} batches, of which {more.ran} ran; each adds "
+            f"{bytes_text(more.added_bytes)}, so its peak is {bytes_text(more.peak_bytes)}"
+        )
+    if report.refused_bytes and not report.failure:
+        yield f"{count_text(len(report.refused_bytes))} requests ran out of memory, and the script went on"
+    if report.assumed:
+        shown = ", ".join(report.assumed[:3])
+        yield f"asked for values that are not known ({shown}): a loop or a shape that depends on them may be another"
+    yield from report.remarks
+
+
+def _no_step(report: RunReport, target: Target) -> int:
+    return max(len(report.held) - _ROWS, 0)
+
+
+VIEW = View(answer=answer, title=_title, tables=_tables, lines=_lines, notes=_notes, hidden_rows=_no_step)
+
+
+def timeline(report: RunReport, suffix: str) -> Any:
+    """Return the picture of the step with the peak."""
+    from bertscope.render.timeline.timeline import timeline as drawn
+
+    subject = Subject(name=report.script, architecture=report.script, attention="", obtained="estimated")
+    variant = Variant(checkpointing="none", reentrant=False, estimated=report.memory)
+    run = RunConfig(device=CUDA)
+    made = MemoryReport(subject=subject, run=run, machine="", variants=(variant,), inputs_given=True)
+    return drawn(made, suffix)
+
+
+def _fit_answer(report: RunFitReport) -> str:
+    """Return the largest value that fits."""
+    where = report.card.name if report.card else bytes_text(report.budget_bytes)
+    if not report.largest:
+        return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}."
+    is_all = report.largest == report.high
+    more = ", the highest that was asked for" if is_all else ""
+    return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
+
+
+def _fit_tables(report: RunFitReport, target: Target | None) -> Sequence[Table]:
+    columns = [
+        number(report.argument, "value"),
+        Column("fits", lambda row: answer_word(row.answer), values("answer")),
+        number("peak", "peak_bytes", bytes_text),
+        number("on the GPU", "card_bytes", bytes_text),
+    ]
+    return [Table(columns, report.rows, strong=lambda row: row.value == report.largest)]
+
+
+FIT = View(answer=_fit_answer, title=_title, tables=_fit_tables,
+           notes=lambda report, target: report.remarks, shows_all_notes=True)  # fmt: skip

@@ -1,0 +1,129 @@
+"""The report of `run`: what a script holds on a card, by step, phase and line of its code. Plain data."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from bertscope.frozen import dataclass
+from bertscope.gpus import Gpu
+from bertscope.reports.base import TableReport
+from bertscope.reports.memory import NO, UNCERTAIN, YES, DeviceTerms, Memory, Parts, PhasePeak
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPhase:
+    """The peak of a phase of one step, and the line of the script and the operator that run at that moment."""
+
+    step: int  # from 1 on; 0 for what comes before the first forward pass
+    phase: str
+    peak_bytes: int
+    reserved_bytes: int  # by the allocator, the highest of the phase
+    path: str
+    operator: str
+    line: str  # of the user's code: train.py:31
+    parts: Parts
+
+    @property
+    def label(self) -> str:
+        """Return the name of the row: `step 2, backward`."""
+        return f"step {self.step}, {self.phase}" if self.step else self.phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldRow:
+    """The blocks at the peak that one line of the script allocated in one module."""
+
+    line: str
+    path: str  # of the module, equal layers as a range; in the optimizer step of the parameter
+    phase: str
+    part: str
+    blocks: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvaluation:
+    """An evaluation of which only the first batches ran, and its peak over all batches by what each of them adds."""
+
+    batches: int
+    ran: int
+    added_bytes: int  # by each batch, such as its logits that are kept
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunReport(TableReport[RunPhase]):
+    """The result of a dry run: the peak of each phase on a card that is not there.
+
+    `memory` is that of the step with the peak, as `estimate` reports one. `failure` is the error that ended the script.
+    """
+
+    kind: ClassVar[str] = "run"
+    rows_in = "phases"
+    script: str
+    arguments: tuple[str, ...]
+    card: Gpu | None
+    budget_bytes: int | None  # the memory of the card, or that of --budget
+    updates: int  # optimizer steps that ended
+    phases: tuple[RunPhase, ...]
+    held: tuple[HeldRow, ...] = ()
+    memory: Memory | None = None
+    device: DeviceTerms | None = None
+    evaluation: RunEvaluation | None = None
+    refused_bytes: tuple[int, ...] = ()  # of each request that the card had no room for
+    refused_lines: tuple[str, ...] = ()
+    failure: str = ""
+    assumed: tuple[str, ...] = ()  # lines that asked for a value that is not known, and the operator
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> RunPhase | None:
+        """Return the phase with the peak; None for a script that puts nothing on the card."""
+        return max(self.phases, key=lambda phase: phase.peak_bytes, default=None)
+
+    @property
+    def answer(self) -> str:
+        """Return if the script fits on the card: yes, uncertain or no; nothing without a card."""
+        if self.device is None or self.budget_bytes is None:
+            return ""
+        if self.failure and self.refused_bytes:
+            return NO
+        if self.device.card_bytes <= self.budget_bytes:
+            return YES
+        lower = self.device.card_bytes - self.device.context_high_bytes + self.device.context_low_bytes
+        return UNCERTAIN if lower <= self.budget_bytes else NO
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFit:
+    """One run of a script with one value of an argument."""
+
+    value: int
+    answer: str
+    peak_bytes: int
+    card_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunFitReport(TableReport[RunFit]):
+    """The largest value of a script's argument that fits on a card, and the runs that showed it."""
+
+    kind: ClassVar[str] = "run_fit"
+    script: str
+    arguments: tuple[str, ...]
+    argument: str  # the name of the argument
+    low: int
+    high: int
+    largest: int  # that fits; 0 if none does
+    card: Gpu | None
+    budget_bytes: int
+    rows: tuple[RunFit, ...]  # by value
+    remarks: tuple[str, ...] = ()
+
+
+def phase_of(peak: PhasePeak, step: int, line: str, reserved_bytes: int) -> RunPhase:
+    """Return the phase of a step, from its peak."""
+    return RunPhase(
+        step=step, phase=peak.phase, peak_bytes=peak.peak_bytes, reserved_bytes=reserved_bytes, path=peak.path,
+        operator=peak.operator, line=line, parts=peak.parts,
+    )  # fmt: skip

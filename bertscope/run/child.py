@@ -1,0 +1,171 @@
+"""The process of a dry run: it runs a script as `python train.py` does, on the fake card, and sends what it recorded."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from bertscope.frozen import dataclass
+from bertscope.gpus import Gpu
+
+if TYPE_CHECKING:
+    from bertscope.analyses.tracing.record import Recorder
+    from bertscope.run.device import FakeCard
+    from bertscope.run.limits import Limits
+
+
+_DEBUG = "BERTSCOPE_DEBUG"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRun:
+    """What is run, and on which card."""
+
+    script: str  # its path, or the name of a module
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    steps: int = 3
+    gpu: Gpu | None = None
+    budget_bytes: int | None = None
+    limit_bytes: int | None = None  # what torch may reserve
+    context_bytes: int | None = None
+    expandable_segments: bool = False
+    network: bool = False
+    sandbox: str = ""  # an empty folder, for the mounts; none for a run without
+    memory_limit_bytes: int | None = None
+    like_cpu: bool = False  # a CPU's kernels, to compare with a real run
+
+
+def main() -> None:
+    """Run the script that the parent names on standard input, and send its report to standard output."""
+    from bertscope.processes.child import die_with_parent, sender
+    from bertscope.reports.json import typed
+
+    send, die = sender(), die_with_parent
+    die()
+    asked: ScriptRun = typed(ScriptRun, json.loads(sys.stdin.readline()), "the run")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    if asked.sandbox:
+        from bertscope.run import sandbox
+
+        try:
+            sandbox.enter(asked.sandbox, network=asked.network)
+        except OSError as error:
+            send("uncontained", str(error))
+            os._exit(0)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
+    if asked.memory_limit_bytes is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (asked.memory_limit_bytes, asked.memory_limit_bytes))
+    _hide_cards()
+    kind, content = record(asked, lambda: _run_file(asked))
+    send(kind, content)
+    os._exit(0)
+
+
+def record(asked: ScriptRun, run: Callable[[], Any]) -> tuple[str, Any]:
+    """Run a function on the fake card; return `report` with the fields of one, or `failed` with the reason.
+
+    Other kinds: `refused` for a card that cannot be installed, or an operator without a rule.
+    """
+    from bertscope.errors import BertscopeError
+    from bertscope.run.device import NoRule
+    from bertscope.run.limits import Stop
+    from bertscope.run.recording import short_line, summary
+    from bertscope.torch_access import torch
+
+    failure = where = ""
+    try:
+        with on_card(asked) as (card, recorder, limits):
+            assumed: dict[str, None] = {}
+            card.asked = lambda what: assumed.setdefault(f"{short_line(recorder.line())} ({what})")
+            try:
+                run()
+            except Stop:
+                pass
+            except SystemExit as end:
+                if end.code not in (None, 0):
+                    failure = f"it ended with exit code {end.code}" if isinstance(end.code, int) else str(end.code)
+            except torch.OutOfMemoryError as error:
+                failure, where = str(error), _place(error)
+            except NoRule as error:
+                return "refused", [f"{error}; no memory can be told after it", _place(error)]
+            except (Exception, KeyboardInterrupt) as error:
+                if os.environ.get(_DEBUG, "0") not in ("", "0"):
+                    traceback.print_exc()
+                failure, where = f"{type(error).__name__}: {error}", _place(error)
+            recorder.close()
+            is_full = bool(recorder.log.refused) and "out of memory" in failure
+            if failure and not is_full:
+                return "failed", [failure, where]
+            found = summary(recorder, limits, card, asked.context_bytes)
+            remarks = tuple(card.remarks)
+    except BertscopeError as error:
+        return "refused", [error.text, error.where]
+    failure = failure and f"{where}: {failure}"
+    return "report", found | {"failure": failure, "assumed": tuple(assumed), "remarks": remarks}
+
+
+@contextmanager
+def on_card(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits]]:
+    """Install the card, what a script finds of it, the recorder and the limits; all is put back at the end."""
+    from bertscope.analyses.tracing.record import Recorder
+    from bertscope.run.device import FakeCard
+    from bertscope.run.limits import Limits
+    from bertscope.run.stubs import stubbed
+    from bertscope.torch_access.fake_card import fake_card
+
+    with ExitStack() as stack:
+        stack.enter_context(fake_card())
+        card = FakeCard(asked.gpu, asked.limit_bytes, like_cpu=asked.like_cpu, expandable=asked.expandable_segments)
+        recorder = Recorder(card)
+        limits = Limits(recorder, asked.steps)
+        if gc.isenabled():  # a collection would free cycles at any time
+            gc.freeze()
+        stack.enter_context(stubbed(card))
+        stack.enter_context(limits.limiting())
+        stack.enter_context(recorder.watching())
+        yield card, recorder, limits
+
+
+def _hide_cards() -> None:
+    """Have the driver count no cards, whatever the script sets afterwards."""
+    import ctypes
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def _run_file(asked: ScriptRun) -> None:
+    import runpy
+
+    sys.argv = [asked.script, *asked.arguments]
+    if asked.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(asked.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(asked.script)))
+        runpy.run_path(asked.script, run_name="__main__")
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of the user's code in a traceback: `train.py:31`."""
+    from bertscope.analyses.tracing.record import is_library
+    from bertscope.run.recording import short_line
+
+    lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in traceback.walk_tb(error.__traceback__)
+             if not is_library(frame.f_code.co_filename)]  # fmt: skip
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append(f"{error.filename}:{error.lineno}")
+    return short_line(lines[-1]) if lines else ""

@@ -1,0 +1,303 @@
+"""The fake card of a dry run: what operators return there, and what its kernels and its allocator take.
+
+Only operators with a tensor on the card, or that make one there, are fake: data sets, tokenizers, masks and metrics on
+the CPU are real. A tensor on the card has a layout; integers and single numbers keep their value too, which came from
+the CPU, so that shapes that depend on masks and lengths are the true ones. A loss, whose value is not known, is 1.0.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock
+from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
+from bertscope.analyses.memory.kernels.overhead import LT_WORKSPACE_BYTES, MANY_THREADS, blas_bytes
+from bertscope.analyses.tracing.fake_tensors import OperatorResults, all_valid
+from bertscope.analyses.tracing.record import Device
+from bertscope.gpus import Gpu, capability, card_threads
+from bertscope.torch_access import fake_tensor_mode, operator_name, storage_key, torch, tree_leaves, tree_map
+from bertscope.units import bytes_text
+
+_MOST_INTEGERS, _MOST_NUMBERS = 2**22, 64  # elements of a tensor whose value is kept
+_FILLED = 65_536  # elements: initial values from here on are left out, which nobody reads
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_COMPARED = ("lt", "le", "gt", "ge")
+_CARD, _CPU = torch.device("cuda", 0), torch.device("cpu")
+_aten = torch.ops.aten
+_INITIAL = (_aten.normal_.default, _aten.uniform_.default)
+# Operators the shape of whose result depends on values, and those that make a tensor with values of no other one.
+_BY_VALUES = {
+    _aten.nonzero.default, _aten.masked_select.default, _aten.unique_consecutive.default, _aten._unique2.default,
+    _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default,
+}  # fmt: skip
+_FACTORIES = (
+    "arange", "full", "zeros", "ones", "scalar_tensor", "eye", "linspace", "tril_indices", "triu_indices", "randint",
+    "randperm",
+)  # fmt: skip
+_SIZED = ("full", "zeros", "ones")  # whose first argument is a shape
+
+
+class NoRule(RuntimeError):
+    """An operator that has no rule: a kernel of a user's extension, or a shape that depends on unknown values."""
+
+
+class FakeCard(Device):
+    """A card of fake tensors, with a simulated allocator; with `like_cpu` a CPU's kernels, to compare with a real run.
+
+    `limit_bytes` is what torch may reserve; a request above it raises torch.OutOfMemoryError, as on a card.
+    """
+
+    counts_random_states = False
+
+    def __init__(
+        self, gpu: Gpu | None = None, limit_bytes: int | None = None, *, like_cpu: bool = False, expandable: bool = False
+    ) -> None:
+        self.gpu, self.like_cpu = gpu, like_cpu
+        self.threads = (card_threads(gpu) if gpu is not None else None) or MANY_THREADS
+        self.mode = fake_tensor_mode(allow_non_fake_inputs=True)
+        self.fake: Any = type(self._fake(torch.empty(0)))
+        self.results = OperatorResults()
+        self.allocator = Allocator(limit_bytes, expandable_segments=expandable)
+        self.libraries: set[tuple[int, str]] = set()  # thread and library whose workspace is there
+        self.stale: dict[int, torch.Tensor] = {}  # values that an operator has overwritten with unknown ones
+        self.remarks: dict[str, None] = {}  # on what the numbers leave out
+        self.asked: Callable[[str], None] = lambda what: None  # told of a value that is not known, when it is asked for
+
+    # ---- which operators ----
+
+    def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
+        """Return True for an operator with a tensor on the card, or that makes one there."""
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, self.fake):
+                return True
+            if isinstance(value, (list, tuple)) and any(isinstance(item, self.fake) for item in value):
+                return True
+        device = kwargs.get("device")
+        return device is not None and torch.device(device).type == "cuda"
+
+    def has(self, tensor: Any) -> bool:
+        """Return True for a tensor in the memory of the card."""
+        return isinstance(tensor, self.fake) and tensor.fake_device.type == "cuda"
+
+    def elsewhere(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on the CPU, but for the initial values of large tensors."""
+        if operator in _INITIAL and args[0].numel() >= _FILLED:
+            return args[0]
+        if kwargs.get("pin_memory"):
+            kwargs = kwargs | {"pin_memory": False}
+        return operator(*args, **kwargs)
+
+    # ---- results ----
+
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator on the card; raises NoRule if it is not known."""
+        if operator is _aten.record_stream.default:
+            return None
+        if operator in (_aten.equal.default, _aten.is_same_size.default) and any(
+            self.value(tensor) is None for tensor in args[:2]
+        ):
+            self.asked(operator_name(operator))
+            return True
+        if operator is _aten.copy_.default and not isinstance(args[0], self.fake):  # to the CPU
+            if (known := self.value(args[1])) is not None:
+                args[0].copy_(known)
+            return args[0]
+        target = kwargs.get("device")
+        if operator is _aten._to_copy.default and target is not None and torch.device(target).type == "cpu":
+            return self.on_cpu(args[0], kwargs.get("dtype"))
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        known = self._known(operator, args, kwargs, leaves)
+        if operator is _aten.convolution.default and not self.like_cpu:
+            self.remarks["not counted: the workspaces of cuDNN's convolutions"] = None
+        try:
+            out = self._layout(operator, args, kwargs, known)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError) as error:
+            if _is_users(error):
+                raise
+            raise NoRule(f"{operator} has no rule: {_first_line(error)}") from None
+        self._keep(operator, out, known, leaves)
+        return tree_map(lambda leaf: self.on_cpu(leaf) if isinstance(leaf, self.fake) and not self.has(leaf) else leaf,
+                        out)  # fmt: skip
+
+    def _layout(self, operator: Any, args: Any, kwargs: Any, known: Any) -> Any:
+        if operator is _aten._to_copy.default and not isinstance(args[0], self.fake):
+            return self._fake(args[0], kwargs.get("dtype")) if args[0].layout == torch.strided else self._in_mode(
+                operator, args, kwargs
+            )
+        if operator in _BY_VALUES and known is not None:
+            return tree_map(lambda leaf: self._fake(leaf) if isinstance(leaf, torch.Tensor) else leaf, known)
+        if operator is _aten._pack_padded_sequence.default:
+            packed, lengths = args[:2]
+            sizes = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
+            return packed.new_empty((int(lengths.sum()), *packed.shape[2:])), torch.tensor(sizes)
+        if operator is _aten.index.Tensor and any(self._is_mask(place) for place in args[1]):
+            places = [inner for place in args[1] for inner in self._places(place)]
+            if not any(self._is_mask(place) for place in places):
+                return self._in_mode(operator, (args[0], places), kwargs)
+        if operator in _BY_VALUES or operator is _aten.index.Tensor:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with self.mode:
+                    if (bound := all_valid(operator, args)) is not None:
+                        self.asked(operator_name(operator))
+                        return bound
+        if args and isinstance(args[0], self.fake):
+            return self.results.run(operator, args, kwargs)
+        return self._in_mode(operator, args, kwargs)
+
+    def _in_mode(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        with self.mode:
+            return operator(*args, **kwargs)
+
+    def _fake(self, like: Any, dtype: torch.dtype | None = None) -> Any:
+        with self.mode:
+            return torch.empty_strided(like.shape, like.stride(), dtype=dtype or like.dtype, device=_CARD)
+
+    def _is_mask(self, place: Any) -> bool:
+        return isinstance(place, self.fake) and place.dtype == torch.bool
+
+    def _places(self, place: Any) -> list[Any]:
+        """Return the places that an index names: for a mask with a value as many as it has true elements."""
+        known = self.value(place) if self._is_mask(place) else None
+        if known is None:
+            return [place]
+        with self.mode:
+            return [torch.empty(int(known.sum()), dtype=torch.long, device=_CARD) for _ in range(known.dim())]
+
+    # ---- values ----
+
+    def value(self, tensor: Any) -> torch.Tensor | None:
+        """Return the value of a tensor; None for one of the card whose value is not known."""
+        if not isinstance(tensor, self.fake):
+            return tensor if isinstance(tensor, torch.Tensor) else None
+        known: torch.Tensor | None = vars(tensor).get(_VALUE)
+        return None if known is None or storage_key(known) in self.stale else known
+
+    def number(self, tensor: Any) -> Any:
+        """Return the value of a tensor of one element; a float that is not known is 1, another number 0."""
+        known, kind = self.value(tensor), tensor.dtype
+        is_float = kind.is_floating_point
+        if (known is None and not is_float) or _GUESSED in vars(tensor):
+            self.asked("item")
+        return known.item() if known is not None else 1.0 if is_float else False if kind == torch.bool else 0
+
+    def on_cpu(self, tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the tensor's copy on the CPU: its value, else zeros."""
+        known = self.value(tensor)
+        if known is not None:
+            return known.to(dtype or known.dtype, copy=True)
+        return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
+
+    def _known(self, operator: Any, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
+        """Return the result of an operator on the values of its tensors; None if one of them is not known."""
+        name = operator_name(operator)
+        if name == "_amp_foreach_non_finite_check_and_unscale_":  # no gradient is infinite
+            return None
+        values = list(map(self.value, leaves))
+        is_known = all(value is not None for value in values) if leaves else name in _FACTORIES
+        if is_known and operator is _aten._to_copy.default:
+            is_known = _is_kept(values[0])
+        if is_known and not leaves and name in _SIZED:
+            kind = kwargs.get("dtype") or torch.get_default_dtype()
+            most = _MOST_NUMBERS if kind.is_floating_point else _MOST_INTEGERS
+            is_known = isinstance(args[0], (list, tuple)) and torch.Size(args[0]).numel() <= most
+        if is_known:
+            named = {key: _CPU if key == "device" else item for key, item in kwargs.items() if key != "pin_memory"}
+            of = lambda leaf: self.value(leaf) if isinstance(leaf, torch.Tensor) else leaf  # noqa: E731
+            with suppress(RuntimeError, NotImplementedError, TypeError), torch.no_grad():
+                return operator(*tree_map(of, args), **tree_map(of, named))
+        if name.endswith("_") or "out" in kwargs:
+            for leaf in tree_leaves((args[:1], kwargs.get("out"))):
+                known = vars(leaf).get(_VALUE) if isinstance(leaf, self.fake) else None
+                if known is not None:
+                    self.stale[storage_key(known)] = known
+        return None
+
+    def _keep(self, operator: Any, out: Any, known: Any, leaves: list[Any]) -> None:
+        """Keep the values of results; a single float without one is 1."""
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, self.fake)]
+        is_guess = any(_GUESSED in vars(leaf) for leaf in leaves if isinstance(leaf, self.fake))
+        if known is not None:
+            values = [leaf for leaf in tree_leaves(known) if isinstance(leaf, torch.Tensor)]
+            is_one = any(_ONE in vars(leaf) for leaf in leaves if isinstance(leaf, self.fake))
+            is_guess |= is_one and operator_name(operator) in _COMPARED
+            for tensor, value in zip(made, values, strict=False):
+                if _is_kept(value):
+                    vars(tensor)[_VALUE] = value
+                    vars(tensor).update({_ONE: True} if is_one else {}, **({_GUESSED: True} if is_guess else {}))
+            return
+        for tensor in made:
+            if tensor.dim() == 0 and tensor.dtype.is_floating_point:
+                vars(tensor)[_VALUE], vars(tensor)[_ONE] = torch.ones((), dtype=tensor.dtype), True
+
+    # ---- memory ----
+
+    def malloc(self, size: int) -> SegmentBlock:
+        """Return a block of the allocator; raises torch.OutOfMemoryError as torch does where the limit is exceeded."""
+        allocator = self.allocator
+        peaks = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+        block = allocator.malloc(size)
+        if not allocator.missing_bytes:
+            return block
+        allocator.missing_bytes = 0
+        allocator.free(block)
+        allocator.release_free_memory()
+        allocator.peak_allocated_bytes, allocator.peak_reserved_bytes = peaks
+        used, held = allocator.reserved_bytes, allocator.allocated_bytes
+        limit = allocator.limit_bytes or 0
+        total = self.gpu.memory_bytes if self.gpu is not None else limit
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {bytes_text(size)}. GPU 0 has a total capacity of "
+            f"{bytes_text(total)} of which {bytes_text(limit - used)} is free. Including non-PyTorch memory, this "
+            f"process has {bytes_text(total - limit + used)} memory in use. Of the allocated memory {bytes_text(held)} "
+            f"is allocated by PyTorch, and {bytes_text(used - held)} is reserved by PyTorch but unallocated."
+        )
+
+    def laid_down(self, operator: Any) -> list[tuple[str, int]]:
+        """Return the workspaces of cuBLAS, one for each thread, and of cuBLASLt, one in all."""
+        name = operator_name(operator)
+        if self.like_cpu or name not in _PRODUCTS:
+            return []
+        found = []
+        libraries = {"cuBLAS": (threading.get_ident(), blas_bytes(self.gpu and capability(self.gpu)))}
+        if name == "addmm":
+            libraries["cuBLASLt"] = (0, LT_WORKSPACE_BYTES)
+        for library, (thread, size) in libraries.items():
+            if (thread, library) not in self.libraries:
+                self.libraries.add((thread, library))
+                found.append((library, size))
+        return found
+
+    def scratch(self, operator: Any, args: Any) -> Any:
+        """Return what a kernel allocates while it runs; an index by masks the places of their true elements."""
+        if operator is _aten.index.Tensor and any(map(self._is_mask, args[1])):
+            masks = (self.value(place) for place in args[1] if self._is_mask(place))
+            return sum(8 * int(known.sum()) * known.dim() for known in masks if known is not None)
+        return cpu_scratch(operator, args) if self.like_cpu else cuda_scratch(operator, args, self.threads)
+
+    def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
+        """Return the bytes of LayerNorm's statistics: on CUDA fp32."""
+        is_norm = operator is _aten.native_layer_norm.default and number and args[0].itemsize < 4
+        return 4 * tensor.numel() if is_norm and not self.like_cpu else None
+
+
+_VALUE, _ONE, _GUESSED = "_bertscope_value", "_bertscope_one", "_bertscope_guessed"
+
+
+def _is_kept(value: torch.Tensor) -> bool:
+    return value.numel() <= (_MOST_NUMBERS if value.dtype.is_floating_point else _MOST_INTEGERS)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:200] or type(error).__name__
+
+
+def _is_users(error: BaseException) -> bool:
+    """Return True for an error of the user's arguments, such as shapes that do not go together."""
+    text = str(error)
+    return not any(sign in text for sign in ("Could not run", "not implemented", "data pointer", "data_ptr", "Dynamic"))

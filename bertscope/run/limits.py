@@ -1,0 +1,126 @@
+"""The end of a dry run: after some optimizer steps and one evaluation, whatever loop the script has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from bertscope.analyses.tracing.record import Recorder
+from bertscope.run.stubs import Put
+from bertscope.torch_access import nn, torch
+
+# Of an evaluation all of at most so many batches run, else the first few: the first one often begins what is kept, the
+# next two show what each adds, and the last one what follows the loop.
+MOST_BATCHES, FEW_BATCHES = 50, 4
+_MORE_STEPS = 3  # after the last one: a loader may have handed out batches before
+
+
+class Stop(BaseException):
+    """Ends the script, which is no error: no `except Exception` of a script catches it."""
+
+
+@dataclass
+class Evaluated:
+    """A pass over a loader in an evaluation: its length, the batches that ran, and its calls of models."""
+
+    total: int
+    ran: int
+    first: int  # number of its first call
+    each: int  # calls for a batch
+    end: int = -1  # the event before the next training step; -1 for the end of the run
+
+
+class Limits:
+    """Ends loaders and the script; `evaluations` are the passes over loaders in which the model evaluated."""
+
+    def __init__(self, recorder: Recorder, steps: int) -> None:
+        self.recorder, self.steps = recorder, steps
+        self.evaluations: list[Evaluated] = []
+        self.calls: list[int] = []  # of models that evaluate: the event before each
+        self.trained = self.evaluated = 0  # calls of models by the script itself
+        self.evaluated_then: int | None = None  # when the last step ended
+        self.has_loader = False  # that trains
+        recorder.on_root.append(self._called)
+        recorder.on_update.append(self._updated)
+
+    @contextmanager
+    def limiting(self) -> Iterator[None]:
+        """End loaders, and the script, in this context."""
+        loader = torch.utils.data.DataLoader
+        given, made, limits = loader.__iter__, loader.__init__, self
+
+        def begin(own: Any, *args: Any, **kwargs: Any) -> None:
+            """Make a loader that pins no memory."""
+            made(own, *args, **(kwargs | ({"pin_memory": False} if kwargs.get("pin_memory") else {})))
+
+        def batches(own: Any) -> Iterator[Any]:
+            """Yield the batches of a loader, as many as a dry run needs."""
+            return limits._batches(own, given(own))
+
+        with ExitStack() as stack:
+            put = Put(stack)
+            put(loader, __iter__=batches, __init__=begin)
+            self.put = put
+            yield
+
+    def _called(self, model: nn.Module) -> None:
+        now = len(self.recorder.log.events)
+        if torch.is_grad_enabled() or model.training:
+            self.trained += 1
+            for evaluated in self.evaluations:
+                evaluated.end = now if evaluated.end < 0 else evaluated.end
+        else:
+            self.evaluated += 1
+            self.calls.append(now)
+        self._follow_trainer()
+
+    def _updated(self, updates: int) -> None:
+        if updates < self.steps:
+            return
+        if updates == self.steps:
+            self.evaluated_then = self.evaluated
+        has_evaluated = self.evaluated_then is not None and self.evaluated > self.evaluated_then
+        if not self.has_loader or has_evaluated or updates >= self.steps + _MORE_STEPS:
+            raise Stop
+
+    def _batches(self, loader: Any, found: Iterator[Any]) -> Iterator[Any]:
+        recorder, total = self.recorder, 0
+        begun = recorder.updates, self.trained, self.evaluated
+        with suppress(TypeError):  # of an iterable data set, without a length
+            total = len(loader)
+        most = total if 0 < total <= MOST_BATCHES else FEW_BATCHES
+        number = 0
+        for batch in found:
+            has_trained = self.trained > begun[1]
+            self.has_loader |= has_trained
+            if recorder.updates > begun[0] and recorder.updates >= self.steps:
+                return
+            if self.evaluated > begun[2] and not has_trained and number >= most:
+                calls = self.evaluated - begun[2]  # of all batches, or of all but one that was handed out before
+                self.evaluations.append(Evaluated(total, number, begun[2], -(-calls // number)))
+                return
+            yield batch
+            number += 1
+
+    def _follow_trainer(self) -> None:
+        """Let transformers' Trainer evaluate after the last step, if it does at all, and save nothing."""
+        flow = getattr(sys.modules.get("transformers.trainer_callback"), "DefaultFlowCallback", None)
+        if flow is None or getattr(flow, _FOLLOWED, False):
+            return
+        given, limits = flow.on_step_end, self
+
+        def on_step_end(own: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            """Decide what follows a step."""
+            control = given(own, args, state, control, **kwargs)
+            evaluates = str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no"
+            control.should_evaluate |= evaluates and state.global_step >= limits.steps
+            control.should_save = False
+            return control
+
+        self.put(flow, on_step_end=on_step_end, **{_FOLLOWED: True})
+
+
+_FOLLOWED = "_bertscope_followed"

@@ -1,0 +1,232 @@
+"""The report of a dry run: functions of its log."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import accumulate
+from typing import Any
+
+from bertscope.analyses.memory.events import GRANULE_BYTES, Block, MemoryEvent, MemoryTrace, rounded
+from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.modules.module_tree import row_paths
+from bertscope.analyses.tracing.record import SETUP, Place, Recorder, RunLog
+from bertscope.gpus import CONTEXT_BYTES
+from bertscope.reports.memory import FORWARD, OPTIMIZER, DeviceTerms, Memory, Parts
+from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
+from bertscope.run.device import FakeCard
+from bertscope.run.limits import Evaluated, Limits
+from bertscope.torch_access import nn, operator_name
+
+WORKSPACES = "workspaces"
+_NAMES = tuple(part.name for part in fields(Parts))
+_KEPT, _STATE, _TEMPORARY = "activations", "optimizer_state", "temporaries"
+
+
+class Recording:
+    """A log with the size, the part and the live bytes of its blocks and events, on a card with its granule."""
+
+    def __init__(self, log: RunLog, device: str = "cuda") -> None:
+        self.log, self.granule = log, GRANULE_BYTES[device]
+        self.parts = [self._part(number) for number in range(len(log.blocks))]
+        self.sizes = [
+            0 if part == WORKSPACES else rounded(block.size_bytes, self.granule)
+            for part, block in zip(self.parts, log.blocks, strict=True)
+        ]
+        self.changes = [self.sizes[e.block] if e.block >= 0 else -self.sizes[~e.block] for e in log.events]
+        self.live = list(accumulate(self.changes, initial=0))[1:]
+
+    def _part(self, number: int) -> str:
+        """Return the use of a block: as it was named, else by where it was allocated and freed."""
+        block, events = self.log.blocks[number], self.log.events
+        if block.part:
+            return block.part
+        born = events[block.born].place
+        freed = events[block.freed].place if block.freed >= 0 else None
+        outlives = freed is None or freed[:2] != born[:2]
+        if born.phase == OPTIMIZER:
+            return _STATE if outlives else _TEMPORARY
+        if born.recomputation:
+            return _KEPT if freed is None or freed.recomputation != born.recomputation else _TEMPORARY
+        if born.phase == FORWARD:
+            return _KEPT if outlives else _TEMPORARY
+        return "buffers" if born.phase == SETUP and outlives else _TEMPORARY
+
+    def runs(self) -> Iterator[tuple[tuple[int, str], int, int]]:
+        """Yield each step and phase with its first event and the one behind its last, in their order."""
+        begun, events = 0, self.log.events
+        for number in range(1, len(events) + 1):
+            if number == len(events) or events[number].place[:2] != events[begun].place[:2]:
+                yield events[begun].place[:2], begun, number
+                begun = number
+
+    def peaks(self) -> dict[tuple[int, str], int]:
+        """Return the event of the peak of each phase of each step; what lives when a phase begins counts too."""
+        found: dict[tuple[int, str], int] = {}
+        for key, begun, end in self.runs():
+            best = max(range(max(begun - 1, 0), end), key=self.live.__getitem__)
+            if key not in found or self.live[best] > self.live[found[key]]:
+                found[key] = best
+        return found
+
+    def parts_at(self, moments: Sequence[int]) -> dict[int, Parts]:
+        """Return the bytes of each part after each of these events."""
+        sums, wanted, found = dict.fromkeys(_NAMES, 0), set(moments), {}
+        for number, (event, change) in enumerate(zip(self.log.events, self.changes, strict=True)):
+            if (part := self.parts[max(event.block, ~event.block)]) != WORKSPACES:
+                sums[part] += change
+            if number in wanted:
+                found[number] = Parts(**sums)
+        return found
+
+    def alive_at(self, moment: int) -> list[int]:
+        """Return the blocks that live after an event, but for workspaces."""
+        return [
+            number for number, block in enumerate(self.log.blocks)
+            if block.born <= moment and not 0 <= block.freed <= moment and self.parts[number] != WORKSPACES
+        ]  # fmt: skip
+
+    def line(self, call: int) -> str:
+        """Return the line that ran, with the path of its file as the user sees it."""
+        return short_line(self.log.calls[call].line) if call >= 0 else ""
+
+    def operator(self, call: int) -> str:
+        """Return the name of the operator that ran."""
+        return operator_name(self.log.calls[call].operator) if call >= 0 else ""
+
+    def trace(self, step: int) -> MemoryTrace:
+        """Return one step as the memory trace of an estimate: what lives when it begins, and its events."""
+        log = self.log
+        numbers = [number for number, event in enumerate(log.events) if event.place.step == step
+                   and event.place.phase != SETUP]  # fmt: skip
+        begun = numbers[0]
+
+        def block(number: int) -> Block:
+            """Return a block as a trace has it."""
+            own = log.blocks[number]
+            is_again = log.events[own.born].place.recomputation > 0
+            return Block(self.parts[number], own.owner, self.operator(own.call), own.shape, own.dtype, is_again)
+
+        state = [(block(number), log.blocks[number].size_bytes) for number in self.alive_at(begun - 1)]
+        events = []
+        for number in numbers:
+            event = log.events[number]
+            own = max(event.block, ~event.block)
+            if self.parts[own] != WORKSPACES:
+                size, place = log.blocks[own].size_bytes, event.place
+                what = self.operator(event.call)
+                events.append(MemoryEvent(size if event.block >= 0 else -size, block(own), place.phase, place.path, what))
+        return MemoryTrace(tuple(state), tuple(events), self.granule)
+
+
+def short_line(line: str) -> str:
+    """Return `train.py:31`: the file as its path from the script's folder, or outside of that its name."""
+    name, colon, number = line.rpartition(":")
+    start = os.path.dirname(os.path.abspath(sys.argv[0])) + os.sep
+    shown = os.path.abspath(name).removeprefix(start) if name else ""
+    return f"{os.path.basename(shown) if os.path.isabs(shown) else shown}{colon}{number}"
+
+
+def phases(found: Recording, rows: Mapping[str, str]) -> tuple[RunPhase, ...]:
+    """Return the peak of each phase of each step, in the order in which they began."""
+    peaks, log = found.peaks(), found.log
+    parts = found.parts_at(list(peaks.values()))
+    reserved: dict[tuple[int, str], int] = defaultdict(int)
+    for event in log.events:
+        reserved[event.place[:2]] = max(reserved[event.place[:2]], event.reserved_bytes)
+    made = []
+    for (step, phase), moment in peaks.items():
+        event = log.events[moment]
+        is_before = event.place[:2] != (step, phase)  # the peak is what the phase began with
+        place = Place(step, phase, "") if is_before else event.place
+        made.append(RunPhase(
+            step=0 if phase == SETUP else step + 1, phase=phase, peak_bytes=found.live[moment],
+            reserved_bytes=reserved[step, phase], path=rows.get(place.path, place.path),
+            operator="" if is_before else found.operator(event.call),
+            line="" if is_before else found.line(event.call), parts=parts[moment],
+        ))  # fmt: skip
+    return tuple(made)
+
+
+def held(found: Recording, moment: int, rows: Mapping[str, str]) -> tuple[HeldRow, ...]:
+    """Return what lives at a moment, by the line, module and phase that allocated it, the most first."""
+    sums: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    for number in found.alive_at(moment):
+        block = found.log.blocks[number]
+        phase = found.log.events[block.born].place.phase
+        key = found.line(block.call), rows.get(block.owner, block.owner), phase, found.parts[number]
+        sums[key].append(found.sizes[number])
+    made = [HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=sum(sizes))
+            for (line, path, phase, part), sizes in sums.items()]  # fmt: skip
+    return tuple(sorted(made, key=lambda row: (-row.held_bytes, row.line, row.path)))
+
+
+def evaluation(found: Recording, limits: Limits) -> RunEvaluation | None:
+    """Return the evaluation with the highest peak over all of its batches, of those that did not run whole."""
+    known = [_evaluated(found, one, limits.calls) for one in limits.evaluations if one.total > one.ran]
+    return max((one for one in known if one is not None), key=lambda one: one.peak_bytes, default=None)
+
+
+def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEvaluation | None:
+    """Return an evaluation over all batches.
+
+    What each batch adds is what lives after it and not before it. After the loop a tensor that joins the kept ones of
+    the batches that ran has their rows; of all batches it has as many more.
+    """
+    log, calls = found.log, all_calls[one.first : one.first + one.ran * one.each : one.each]
+    if len(calls) < one.ran or one.ran < 3:
+        return None
+    second, third, last = calls[-3:]
+    end = one.end if one.end >= 0 else len(log.events)
+    added = found.live[last - 1] - found.live[third - 1]
+    kept = set()
+    for block in log.blocks:
+        if second <= block.born < third and not 0 <= block.freed < third and block.shape:
+            kept |= {(block.shape[0] // times, block.shape[1:]) for times in (1, one.ran - 2)}
+    more, live, peak = one.total - one.ran, found.live[last - 1], found.live[last - 1]
+    for event, change in zip(log.events[last:end], found.changes[last:end], strict=True):
+        block = log.blocks[max(event.block, ~event.block)]
+        is_joined = block.born >= last and block.shape and (block.shape[0] / one.ran, block.shape[1:]) in kept
+        live += change * one.total // one.ran if is_joined else change
+        peak = max(peak, live)
+    return RunEvaluation(batches=one.total, ran=one.ran, added_bytes=added, peak_bytes=peak + added * more)
+
+
+def summary(
+    recorder: Recorder, limits: Limits, card: FakeCard, context_bytes: int | None
+) -> dict[str, Any]:
+    """Return the fields of the report that the log gives."""
+    if not recorder.log.events:
+        return {"updates": recorder.updates, "phases": ()}
+    found = Recording(recorder.log, "cpu" if card.like_cpu else "cuda")
+    roots = [module for module in recorder.names if isinstance(module, nn.Module) and not recorder.names[module]]
+    largest = max(roots, key=lambda module: sum(1 for _ in module.modules()), default=None)
+    rows = row_paths(largest) if largest is not None else {}
+    shown = phases(found, rows)
+    top = max(range(len(found.live)), key=found.live.__getitem__)
+    step = recorder.log.events[top].place
+    whole: Memory | None = None
+    if step.phase != SETUP:
+        whole = memory(found.trace(step.step), "estimated", rows)
+    more = evaluation(found, limits)
+    low, high = (card.gpu.context_low_bytes, card.gpu.context_high_bytes) if card.gpu else CONTEXT_BYTES
+    if context_bytes is not None:
+        low = high = context_bytes
+    reserved = max(event.reserved_bytes for event in recorder.log.events)
+    allocated = max(event.allocated_bytes for event in recorder.log.events)
+    beyond = 0 if more is None else max(more.peak_bytes - found.live[top], 0)
+    workspaces = [block.size_bytes for block in recorder.log.blocks if block.part == WORKSPACES]
+    terms = DeviceTerms(
+        allocated_bytes=allocated + beyond, workspace_bytes=sum(workspaces), reserved_bytes=reserved + beyond,
+        card_bytes=reserved + beyond + high, context_low_bytes=low, context_high_bytes=high,
+    )  # fmt: skip
+    refused = recorder.log.refused
+    return {
+        "updates": recorder.updates, "phases": shown, "held": held(found, top, rows), "device": terms,
+        "memory": None if whole is None else replace(whole, device=terms), "evaluation": more,
+        "refused_bytes": tuple(size for size, _, _ in refused),
+        "refused_lines": tuple(short_line(line) for _, line, _ in refused),
+    }  # fmt: skip

@@ -1,0 +1,206 @@
+"""A sandbox of Linux namespaces: a process that reads all files, whose writes vanish, and that has no network.
+
+Every writable file system is covered by an overlay, whose upper layer is in memory. Standard library only: it is set up
+before a script's process imports anything else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_NEW = {"user": 0x10000000, "mount": 0x00020000, "ipc": 0x08000000, "pid": 0x20000000, "network": 0x40000000}
+_BIND, _RECURSIVE, _PRIVATE, _NOSUID, _NODEV, _DETACH = 0x1000, 0x4000, 1 << 18, 2, 4, 2
+_PIVOT_ROOT, _MOUNT_SETATTR = (155, 442) if os.uname().machine == "x86_64" else (41, 442)  # numbers of system calls
+_AT_RECURSIVE, _READ_ONLY = 0x8000, 1
+_NO_NEW_PRIVILEGES, _DROP_BOUND, _SECURE_BITS, _DIE_WITH_PARENT = 38, 24, 28, 1
+_NO_ROOT = 0b101111  # uid 0 has no privileges, nor gets any; locked
+_VIRTUAL = {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "mqueue", "devtmpfs", "debugfs", "tracefs", "securityfs",
+            "bpf", "pstore", "configfs", "fusectl", "hugetlbfs", "binfmt_misc", "autofs", "rpc_pipefs", "efivarfs"}  # fmt: skip
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_MOST_WRITTEN = "8g"  # bytes that a script may write, all files together
+
+
+class Refused(OSError):
+    """The system does not allow these namespaces."""
+
+
+def _call(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise Refused(number, f"{what}: {os.strerror(number)}")
+
+
+class _System:
+    """The system calls that the standard library lacks; each raises Refused."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(None, use_errno=True)
+
+    def mount(self, source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+        """Mount a file system."""
+        given = (text.encode() or None for text in (source, target, kind))
+        _call(self.library.mount(*given, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
+
+    def read_only(self, path: str) -> None:
+        """Make a mount read-only, with all below it."""
+        attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
+        _call(self.library.syscall(_MOUNT_SETATTR, -100, path.encode(), _AT_RECURSIVE, attributes, 32), f"mount {path}")
+
+
+def enter(folder: str, *, network: bool = False) -> None:
+    """Put this process and those that it starts into the sandbox; `folder` is an empty one, for the mounts.
+
+    The process that returns is a child of the one that calls, which waits for it and ends as it does. Raises Refused
+    where the system does not allow it; nothing has changed then, but for the process's user namespace.
+    """
+    if sys.platform != "linux":
+        raise Refused(0, "it needs Linux")
+    system, (user, group) = _System(), (os.getuid(), os.getgid())
+    spaces = sum(value for name, value in _NEW.items() if name != "network" or not network)
+    _call(system.library.unshare(spaces), "namespaces")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        Path(f"/proc/self/{name}").write_text(text)
+    ready, told = os.pipe()
+    if child := os.fork():  # the first process of the new namespace: all others end with it
+        os.close(told)
+        with os.fdopen(ready, "rb") as pipe:
+            if reason := pipe.read():
+                os.waitpid(child, 0)
+                raise Refused(0, reason.decode(errors="replace"))
+        _wait_and_leave(child)
+    try:
+        os.close(ready)
+        _die_with_parent(system)
+        _cover(system, folder)
+        _drop_privileges(system)
+    except (OSError, ValueError) as error:
+        os.write(told, str(error).encode()[:500] or b"refused")
+        os._exit(1)
+    os.close(told)
+    if child := os.fork():  # the first process only removes those that end
+        _wait_and_leave(child)
+    _die_with_parent(system)
+
+
+def _die_with_parent(system: _System) -> None:
+    system.library.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+
+
+def _wait_and_leave(child: int) -> None:
+    """Wait for a child, remove others that end, and end as it does."""
+    while True:
+        with suppress(InterruptedError):
+            pid, status = os.waitpid(-1, 0)
+            if pid == child:
+                code = os.waitstatus_to_exitcode(status)
+                os._exit(code if code >= 0 else 128 - code)
+
+
+def _mounts() -> dict[str, str]:
+    """Return the kind of the file system of each mount by its path; of several at one path the last, which is on top."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        found[before.split(" ")[4].encode().decode("unicode_escape")] = after.split(" ")[0]
+    return found
+
+
+class _Cover:
+    """A new root in a folder: overlays of all folders, which hide no mount below them, and the rest read-only.
+
+    A user namespace may not take a folder with mounts below it as a lower layer, since that would show what they hide.
+    So such a folder is made anew, and what is in it is covered on its own.
+    """
+
+    def __init__(self, system: _System, folder: str) -> None:
+        self.system, self.folder, self.root = system, folder, f"{folder}/root"
+        self.mounts, self.number = _mounts(), 0
+        system.mount("", "/", flags=_RECURSIVE | _PRIVATE)
+        system.mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"size={_MOST_WRITTEN},mode=0700")
+        os.mkdir(self.root)
+        system.mount(self.root, self.root, flags=_BIND)  # a new root has to be a mount
+
+    def add(self, path: str) -> None:
+        """Cover a folder with all below it."""
+        if path in ("/dev", "/proc", "/sys", self.folder) or self.mounts.get(path) in _VIRTUAL:
+            return
+        target = self.root + path
+        start = path.rstrip("/") + "/"
+        if not any(mount.startswith(start) for mount in self.mounts):
+            try:
+                self.overlay(path)
+            except OSError:  # such as a file system that is no lower layer
+                self.system.mount(path, target, flags=_BIND | _RECURSIVE)
+                self.system.read_only(target)
+            return
+        os.chmod(target, os.stat(path).st_mode & 0o7777)
+        for entry in os.scandir(path):
+            own = self.root + entry.path
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), own)
+            elif entry.is_dir():
+                os.mkdir(own)
+                with suppress(PermissionError):  # what this user may not read
+                    self.add(entry.path)
+            elif entry.is_file():
+                Path(own).touch()
+                self.system.mount(entry.path, own, flags=_BIND)
+                self.system.read_only(own)
+
+    def overlay(self, path: str) -> None:
+        """Cover a folder by a layer that takes what is written."""
+        self.number += 1
+        upper, work = (f"{self.folder}/{self.number}-{name}" for name in ("upper", "work"))
+        os.mkdir(upper)
+        os.mkdir(work)
+        os.chmod(upper, os.stat(path).st_mode & 0o7777)
+        options = f"lowerdir={_escaped(path)},upperdir={upper},workdir={work},userxattr"
+        self.system.mount("overlay", self.root + path, "overlay", _NOSUID | _NODEV, options)
+
+
+def _cover(system: _System, folder: str) -> None:
+    """Build the new root, with devices that hold nothing, and change to it."""
+    here, cover = os.getcwd(), _Cover(system, folder)
+    cover.add("/")
+    root = cover.root
+    system.mount("tmpfs", f"{root}/dev", "tmpfs", _NOSUID, "size=1m,mode=0755")
+    for name in _DEVICES:
+        Path(f"{root}/dev/{name}").touch()
+        system.mount(f"/dev/{name}", f"{root}/dev/{name}", flags=_BIND)
+    os.mkdir(f"{root}/dev/shm")
+    system.mount("tmpfs", f"{root}/dev/shm", "tmpfs", _NOSUID | _NODEV, "size=2g,mode=1777")
+    for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{number}", f"{root}/dev/{name}")
+    try:
+        system.mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV)
+    except OSError:  # a container hides parts of it
+        system.mount("/proc", f"{root}/proc", flags=_BIND | _RECURSIVE)
+    system.read_only(f"{root}/proc")
+    if os.path.isdir("/sys"):
+        system.mount("/sys", f"{root}/sys", flags=_BIND | _RECURSIVE)
+        system.read_only(f"{root}/sys")
+    os.chdir(root)
+    _call(system.library.syscall(_PIVOT_ROOT, b".", b"."), "pivot_root")
+    _call(system.library.umount2(b".", _DETACH), "umount")
+    os.chdir(here)
+
+
+def _escaped(path: str) -> str:
+    return "".join(f"\\{letter}" if letter in "\\:," else letter for letter in path)
+
+
+def _drop_privileges(system: _System) -> None:
+    """Give up what the user namespace allows, so that the script cannot undo the mounts."""
+    prctl: Callable[..., int] = system.library.prctl
+    for number in range(64):
+        prctl(_DROP_BOUND, number, 0, 0, 0)
+    prctl(_SECURE_BITS, _NO_ROOT, 0, 0, 0)
+    _call(prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "privileges")
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    _call(system.library.capset(header, none), "privileges")

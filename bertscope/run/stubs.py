@@ -1,0 +1,344 @@
+"""What a script finds on a machine with the card: torch.cuda answers from the simulated allocator.
+
+Everything here is put back at the end of the context, so that a function can run in a user's own process.
+"""
+
+import io
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bertscope.analyses.memory.kernels.cuda_kernels import attention
+from bertscope.errors import SelectionError
+from bertscope.gpus import capability, processors, sdpa_kernel
+from bertscope.run.device import FakeCard, NoRule
+from bertscope.torch_access import nn, torch
+
+_MEMORY = 80 * 2**30  # of a card that has no name
+# Seeds and states of the card, and what waits for it or empties it.
+_IGNORED = (
+    "_lazy_init _lazy_call init set_device synchronize ipc_collect manual_seed manual_seed_all seed seed_all "
+    "set_rng_state set_rng_state_all set_per_process_memory_fraction"
+).split()
+_OFFLINE = {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "ACCELERATE_DISABLE_RICH": "1"}
+
+
+class Put:
+    """Sets attributes, and puts the former ones back when its stack is closed."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+
+    def __call__(self, owner: Any, **values: Any) -> None:
+        """Set attributes of a module or class."""
+        for name, value in values.items():
+            if name in vars(owner):
+                self.stack.callback(setattr, owner, name, vars(owner)[name])
+            else:
+                self.stack.callback(_delete, owner, name)
+            setattr(owner, name, value)
+
+
+def _delete(owner: Any, name: str) -> None:
+    with suppress(AttributeError):
+        delattr(owner, name)
+
+
+_HANDLED = {"elapsed_time": 1.0, "query": True, "is_capturing": False}
+
+
+class _Handle:
+    """A stream or an event of the card: nothing waits for it."""
+
+    device_index, cuda_stream, priority = 0, 0, 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: _HANDLED.get(name, self)
+
+
+class _Index(_Handle):
+    idx, prev_idx = 0, 0
+
+
+class _Inference(torch.no_grad):
+    """Inference mode, which fake tensors do not take: without gradients the same is allocated."""
+
+    def __new__(cls, mode: Any = True) -> Any:
+        """Return the context, or decorate a function."""
+        return cls()(mode) if callable(mode) else super().__new__(cls)
+
+    def __init__(self, mode: bool = True) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __enter__(self) -> None:
+        if self.mode:
+            super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.mode:
+            super().__exit__(*error)
+
+    def clone(self) -> "_Inference":
+        """Return a further context, for a decorated function."""
+        return type(self)(self.mode)
+
+
+@contextmanager
+def stubbed(card: FakeCard) -> Iterator[None]:
+    """Let the code in this context find the card: torch.cuda, its kernel of attention, what cannot run on it."""
+    with ExitStack() as stack:
+        put = Put(stack)
+        _cuda(put, card)
+        _kernels(put, stack, card)
+        _saving(put)
+        _ranks(put)
+        of_transformers = sys.modules.get("transformers.utils.import_utils")
+        if hasattr(of_transformers, "is_fake_tensor"):  # it keeps the mask of a fake tensor without asking
+            put(of_transformers, is_fake_tensor=lambda _: False)
+        yield
+
+
+def _cuda(put: Put, card: FakeCard) -> None:
+    gpu, allocator = card.gpu, card.allocator
+    total = gpu.memory_bytes if gpu is not None else _MEMORY
+    limit = total if allocator.limit_bytes is None else allocator.limit_bytes
+    able = (capability(gpu) if gpu is not None else None) or (8, 0)
+    name = gpu.name if gpu is not None else "fake card"
+    about = SimpleNamespace(
+        name=name, major=able[0], minor=able[1], total_memory=total, gcnArchName="", warp_size=32, is_integrated=0,
+        multi_processor_count=(processors(gpu) if gpu is not None else None) or 108,
+        max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
+        shared_memory_per_block_optin=166912, L2_cache_size=2**25,
+    )  # fmt: skip
+    state = torch.zeros(16, dtype=torch.uint8)
+
+    def stats(*_: Any) -> Any:
+        """Return the counters that scripts read, by torch's names."""
+        found: dict[str, int] = defaultdict(int)
+        for kind in ("allocated", "reserved"):
+            found[f"{kind}_bytes.all.current"] = getattr(allocator, f"{kind}_bytes")
+            found[f"{kind}_bytes.all.peak"] = getattr(allocator, f"peak_{kind}_bytes")
+        return found
+
+    def reset(*_: Any) -> None:
+        """Begin new peaks."""
+        allocator.peak_allocated_bytes, allocator.peak_reserved_bytes = (
+            allocator.allocated_bytes, allocator.reserved_bytes,
+        )  # fmt: skip
+
+    def has_bf16(including_emulation: bool = True) -> bool:
+        """Return True from capability 8.0 on."""
+        return able >= (8, 0) or including_emulation
+
+    answers = {name: lambda *_, **__: None for name in _IGNORED} | {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        "current_device": lambda: 0,
+        "empty_cache": allocator.release_free_memory,
+        "get_device_name": lambda *_: name,
+        "get_device_capability": lambda *_: able,
+        "get_device_properties": lambda *_: about,
+        "is_bf16_supported": has_bf16,
+        "memory_allocated": lambda *_: allocator.allocated_bytes,
+        "max_memory_allocated": lambda *_: allocator.peak_allocated_bytes,
+        "memory_reserved": lambda *_: allocator.reserved_bytes,
+        "max_memory_reserved": lambda *_: allocator.peak_reserved_bytes,
+        "reset_peak_memory_stats": reset,
+        "reset_max_memory_allocated": reset,
+        "mem_get_info": lambda *_: (max(limit - allocator.reserved_bytes, 0), total),
+        "memory_stats": stats,
+        "memory_summary": lambda *_, **__: "",
+        "get_rng_state": lambda *_: state.clone(),
+        "get_rng_state_all": lambda: [state.clone()],
+        "initial_seed": lambda: 0,
+        "get_arch_list": lambda: [f"sm_{able[0]}{able[1]}"],
+        "utilization": lambda *_: 0,
+        "is_current_stream_capturing": lambda: False,
+        "_exchange_device": lambda _: 0,
+        "_maybe_exchange_device": lambda _: 0,
+        **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), _Handle),
+        **dict.fromkeys(("device", "device_of"), _Index),
+    }
+    put(torch.cuda, **answers)
+    put(torch.cuda.random, **{name: value for name, value in answers.items() if name in vars(torch.cuda.random)})
+    put(torch.cuda.memory, **{name: value for name, value in answers.items() if name in vars(torch.cuda.memory)})
+    if (of_all := getattr(torch, "accelerator", None)) is not None:
+        answers = answers | {
+            "current_accelerator": lambda *_, **__: torch.device("cuda"),
+            **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
+            **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize"), lambda *_: None),
+            "get_memory_info": answers["mem_get_info"],
+        }  # fmt: skip
+        for place in (of_all, getattr(of_all, "memory", of_all)):
+            put(place, **{name: value for name, value in answers.items() if name in vars(place)})
+
+
+def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
+    """Choose kernels as CUDA does, and take the ordinary ones where fake tensors have no other."""
+
+    def chosen(dtype: torch.dtype) -> str:
+        """Return the kernel of attention that the card and the script's own settings ask for."""
+        able = torch.backends.cuda
+        asked = "auto" if card.gpu is None else sdpa_kernel(card.gpu, str(dtype)[6:])
+        if asked == "cudnn" and not getattr(able, "cudnn_sdp_enabled", lambda: False)():
+            asked = "auto"
+        if asked == "auto" and not able.flash_sdp_enabled():
+            asked = "efficient"
+        return "math" if asked == "efficient" and not able.mem_efficient_sdp_enabled() else asked
+
+    functional = nn.functional
+    fused = attention(chosen, "cuda")
+
+    def scaled(*args: Any, **kwargs: Any) -> torch.Tensor:
+        """Compute attention by the kernel of the card; by the ordinary one if it does not take the arguments."""
+        try:
+            return fused(*args, **kwargs)
+        except SelectionError:
+            return attention(lambda _: "math", "cuda")(*args, **kwargs)
+
+    put(functional, scaled_dot_product_attention=_cpu_attention(functional) if card.like_cpu else scaled)
+    if card.like_cpu:
+        dropout = _cpu_dropout(functional.dropout, card)
+        put(functional, dropout=dropout)
+        put(torch, native_dropout=lambda given, p, train: (dropout(given, p, train), None))
+
+    def uncompiled(model: Any = None, **_: Any) -> Any:
+        """Return what torch.compile was given: a dry run is eager."""
+        card.remarks["torch.compile ran eagerly; compiled code needs less memory, or a little more"] = None
+        return model if model is not None else lambda function: function
+
+    put(torch, inference_mode=_Inference, compile=uncompiled)
+    put(torch.autograd.grad_mode, inference_mode=_Inference)
+    put(nn.Module, compile=lambda module, *_, **__: uncompiled())
+    is_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    stack.callback(torch.backends.mha.set_fastpath_enabled, is_fast)
+    given = torch.Generator
+
+    class Generator(given):  # type: ignore[misc, valid-type]
+        """A generator of the CPU, also for the card."""
+
+        def __new__(cls, device: Any = None) -> Any:
+            return given.__new__(cls)
+
+    put(torch, Generator=Generator)
+    put(torch.Tensor, pin_memory=lambda tensor, *_: tensor, is_pinned=lambda tensor, *_: False)
+    put(card.fake, tolist=lambda tensor: card.on_cpu(tensor).tolist(), __format__=_formatted)
+    if card.like_cpu:
+        for place in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+            kinds = sys.modules[place]._foreach_supported_types  # type: ignore[attr-defined]
+            kinds.remove(card.fake)
+            stack.callback(kinds.append, card.fake)
+
+
+def _formatted(tensor: Any, spec: str) -> str:
+    return format(tensor.item(), spec) if tensor.dim() == 0 and spec else repr(tensor)
+
+
+def _cpu_attention(functional: Any) -> Callable[..., Any]:
+    given = functional.scaled_dot_product_attention
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    math = attention(lambda _: "math", "cuda")
+
+    def run(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+            scale: Any = None, enable_gqa: bool = False) -> Any:  # fmt: skip
+        """Compute attention as a CPU does."""
+        if query.device.type != "cuda":
+            return given(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if query.dim() == 4 and not dropout_p and query.shape[1] == key.shape[1]:
+            is_bool = attn_mask is not None and attn_mask.dtype == torch.bool
+            mask = torch.zeros_like(attn_mask, dtype=query.dtype) if is_bool else attn_mask
+            return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+        return math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    return run
+
+
+def _cpu_dropout(given: Callable[..., Any], card: FakeCard) -> Callable[..., Any]:
+    def run(given_tensor: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        """Drop elements as a CPU does, by a mask of the tensor's own dtype."""
+        if not card.has(given_tensor) or not training or not 0 < p < 1 or inplace:
+            return given(given_tensor, p, training, inplace)
+        return given_tensor * torch.empty_like(given_tensor).bernoulli_(1 - p).div_(1 - p)
+
+    return run
+
+
+def _saving(put: Put) -> None:
+    """Keep in memory what a script saves of tensors that have no values, so that it can load it again."""
+    saved: dict[str, Any] = {}
+    given_load = torch.load
+
+    def key(file: Any) -> str:
+        """Return the absolute path of a file, or a name of a file object."""
+        return os.path.abspath(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else f"<{id(file)}>"
+
+    def save(content: Any, file: Any, *_: Any, **__: Any) -> None:
+        """Keep the content, and make an empty file."""
+        saved[key(file)] = content
+        if isinstance(file, (str, os.PathLike)):
+            Path(file).touch()
+        elif isinstance(file, io.IOBase):
+            file.write(b"")
+
+    put(torch, save=save)
+    put(torch, load=lambda file, *args, **kwargs: saved[key(file)] if key(file) in saved else given_load(
+        file, *args, **kwargs))  # fmt: skip
+    with suppress(ImportError):
+        import safetensors.torch as tables
+
+        put(tables, save_file=lambda content, file, *_, **__: save(content, file))
+    os.environ.update(_OFFLINE)
+
+
+def _ranks(put: Put) -> None:
+    """Let a script be one rank of several, without the others: collectives return at once."""
+    import torch.distributed as ranks
+
+    if not ranks.is_available():
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+    from torch.nn.parallel import DistributedDataParallel as Ddp
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    of_c10d: Any = ranks.distributed_c10d
+    given, made, hooked = ranks.init_process_group, Ddp.__init__, Ddp.register_comm_hook
+
+    def begin(*_: Any, **__: Any) -> None:
+        """Make the group of fake ranks, of the size that torchrun's variables say."""
+        rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+        given("fake", store=FakeStore(), rank=rank, world_size=size)
+
+    def wrap(module: Any, *args: Any, **kwargs: Any) -> None:
+        """Wrap a module; the reducer expects a tensor of a collective, which no fake group returns."""
+        made(module, *args, **kwargs)
+        hooked(module, None, noop_hook)
+        module.logger = _Handle()
+
+    put(ranks, init_process_group=begin)
+    put(of_c10d, init_process_group=begin, is_nccl_available=lambda: True)
+    put(ranks, is_nccl_available=lambda: True)
+    put(torch.multiprocessing, spawn=_refuse_spawn)
+
+
+def _refuse_spawn(*_: Any, **__: Any) -> None:
+    raise NoRule("torch.multiprocessing.spawn starts a process for each rank; run one rank, as torchrun starts it")
+    put(Ddp, __init__=wrap, register_comm_hook=lambda *_, **__: None)

@@ -1,0 +1,189 @@
+"""A card that is not there: fake tensors on `cuda:0`, on which torch's own CUDA dispatch runs (Linux).
+
+A build of torch without CUDA lacks two things: a device guard for `cuda`, and hooks by which autograd and autocast
+ask for an accelerator. A build with CUDA on a machine without a card lacks answers of the same hooks. Both are in
+torch's libraries as data that a process may change; nothing is compiled.
+"""
+
+import ctypes
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from sys import modules
+from typing import Any
+
+from bertscope.errors import BertscopeError
+from bertscope.torch_access import fake_tensor_mode, nn, storage_key, torch
+
+_WORD = ctypes.c_void_p
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"  # in libc10: a guard for each type of device, CUDA second
+_HOOKS = "_ZN2at6detail12getCUDAHooksEv"  # in libtorch_cpu
+_YES = ("isBuilt", "isAvailable", "hasPrimaryContext", "hasCUDA", "deviceCount")  # hooks that return 1
+_MOST_HOOKS = 128
+# What torch's Python code asks the driver, with the answer.
+_OF_DRIVER = {
+    "_cuda_getDevice": 0, "_cuda_getDeviceCount": 1, "_cuda_isCurrentStreamCapturing": False,
+    "_cuda_getCurrentRawStream": 0,
+}  # fmt: skip
+_REFUSALS = (OSError, AttributeError, ValueError, AssertionError, RuntimeError, NotImplementedError)
+_KEPT: list[object] = []  # what C++ points to, also after the end: objects made meanwhile may keep the address
+
+
+@contextmanager
+def fake_card() -> Iterator[None]:
+    """Make fake tensors on `cuda` possible, and put back at the end all that it changed.
+
+    Where torch.cuda is initialized, CUDA's own guard and hooks stay. Raises BertscopeError where the card cannot be
+    installed: on another system, with another torch, and in a process that has run a backward pass without it, since
+    autograd makes the queues of its devices once.
+    """
+    with ExitStack() as stack:
+        try:
+            if not torch.cuda.is_initialized():
+                _add_guard(stack)
+                _answer_hooks(stack)
+                with fake_tensor_mode():
+                    torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+            _fit_python(stack)
+        except _REFUSALS as error:
+            first = str(error).partition("\n")[0][:120] or type(error).__name__
+            reason = (
+                "this process has run a backward pass, and torch takes a new device only before the first"
+                if "device_ready_queues" in str(error)
+                else f"torch {torch.__version__} does not take it here ({first})"
+            )
+            raise BertscopeError(f"no fake card: {reason}") from None
+        yield
+
+
+def _add_guard(stack: ExitStack) -> None:
+    """Register a guard for CUDA if the build has none: one that counts no devices, for which torch sets its own."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    registry = (_WORD * 2).in_dll(library, _REGISTRY)
+    stack.callback(registry.__setitem__, 1, registry[1])
+    if not registry[1]:
+        zero = ctypes.CFUNCTYPE(ctypes.c_long, _WORD)(lambda _: 0)
+        table = (_WORD * 64)(*[ctypes.cast(zero, _WORD).value] * 64)
+        guard = (_WORD * 1)(ctypes.addressof(table))
+        _KEPT.extend((zero, table, guard))
+        registry[1] = ctypes.addressof(guard)
+    torch._C._ensureCUDADeviceGuardSet()
+
+
+def _answer_hooks(stack: ExitStack) -> None:
+    """Replace the table of CUDA's hooks by a copy in which those of `_YES` return 1.
+
+    Slots of the table follow the virtual functions of the two headers, which every wheel has, behind two destructors.
+    """
+    where = Path(torch.__file__).parent
+    get_hooks = getattr(ctypes.CDLL(str(where / "lib" / "libtorch_cpu.so")), _HOOKS)
+    get_hooks.restype = _WORD
+    hooks = (_WORD * 1).from_address(get_hooks())
+    headers = [(where / f"include/ATen/detail/{name}HooksInterface.h").read_text() for name in ("Accelerator", "CUDA")]
+    names = (name for text in headers for name in re.findall(r"^  virtual [^~;{]*?(\w+)\(", text, re.M))
+    slots = ["", "", *dict.fromkeys(names)]
+    table = (_WORD * (2 + _MOST_HOOKS))(*(_WORD * (2 + _MOST_HOOKS)).from_address(hooks[0] - 16))
+    for name in _YES:
+        table[2 + slots.index(name)] = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, _WORD).value
+    _KEPT.append(table)
+    stack.callback(hooks.__setitem__, 0, hooks[0])
+    hooks[0] = ctypes.addressof(table) + 16
+    if torch._C._accelerator_getAccelerator() != torch.device("cuda"):
+        raise AssertionError("its hooks are others")
+
+
+def _fit_python(stack: ExitStack) -> None:
+    """Let torch's Python code take fake tensors on the card as it takes those of CUDA.
+
+    Optimizers take their foreach kernels; modules keep the identity of their parameters when they move, which torch
+    does by swapping; `torch.tensor(device="cuda")` copies; the functions of torch.cuda that initialize it do nothing.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def put(owner: Any, name: str, value: Any) -> None:
+        """Set an attribute until the end."""
+        if name in vars(owner):
+            stack.callback(setattr, owner, name, vars(owner)[name])
+        else:
+            stack.callback(delattr, owner, name)
+        setattr(owner, name, value)
+
+    for place in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+        kinds = modules[place]._foreach_supported_types  # type: ignore[attr-defined]
+        kinds.append(FakeTensor)
+        stack.callback(kinds.remove, FakeTensor)
+    stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+    torch._C._set_only_lift_cpu_tensors(True)
+    for name in ("_lazy_init", "_lazy_call"):
+        put(torch.cuda, name, lambda *_, **__: None)
+    for name, value in _OF_DRIVER.items():
+        put(torch._C, name, lambda *_, value=value: value)
+    put(torch._C, "_scatter", lambda tensor, *_: (tensor.to("cuda"),))  # of DataParallel
+    put(torch.UntypedStorage, "data_ptr", _address_of(torch.UntypedStorage.data_ptr))
+    put(FakeTensor, "data_ptr", storage_key)
+    put(FakeTensor, "__deepcopy__", _copied)
+    data = vars(torch._C.TensorBase)["data"]
+    put(nn.Parameter, "data", property(data.__get__, lambda own, new: _set_data(data, own, new)))
+    put(nn.Module, "_apply", lambda module, function, recurse=True: _applied(data, module, function, recurse))
+
+
+def _address_of(given: Any) -> Any:
+    def address(storage: Any) -> int:
+        """Return the address of a storage; of one without bytes a number that no other has."""
+        return storage._cdata if storage.device.type in ("cuda", "meta") else given(storage)  # type: ignore[no-any-return]
+
+    return address
+
+
+def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
+    """Return what copy.deepcopy makes of a fake tensor: a new storage."""
+    made = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        made = nn.Parameter(made, tensor.requires_grad)
+    memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+    return made
+
+
+def _set_data(data: Any, own: Any, new: Any) -> None:
+    """Set the data of a tensor; from or to a fake one the two objects swap their contents."""
+    are_fake = [hasattr(tensor, "fake_mode") for tensor in (own, new)]
+    if new is own:
+        return
+    if not any(are_fake) or (all(are_fake) and type(own) is type(new) and own.device == new.device):
+        data.__set__(own, new)
+        return
+    is_parameter = isinstance(own, nn.Parameter)
+    made = nn.Parameter(new.detach(), own.requires_grad) if is_parameter else new.detach()
+    with _without_weak_references():
+        torch.utils.swap_tensors(own, made)
+
+
+@contextmanager
+def _without_weak_references() -> Iterator[None]:
+    """Swap in spite of weak references: FakeTensorMode's memo has one to each tensor."""
+    from torch.utils import weakref
+
+    given = weakref.getweakrefs  # type: ignore[attr-defined]
+    weakref.getweakrefs = lambda _: []  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        weakref.getweakrefs = given  # type: ignore[attr-defined]
+
+
+def _applied(data: Any, module: Any, function: Any, recurse: bool) -> Any:
+    """Return the module with a function applied to its tensors, as `nn.Module._apply` does when it swaps."""
+    if recurse:
+        for child in module.children():
+            child._apply(function)
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            grad, parameter.grad = parameter.grad, None
+            with torch.no_grad():
+                _set_data(data, parameter, function(parameter))
+                parameter.grad = None if grad is None else function(grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
