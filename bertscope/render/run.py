@@ -1,6 +1,7 @@
 """The report of `run` as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from shlex import join
 from typing import Any
 
@@ -53,7 +54,7 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
         Column("line", lambda row: row.line or "-", values("line")),
         Column("module", lambda row: row.path or "-", values("path"), below=1),
         Column("operator", lambda row: row.operator or "-", values("operator"), detail=True),
-        csv_only({f"{part}_bytes": lambda row, part=part: getattr(row.parts, part) for part in PARTS}),
+        csv_only({f"{part}_bytes": attrgetter(f"parts.{part}") for part in PARTS}),
     ]
     held = [
         Column("at the peak: line", lambda row: row.line or "-", values("line")),
@@ -116,7 +117,8 @@ def timeline(report: RunReport, suffix: str) -> Any:
     """Return the picture of the step with the peak."""
     from bertscope.render.timeline.timeline import timeline as drawn
 
-    subject = Subject(name=report.script, architecture=report.script, attention="", obtained="estimated")
+    subject = Subject(name=report.script, architecture=report.script, attention="", dtype="", obtained="estimated",
+                      torch_version="", bertscope_version="")  # fmt: skip
     variant = Variant(checkpointing="none", reentrant=False, estimated=report.memory)
     run = RunConfig(device=CUDA)
     made = MemoryReport(subject=subject, run=run, machine="", variants=(variant,), inputs_given=True)

@@ -17,7 +17,8 @@ from bertscope.units import html_text, visible_lines
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
 VIEWS = {
     "calibration": "tool:calibration", "convention": "flops:convention", "doctor": "tool:doctor",
-    "operators": "flops:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report", "run_fit": "run:FIT",
+    "operators": "flops:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
+    "run_fit": "run:FIT",
     "schemas": "tool:schemas", "verify": "checkpoint:verify",
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import TableReport
-from bertscope.reports.memory import NO, UNCERTAIN, YES, DeviceTerms, Memory, Parts, PhasePeak
+from bertscope.reports.memory import NO, UNCERTAIN, YES, DeviceTerms, Memory, Parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,7 @@ class RunPhase:
     step: int  # from 1 on; 0 for what comes before the first forward pass
     phase: str
     peak_bytes: int
+    left_bytes: int  # what lives when the phase ends
     reserved_bytes: int  # by the allocator, the highest of the phase
     path: str
     operator: str
@@ -119,11 +120,3 @@ class RunFitReport(TableReport[RunFit]):
     budget_bytes: int
     rows: tuple[RunFit, ...]  # by value
     remarks: tuple[str, ...] = ()
-
-
-def phase_of(peak: PhasePeak, step: int, line: str, reserved_bytes: int) -> RunPhase:
-    """Return the phase of a step, from its peak."""
-    return RunPhase(
-        step=step, phase=peak.phase, peak_bytes=peak.peak_bytes, reserved_bytes=reserved_bytes, path=peak.path,
-        operator=peak.operator, line=line, parts=peak.parts,
-    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The process of a dry run: it runs a script as `python train.py` does, on the fake card, and sends what it recorded."""
+"""The process of a dry run: it runs a script as `python train.py` does, on the fake card, and sends the record."""
 
 from __future__ import annotations
 
@@ -67,27 +67,47 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_DATA, (asked.memory_limit_bytes, asked.memory_limit_bytes))
     _hide_cards()
-    kind, content = record(asked, lambda: _run_file(asked))
-    send(kind, content)
-    os._exit(0)
+
+    def leave(kind: str, content: Any) -> None:
+        """Send the result, and end without what a script has left to do: it may catch every exception."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # a script may have closed it
+                stream.flush()
+        send(kind, content)
+        os._exit(0)
+
+    leave(*record(asked, lambda: _run_file(asked), leave))
 
 
-def record(asked: ScriptRun, run: Callable[[], Any]) -> tuple[str, Any]:
+def record(
+    asked: ScriptRun, run: Callable[[], Any], leave: Callable[[str, Any], None] | None = None
+) -> tuple[str, Any]:
     """Run a function on the fake card; return `report` with the fields of one, or `failed` with the reason.
 
-    Other kinds: `refused` for a card that cannot be installed, or an operator without a rule.
+    `refused` stands for a card that cannot be installed and for an operator without a rule. When the last step has
+    ended, `leave` gets the result, or without it the function is left by an exception.
     """
     from bertscope.errors import BertscopeError
-    from bertscope.run.device import NoRule
+    from bertscope.run.device import lacks_kernel
     from bertscope.run.limits import Stop
     from bertscope.run.recording import short_line, summary
     from bertscope.torch_access import torch
+    from bertscope.torch_access.fake_card import NoRule
 
     failure = where = ""
     try:
-        with on_card(asked) as (card, recorder, limits):
+        with on_card(asked) as (card, recorder, limits, rows):
             assumed: dict[str, None] = {}
             card.asked = lambda what: assumed.setdefault(f"{short_line(recorder.line())} ({what})")
+
+            def fields(failure: str = "") -> dict[str, Any]:
+                """Return the fields of the report."""
+                recorder.close()
+                found = summary(recorder, limits, card, rows, asked.context_bytes)
+                return found | {"failure": failure, "assumed": tuple(assumed), "remarks": tuple(card.remarks)}
+
+            if leave is not None:
+                limits.stop = lambda: leave("report", fields())
             try:
                 run()
             except Stop:
@@ -97,27 +117,27 @@ def record(asked: ScriptRun, run: Callable[[], Any]) -> tuple[str, Any]:
                     failure = f"it ended with exit code {end.code}" if isinstance(end.code, int) else str(end.code)
             except torch.OutOfMemoryError as error:
                 failure, where = str(error), _place(error)
-            except NoRule as error:
-                return "refused", [f"{error}; no memory can be told after it", _place(error)]
             except (Exception, KeyboardInterrupt) as error:
+                if isinstance(error, NoRule) or lacks_kernel(error):
+                    return "refused", [f"{error}; no memory can be told after it", _place(error)]
                 if os.environ.get(_DEBUG, "0") not in ("", "0"):
                     traceback.print_exc()
                 failure, where = f"{type(error).__name__}: {error}", _place(error)
-            recorder.close()
             is_full = bool(recorder.log.refused) and "out of memory" in failure
             if failure and not is_full:
                 return "failed", [failure, where]
-            found = summary(recorder, limits, card, asked.context_bytes)
-            remarks = tuple(card.remarks)
+            return "report", fields(failure and f"{where}: {failure}")
     except BertscopeError as error:
         return "refused", [error.text, error.where]
-    failure = failure and f"{where}: {failure}"
-    return "report", found | {"failure": failure, "assumed": tuple(assumed), "remarks": remarks}
 
 
 @contextmanager
-def on_card(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits]]:
-    """Install the card, what a script finds of it, the recorder and the limits; all is put back at the end."""
+def on_card(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, dict[str, str]]]:
+    """Install the card, what a script finds of it, the recorder and the limits; all is put back at the end.
+
+    The last one is filled with the row of each module's path in a folded tree, which ends with the script's models.
+    """
+    from bertscope.analyses.modules.module_tree import row_paths
     from bertscope.analyses.tracing.record import Recorder
     from bertscope.run.device import FakeCard
     from bertscope.run.limits import Limits
@@ -129,12 +149,14 @@ def on_card(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits]]:
         card = FakeCard(asked.gpu, asked.limit_bytes, like_cpu=asked.like_cpu, expandable=asked.expandable_segments)
         recorder = Recorder(card)
         limits = Limits(recorder, asked.steps)
+        rows: dict[str, str] = {}
+        recorder.on_new_root.append(lambda module: rows.update(row_paths(module)))
         if gc.isenabled():  # a collection would free cycles at any time
             gc.freeze()
         stack.enter_context(stubbed(card))
         stack.enter_context(limits.limiting())
         stack.enter_context(recorder.watching())
-        yield card, recorder, limits
+        yield card, recorder, limits, rows
 
 
 def _hide_cards() -> None:

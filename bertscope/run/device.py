@@ -19,6 +19,7 @@ from bertscope.analyses.tracing.fake_tensors import OperatorResults, all_valid
 from bertscope.analyses.tracing.record import Device
 from bertscope.gpus import Gpu, capability, card_threads
 from bertscope.torch_access import fake_tensor_mode, operator_name, storage_key, torch, tree_leaves, tree_map
+from bertscope.torch_access.fake_card import NoRule
 from bertscope.units import bytes_text
 
 _MOST_INTEGERS, _MOST_NUMBERS = 2**22, 64  # elements of a tensor whose value is kept
@@ -40,10 +41,6 @@ _FACTORIES = (
 _SIZED = ("full", "zeros", "ones")  # whose first argument is a shape
 
 
-class NoRule(RuntimeError):
-    """An operator that has no rule: a kernel of a user's extension, or a shape that depends on unknown values."""
-
-
 class FakeCard(Device):
     """A card of fake tensors, with a simulated allocator; with `like_cpu` a CPU's kernels, to compare with a real run.
 
@@ -53,7 +50,12 @@ class FakeCard(Device):
     counts_random_states = False
 
     def __init__(
-        self, gpu: Gpu | None = None, limit_bytes: int | None = None, *, like_cpu: bool = False, expandable: bool = False
+        self,
+        gpu: Gpu | None = None,
+        limit_bytes: int | None = None,
+        *,
+        like_cpu: bool = False,
+        expandable: bool = False,
     ) -> None:
         self.gpu, self.like_cpu = gpu, like_cpu
         self.threads = (card_threads(gpu) if gpu is not None else None) or MANY_THREADS
@@ -80,7 +82,10 @@ class FakeCard(Device):
 
     def has(self, tensor: Any) -> bool:
         """Return True for a tensor in the memory of the card."""
-        return isinstance(tensor, self.fake) and tensor.fake_device.type == "cuda"
+        is_there = isinstance(tensor, self.fake) and tensor.fake_device.type == "cuda"
+        if is_there and tensor.layout != torch.strided:
+            raise NoRule(f"tensors of the layout {tensor.layout} have no rule")
+        return is_there
 
     def elsewhere(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on the CPU, but for the initial values of large tensors."""
@@ -117,7 +122,7 @@ class FakeCard(Device):
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, NotImplementedError) as error:
-            if _is_users(error):
+            if isinstance(error, NoRule) or not lacks_kernel(error):
                 raise
             raise NoRule(f"{operator} has no rule: {_first_line(error)}") from None
         self._keep(operator, out, known, leaves)
@@ -126,8 +131,10 @@ class FakeCard(Device):
 
     def _layout(self, operator: Any, args: Any, kwargs: Any, known: Any) -> Any:
         if operator is _aten._to_copy.default and not isinstance(args[0], self.fake):
-            return self._fake(args[0], kwargs.get("dtype")) if args[0].layout == torch.strided else self._in_mode(
-                operator, args, kwargs
+            return (
+                self._fake(args[0], kwargs.get("dtype"))
+                if args[0].layout == torch.strided
+                else self._in_mode(operator, args, kwargs)
             )
         if operator in _BY_VALUES and known is not None:
             return tree_map(lambda leaf: self._fake(leaf) if isinstance(leaf, torch.Tensor) else leaf, known)
@@ -166,8 +173,9 @@ class FakeCard(Device):
         known = self.value(place) if self._is_mask(place) else None
         if known is None:
             return [place]
+        count = int(known.sum())
         with self.mode:
-            return [torch.empty(int(known.sum()), dtype=torch.long, device=_CARD) for _ in range(known.dim())]
+            return [torch.empty(count, dtype=torch.long, device=_CARD) for _ in range(known.dim())]
 
     # ---- values ----
 
@@ -201,7 +209,7 @@ class FakeCard(Device):
         values = list(map(self.value, leaves))
         is_known = all(value is not None for value in values) if leaves else name in _FACTORIES
         if is_known and operator is _aten._to_copy.default:
-            is_known = _is_kept(values[0])
+            is_known = _is_kept(args[0] if values[0] is None else values[0])
         if is_known and not leaves and name in _SIZED:
             kind = kwargs.get("dtype") or torch.get_default_dtype()
             most = _MOST_NUMBERS if kind.is_floating_point else _MOST_INTEGERS
@@ -241,7 +249,7 @@ class FakeCard(Device):
         """Return a block of the allocator; raises torch.OutOfMemoryError as torch does where the limit is exceeded."""
         allocator = self.allocator
         peaks = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
-        block = allocator.malloc(size)
+        block: SegmentBlock = allocator.malloc(size)
         if not allocator.missing_bytes:
             return block
         allocator.missing_bytes = 0
@@ -264,7 +272,7 @@ class FakeCard(Device):
         if self.like_cpu or name not in _PRODUCTS:
             return []
         found = []
-        libraries = {"cuBLAS": (threading.get_ident(), blas_bytes(self.gpu and capability(self.gpu)))}
+        libraries = {"cuBLAS": (threading.get_ident(), blas_bytes(None if self.gpu is None else capability(self.gpu)))}
         if name == "addmm":
             libraries["cuBLASLt"] = (0, LT_WORKSPACE_BYTES)
         for library, (thread, size) in libraries.items():
@@ -297,7 +305,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
-def _is_users(error: BaseException) -> bool:
-    """Return True for an error of the user's arguments, such as shapes that do not go together."""
-    text = str(error)
-    return not any(sign in text for sign in ("Could not run", "not implemented", "data pointer", "data_ptr", "Dynamic"))
+def lacks_kernel(error: BaseException) -> bool:
+    """Return True for an error of a kernel that needs a real card or real values, not of the user's arguments."""
+    signs = ("Could not run", "not implemented", "data pointer", "data_ptr", "DynamicOutput", "DataDependent")
+    return any(sign in f"{type(error).__name__} {error}" for sign in signs)

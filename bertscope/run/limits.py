@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from bertscope.analyses.tracing.record import Recorder
-from bertscope.run.stubs import Put
+from bertscope.run.stubs import Put, let_masks_be_asked
 from bertscope.torch_access import nn, torch
 
 # Of an evaluation all of at most so many batches run, else the first few: the first one often begins what is kept, the
@@ -38,6 +38,7 @@ class Limits:
 
     def __init__(self, recorder: Recorder, steps: int) -> None:
         self.recorder, self.steps = recorder, steps
+        self.stop: Callable[[], None] = _raise_stop  # ends the script
         self.evaluations: list[Evaluated] = []
         self.calls: list[int] = []  # of models that evaluate: the event before each
         self.trained = self.evaluated = 0  # calls of models by the script itself
@@ -75,6 +76,7 @@ class Limits:
         else:
             self.evaluated += 1
             self.calls.append(now)
+        let_masks_be_asked(self.put)
         self._follow_trainer()
 
     def _updated(self, updates: int) -> None:
@@ -84,7 +86,7 @@ class Limits:
             self.evaluated_then = self.evaluated
         has_evaluated = self.evaluated_then is not None and self.evaluated > self.evaluated_then
         if not self.has_loader or has_evaluated or updates >= self.steps + _MORE_STEPS:
-            raise Stop
+            self.stop()
 
     def _batches(self, loader: Any, found: Iterator[Any]) -> Iterator[Any]:
         recorder, total = self.recorder, 0
@@ -92,8 +94,7 @@ class Limits:
         with suppress(TypeError):  # of an iterable data set, without a length
             total = len(loader)
         most = total if 0 < total <= MOST_BATCHES else FEW_BATCHES
-        number = 0
-        for batch in found:
+        for number, batch in enumerate(found):
             has_trained = self.trained > begun[1]
             self.has_loader |= has_trained
             if recorder.updates > begun[0] and recorder.updates >= self.steps:
@@ -103,7 +104,6 @@ class Limits:
                 self.evaluations.append(Evaluated(total, number, begun[2], -(-calls // number)))
                 return
             yield batch
-            number += 1
 
     def _follow_trainer(self) -> None:
         """Let transformers' Trainer evaluate after the last step, if it does at all, and save nothing."""
@@ -121,6 +121,10 @@ class Limits:
             return control
 
         self.put(flow, on_step_end=on_step_end, **{_FOLLOWED: True})
+
+
+def _raise_stop() -> None:
+    raise Stop
 
 
 _FOLLOWED = "_bertscope_followed"

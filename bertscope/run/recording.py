@@ -12,14 +12,13 @@ from typing import Any
 
 from bertscope.analyses.memory.events import GRANULE_BYTES, Block, MemoryEvent, MemoryTrace, rounded
 from bertscope.analyses.memory.summary import memory
-from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.tracing.record import SETUP, Place, Recorder, RunLog
 from bertscope.gpus import CONTEXT_BYTES
 from bertscope.reports.memory import FORWARD, OPTIMIZER, DeviceTerms, Memory, Parts
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
 from bertscope.run.device import FakeCard
 from bertscope.run.limits import Evaluated, Limits
-from bertscope.torch_access import nn, operator_name
+from bertscope.torch_access import operator_name
 
 WORKSPACES = "workspaces"
 _NAMES = tuple(part.name for part in fields(Parts))
@@ -118,7 +117,9 @@ class Recording:
             if self.parts[own] != WORKSPACES:
                 size, place = log.blocks[own].size_bytes, event.place
                 what = self.operator(event.call)
-                events.append(MemoryEvent(size if event.block >= 0 else -size, block(own), place.phase, place.path, what))
+                events.append(
+                    MemoryEvent(size if event.block >= 0 else -size, block(own), place.phase, place.path, what)
+                )
         return MemoryTrace(tuple(state), tuple(events), self.granule)
 
 
@@ -130,6 +131,14 @@ def short_line(line: str) -> str:
     return f"{os.path.basename(shown) if os.path.isabs(shown) else shown}{colon}{number}"
 
 
+def row_of(path: str, rows: Mapping[str, str]) -> str:
+    """Return the row of a module or a parameter: `encoder.layer.0-11.output.dense.weight`."""
+    if path in rows or "." not in path:
+        return rows.get(path, path)
+    module, _, name = path.rpartition(".")
+    return f"{rows.get(module, module)}.{name}"
+
+
 def phases(found: Recording, rows: Mapping[str, str]) -> tuple[RunPhase, ...]:
     """Return the peak of each phase of each step, in the order in which they began."""
     peaks, log = found.peaks(), found.log
@@ -137,14 +146,15 @@ def phases(found: Recording, rows: Mapping[str, str]) -> tuple[RunPhase, ...]:
     reserved: dict[tuple[int, str], int] = defaultdict(int)
     for event in log.events:
         reserved[event.place[:2]] = max(reserved[event.place[:2]], event.reserved_bytes)
+    left = {key: found.live[end - 1] for key, _, end in found.runs()}
     made = []
     for (step, phase), moment in peaks.items():
         event = log.events[moment]
         is_before = event.place[:2] != (step, phase)  # the peak is what the phase began with
         place = Place(step, phase, "") if is_before else event.place
         made.append(RunPhase(
-            step=0 if phase == SETUP else step + 1, phase=phase, peak_bytes=found.live[moment],
-            reserved_bytes=reserved[step, phase], path=rows.get(place.path, place.path),
+            step=0 if phase == SETUP else step + 1, phase=phase, peak_bytes=found.live[moment], left_bytes=left[step, phase],
+            reserved_bytes=reserved[step, phase], path=row_of(place.path, rows),
             operator="" if is_before else found.operator(event.call),
             line="" if is_before else found.line(event.call), parts=parts[moment],
         ))  # fmt: skip
@@ -157,7 +167,7 @@ def held(found: Recording, moment: int, rows: Mapping[str, str]) -> tuple[HeldRo
     for number in found.alive_at(moment):
         block = found.log.blocks[number]
         phase = found.log.events[block.born].place.phase
-        key = found.line(block.call), rows.get(block.owner, block.owner), phase, found.parts[number]
+        key = found.line(block.call), row_of(block.owner, rows), phase, found.parts[number]
         sums[key].append(found.sizes[number])
     made = [HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=sum(sizes))
             for (line, path, phase, part), sizes in sums.items()]  # fmt: skip
@@ -196,15 +206,12 @@ def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEva
 
 
 def summary(
-    recorder: Recorder, limits: Limits, card: FakeCard, context_bytes: int | None
+    recorder: Recorder, limits: Limits, card: FakeCard, rows: Mapping[str, str], context_bytes: int | None
 ) -> dict[str, Any]:
     """Return the fields of the report that the log gives."""
     if not recorder.log.events:
         return {"updates": recorder.updates, "phases": ()}
     found = Recording(recorder.log, "cpu" if card.like_cpu else "cuda")
-    roots = [module for module in recorder.names if isinstance(module, nn.Module) and not recorder.names[module]]
-    largest = max(roots, key=lambda module: sum(1 for _ in module.modules()), default=None)
-    rows = row_paths(largest) if largest is not None else {}
     shown = phases(found, rows)
     top = max(range(len(found.live)), key=found.live.__getitem__)
     step = recorder.log.events[top].place

@@ -20,9 +20,13 @@ _PIVOT_ROOT, _MOUNT_SETATTR = (155, 442) if os.uname().machine == "x86_64" else 
 _AT_RECURSIVE, _READ_ONLY = 0x8000, 1
 _NO_NEW_PRIVILEGES, _DROP_BOUND, _SECURE_BITS, _DIE_WITH_PARENT = 38, 24, 28, 1
 _NO_ROOT = 0b101111  # uid 0 has no privileges, nor gets any; locked
-_VIRTUAL = {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "mqueue", "devtmpfs", "debugfs", "tracefs", "securityfs",
-            "bpf", "pstore", "configfs", "fusectl", "hugetlbfs", "binfmt_misc", "autofs", "rpc_pipefs", "efivarfs"}  # fmt: skip
+_KINDS = (
+    "proc sysfs cgroup cgroup2 devpts mqueue devtmpfs debugfs tracefs securityfs bpf pstore configfs fusectl hugetlbfs "
+    "binfmt_misc autofs rpc_pipefs efivarfs"
+)
+_VIRTUAL = frozenset(_KINDS.split())  # file systems that hold no files
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_SHARED = "/dev/shm"  # noqa: S108  of the sandbox, which nobody shares
 _MOST_WRITTEN = "8g"  # bytes that a script may write, all files together
 
 
@@ -103,7 +107,7 @@ def _wait_and_leave(child: int) -> None:
 
 
 def _mounts() -> dict[str, str]:
-    """Return the kind of the file system of each mount by its path; of several at one path the last, which is on top."""
+    """Return the kind of the file system of each mount by its path; of several at one path the last."""
     found = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -173,8 +177,8 @@ def _cover(system: _System, folder: str) -> None:
     for name in _DEVICES:
         Path(f"{root}/dev/{name}").touch()
         system.mount(f"/dev/{name}", f"{root}/dev/{name}", flags=_BIND)
-    os.mkdir(f"{root}/dev/shm")
-    system.mount("tmpfs", f"{root}/dev/shm", "tmpfs", _NOSUID | _NODEV, "size=2g,mode=1777")
+    os.mkdir(f"{root}{_SHARED}")
+    system.mount("tmpfs", root + _SHARED, "tmpfs", _NOSUID | _NODEV, "size=2g,mode=1777")
     for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{number}", f"{root}/dev/{name}")
     try:

@@ -112,9 +112,7 @@ def _error(kind: str, content: Sequence[str]) -> BertscopeError:
     return made(one_line(text, limit=400), where=where)
 
 
-def fitted(
-    asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport], budget_bytes: int
-) -> RunFitReport:
+def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport], budget_bytes: int) -> RunFitReport:
     """Return the largest value of an argument with which a script fits; `wanted` is NAME=low..high.
 
     The peak at two values gives a line; where it ends is the first guess, and each answer halves what is left.

@@ -16,16 +16,18 @@ from typing import Any
 from bertscope.analyses.memory.kernels.cuda_kernels import attention
 from bertscope.errors import SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
-from bertscope.run.device import FakeCard, NoRule
+from bertscope.run.device import FakeCard
 from bertscope.torch_access import nn, torch
+from bertscope.torch_access.fake_card import NoRule
 
 _MEMORY = 80 * 2**30  # of a card that has no name
 # Seeds and states of the card, and what waits for it or empties it.
-_IGNORED = (
+_NAMES = (
     "_lazy_init _lazy_call init set_device synchronize ipc_collect manual_seed manual_seed_all seed seed_all "
     "set_rng_state set_rng_state_all set_per_process_memory_fraction"
-).split()
-_OFFLINE = {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "ACCELERATE_DISABLE_RICH": "1"}
+)
+_IGNORED = _NAMES.split()
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "ACCELERATE_DISABLE_RICH")
 
 
 class Put:
@@ -109,10 +111,18 @@ def stubbed(card: FakeCard) -> Iterator[None]:
         _kernels(put, stack, card)
         _saving(put)
         _ranks(put)
-        of_transformers = sys.modules.get("transformers.utils.import_utils")
-        if hasattr(of_transformers, "is_fake_tensor"):  # it keeps the mask of a fake tensor without asking
-            put(of_transformers, is_fake_tensor=lambda _: False)
         yield
+
+
+def let_masks_be_asked(put: Put) -> None:
+    """Let transformers 5 ask whether a mask hides positions: it keeps that of a fake tensor without asking."""
+    of_transformers: Any = sys.modules.get("transformers.utils.import_utils")
+    if getattr(of_transformers, "is_fake_tensor", _has_values) is not _has_values:
+        put(of_transformers, is_fake_tensor=_has_values)
+
+
+def _has_values(_: Any) -> bool:
+    return False
 
 
 def _cuda(put: Put, card: FakeCard) -> None:
@@ -306,7 +316,7 @@ def _saving(put: Put) -> None:
         import safetensors.torch as tables
 
         put(tables, save_file=lambda content, file, *_, **__: save(content, file))
-    os.environ.update(_OFFLINE)
+    os.environ.update(dict.fromkeys(_OFFLINE, "1"), WANDB_MODE="disabled")
 
 
 def _ranks(put: Put) -> None:
@@ -337,8 +347,8 @@ def _ranks(put: Put) -> None:
     put(of_c10d, init_process_group=begin, is_nccl_available=lambda: True)
     put(ranks, is_nccl_available=lambda: True)
     put(torch.multiprocessing, spawn=_refuse_spawn)
+    put(Ddp, __init__=wrap, register_comm_hook=lambda *_, **__: None)
 
 
 def _refuse_spawn(*_: Any, **__: Any) -> None:
     raise NoRule("torch.multiprocessing.spawn starts a process for each rank; run one rank, as torchrun starts it")
-    put(Ddp, __init__=wrap, register_comm_hook=lambda *_, **__: None)

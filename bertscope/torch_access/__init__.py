@@ -262,7 +262,7 @@ def has_bf16_products() -> bool:
     return has_bf16 and not has_amx
 
 
-def fake_tensor_mode(**settings: bool) -> Any:
+def fake_tensor_mode(**settings: Any) -> Any:
     """Return a new FakeTensorMode, under which tensors have no values. It has no documented replacement."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -30,6 +30,10 @@ _REFUSALS = (OSError, AttributeError, ValueError, AssertionError, RuntimeError, 
 _KEPT: list[object] = []  # what C++ points to, also after the end: objects made meanwhile may keep the address
 
 
+class NoRule(RuntimeError):
+    """What no rule answers on a card that is not there, such as a kernel of a user's extension."""
+
+
 @contextmanager
 def fake_card() -> Iterator[None]:
     """Make fake tensors on `cuda` possible, and put back at the end all that it changed.
@@ -79,7 +83,7 @@ def _answer_hooks(stack: ExitStack) -> None:
     where = Path(torch.__file__).parent
     get_hooks = getattr(ctypes.CDLL(str(where / "lib" / "libtorch_cpu.so")), _HOOKS)
     get_hooks.restype = _WORD
-    hooks = (_WORD * 1).from_address(get_hooks())
+    hooks: Any = (_WORD * 1).from_address(get_hooks())
     headers = [(where / f"include/ATen/detail/{name}HooksInterface.h").read_text() for name in ("Accelerator", "CUDA")]
     names = (name for text in headers for name in re.findall(r"^  virtual [^~;{]*?(\w+)\(", text, re.M))
     slots = ["", "", *dict.fromkeys(names)]
@@ -110,7 +114,7 @@ def _fit_python(stack: ExitStack) -> None:
         setattr(owner, name, value)
 
     for place in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-        kinds = modules[place]._foreach_supported_types  # type: ignore[attr-defined]
+        kinds = vars(modules[place])["_foreach_supported_types"]
         kinds.append(FakeTensor)
         stack.callback(kinds.remove, FakeTensor)
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
@@ -162,18 +166,19 @@ def _set_data(data: Any, own: Any, new: Any) -> None:
 @contextmanager
 def _without_weak_references() -> Iterator[None]:
     """Swap in spite of weak references: FakeTensorMode's memo has one to each tensor."""
-    from torch.utils import weakref
-
-    given = weakref.getweakrefs  # type: ignore[attr-defined]
-    weakref.getweakrefs = lambda _: []  # type: ignore[attr-defined]
+    weakref: Any = torch.utils.swap_tensors.__globals__["weakref"]
+    given = weakref.getweakrefs
+    weakref.getweakrefs = lambda _: []
     try:
         yield
     finally:
-        weakref.getweakrefs = given  # type: ignore[attr-defined]
+        weakref.getweakrefs = given
 
 
 def _applied(data: Any, module: Any, function: Any, recurse: bool) -> Any:
     """Return the module with a function applied to its tensors, as `nn.Module._apply` does when it swaps."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise NoRule("modules of TorchScript have no rule; run the module that was scripted")
     if recurse:
         for child in module.children():
             child._apply(function)

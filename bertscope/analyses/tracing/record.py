@@ -1,9 +1,10 @@
-"""The recorder of a run: all that it does on a device becomes rows, and what a report wants to know is a function of them.
+"""The recorder of a run: all that it does on a device becomes rows, of which every report is a function.
 
 A recorder is the one dispatch mode around a training program. The device says what an operator does there: a real one
 runs it, a fake one answers with layouts. The rows are equal on both.
 """
 
+import os
 import sys
 import threading
 import weakref
@@ -17,6 +18,7 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import bertscope
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import ModuleTracker
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
@@ -171,7 +173,8 @@ class Recorder(DispatchMode):
         self.device, self.keeps_args, self.log = device, keeps_args, RunLog()
         self.tracker = ModuleTracker()
         self.numbers: dict[int, int] = {}  # storage -> block
-        self.refs: dict[int, tuple[Any, Any]] = {}  # block -> the reference that notes its end, the allocator's block
+        self.ends: dict[int, Any] = {}  # storage -> the reference that notes its end
+        self.living: dict[int, Any] = {}  # block -> the allocator's
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.phase, self.steps, self.is_updated, self.owner = SETUP, 0, False, ""
         self.updates = 0  # optimizer steps that ended
@@ -182,7 +185,9 @@ class Recorder(DispatchMode):
         self.main = threading.get_ident()
         self.libraries: dict[Any, bool] = {}  # code -> whether it is of a library
         self.on_update: list[Callable[[int], None]] = []  # called with the number of optimizer steps that ended
-        self.on_root: list[Callable[[nn.Module], None]] = []  # called before a module that the program calls itself
+        # Called before a module that the program calls itself, each time, and the first time.
+        self.on_root: list[Callable[[nn.Module], None]] = []
+        self.on_new_root: list[Callable[[nn.Module], None]] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -191,8 +196,7 @@ class Recorder(DispatchMode):
             stack.enter_context(self)
             self.own_counts = self._counts_of_own_sum()
             stack.callback(module_hooks.register_module_forward_pre_hook(self._entered).remove)
-            left = module_hooks.register_module_forward_hook(self._left, with_kwargs=True, always_call=True)
-            stack.callback(left.remove)
+            stack.callback(module_hooks.register_module_forward_hook(self._left, always_call=True).remove)
             stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
             stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
             stack.enter_context(watched_resizes(self._resized))
@@ -207,7 +211,7 @@ class Recorder(DispatchMode):
 
     def close(self) -> None:
         """Note no further ends of blocks: what ends with the program is part of no step."""
-        self.refs.clear()
+        self.ends.clear()
 
     def hold(self, part: str, named: Any) -> None:
         """Name the blocks of tensors by their part, and add those that exist before the run."""
@@ -225,6 +229,8 @@ class Recorder(DispatchMode):
             for run in self.on_root:
                 run(module)
             if module not in self.names:
+                for run in self.on_new_root:
+                    run(module)
                 self.names.update({inner: path for path, inner in module.named_modules()})
                 self.hold("parameters", module.named_parameters())
                 self.hold("buffers", module.named_buffers())
@@ -235,8 +241,8 @@ class Recorder(DispatchMode):
             self.phase = FORWARD if is_training else EVALUATION
         self.tracker._enter(self.names.get(module, type(module).__name__), module, args, {})
 
-    def _left(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        self.tracker._leave(self.names.get(module, type(module).__name__), module, args, kwargs, out)
+    def _left(self, module: nn.Module, args: Any, out: Any) -> None:
+        self.tracker._leave(self.names.get(module, type(module).__name__), module, args, {}, out)
 
     def _made(self, given: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         self.first_optimizer = self.first_optimizer or weakref.ref(optimizer)
@@ -264,7 +270,7 @@ class Recorder(DispatchMode):
     def _backward(self, given: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         self.phase = BACKWARD
         given(*args, **kwargs)
-        self.phase = BETWEEN
+        self.phase = OPTIMIZER if self.updating else BETWEEN  # a closure runs inside the optimizer step
         if self.first_optimizer is None:  # a loop that updates its parameters by hand
             self._updated()
 
@@ -359,7 +365,7 @@ class Recorder(DispatchMode):
             self.log.refused.append((size, self.line(), at))
             raise
         number = self.log.born(size, shape, dtype, owner, at, part, self._held())
-        self.refs[number] = None, block
+        self.living[number] = block
         return number
 
     def _held(self) -> tuple[int, int]:
@@ -367,7 +373,9 @@ class Recorder(DispatchMode):
         return (0, 0) if allocator is None else (allocator.allocated_bytes, allocator.reserved_bytes)
 
     def _free(self, number: int, at: Place) -> None:
-        _, block = self.refs.pop(number)
+        if number not in self.living:
+            return
+        block = self.living.pop(number)
         if self.device.allocator is not None:
             self.device.allocator.free(block)
         self.log.freed(number, at, self._held())
@@ -377,12 +385,11 @@ class Recorder(DispatchMode):
         key = storage_key(tensor)
 
         def end(_: object) -> None:
-            self.numbers.pop(key, None)
-            if number in self.refs:
-                self._free(number, self.place())
+            self.ends.pop(key, None)
+            self._free(self.numbers.pop(key, -1), self.place())
 
         self.numbers[key] = number
-        self.refs[number] = weakref.ref(tensor.untyped_storage(), end), self.refs[number][1]
+        self.ends[key] = weakref.ref(tensor.untyped_storage(), end)
 
     def _resized(self, key: int, storage: Any, before_bytes: int) -> None:
         """Note the new size of a storage: FSDP frees and allocates gathered parameters so."""
@@ -390,12 +397,9 @@ class Recorder(DispatchMode):
         if number is None or size == before_bytes:
             return
         at, block = self.place(), self.log.blocks[number]
-        ref = self.refs[number][0]
-        if before_bytes and number in self.refs and block.freed < 0:
-            self._free(number, at)
+        self._free(number, at)
         if size:
-            self.numbers[key] = again = self._allocate(size, (size,), block.dtype, block.owner, at)
-            self.refs[again] = ref, self.refs[again][1]
+            self.numbers[key] = self._allocate(size, (size,), block.dtype, block.owner, at)
 
     def _owner(self, tensor: torch.Tensor, otherwise: str = "") -> str:
         number = self.numbers.get(storage_key(tensor), -1)
@@ -440,12 +444,10 @@ def _method(wrapped: Callable[..., Any], given: Any) -> Any:
 
 def is_library(name: str) -> bool:
     """Return True for a file of Python, of an installed package or of this one."""
-    return name.startswith(_LIBRARIES)
+    return name.startswith(_OWN) or any(folder in name for folder in ("/site-packages/", "/dist-packages/"))
 
 
-_LIBRARIES = tuple({
-    "<",
-    sys.modules["os"].__file__.rpartition("/")[0] + "/",  # type: ignore[union-attr]
-    torch.__file__.rpartition("/torch/")[0] + "/",
-    sys.modules["bertscope"].__file__.rpartition("/")[0] + "/",  # type: ignore[union-attr]
-})  # fmt: skip
+_OWN = (
+    "<", f"{os.path.dirname(os.__file__)}/", f"{os.path.dirname(os.path.dirname(torch.__file__))}/",
+    f"{os.path.dirname(bertscope.__file__)}/",
+)  # fmt: skip
