@@ -5,6 +5,7 @@ line of JSON: for each optimizer step the highest bytes since the one before and
 bytes after the last step.
 """
 
+import contextlib
 import json
 import os
 import runpy
@@ -39,11 +40,8 @@ def main() -> None:
     torch.save = lambda *_, **__: None
     sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
     torch.set_num_threads(1)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        except Stop:
-            pass
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, contextlib.suppress(Stop):
+        runpy.run_path(sys.argv[0], run_name="__main__")
     live = peak = 0
     found = []
     for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):

@@ -46,6 +46,14 @@ def run(
     >>> report.answer, report.peak.phase, report.peak.line
     ('yes', 'backward', 'train.py:11')
     """
+    return recorded(script, args, module=module, fit=fit, _layers=_layers, **settings)[0]
+
+
+def recorded(
+    script: str | PathLike[str] | Callable[[], Any], args: Sequence[Any] = (), *, module: bool = False, fit: str = "",
+    wants_snapshot: bool = False, _layers: Sequence[Layer] = (), **settings: Unpack[DryRunSettings],
+) -> tuple[RunReport | RunFitReport, bytes | None]:  # fmt: skip
+    """Return what `run` does, and on request a snapshot of the step with the peak."""
     asked = Asked.of(settings, _layers, records=RAN, question="run")
     ((run_config, limit, dry),) = asked.resolved(**DEFAULTS["run"]).points
     gpu = find_gpu(limit.gpu) if limit.gpu is not None else None
@@ -63,6 +71,7 @@ def run(
         is_module=module, steps=dry.steps, gpu=gpu, budget_bytes=budget,
         limit_bytes=None if budget is None else budget - context, context_bytes=limit.context, network=dry.network,
         expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,
+        wants_snapshot=wants_snapshot,
     )  # fmt: skip
     if callable(script):
         own = {"args": args, "module": module, "fit": fit}
@@ -71,7 +80,7 @@ def run(
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
         return run_here(script, wanted)
 
-    def once(one: ScriptRun) -> RunReport:
+    def once(one: ScriptRun) -> tuple[RunReport, bytes | None]:
         """Run the script once."""
         return dry_run(one, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
 
@@ -79,4 +88,4 @@ def run(
         return once(wanted)
     if budget is None:
         raise asked.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
-    return fitted(wanted, fit, once, budget)
+    return fitted(wanted, fit, lambda one: once(one)[0], budget), None

@@ -59,14 +59,20 @@ def run(
     view.check_timeline()
     if fit and (view.timeline or view.snapshot or view.rows is not None):
         raise SelectionError("--timeline, --snapshot and --rows show one run; leave them or --fit out")
-    from bertscope.api.run import run as dry_run
+    from bertscope.api.run import recorded
     from bertscope.reports.run import RunFitReport
 
     with progress_shown():
-        report = dry_run(script, arguments or (), module=module, fit=fit, _layers=settings.layers)
-    out.show(report)
+        report, picture = recorded(
+            script, arguments or (), module=module, fit=fit, wants_snapshot=view.snapshot is not None,
+            _layers=settings.layers,
+        )  # fmt: skip
     if isinstance(report, RunFitReport):
+        out.show(report)
         return 0 if report.largest else 1
+    out.show(report, shown_rows=view.rows)
+    if view.snapshot is not None and picture is not None:
+        write_file(view.snapshot, picture)
     if view.timeline is not None:
         from bertscope.render.run import timeline
 

@@ -11,13 +11,13 @@ from bertscope.render.console import PARTS, Target
 from bertscope.render.timeline.panels import part_name
 from bertscope.render.views import Table, View
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import NO, UNCERTAIN, YES, MemoryReport, Variant
+from bertscope.reports.memory import BACKWARD, NO, UNCERTAIN, YES, MemoryReport, Variant
 from bertscope.reports.run import RunFitReport, RunPhase, RunReport
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
 
 _ROWS = 8  # lines that hold memory at the peak, without -v
-_VERDICTS = {YES: "Fits on", UNCERTAIN: "May fit on", NO: "Does not fit on"}
+_VERDICTS = {YES: "Fits", UNCERTAIN: "May fit", NO: "Does not fit"}
 
 
 def answer(report: RunReport) -> str:
@@ -26,11 +26,11 @@ def answer(report: RunReport) -> str:
     where = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{_at(peak.line)}"
     if not report.answer or report.device is None or report.budget_bytes is None:
         return f"{where[:1].upper()}{where[1:]}."
-    verdict = f"{_VERDICTS[report.answer]} {report.card.name if report.card else 'the budget'}"
     total = bytes_text(report.budget_bytes)
+    verdict = f"{_VERDICTS[report.answer]} {f'on {report.card.name}' if report.card else f'in {total}'}"
     if report.failure:
         line = report.refused_lines[-1] if report.refused_lines else ""
-        return f"{verdict} ({total}): out of memory{_at(line)}, {bytes_text(report.refused_bytes[-1])} more asked for."
+        return f"{verdict}: out of memory{_at(line)}, where {bytes_text(report.refused_bytes[-1])} more is needed."
     return f"{verdict}: {bytes_text(report.device.card_bytes)} of {total}; {where}."
 
 
@@ -70,10 +70,10 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
 
 
 def _last_of_each(phases: Sequence[RunPhase]) -> list[RunPhase]:
-    """Return the phases of the last whole step, and of what follows it, and the highest of all."""
-    steps = [phase.step for phase in phases if phase.phase == "optimizer"] or [phase.step for phase in phases]
-    top = max(phases, key=lambda phase: phase.peak_bytes)
-    return [phase for phase in phases if phase.step >= steps[-1] or phase is top]
+    """Return the phases of the last step and of the one with the peak, and all evaluations."""
+    top = max(phases, key=lambda phase: (phase.peak_bytes, phase.step))
+    last = max((phase.step for phase in phases if phase.phase == BACKWARD), default=top.step)
+    return [phase for phase in phases if phase.step in (top.step, last) or phase.phase == "evaluation"]
 
 
 def _lines(report: RunReport, target: Target | None) -> Iterator[tuple[str, str]]:

@@ -79,8 +79,8 @@ class RunReport(TableReport[RunPhase]):
 
     @property
     def peak(self) -> RunPhase | None:
-        """Return the phase with the peak; None for a script that puts nothing on the card."""
-        return max(self.phases, key=lambda phase: phase.peak_bytes, default=None)
+        """Return the phase with the peak, of equal ones the last."""
+        return max(self.phases, key=lambda phase: (phase.peak_bytes, phase.step), default=None)
 
     @property
     def answer(self) -> str:

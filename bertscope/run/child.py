@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import os
@@ -39,6 +40,7 @@ class ScriptRun:
     network: bool = False
     sandbox: str = ""  # an empty folder, for the mounts; none for a run without
     memory_limit_bytes: int | None = None
+    wants_snapshot: bool = False  # of the step with the peak, for PyTorch's memory viewer
     like_cpu: bool = False  # a CPU's kernels, to compare with a real run
 
 
@@ -87,6 +89,7 @@ def record(
     `refused` stands for a card that cannot be installed and for an operator without a rule. When the last step has
     ended, `leave` gets the result, or without it the function is left by an exception.
     """
+    from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.errors import BertscopeError
     from bertscope.run.device import lacks_kernel
     from bertscope.run.limits import Stop
@@ -103,7 +106,9 @@ def record(
             def fields(failure: str = "") -> dict[str, Any]:
                 """Return the fields of the report."""
                 recorder.close()
-                found = summary(recorder, limits, card, rows, asked.context_bytes)
+                found, trace = summary(recorder, limits, card, rows, asked.context_bytes, bool(failure))
+                if asked.wants_snapshot and trace is not None:
+                    found["snapshot"] = base64.b64encode(snapshot(trace)).decode()
                 return found | {"failure": failure, "assumed": tuple(assumed), "remarks": tuple(card.remarks)}
 
             if leave is not None:
@@ -114,7 +119,8 @@ def record(
                 pass
             except SystemExit as end:
                 if end.code not in (None, 0):
-                    failure = f"it ended with exit code {end.code}" if isinstance(end.code, int) else str(end.code)
+                    name = os.path.basename(asked.script)
+                    failure = f"{name} ended with exit code {end.code}" if isinstance(end.code, int) else str(end.code)
             except torch.OutOfMemoryError as error:
                 failure, where = str(error), _place(error)
             except (Exception, KeyboardInterrupt) as error:

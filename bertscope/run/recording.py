@@ -14,7 +14,7 @@ from bertscope.analyses.memory.events import GRANULE_BYTES, Block, MemoryEvent, 
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.tracing.record import SETUP, Place, Recorder, RunLog
 from bertscope.gpus import CONTEXT_BYTES
-from bertscope.reports.memory import FORWARD, OPTIMIZER, DeviceTerms, Memory, Parts
+from bertscope.reports.memory import FORWARD, OPTIMIZER, DeviceTerms, Parts
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
 from bertscope.run.device import FakeCard
 from bertscope.run.limits import Evaluated, Limits
@@ -26,10 +26,13 @@ _KEPT, _STATE, _TEMPORARY = "activations", "optimizer_state", "temporaries"
 
 
 class Recording:
-    """A log with the size, the part and the live bytes of its blocks and events, on a card with its granule."""
+    """A log with the size, the part and the live bytes of its blocks and events, on a card with its granule.
 
-    def __init__(self, log: RunLog, device: str = "cuda") -> None:
-        self.log, self.granule = log, GRANULE_BYTES[device]
+    What is before event `start` is left out of peaks: a script that went on after an error began anew there.
+    """
+
+    def __init__(self, log: RunLog, device: str = "cuda", start: int = 0) -> None:
+        self.log, self.granule, self.start = log, GRANULE_BYTES[device], start
         self.parts = [self._part(number) for number in range(len(log.blocks))]
         self.sizes = [
             0 if part == WORKSPACES else rounded(block.size_bytes, self.granule)
@@ -56,8 +59,8 @@ class Recording:
 
     def runs(self) -> Iterator[tuple[tuple[int, str], int, int]]:
         """Yield each step and phase with its first event and the one behind its last, in their order."""
-        begun, events = 0, self.log.events
-        for number in range(1, len(events) + 1):
+        begun, events = self.start, self.log.events
+        for number in range(begun + 1, len(events) + 1):
             if number == len(events) or events[number].place[:2] != events[begun].place[:2]:
                 yield events[begun].place[:2], begun, number
                 begun = number
@@ -144,7 +147,7 @@ def phases(found: Recording, rows: Mapping[str, str]) -> tuple[RunPhase, ...]:
     peaks, log = found.peaks(), found.log
     parts = found.parts_at(list(peaks.values()))
     reserved: dict[tuple[int, str], int] = defaultdict(int)
-    for event in log.events:
+    for event in log.events[found.start :]:
         reserved[event.place[:2]] = max(reserved[event.place[:2]], event.reserved_bytes)
     left = {key: found.live[end - 1] for key, _, end in found.runs()}
     made = []
@@ -153,8 +156,8 @@ def phases(found: Recording, rows: Mapping[str, str]) -> tuple[RunPhase, ...]:
         is_before = event.place[:2] != (step, phase)  # the peak is what the phase began with
         place = Place(step, phase, "") if is_before else event.place
         made.append(RunPhase(
-            step=0 if phase == SETUP else step + 1, phase=phase, peak_bytes=found.live[moment], left_bytes=left[step, phase],
-            reserved_bytes=reserved[step, phase], path=row_of(place.path, rows),
+            step=0 if phase == SETUP else step + 1, phase=phase, peak_bytes=found.live[moment],
+            left_bytes=left[step, phase], reserved_bytes=reserved[step, phase], path=row_of(place.path, rows),
             operator="" if is_before else found.operator(event.call),
             line="" if is_before else found.line(event.call), parts=parts[moment],
         ))  # fmt: skip
@@ -206,34 +209,39 @@ def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEva
 
 
 def summary(
-    recorder: Recorder, limits: Limits, card: FakeCard, rows: Mapping[str, str], context_bytes: int | None
-) -> dict[str, Any]:
-    """Return the fields of the report that the log gives."""
+    recorder: Recorder, limits: Limits, card: FakeCard, rows: Mapping[str, str], context_bytes: int | None,
+    is_full: bool,
+) -> tuple[dict[str, Any], MemoryTrace | None]:  # fmt: skip
+    """Return the fields of the report that the log gives, and the trace of the step with the peak.
+
+    `is_full` tells that the card had no room at the end.
+    """
     if not recorder.log.events:
-        return {"updates": recorder.updates, "phases": ()}
-    found = Recording(recorder.log, "cpu" if card.like_cpu else "cuda")
+        return {"updates": recorder.updates, "phases": ()}, None
+    log = recorder.log
+    start = log.refused[-1][2] if log.refused and not is_full else 0
+    found = Recording(log, "cpu" if card.like_cpu else "cuda", start if start < len(log.events) else 0)
     shown = phases(found, rows)
-    top = max(range(len(found.live)), key=found.live.__getitem__)
-    step = recorder.log.events[top].place
-    whole: Memory | None = None
-    if step.phase != SETUP:
-        whole = memory(found.trace(step.step), "estimated", rows)
+    top = max(range(found.start, len(found.live)), key=found.live.__getitem__)
+    step = log.events[top].place
+    trace = found.trace(step.step) if step.phase != SETUP else None
+    whole = None if trace is None else memory(trace, "estimated", rows)
     more = evaluation(found, limits)
     low, high = (card.gpu.context_low_bytes, card.gpu.context_high_bytes) if card.gpu else CONTEXT_BYTES
     if context_bytes is not None:
         low = high = context_bytes
-    reserved = max(event.reserved_bytes for event in recorder.log.events)
-    allocated = max(event.allocated_bytes for event in recorder.log.events)
+    reserved = max(event.reserved_bytes for event in log.events[found.start :])
+    allocated = max(event.allocated_bytes for event in log.events[found.start :])
     beyond = 0 if more is None else max(more.peak_bytes - found.live[top], 0)
-    workspaces = [block.size_bytes for block in recorder.log.blocks if block.part == WORKSPACES]
+    workspaces = [block.size_bytes for block in log.blocks if block.part == WORKSPACES]
     terms = DeviceTerms(
         allocated_bytes=allocated + beyond, workspace_bytes=sum(workspaces), reserved_bytes=reserved + beyond,
         card_bytes=reserved + beyond + high, context_low_bytes=low, context_high_bytes=high,
     )  # fmt: skip
-    refused = recorder.log.refused
-    return {
+    fields = {
         "updates": recorder.updates, "phases": shown, "held": held(found, top, rows), "device": terms,
         "memory": None if whole is None else replace(whole, device=terms), "evaluation": more,
-        "refused_bytes": tuple(size for size, _, _ in refused),
-        "refused_lines": tuple(short_line(line) for _, line, _ in refused),
+        "refused_bytes": tuple(size for size, _, _ in log.refused),
+        "refused_lines": tuple(short_line(line) for _, line, _ in log.refused),
     }  # fmt: skip
+    return fields, trace

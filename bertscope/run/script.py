@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import sys
@@ -12,24 +13,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError, one_line
+from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError, name_of, one_line
 from bertscope.processes.child import Child
 from bertscope.processes.folders import OwnFolder
 from bertscope.processes.worker import ENDED, GARBLED, Worker
 from bertscope.progress import progress
 from bertscope.reports.json import typed
+from bertscope.reports.memory import YES
 from bertscope.reports.run import RunFit, RunFitReport, RunReport
 from bertscope.run.child import ScriptRun, record
 
 _UNCONTAINED = (
-    "the script's writes would not be contained here: {reason}; add {option} to run it all the same, which keeps only "
-    "what torch.save and safetensors write"
+    "what the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it all the "
+    "same, without a sandbox"
 )
 _RANGE = re.compile(r"([A-Za-z_][\w.-]*)=([0-9]{1,9})\.\.([0-9]{1,9})", re.ASCII)
 
 
-def dry_run(asked: ScriptRun, *, timeout_seconds: float, is_contained: bool = True) -> RunReport:
-    """Run a script in a process of its own, and return what it would hold on the card.
+def dry_run(asked: ScriptRun, *, timeout_seconds: float, is_contained: bool = True) -> tuple[RunReport, bytes | None]:
+    """Run a script in a process of its own, and return what it would hold on the card, and a snapshot if it is wanted.
 
     Raises BertscopeError for a fault of the script, with its line, and WorkerError for one of the run: an operator
     without a rule, the time, the end of the process.
@@ -54,7 +56,9 @@ def dry_run(asked: ScriptRun, *, timeout_seconds: float, is_contained: bool = Tr
             if message is None and time.monotonic() < end:
                 continue
             if message is None:
-                raise WorkerError(f"{name} ran for longer than {timeout_seconds:g} s; give a longer --timeout")
+                raise WorkerError(
+                    f"{name} ran for longer than {timeout_seconds:g} s; give a longer {name_of('timeout')}"
+                )
             kind, content = message
             if kind in (ENDED, GARBLED):
                 reason = content if kind == GARBLED else worker.death()
@@ -63,11 +67,13 @@ def dry_run(asked: ScriptRun, *, timeout_seconds: float, is_contained: bool = Tr
     if kind == "report":
         return report_of(asked, content)
     if kind == "uncontained":
-        raise WorkerError(_UNCONTAINED.format(reason=one_line(str(content), limit=120), option="--no-sandbox"))
+        raise WorkerError(
+            _UNCONTAINED.format(reason=one_line(str(content), limit=120), option=name_of("sandbox=False"))
+        )
     raise _error(kind, content)
 
 
-def run_here(function: Callable[[], Any], asked: ScriptRun) -> RunReport:
+def run_here(function: Callable[[], Any], asked: ScriptRun) -> tuple[RunReport, bytes | None]:
     """Run a function in this process on the fake card, and put everything back."""
     kind, content = record(asked, function)
     if kind != "report":
@@ -75,8 +81,9 @@ def run_here(function: Callable[[], Any], asked: ScriptRun) -> RunReport:
     return report_of(asked, content)
 
 
-def report_of(asked: ScriptRun, found: dict[str, Any]) -> RunReport:
-    """Return the report with the fields that a run gave."""
+def report_of(asked: ScriptRun, found: dict[str, Any]) -> tuple[RunReport, bytes | None]:
+    """Return the report with the fields that a run gave, and the snapshot."""
+    picture = found.pop("snapshot", None)
     report = RunReport(
         script=asked.script, arguments=asked.arguments, card=asked.gpu, budget_bytes=asked.budget_bytes, **found
     )
@@ -85,7 +92,7 @@ def report_of(asked: ScriptRun, found: dict[str, Any]) -> RunReport:
             f"{os.path.basename(asked.script)} put nothing on a CUDA device; does it choose the device by "
             "torch.cuda.is_available()?"
         )
-    return report
+    return report, None if picture is None else base64.b64decode(picture)
 
 
 def _message(line: bytes) -> tuple[str, Any]:
@@ -94,16 +101,15 @@ def _message(line: bytes) -> tuple[str, Any]:
 
     kind, content = json.loads(line)
     if kind == "report":
+        picture = content.pop("snapshot", None)
         plain = {"script": "", "arguments": [], "card": None, "budget_bytes": None} | content
-        return kind, _fields(typed(RunReport, plain, "the report of the script"))
+        found: RunReport = typed(RunReport, plain, "the report of the script")
+        fields = {name: value for name, value in vars(found).items() if name not in _ASKED}
+        return kind, fields | ({} if picture is None else {"snapshot": str(picture)})
     return str(kind), [str(item) for item in content] if isinstance(content, list) else str(content)
 
 
 _ASKED = ("script", "arguments", "card", "budget_bytes")  # fields that the process does not say
-
-
-def _fields(report: RunReport) -> dict[str, Any]:
-    return {name: value for name, value in vars(report).items() if name not in _ASKED}
 
 
 def _error(kind: str, content: Sequence[str]) -> BertscopeError:
@@ -115,7 +121,8 @@ def _error(kind: str, content: Sequence[str]) -> BertscopeError:
 def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport], budget_bytes: int) -> RunFitReport:
     """Return the largest value of an argument with which a script fits; `wanted` is NAME=low..high.
 
-    The peak at two values gives a line; where it ends is the first guess, and each answer halves what is left.
+    The bytes on the card at the two largest values that fit give a line, and where it ends is the next guess; a guess
+    above a value that does not fit gives way to the middle.
     """
     found = _RANGE.fullmatch(wanted)
     if found is None or int(found[2]) < 1 or int(found[2]) > int(found[3]):
@@ -133,30 +140,22 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
                 value=value, answer=report.answer, peak_bytes=peak.peak_bytes if peak else 0,
                 card_bytes=device.card_bytes if device else 0,
             )  # fmt: skip
-        return rows[value].answer == "yes"
+        return rows[value].answer == YES
 
-    least, most = low - 1, high + 1
-    if not fits(low):
-        most = low
-    else:
-        least = low
-        second = min(low * 2, high)
-        if second > low:
-            least, most = (second, most) if fits(second) else (least, second)
-        if least == second > low and most > high:
-            one, two = rows[low], rows[second]
-            slope = (two.card_bytes - one.card_bytes) / (second - low)
-            guess = int(second + (budget_bytes - two.card_bytes) / slope) if slope > 0 else high
-            for value in (guess, guess + 1):
-                value = min(max(value, least + 1), high)
-                if least < value < most:
-                    least, most = (value, most) if fits(value) else (least, value)
+    least, most = (low, high + 1) if fits(low) else (low - 1, low)
     while most - least > 1:
-        value = (least + most) // 2 if most <= high else high
+        *_, one, two = (None, *(rows[value] for value in sorted(rows) if rows[value].answer == YES))
+        value = min(least * 8, high)
+        if one is not None and two is not None and two.card_bytes > one.card_bytes:
+            slope = (two.card_bytes - one.card_bytes) / (two.value - one.value)
+            value = int(two.value + (budget_bytes - two.card_bytes) / slope)
+        if value >= most:
+            value = high if most > high else (least + most) // 2
+        value = max(value, least + 1)
         least, most = (value, most) if fits(value) else (least, value)
     ordered = tuple(rows[value] for value in sorted(rows))
     remarks = []
-    peaks = [row.peak_bytes for row in ordered if row.answer == "yes"]
+    peaks = [row.peak_bytes for row in ordered if row.answer == YES]
     if len(peaks) > 1 and len(set(peaks)) == 1:
         remarks.append(f"the peak does not change with {name}: is it an argument of the script?")
     if peaks != sorted(peaks):

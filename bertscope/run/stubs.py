@@ -254,7 +254,7 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
     put(card.fake, tolist=lambda tensor: card.on_cpu(tensor).tolist(), __format__=_formatted)
     if card.like_cpu:
         for place in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-            kinds = sys.modules[place]._foreach_supported_types  # type: ignore[attr-defined]
+            kinds = sys.modules[place]._foreach_supported_types
             kinds.remove(card.fake)
             stack.callback(kinds.append, card.fake)
 

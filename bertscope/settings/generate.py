@@ -38,7 +38,8 @@ _OTHERS = ("architecture", "attention", "lora", "download", "tokenizer", "tokens
            "implementation", "nn_module", "direction", "depth")  # fmt: skip
 FORMS = OPTIONS | {name: option_name(name) for name in _OTHERS} | {
     "field": "--lengths-field", "add_pooling_layer": "--pooler", "around": "--class",
-    "given": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout"
+    "given": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout",
+    "sandbox=False": "--no-sandbox",
 }  # fmt: skip
 
 

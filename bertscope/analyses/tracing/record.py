@@ -96,7 +96,7 @@ class RunLog:
     calls: list[Call] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    refused: list[tuple[int, str, Place]] = field(default_factory=list)  # requests without room: bytes, line, place
+    refused: list[tuple[int, str, int]] = field(default_factory=list)  # requests without room: bytes, line, event
 
     def born(
         self, size: int, shape: Any, dtype: str, owner: str, at: Place, part: str = "", held: tuple[int, int] = (0, 0)
@@ -234,6 +234,9 @@ class Recorder(DispatchMode):
                 self.names.update({inner: path for path, inner in module.named_modules()})
                 self.hold("parameters", module.named_parameters())
                 self.hold("buffers", module.named_buffers())
+            for number in (self.numbers.get(storage_key(tensor), -1) for tensor in tensors(args)):
+                if number >= 0 and not self.log.blocks[number].part:
+                    self.log.blocks[number].part = "inputs"
             is_training = torch.is_grad_enabled() or module.training
             if is_training:
                 self.steps += self.is_updated  # a step ends where the next forward pass begins
@@ -362,7 +365,7 @@ class Recorder(DispatchMode):
         try:
             block = self.device.malloc(size)
         except torch.OutOfMemoryError:
-            self.log.refused.append((size, self.line(), at))
+            self.log.refused.append((size, self.line(), len(self.log.events)))
             raise
         number = self.log.born(size, shape, dtype, owner, at, part, self._held())
         self.living[number] = block
