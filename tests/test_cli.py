@@ -21,8 +21,8 @@ from tests.child_server import loaded
 from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, run_python, shortened
 
 COMMANDS = (
-    "count", "tree", "flops", "explain", "diagram", "diff", "report", "presets", "estimate", "profile", "fit", "plan",
-    "why", "sweep", "check", "schema", "doctor",
+    "count", "tree", "flops", "explain", "diagram", "diff", "report", "presets", "estimate", "profile", "run", "fit",
+    "plan", "why", "sweep", "check", "schema", "doctor",
 )  # fmt: skip
 PROGRAM = (sys.executable, "-m", "bertscope")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
@@ -563,7 +563,7 @@ def test_a_message_of_click_is_one_line_with_the_next_command(cli, words, said):
 
 def test_an_option_of_other_commands_suggests_no_option_of_this_one(cli):
     err = cli("estimate", "--budget", "8GiB").err
-    assert err.startswith("error: No such option: --budget; --budget is an option of report, fit, ")
+    assert err.startswith("error: No such option: --budget; --budget is an option of report, run, fit, ")
 
 
 # A word of another tool -> the option, and a command that has it.

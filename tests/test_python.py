@@ -33,7 +33,7 @@ FUNCTIONS = ("count", "tree", "flops", "estimate", "profile", "fit", "report", "
 @pytest.fixture
 def _in_the_users_folder(user_folder, tmp_path, monkeypatch):
     shutil.copytree(user_folder / "my-bert", tmp_path / "my-bert")
-    for name in ("args.json", "oom.log"):
+    for name in ("args.json", "oom.log", "train.py"):
         shutil.copy(user_folder / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 
 import pytest
 
@@ -12,7 +12,7 @@ from bertscope import torch_access
 from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.errors import BertscopeError
 from bertscope.settings.parallelism import Parallelism
-from bertscope.torch_access import DispatchMode, compiled, distributed, torch
+from bertscope.torch_access import DispatchMode, compiled, distributed, fake_card, torch
 from tests.conftest import ROOT, run_python
 
 aten = torch.ops.aten
@@ -583,3 +583,131 @@ def test_inductor_runs_its_programs_on_fake_tensors_without_kernels():
         found = run(torch.ones(3, 5))
     assert found.shape == (3, 5)
     assert torch_access.is_plain_fake(found)
+
+
+def test_the_frame_that_runs_is_that_of_the_callers_caller_or_of_another_thread():
+    def caller():
+        return torch_access.running_frame(get_ident())
+
+    assert caller().f_code.co_name == "test_the_frame_that_runs_is_that_of_the_callers_caller_or_of_another_thread"
+    done, found = Event(), []
+    waiting = Thread(target=done.wait)
+    waiting.start()
+    found.append(torch_access.running_frame(waiting.ident))
+    done.set()
+    waiting.join()
+    assert found[0].f_code.co_name == "wait"
+
+
+# ---- the fake card: in processes of their own, since it goes before the first backward pass of a process ----
+
+ON_THE_CARD = """
+import torch
+from bertscope.torch_access import fake_tensor_mode
+from bertscope.torch_access import fake_card
+names = [(torch.cuda, "_lazy_init"), (torch.nn.Module, "_apply"), (torch.UntypedStorage, "data_ptr")]
+before = [getattr(place, name) for place, name in names] + [torch.nn.Parameter.data, torch.cuda.is_available()]
+from torch.optim.optimizer import _foreach_supported_types
+def after():
+    now = [getattr(place, name) for place, name in names]
+    assert before == now + [torch.nn.Parameter.data, torch.cuda.is_available()]
+    assert "FakeTensor" not in [kind.__name__ for kind in _foreach_supported_types]
+    assert not hasattr(torch._C, "_cuda_getDeviceCount") or torch.version.cuda
+    try:
+        torch.ones(1, device="cuda")
+    except (AssertionError, RuntimeError):
+        pass
+    else:
+        raise SystemExit("the card stayed")
+    weight = torch.ones(3, requires_grad=True)
+    (weight * 2).sum().backward()
+    assert weight.grad.tolist() == [2, 2, 2]
+"""
+
+
+def on_the_card(code):
+    done = run_python(ON_THE_CARD + code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_trains_on_the_fake_card_by_torchs_own_cuda_dispatch():
+    on_the_card("""
+with fake_card.fake_card(), fake_tensor_mode():
+    model = torch.nn.Linear(4, 2)
+    weight = model.weight
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.cuda()
+    assert model.weight is weight and weight.device == torch.device("cuda", 0) and weight.is_cuda
+    with torch.autocast("cuda", dtype=torch.float16):
+        out = model(torch.ones(3, 4, device="cuda"))
+        assert out.dtype == torch.float16 and out.softmax(-1).dtype == torch.float32
+        loss = torch.nn.functional.cross_entropy(out, torch.zeros(3, dtype=torch.long, device="cuda"))
+        assert loss.grad_fn.next_functions[0][0].name() == "ToCopyBackward0"
+    loss.backward()
+    optimizer.step()
+    assert optimizer.state[weight]["exp_avg"].is_cuda
+after()
+""")
+
+
+def test_a_module_on_the_fake_card_is_copied_tied_and_set_as_on_a_card():
+    on_the_card("""
+import copy
+with fake_card.fake_card(), fake_tensor_mode():
+    model = torch.nn.ModuleDict({"a": torch.nn.Embedding(5, 4), "b": torch.nn.Linear(4, 5, bias=False)})
+    model["b"].weight = model["a"].weight
+    model.cuda()
+    assert model["a"].weight is model["b"].weight
+    other = copy.deepcopy(model)
+    assert other["a"].weight is not model["a"].weight and isinstance(other["a"].weight, torch.nn.Parameter)
+    assert other["a"].weight.untyped_storage().data_ptr() != model["a"].weight.untyped_storage().data_ptr()
+    model["a"].weight.data = torch.zeros(5, 4)
+    assert model["a"].weight.shape == (5, 4)
+after()
+""")
+
+
+def test_an_exception_on_the_fake_card_leaves_torch_as_it_was():
+    on_the_card("""
+try:
+    with fake_card.fake_card(), fake_tensor_mode():
+        torch.nn.Linear(2, 2).cuda()
+        raise KeyError
+except KeyError:
+    pass
+after()
+with fake_card.fake_card(), fake_tensor_mode():
+    torch.ones(2, device="cuda", requires_grad=True).sum().backward()
+after()
+""")
+
+
+def test_a_process_that_ran_a_backward_pass_gets_no_card_and_says_why():
+    on_the_card("""
+from bertscope.errors import BertscopeError
+torch.ones(2, requires_grad=True).sum().backward()
+try:
+    with fake_card.fake_card():
+        raise SystemExit("there is one")
+except BertscopeError as error:
+    assert "backward pass" in str(error), error
+after()
+""")
+
+
+def test_a_torch_that_changed_refuses_the_card_in_one_line():
+    on_the_card("""
+from bertscope.errors import BertscopeError
+fake_card._HOOKS = "no_such_symbol"
+try:
+    with fake_card.fake_card():
+        raise SystemExit("there is one")
+except BertscopeError as error:
+    assert "no fake card" in str(error) and "\\n" not in str(error)
+after()
+""")
+
+
+def test_what_has_no_rule_is_an_error_of_its_own():
+    assert issubclass(fake_card.NoRule, RuntimeError)
+    assert str(fake_card.NoRule("my::kernel has no rule")) == "my::kernel has no rule"

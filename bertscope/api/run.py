@@ -9,11 +9,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from bertscope.api.asked import Asked
+from bertscope.dry_run.child import ScriptRun
+from bertscope.dry_run.script import dry_run, fitted, run_here
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, find_gpu
 from bertscope.reports.run import RunFitReport, RunReport
-from bertscope.run.child import ScriptRun
-from bertscope.run.script import dry_run, fitted, run_here
 from bertscope.settings.generate import with_settings
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import DEFAULTS, RAN
@@ -44,7 +44,7 @@ def run(
 
     >>> report = bertscope.run("train.py", gpu="t4")
     >>> report.answer, report.peak.phase, report.peak.line
-    ('yes', 'backward', 'train.py:11')
+    ('yes', 'evaluation', 'train.py:33')
     """
     return recorded(script, args, module=module, fit=fit, _layers=_layers, **settings)[0]
 

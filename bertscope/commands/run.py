@@ -13,11 +13,9 @@ from bertscope.settings.run_config import RAN
 
 EXAMPLES = """
   bertscope run train.py
-  bertscope run --gpu t4 train.py --lr 3e-5 --epochs 3
-  bertscope run --gpu a100-40gb -m mypackage.train config.yaml
-  bertscope run --gpu t4 --fit per_device_train_batch_size=1..512 train.py --output_dir out
-  bertscope run --budget 12GiB --format json train.py
-  bertscope run --timeline run.html train.py
+  bertscope run --gpu t4 --timeline run.html train.py --lr 3e-5 --epochs 3
+  bertscope run --gpu t4 --fit batch_size=1..512 train.py
+  bertscope run --budget 12GiB --format json -m train
 exit codes: 0 it fits, or no card was asked for; 1 it does not fit; 2 the script failed; 3 the run could not be made
 """
 
@@ -74,8 +72,8 @@ def run(
     if view.snapshot is not None and picture is not None:
         write_file(view.snapshot, picture)
     if view.timeline is not None:
-        from bertscope.render.run import timeline
+        from bertscope.render.run import step_timeline
 
-        write_file(view.timeline, timeline(report, view.timeline.suffix))
+        write_file(view.timeline, step_timeline(report, view.timeline.suffix))
         note(f"the timeline is in {view.timeline}")
     return 1 if report.answer == "no" else 0

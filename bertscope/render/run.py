@@ -11,7 +11,7 @@ from bertscope.render.console import PARTS, Target
 from bertscope.render.timeline.panels import part_name
 from bertscope.render.views import Table, View
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import BACKWARD, NO, UNCERTAIN, YES, MemoryReport, Variant
+from bertscope.reports.memory import BACKWARD, EVALUATING, NO, UNCERTAIN, YES, MemoryReport, Variant
 from bertscope.reports.run import RunFitReport, RunPhase, RunReport
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
@@ -20,7 +20,7 @@ _ROWS = 8  # lines that hold memory at the peak, without -v
 _VERDICTS = {YES: "Fits", UNCERTAIN: "May fit", NO: "Does not fit"}
 
 
-def answer(report: RunReport) -> str:
+def _answer(report: RunReport) -> str:
     """Return if the script fits, and where its peak is, in a sentence."""
     peak = report.peak
     where = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{_at(peak.line)}"
@@ -73,7 +73,7 @@ def _last_of_each(phases: Sequence[RunPhase]) -> list[RunPhase]:
     """Return the phases of the last step and of the one with the peak, and all evaluations."""
     top = max(phases, key=lambda phase: (phase.peak_bytes, phase.step))
     last = max((phase.step for phase in phases if phase.phase == BACKWARD), default=top.step)
-    return [phase for phase in phases if phase.step in (top.step, last) or phase.phase == "evaluation"]
+    return [phase for phase in phases if phase.step in (top.step, last) or phase.phase == EVALUATING]
 
 
 def _lines(report: RunReport, target: Target | None) -> Iterator[tuple[str, str]]:
@@ -110,10 +110,10 @@ def _no_step(report: RunReport, target: Target) -> int:
     return max(len(report.held) - _ROWS, 0)
 
 
-VIEW = View(answer=answer, title=_title, tables=_tables, lines=_lines, notes=_notes, hidden_rows=_no_step)
+VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes, hidden_rows=_no_step)
 
 
-def timeline(report: RunReport, suffix: str) -> Any:
+def step_timeline(report: RunReport, suffix: str) -> Any:
     """Return the picture of the step with the peak."""
     from bertscope.render.timeline.timeline import timeline as drawn
 

@@ -13,6 +13,7 @@ from bertscope.reports.calibration import StepTime, TimeRange
 from bertscope.settings.run_config import RunConfig
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"  # the phases of a step
+EVALUATING = "evaluation"  # in a run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -20,11 +21,23 @@ with quick_import() as _is_new:
     import torch
 
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["Embedding", "index_row", "load_dynamo_later", "nn", "on_device", "torch", "tree_leaves", "tree_map"]
+__all__ = [
+    "Embedding",
+    "index_row",
+    "load_dynamo_later",
+    "nn",
+    "on_device",
+    "register_optimizer_step_post_hook",
+    "register_optimizer_step_pre_hook",
+    "torch",
+    "tree_leaves",
+    "tree_map",
+]
 
 _DEFAULT_THREADS = torch.get_num_threads() if _is_new else 0
 
@@ -170,6 +183,11 @@ def in_backward() -> bool:
     """Return True if a backward pass runs. Fallback: True if it evaluates a node."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     return autograd_node() is not None if task is None else bool(task() != -1)
+
+
+def running_frame(thread: int) -> Any:
+    """Return the frame of the caller's caller in this thread, else the frame that runs there: autograd has its own."""
+    return sys._getframe(2) if get_ident() == thread else sys._current_frames().get(thread)
 
 
 def record_name(name: str) -> AbstractContextManager[Any]:

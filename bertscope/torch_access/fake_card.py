@@ -31,12 +31,14 @@ _KEPT: list[object] = []  # what C++ points to, also after the end: objects made
 
 
 class NoRule(RuntimeError):
-    """What no rule answers on a card that is not there, such as a kernel of a user's extension."""
+    """An error for what has no rule on a card that is not there, such as a kernel of a user's extension."""
 
 
 @contextmanager
-def fake_card() -> Iterator[None]:
+def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
     """Make fake tensors on `cuda` possible, and put back at the end all that it changed.
+
+    With `has_foreach` optimizers take their foreach kernels, as on a card.
 
     Where torch.cuda is initialized, CUDA's own guard and hooks stay. Raises BertscopeError where the card cannot be
     installed: on another system, with another torch, and in a process that has run a backward pass without it, since
@@ -49,7 +51,7 @@ def fake_card() -> Iterator[None]:
                 _answer_hooks(stack)
                 with fake_tensor_mode():
                     torch.ones(1, device="cuda", requires_grad=True).sum().backward()
-            _fit_python(stack)
+            _fit_python(stack, has_foreach)
         except _REFUSALS as error:
             first = str(error).partition("\n")[0][:120] or type(error).__name__
             reason = (
@@ -97,10 +99,10 @@ def _answer_hooks(stack: ExitStack) -> None:
         raise AssertionError("its hooks are others")
 
 
-def _fit_python(stack: ExitStack) -> None:
+def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
     """Let torch's Python code take fake tensors on the card as it takes those of CUDA.
 
-    Optimizers take their foreach kernels; modules keep the identity of their parameters when they move, which torch
+    Modules keep the identity of their parameters when they move, which torch
     does by swapping; `torch.tensor(device="cuda")` copies; the functions of torch.cuda that initialize it do nothing.
     """
     from torch._subclasses.fake_tensor import FakeTensor
@@ -113,7 +115,7 @@ def _fit_python(stack: ExitStack) -> None:
             stack.callback(delattr, owner, name)
         setattr(owner, name, value)
 
-    for place in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+    for place in ("torch.optim.optimizer", "torch.utils._foreach_utils") if has_foreach else ():
         kinds = vars(modules[place])["_foreach_supported_types"]
         kinds.append(FakeTensor)
         stack.callback(kinds.remove, FakeTensor)

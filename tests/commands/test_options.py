@@ -120,7 +120,7 @@ def test_a_module_that_is_no_command_is_refused(cli, word):
         (("estimate", "--device", "gpu"), "did you mean 'cuda'?"),
         (
             ("profile", "--gpu", "t4"),
-            "--gpu is an option of report, estimate, fit, plan, why; see 'bertscope profile",
+            "--gpu is an option of report, estimate, run, fit, plan, why; see 'bertscope profile",
         ),
         (("flops", "--mode", "train"), "did you mean 'training'?"),
         (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),

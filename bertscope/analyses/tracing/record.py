@@ -5,7 +5,6 @@ runs it, a fake one answers with layouts. The rows are equal on both.
 """
 
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,14 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch.nn.modules import module as module_hooks
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
 import bertscope
 from bertscope.analyses.tracing.operator_costs import tensors
 from bertscope.analyses.tracing.trace import ModuleTracker
-from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
+from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
@@ -29,18 +24,21 @@ from bertscope.torch_access import (
     in_backward,
     nn,
     operator_name,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+    running_frame,
     storage_key,
     torch,
     use_counts,
 )
 from bertscope.torch_access.distributed import is_wrapper, watched_resizes
 
-SETUP, EVALUATION, BETWEEN = "setup", "evaluation", "between"  # phases besides forward, backward and optimizer
+SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
 _ADD = torch.ops.aten.add.Tensor
 
 
-class Place(NamedTuple):
-    """Where a run is: the optimizer steps that ended, the phase, the module or parameter, the recomputation."""
+class RunPlace(NamedTuple):
+    """The place of a run: the optimizer steps that ended, the phase, the module or parameter, the recomputation."""
 
     step: int
     phase: str
@@ -52,12 +50,12 @@ class Call(NamedTuple):
     """A row: a call of an operator."""
 
     operator: Any
-    place: Place
+    place: RunPlace
     line: str  # of the user's code: file and number
-    args: Any = ()  # positional and named, each tensor as `Seen`; only if the recorder keeps them
+    args: Any = ()  # positional and named, each tensor as `SeenTensor`; only if the recorder keeps them
 
 
-class Seen(NamedTuple):
+class SeenTensor(NamedTuple):
     """A tensor in the log: its layout, and its block; -1 for one that is not on the device."""
 
     shape: tuple[int, ...]
@@ -66,7 +64,7 @@ class Seen(NamedTuple):
 
 
 @dataclass
-class Block:
+class LoggedBlock:
     """A row: a block of memory on the device."""
 
     size_bytes: int
@@ -83,7 +81,7 @@ class Event(NamedTuple):
     """A row: a block is allocated, or freed (`~block`)."""
 
     block: int
-    place: Place
+    place: RunPlace
     call: int  # that ran last
     allocated_bytes: int  # by the allocator afterwards, and reserved; 0 without one
     reserved_bytes: int
@@ -94,20 +92,27 @@ class RunLog:
     """The rows of a run, and the marks that the program's loaders set."""
 
     calls: list[Call] = field(default_factory=list)
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[LoggedBlock] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     refused: list[tuple[int, str, int]] = field(default_factory=list)  # requests without room: bytes, line, event
 
     def born(
-        self, size: int, shape: Any, dtype: str, owner: str, at: Place, part: str = "", held: tuple[int, int] = (0, 0)
+        self,
+        size: int,
+        shape: Any,
+        dtype: str,
+        owner: str,
+        at: RunPlace,
+        part: str = "",
+        held: tuple[int, int] = (0, 0),
     ) -> int:
         """Add a block, and return its number; `held` are the allocator's bytes."""
         number, call = len(self.blocks), len(self.calls) - 1
-        self.blocks.append(Block(size, tuple(shape), dtype, call, len(self.events), owner, part))
+        self.blocks.append(LoggedBlock(size, tuple(shape), dtype, call, len(self.events), owner, part))
         self.events.append(Event(number, at, call, *held))
         return number
 
-    def freed(self, number: int, at: Place, held: tuple[int, int] = (0, 0)) -> None:
+    def freed(self, number: int, at: RunPlace, held: tuple[int, int] = (0, 0)) -> None:
         """Free a block."""
         self.blocks[number].freed = len(self.events)
         self.events.append(Event(~number, at, len(self.calls) - 1, *held))
@@ -195,14 +200,15 @@ class Recorder(DispatchMode):
         with ExitStack() as stack:
             stack.enter_context(self)
             self.own_counts = self._counts_of_own_sum()
-            stack.callback(module_hooks.register_module_forward_pre_hook(self._entered).remove)
-            stack.callback(module_hooks.register_module_forward_hook(self._left, always_call=True).remove)
+            modules = torch.nn.modules.module
+            stack.callback(modules.register_module_forward_pre_hook(self._entered).remove)
+            stack.callback(modules.register_module_forward_hook(self._left, always_call=True).remove)
             stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
             stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
             stack.enter_context(watched_resizes(self._resized))
             for place, name, wrapped in (
                 (torch, "get_rng_state", self._random_state), (torch.autograd, "backward", self._backward),
-                (Optimizer, "__init__", self._made),
+                (torch.optim.Optimizer, "__init__", self._made),
             ):  # fmt: skip
                 given = getattr(place, name)
                 stack.callback(setattr, place, name, given)
@@ -241,7 +247,7 @@ class Recorder(DispatchMode):
             if is_training:
                 self.steps += self.is_updated  # a step ends where the next forward pass begins
                 self.is_updated = False
-            self.phase = FORWARD if is_training else EVALUATION
+            self.phase = FORWARD if is_training else EVALUATING
         self.tracker._enter(self.names.get(module, type(module).__name__), module, args, {})
 
     def _left(self, module: nn.Module, args: Any, out: Any) -> None:
@@ -277,16 +283,15 @@ class Recorder(DispatchMode):
         if self.first_optimizer is None:  # a loop that updates its parameters by hand
             self._updated()
 
-    def place(self) -> Place:
+    def place(self) -> RunPlace:
         """Return where the run is."""
         phase = BACKWARD if in_backward() else self.phase
         path = self.owner if phase == OPTIMIZER else self.tracker.current()[0]
-        return Place(self.steps, phase, path, self.tracker.recomputation)
+        return RunPlace(self.steps, phase, path, self.tracker.recomputation)
 
     def line(self) -> str:
         """Return the line of the user's code that runs; for a card autograd works in a thread of its own."""
-        is_main = threading.get_ident() == self.main
-        frame = sys._getframe(2) if is_main else sys._current_frames().get(self.main)
+        frame = running_frame(self.main)
         while frame is not None:
             code = frame.f_code
             is_foreign = self.libraries.get(code)
@@ -329,7 +334,7 @@ class Recorder(DispatchMode):
             self._free(self._allocate(getattr(extra, "size_bytes", extra), numbers, rule or "scratch", at.path, at), at)
         return out
 
-    def _add_results(self, operator: Any, args: Any, out: Any, at: Place) -> None:
+    def _add_results(self, operator: Any, args: Any, out: Any, at: RunPlace) -> None:
         results = tensors(out)
         numbered = list(enumerate(results))
         if operator_name(operator) == "native_dropout":
@@ -345,7 +350,7 @@ class Recorder(DispatchMode):
 
     def _seen(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return Seen(tuple(value.shape), str(value.dtype)[6:], self.numbers.get(storage_key(value), -1))
+            return SeenTensor(tuple(value.shape), str(value.dtype)[6:], self.numbers.get(storage_key(value), -1))
         if isinstance(value, dict):
             return {name: self._seen(inner) for name, inner in value.items()}
         return tuple(map(self._seen, value)) if isinstance(value, (tuple, list)) else value
@@ -353,7 +358,7 @@ class Recorder(DispatchMode):
     # ---- blocks ----
 
     def _watch(
-        self, tensor: torch.Tensor, owner: str, at: Place | None = None, part: str = "", size: int | None = None
+        self, tensor: torch.Tensor, owner: str, at: RunPlace | None = None, part: str = "", size: int | None = None
     ) -> None:
         """Add the block of a tensor whose storage is new; `size` for another one than the storage says."""
         stored = tensor.untyped_storage().nbytes()
@@ -361,7 +366,7 @@ class Recorder(DispatchMode):
             dtype = "float32" if size else str(tensor.dtype)[6:]
             self._follow(self._allocate(size or stored, tensor.shape, dtype, owner, at or self.place(), part), tensor)
 
-    def _allocate(self, size: int, shape: Any, dtype: str, owner: str, at: Place, part: str = "") -> int:
+    def _allocate(self, size: int, shape: Any, dtype: str, owner: str, at: RunPlace, part: str = "") -> int:
         try:
             block = self.device.malloc(size)
         except torch.OutOfMemoryError:
@@ -375,7 +380,7 @@ class Recorder(DispatchMode):
         allocator = self.device.allocator
         return (0, 0) if allocator is None else (allocator.allocated_bytes, allocator.reserved_bytes)
 
-    def _free(self, number: int, at: Place) -> None:
+    def _free(self, number: int, at: RunPlace) -> None:
         if number not in self.living:
             return
         block = self.living.pop(number)

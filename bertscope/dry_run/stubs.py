@@ -1,4 +1,4 @@
-"""What a script finds on a machine with the card: torch.cuda answers from the simulated allocator.
+"""The stubs that a script finds in place of a card: torch.cuda answers from the simulated allocator.
 
 Everything here is put back at the end of the context, so that a function can run in a user's own process.
 """
@@ -14,10 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.analyses.memory.kernels.cuda_kernels import attention
+from bertscope.dry_run.device import FakeCard
 from bertscope.errors import SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
-from bertscope.run.device import FakeCard
 from bertscope.torch_access import nn, torch
+from bertscope.torch_access.distributed import fake_store
 from bertscope.torch_access.fake_card import NoRule
 
 _MEMORY = 80 * 2**30  # of a card that has no name
@@ -252,11 +253,6 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
     put(torch, Generator=Generator)
     put(torch.Tensor, pin_memory=lambda tensor, *_: tensor, is_pinned=lambda tensor, *_: False)
     put(card.fake, tolist=lambda tensor: card.on_cpu(tensor).tolist(), __format__=_formatted)
-    if card.like_cpu:
-        for place in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-            kinds = sys.modules[place]._foreach_supported_types
-            kinds.remove(card.fake)
-            stack.callback(kinds.append, card.fake)
 
 
 def _formatted(tensor: Any, spec: str) -> str:
@@ -321,21 +317,19 @@ def _saving(put: Put) -> None:
 
 def _ranks(put: Put) -> None:
     """Let a script be one rank of several, without the others: collectives return at once."""
-    import torch.distributed as ranks
-
+    ranks = torch.distributed
     if not ranks.is_available():
         return
     from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-    from torch.nn.parallel import DistributedDataParallel as Ddp
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     of_c10d: Any = ranks.distributed_c10d
+    Ddp = nn.parallel.DistributedDataParallel
     given, made, hooked = ranks.init_process_group, Ddp.__init__, Ddp.register_comm_hook
 
     def begin(*_: Any, **__: Any) -> None:
         """Make the group of fake ranks, of the size that torchrun's variables say."""
         rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-        given("fake", store=FakeStore(), rank=rank, world_size=size)
+        given("fake", store=fake_store(), rank=rank, world_size=size)
 
     def wrap(module: Any, *args: Any, **kwargs: Any) -> None:
         """Wrap a module; the reducer expects a tensor of a collective, which no fake group returns."""

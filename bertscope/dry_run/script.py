@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from bertscope.dry_run.child import ScriptRun, record
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError, name_of, one_line
 from bertscope.processes.child import Child
 from bertscope.processes.folders import OwnFolder
@@ -21,7 +22,6 @@ from bertscope.progress import progress
 from bertscope.reports.json import typed
 from bertscope.reports.memory import YES
 from bertscope.reports.run import RunFit, RunFitReport, RunReport
-from bertscope.run.child import ScriptRun, record
 
 _UNCONTAINED = (
     "what the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it all the "
@@ -45,7 +45,7 @@ def dry_run(asked: ScriptRun, *, timeout_seconds: float, is_contained: bool = Tr
             inside = os.path.join(folder.name, "sandbox")
             os.mkdir(inside)
             asked = replace(asked, sandbox=inside)
-        worker = Worker(Child("bertscope.run.child:main"), _message, echo=sys.stderr)
+        worker = Worker(Child("bertscope.dry_run.child:main"), _message, echo=sys.stderr)
         stack.callback(worker.stop)
         worker.send(asdict(asked))
         end, begun = time.monotonic() + timeout_seconds, time.monotonic()
@@ -65,7 +65,7 @@ def dry_run(asked: ScriptRun, *, timeout_seconds: float, is_contained: bool = Tr
                 raise WorkerError(f"the process of {name} {reason}")
             break
     if kind == "report":
-        return report_of(asked, content)
+        return _report(asked, content)
     if kind == "uncontained":
         raise WorkerError(
             _UNCONTAINED.format(reason=one_line(str(content), limit=120), option=name_of("sandbox=False"))
@@ -78,10 +78,10 @@ def run_here(function: Callable[[], Any], asked: ScriptRun) -> tuple[RunReport, 
     kind, content = record(asked, function)
     if kind != "report":
         raise _error(kind, content)
-    return report_of(asked, content)
+    return _report(asked, content)
 
 
-def report_of(asked: ScriptRun, found: dict[str, Any]) -> tuple[RunReport, bytes | None]:
+def _report(asked: ScriptRun, found: dict[str, Any]) -> tuple[RunReport, bytes | None]:
     """Return the report with the fields that a run gave, and the snapshot."""
     picture = found.pop("snapshot", None)
     report = RunReport(

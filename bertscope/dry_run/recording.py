@@ -12,12 +12,12 @@ from typing import Any
 
 from bertscope.analyses.memory.events import GRANULE_BYTES, Block, MemoryEvent, MemoryTrace, rounded
 from bertscope.analyses.memory.summary import memory
-from bertscope.analyses.tracing.record import SETUP, Place, Recorder, RunLog
+from bertscope.analyses.tracing.record import SETUP, Recorder, RunLog, RunPlace
+from bertscope.dry_run.device import FakeCard
+from bertscope.dry_run.limits import Evaluated, Limits
 from bertscope.gpus import CONTEXT_BYTES
 from bertscope.reports.memory import FORWARD, OPTIMIZER, DeviceTerms, Parts
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
-from bertscope.run.device import FakeCard
-from bertscope.run.limits import Evaluated, Limits
 from bertscope.torch_access import operator_name
 
 WORKSPACES = "workspaces"
@@ -154,7 +154,7 @@ def phases(found: Recording, rows: Mapping[str, str]) -> tuple[RunPhase, ...]:
     for (step, phase), moment in peaks.items():
         event = log.events[moment]
         is_before = event.place[:2] != (step, phase)  # the peak is what the phase began with
-        place = Place(step, phase, "") if is_before else event.place
+        place = RunPlace(step, phase, "") if is_before else event.place
         made.append(RunPhase(
             step=0 if phase == SETUP else step + 1, phase=phase, peak_bytes=found.live[moment],
             left_bytes=left[step, phase], reserved_bytes=reserved[step, phase], path=row_of(place.path, rows),

@@ -17,8 +17,8 @@ from bertscope.gpus import Gpu
 
 if TYPE_CHECKING:
     from bertscope.analyses.tracing.record import Recorder
-    from bertscope.run.device import FakeCard
-    from bertscope.run.limits import Limits
+    from bertscope.dry_run.device import FakeCard
+    from bertscope.dry_run.limits import Limits
 
 
 _DEBUG = "BERTSCOPE_DEBUG"
@@ -26,7 +26,7 @@ _DEBUG = "BERTSCOPE_DEBUG"
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRun:
-    """What is run, and on which card."""
+    """A script with its arguments, and the card that it finds."""
 
     script: str  # its path, or the name of a module
     arguments: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     if asked.sandbox:
-        from bertscope.run import sandbox
+        from bertscope.dry_run import sandbox
 
         try:
             sandbox.enter(asked.sandbox, network=asked.network)
@@ -90,16 +90,16 @@ def record(
     ended, `leave` gets the result, or without it the function is left by an exception.
     """
     from bertscope.analyses.memory.snapshot import snapshot
+    from bertscope.dry_run.device import lacks_kernel
+    from bertscope.dry_run.limits import Stop
+    from bertscope.dry_run.recording import short_line, summary
     from bertscope.errors import BertscopeError
-    from bertscope.run.device import lacks_kernel
-    from bertscope.run.limits import Stop
-    from bertscope.run.recording import short_line, summary
     from bertscope.torch_access import torch
     from bertscope.torch_access.fake_card import NoRule
 
     failure = where = ""
     try:
-        with on_card(asked) as (card, recorder, limits, rows):
+        with installed(asked) as (card, recorder, limits, rows):
             assumed: dict[str, None] = {}
             card.asked = lambda what: assumed.setdefault(f"{short_line(recorder.line())} ({what})")
 
@@ -138,20 +138,20 @@ def record(
 
 
 @contextmanager
-def on_card(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, dict[str, str]]]:
+def installed(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, dict[str, str]]]:
     """Install the card, what a script finds of it, the recorder and the limits; all is put back at the end.
 
     The last one is filled with the row of each module's path in a folded tree, which ends with the script's models.
     """
     from bertscope.analyses.modules.module_tree import row_paths
     from bertscope.analyses.tracing.record import Recorder
-    from bertscope.run.device import FakeCard
-    from bertscope.run.limits import Limits
-    from bertscope.run.stubs import stubbed
+    from bertscope.dry_run.device import FakeCard
+    from bertscope.dry_run.limits import Limits
+    from bertscope.dry_run.stubs import stubbed
     from bertscope.torch_access.fake_card import fake_card
 
     with ExitStack() as stack:
-        stack.enter_context(fake_card())
+        stack.enter_context(fake_card(has_foreach=not asked.like_cpu))
         card = FakeCard(asked.gpu, asked.limit_bytes, like_cpu=asked.like_cpu, expandable=asked.expandable_segments)
         recorder = Recorder(card)
         limits = Limits(recorder, asked.steps)
@@ -190,7 +190,7 @@ def _run_file(asked: ScriptRun) -> None:
 def _place(error: BaseException) -> str:
     """Return the innermost line of the user's code in a traceback: `train.py:31`."""
     from bertscope.analyses.tracing.record import is_library
-    from bertscope.run.recording import short_line
+    from bertscope.dry_run.recording import short_line
 
     lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in traceback.walk_tb(error.__traceback__)
              if not is_library(frame.f_code.co_filename)]  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertscope.analyses.tracing.record import Recorder
-from bertscope.run.stubs import Put, let_masks_be_asked
+from bertscope.dry_run.stubs import Put, let_masks_be_asked
 from bertscope.torch_access import nn, torch
 
 # Of an evaluation all of at most so many batches run, else the first few: the first one often begins what is kept, the
