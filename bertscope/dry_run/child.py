@@ -147,7 +147,7 @@ def installed(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, di
     from bertscope.analyses.tracing.record import Recorder
     from bertscope.dry_run.device import FakeCard
     from bertscope.dry_run.limits import Limits
-    from bertscope.dry_run.stubs import stubbed
+    from bertscope.dry_run.stubs import remark_on_modules, stubbed
     from bertscope.torch_access.fake_card import fake_card
 
     with ExitStack() as stack:
@@ -157,6 +157,7 @@ def installed(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, di
         limits = Limits(recorder, asked.steps)
         rows: dict[str, str] = {}
         recorder.on_new_root.append(lambda module: rows.update(row_paths(module)))
+        recorder.on_new_root.append(lambda module: remark_on_modules(card, module))
         if gc.isenabled():  # a collection would free cycles at any time
             gc.freeze()
         stack.enter_context(stubbed(card))

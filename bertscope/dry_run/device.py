@@ -47,8 +47,6 @@ class FakeCard(Device):
     `limit_bytes` is what torch may reserve; a request above it raises torch.OutOfMemoryError, as on a card.
     """
 
-    counts_random_states = False
-
     def __init__(
         self,
         gpu: Gpu | None = None,
@@ -58,6 +56,7 @@ class FakeCard(Device):
         expandable: bool = False,
     ) -> None:
         self.gpu, self.like_cpu = gpu, like_cpu
+        self.counts_random_states = like_cpu  # those of checkpointing are on the CPU
         self.threads = (card_threads(gpu) if gpu is not None else None) or MANY_THREADS
         self.mode = fake_tensor_mode(allow_non_fake_inputs=True)
         self.fake: Any = type(self._fake(torch.empty(0)))

@@ -22,6 +22,7 @@ from bertscope.torch_access import operator_name
 
 WORKSPACES = "workspaces"
 _NAMES = tuple(part.name for part in fields(Parts))
+_JOINING = ("cat", "stack", "full", "new_full", "empty", "new_empty")
 _KEPT, _STATE, _TEMPORARY = "activations", "optimizer_state", "temporaries"
 
 
@@ -66,13 +67,17 @@ class Recording:
                 begun = number
 
     def peaks(self) -> dict[tuple[int, str], int]:
-        """Return the event of the peak of each phase of each step; what lives when a phase begins counts too."""
-        found: dict[tuple[int, str], int] = {}
+        """Return the event of the peak of each phase of each step, in the order in which they began.
+
+        What lives when a phase begins counts too.
+        """
+        found = {key: begun - 1 for key, begun in self.log.begun.items() if begun > self.start}
         for key, begun, end in self.runs():
             best = max(range(max(begun - 1, 0), end), key=self.live.__getitem__)
             if key not in found or self.live[best] > self.live[found[key]]:
                 found[key] = best
-        return found
+        order = {key: begun for key, begun, _ in reversed([*self.runs()])} | self.log.begun
+        return dict(sorted(found.items(), key=lambda item: (item[0][0], order[item[0]])))
 
     def parts_at(self, moments: Sequence[int]) -> dict[int, Parts]:
         """Return the bytes of each part after each of these events."""
@@ -149,7 +154,8 @@ def phases(found: Recording, rows: Mapping[str, str]) -> tuple[RunPhase, ...]:
     reserved: dict[tuple[int, str], int] = defaultdict(int)
     for event in log.events[found.start :]:
         reserved[event.place[:2]] = max(reserved[event.place[:2]], event.reserved_bytes)
-    left = {key: found.live[end - 1] for key, _, end in found.runs()}
+    left = {key: found.live[moment] for key, moment in peaks.items()}
+    left |= {key: found.live[end - 1] for key, _, end in found.runs()}
     made = []
     for (step, phase), moment in peaks.items():
         event = log.events[moment]
@@ -186,8 +192,8 @@ def evaluation(found: Recording, limits: Limits) -> RunEvaluation | None:
 def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEvaluation | None:
     """Return an evaluation over all batches.
 
-    What each batch adds is what lives after it and not before it. After the loop a tensor that joins the kept ones of
-    the batches that ran has their rows; of all batches it has as many more.
+    What each batch adds is what lives after it and not before it. A tensor that joins those of the batches that ran is
+    that much larger over all batches, and so is what is computed of it, which has as many rows.
     """
     log, calls = found.log, all_calls[one.first : one.first + one.ran * one.each : one.each]
     if len(calls) < one.ran or one.ran < 3:
@@ -195,14 +201,19 @@ def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEva
     second, third, last = calls[-3:]
     end = one.end if one.end >= 0 else len(log.events)
     added = found.live[last - 1] - found.live[third - 1]
-    kept = set()
+    kept = set()  # bytes of each batch; what joins them grows, and has those of all batches up to this one
     for block in log.blocks:
-        if second <= block.born < third and not 0 <= block.freed < third and block.shape:
-            kept |= {(block.shape[0] // times, block.shape[1:]) for times in (1, one.ran - 2)}
+        if second <= block.born < third and not 0 <= block.freed < third:
+            kept |= {block.size_bytes // times for times in (1, one.ran - 2)}
+    joined_rows = set()
     more, live, peak = one.total - one.ran, found.live[last - 1], found.live[last - 1]
     for event, change in zip(log.events[last:end], found.changes[last:end], strict=True):
         block = log.blocks[max(event.block, ~event.block)]
-        is_joined = block.born >= last and block.shape and (block.shape[0] / one.ran, block.shape[1:]) in kept
+        is_late, rows = block.born >= last, block.shape[:1]
+        is_joined = is_late and found.operator(block.call) in _JOINING and block.size_bytes / one.ran in kept
+        if is_joined:
+            joined_rows.add(rows)
+        is_joined |= is_late and rows in joined_rows
         live += change * one.total // one.ran if is_joined else change
         peak = max(peak, live)
     return RunEvaluation(batches=one.total, ran=one.ran, added_bytes=added, peak_bytes=peak + added * more)

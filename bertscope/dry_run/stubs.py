@@ -115,6 +115,15 @@ def stubbed(card: FakeCard) -> Iterator[None]:
         yield
 
 
+def remark_on_modules(card: FakeCard, model: nn.Module) -> None:
+    """Note modules whose kernels on a card take more or less than their single operators."""
+    kinds = {type(module) for module in model.modules()}
+    if any(issubclass(kind, nn.RNNBase) for kind in kinds) and not card.like_cpu:
+        card.remarks["not counted: what cuDNN's recurrent layers reserve; they ran as single operators"] = None
+    if any(issubclass(kind, nn.TransformerEncoderLayer) for kind in kinds):
+        card.remarks["an evaluation of nn.TransformerEncoderLayer ran without torch's fast path"] = None
+
+
 def let_masks_be_asked(put: Put) -> None:
     """Let transformers 5 ask whether a mask hides positions: it keeps that of a fake tensor without asking."""
     of_transformers: Any = sys.modules.get("transformers.utils.import_utils")

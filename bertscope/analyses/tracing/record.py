@@ -94,6 +94,7 @@ class RunLog:
     calls: list[Call] = field(default_factory=list)
     blocks: list[LoggedBlock] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    begun: dict[tuple[int, str], int] = field(default_factory=dict)  # step and phase -> the event when it first began
     refused: list[tuple[int, str, int]] = field(default_factory=list)  # requests without room: bytes, line, event
 
     def born(
@@ -247,7 +248,7 @@ class Recorder(DispatchMode):
             if is_training:
                 self.steps += self.is_updated  # a step ends where the next forward pass begins
                 self.is_updated = False
-            self.phase = FORWARD if is_training else EVALUATING
+            self._begin(FORWARD if is_training else EVALUATING)
         self.tracker._enter(self.names.get(module, type(module).__name__), module, args, {})
 
     def _left(self, module: nn.Module, args: Any, out: Any) -> None:
@@ -264,7 +265,8 @@ class Recorder(DispatchMode):
                 grad = parameter.grad
                 if number >= 0 and grad is not None and (made := self.numbers.get(storage_key(grad), -1)) >= 0:
                     self.log.name(made, "gradients", self.log.blocks[number].owner)
-        self.phase, self.updating = OPTIMIZER, self.updating + 1
+        self._begin(OPTIMIZER)
+        self.updating += 1
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         self.owner, self.phase, self.updating = "", BETWEEN, max(self.updating - 1, 0)
@@ -277,11 +279,15 @@ class Recorder(DispatchMode):
             run(self.updates)
 
     def _backward(self, given: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        self.phase = BACKWARD
+        self._begin(BACKWARD)
         given(*args, **kwargs)
         self.phase = OPTIMIZER if self.updating else BETWEEN  # a closure runs inside the optimizer step
         if self.first_optimizer is None:  # a loop that updates its parameters by hand
             self._updated()
+
+    def _begin(self, phase: str) -> None:
+        self.phase = phase
+        self.log.begun.setdefault((self.steps, phase), len(self.log.events))
 
     def place(self) -> RunPlace:
         """Return where the run is."""
@@ -438,7 +444,7 @@ class Recorder(DispatchMode):
 
     def _random_state(self, given: Callable[[], torch.Tensor]) -> torch.Tensor:
         state = given()
-        if self.device.counts_random_states and self.tracker.stack:
+        if self.device.counts_random_states:
             self._watch(state, self.tracker.current()[0])
         return state
 

@@ -1,0 +1,453 @@
+"""Training programs as people write them, on a GPU if there is one: the cases of the comparison with real runs.
+
+`python -m tests.dry_run.programs real` runs each on the CPU under torch's profiler, which sees each allocation of the
+process; `dry` on the fake card with a CPU's kernels. Both print, for each program, the peak of each optimizer step
+above what lives after it, and that of what follows the last one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+PROGRAMS: dict[str, Callable[[], None]] = {}
+
+
+def program(function):
+    """Add a program."""
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def device():
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Block(nn.Module):
+    def __init__(self, width, is_causal=False):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down, self.is_causal = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), is_causal
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        heads = self.qkv(self.norm(x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(*heads, is_causal=self.is_causal)
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+        return x + self.down(functional.gelu(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, words=200, width=64, layers=3, is_causal=False, recomputes=None):
+        super().__init__()
+        self.embed, self.recomputes = nn.Embedding(words, width), recomputes
+        self.blocks = nn.ModuleList(Block(width, is_causal) for _ in range(layers))
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x) if self.recomputes is None else checkpoint(block, x, use_reentrant=self.recomputes)
+        return self.head(x)
+
+
+def batches(count, batch=4, length=24, words=200):
+    """Ids on the CPU, of equal lengths."""
+    return [torch.randint(1, words, (batch, length)) for _ in range(count)]
+
+
+def moved(ids):
+    """A new batch on the device: on a CPU that is one tensor, and `to` makes no second one."""
+    return ids.clone().to(device())
+
+
+def loss_of(model, ids):
+    return functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+
+def train(model, optimizer, data, after=lambda: None):
+    for ids in data:
+        loss = loss_of(model, moved(ids))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        after()
+
+
+@program
+def plain():
+    model = Net().to(device())
+    train(model, torch.optim.AdamW(model.parameters()), batches(3))
+
+
+@program
+def causal_sgd():
+    model = Net(is_causal=True).to(device())
+    train(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), batches(3))
+
+
+@program
+def recomputed():
+    model = Net(recomputes=False).to(device())
+    train(model, torch.optim.AdamW(model.parameters()), batches(3))
+
+
+@program
+def recomputed_reentrant():
+    model = Net(recomputes=True).to(device())
+    train(model, torch.optim.AdamW(model.parameters()), batches(3))
+
+
+@program
+def zero_between_forward_and_backward():
+    model = Net().to(device())
+    optimizer = torch.optim.Adam(model.parameters())
+    for ids in batches(3):
+        loss = loss_of(model, moved(ids))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@program
+def accumulated_and_clipped():
+    model = Net().to(device())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, ids in enumerate(batches(6)):
+        (loss_of(model, moved(ids)) / 2).backward()
+        if number % 2:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-4})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("momentum", torch.zeros_like(parameter))
+                parameter.add_((state["momentum"] * 0.9 + parameter.grad * 0.1).sign_(), alpha=-group["lr"])
+                state["momentum"].mul_(0.99).add_(parameter.grad, alpha=0.01)
+
+
+@program
+def own_optimizer_with_averages():
+    model = Net().to(device())
+    average = copy.deepcopy(model).requires_grad_(False)
+
+    @torch.no_grad()
+    def after():
+        for mean, own in zip(average.parameters(), model.parameters(), strict=True):
+            mean.lerp_(own, 0.01)
+
+    train(model, Lion(model.parameters()), batches(3), after)
+
+
+@program
+def lengths_that_vary():
+    model = Net().to(device())
+    data = [torch.randint(1, 200, (4, length)) for length in (24, 40, 8, 32)]
+    train(model, torch.optim.AdamW(model.parameters()), data)
+
+
+@program
+def loss_of_valid_labels():
+    model = Net().to(device())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for ids in batches(3):
+        labels = moved(torch.where(ids % 7 == 0, ids, -100))
+        logits = model(moved(ids))
+        keep = labels != -100
+        loss = functional.cross_entropy(logits[keep], labels[keep])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@program
+def convolutions():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 10)
+    )
+    model.to(device())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        loss = model(torch.randn(8, 3, 16, 16).to(device())).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@program
+def two_optimizers():
+    maker, judge = (
+        nn.Linear(16, 128).to(device()),
+        nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 1)).to(device()),
+    )
+    first, second = torch.optim.Adam(judge.parameters()), torch.optim.Adam(maker.parameters())
+    for _ in range(3):
+        noise, real = torch.randn(32, 16).to(device()), torch.randn(32, 128).to(device())
+        first.zero_grad()
+        (judge(maker(noise).detach()).mean() - judge(real).mean()).backward()
+        first.step()
+        second.zero_grad()
+        (-judge(maker(noise)).mean()).backward()
+        second.step()
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(context, gradient):
+        return 2 * gradient * context.saved_tensors[0]
+
+
+@program
+def own_function():
+    model = nn.Linear(64, 512).to(device())
+    optimizer = torch.optim.RMSprop(model.parameters())
+    for _ in range(3):
+        loss = Square.apply(model(torch.randn(32, 64).to(device()))).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@program
+def distillation():
+    teacher, student = Net(layers=4).to(device()).eval(), Net(layers=2).to(device())
+    optimizer = torch.optim.AdamW(student.parameters())
+    for ids in batches(3):
+        ids = moved(ids)
+        with torch.no_grad():
+            wanted = teacher(ids).softmax(-1)
+        loss = functional.kl_div(student(ids).log_softmax(-1), wanted, reduction="batchmean")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# ---- evaluations: three steps, then one evaluation ----
+
+
+def evaluated(count, batch, keep, data=4):
+    model = Net().to(device())
+    optimizer = torch.optim.AdamW(model.parameters())
+    rows = TensorDataset(torch.randint(1, 200, (batch * count, 24)))
+    training = DataLoader(TensorDataset(torch.randint(1, 200, (3 * data, 24))), data)
+    for (ids,) in training:
+        loss = loss_of(model, moved(ids))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    kept, total = [], 0.0
+    with torch.no_grad():
+        for (ids,) in DataLoader(rows, batch):
+            if keep:
+                kept.append(model(moved(ids)))
+            else:
+                total += loss_of(model, moved(ids)).item()
+    return torch.cat(kept).argmax(-1) if keep else total
+
+
+@program
+def evaluation_with_the_same_batch():
+    evaluated(4, 4, keep=False)
+
+
+@program
+def evaluation_with_a_larger_batch():
+    evaluated(3, 16, keep=False)
+
+
+@program
+def evaluation_that_keeps_ten_logits():
+    evaluated(10, 8, keep=True)
+
+
+@program
+def evaluation_that_keeps_three_hundred_logits():
+    evaluated(300, 2, keep=True)
+
+
+@program
+def evaluation_in_the_middle_of_an_epoch():
+    model = Net().to(device())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, ids in enumerate(batches(4)):
+        loss = loss_of(model, moved(ids))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if number == 1:
+            model.eval()
+            with torch.no_grad():
+                model(moved(torch.cat(batches(3))))
+            model.train()
+
+
+# ---- libraries ----
+
+
+def small_bert(**settings):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    return BertForSequenceClassification(BertConfig(vocab_size=300, **sizes, **settings))
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows of different lengths."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        return {"input_ids": list(range(1, 20 + number * 37 % 60)), "labels": number % 2}
+
+
+def padded(rows):
+    longest = max(len(row["input_ids"]) for row in rows)
+    fill = [longest - len(row["input_ids"]) for row in rows]
+    return {
+        "input_ids": torch.tensor([row["input_ids"] + [0] * more for row, more in zip(rows, fill, strict=True)]),
+        "attention_mask": torch.tensor([[1] * (longest - more) + [0] * more for more in fill]),
+        "labels": torch.tensor([row["labels"] for row in rows]),
+    }
+
+
+@program
+def trainer():
+    import tempfile
+
+    from transformers import Trainer, TrainingArguments
+
+    with tempfile.TemporaryDirectory() as folder:
+        args = TrainingArguments(
+            output_dir=folder, report_to="none", save_strategy="no", disable_tqdm=True, logging_steps=100, max_steps=3,
+            gradient_accumulation_steps=2, per_device_train_batch_size=4, per_device_eval_batch_size=8,
+            eval_strategy="epoch", gradient_checkpointing=False, num_train_epochs=1,
+        )  # fmt: skip
+        Trainer(
+            model=small_bert(), args=args, train_dataset=Rows(24), eval_dataset=Rows(40), data_collator=padded
+        ).train()
+
+
+@program
+def accelerated():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = small_bert()
+    loader = DataLoader(Rows(24), 4, collate_fn=padded)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@program
+def lora():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(small_bert(), LoraConfig(r=4, target_modules=["query", "value"])).to(device())
+    model.gradient_checkpointing_enable()
+    optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)
+    for batch in DataLoader(Rows(12), 4, collate_fn=padded):
+        model(**{name: tensor.to(device()) for name, tensor in batch.items()}).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# ---- the two ways to run them ----
+
+
+def real(run):
+    """The peaks of the process above what lives after each step, by torch's profiler."""
+    from torch.autograd import DeviceType
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    first = []
+
+    def stepped(optimizer, *_):
+        first[:] = first or [optimizer]
+        with record_function("the end of a step") if optimizer is first[0] else nullcontext():
+            pass
+
+    hook = register_optimizer_step_post_hook(stepped)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    hook.remove()
+    live = peak = 0
+    steps = []
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "the end of a step":
+            steps.append(peak - live)
+            peak, after = live, live
+        elif event.name() == "[memory]" and event.device_type() == DeviceType.CPU:
+            live += event.nbytes()
+            peak = max(peak, live)
+    return {"steps": steps, "after": peak - after}
+
+
+def dry(run):
+    """The same of a dry run with the kernels of a CPU."""
+    from bertscope.dry_run.child import ScriptRun, installed
+    from bertscope.dry_run.limits import Stop
+    from bertscope.dry_run.recording import Recording, evaluation
+
+    with installed(ScriptRun(script=run.__name__, steps=6, like_cpu=True)) as (_, recorder, limits, _):
+        ends = []
+        recorder.on_update.append(lambda _: ends.append(len(recorder.log.events)))
+        with suppress(Stop):
+            run()
+        recorder.close()
+        found = Recording(recorder.log, "cpu")
+        whole = evaluation(found, limits)
+    steps = []
+    for begun, end in zip([0, *ends], ends, strict=False):
+        steps.append(max(found.live[max(begun - 1, 0) : end]) - found.live[end - 1])
+    after = max(found.live[ends[-1] - 1 :], default=0)
+    after = max(after, whole.peak_bytes) if whole is not None else after
+    return {"steps": steps, "after": after - found.live[ends[-1] - 1]}
+
+
+def main():
+    torch.set_num_threads(1)
+    found = {}
+    for name, run in PROGRAMS.items():
+        torch.manual_seed(0)
+        found[name] = {"real": real, "dry": dry}[sys.argv[1]](run)
+    print("FOUND", json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A dry run holds what a real run of the same program holds, and what an estimate of the same step says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import bertscope
+from tests.conftest import ROOT, run_python
+from tests.dry_run.loops import SETTINGS, SHAPE
+from tests.dry_run.programs import PROGRAMS
+
+# What a CPU holds besides and a card does not: the loader's batch of an evaluation is larger than that of a step.
+IN_HOST = {
+    "evaluation_with_a_larger_batch": 12 * 24 * 8,
+    "evaluation_that_keeps_ten_logits": 4 * 24 * 8,
+    "evaluation_that_keeps_three_hundred_logits": -2 * 24 * 8,
+}
+# Of these the real run differs by less than a part in a thousand: oneDNN's scratch, batches that accelerate moves
+# ahead, and numbers that peft makes on the CPU.
+NEARLY = {"convolutions", "accelerated", "lora"}
+# A GradScaler keeps its scale and its counter on the card, 512 bytes each; the estimate has no scaler.
+OF_SCALER = {"forward": 1024, "backward": 0, "optimizer": 512}
+
+
+def printed(module, *words):
+    """What a module of the tests prints in a process of its own, which installs the card."""
+    code = f"import runpy, sys; sys.argv[1:] = {list(words)}; runpy.run_module({module!r}, run_name='__main__')"
+    done = run_python(code, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1].removeprefix("FOUND "))
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return printed("tests.dry_run.programs", "real"), printed("tests.dry_run.programs", "dry")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_dry_run_has_the_peaks_of_the_real_run_of_the_same_program(measured, name):
+    real, dry = (found[name] for found in measured)
+    dry["after"] += IN_HOST.get(name, 0)
+    if name not in NEARLY:
+        assert dry == real
+        return
+    assert len(dry["steps"]) == len(real["steps"])
+    for ours, theirs in zip([*dry["steps"], dry["after"]], [*real["steps"], real["after"]], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_a_step_can_be_checked_by_hand(measured):
+    # When its loss exists there are the batch of 32 x 64 numbers, the product and its square, of 32 x 512 each.
+    assert measured[1]["own_function"]["steps"][-1] == 4 * (32 * 64 + 2 * 32 * 512 + 1)
+
+
+@pytest.fixture(scope="module")
+def loops():
+    return printed("tests.dry_run.loops")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_loop_as_a_script_takes_what_its_estimate_says(loops, name):
+    settings = {"checkpointing": "none", **SETTINGS[name]}
+    source = bertscope.load("bert-tiny", architecture="BertForMaskedLM", attention=settings.pop("attention", "sdpa"))
+    batch, seq = SHAPE
+    report = bertscope.estimate(
+        source, device="cuda", batch=batch, seq=seq, loop="freed", calibration=False, **settings
+    )
+    for phase in report.variants[0].estimated.phases:
+        more = OF_SCALER[phase.phase] if "fp16" in settings.get("precision", "") else 0
+        assert loops[name][phase.phase][0] == phase.peak_bytes + more, phase.phase
