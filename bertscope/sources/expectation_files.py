@@ -196,7 +196,7 @@ def _require_model(folder: str) -> None:
             raise SourceError(
                 f"no *.bertscope.yaml at or below {os.path.abspath(folder)}; write 'model: NAME' into "
                 "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which "
-                "adds its counts; --presets checks the packaged presets"
+                "adds its counts; 'bertscope check --presets' checks the packaged presets"
             )
 
 
