@@ -199,10 +199,10 @@ def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | No
         run_config, _, measurement, _ = asked.resolved(
             precision=STORED, **loop_of(module), **DEFAULTS["profile"]
         ).points[0]
-        given = real_inputs(module, run_config, run_config.device)
     else:
         run_config, _, measurement, _ = asked.of_module(module)
-        given = inputs_on_device(given, run_config.device)
+    device = profiler_run.device_of(run_config)
+    given = real_inputs(module, run_config, device) if given is None else inputs_on_device(given, device)
     return profiler_run.profile(module, given, run_config, loss=loss, steps=measurement.steps, name=name)
 
 
