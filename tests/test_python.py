@@ -296,14 +296,16 @@ PICTURE = torch.ones(2, 3, 8, 8)
     ("name", "more"),
     [("count", {}), ("tree", {}), ("flops", {}), ("estimate", {}), ("fit", {"budget": "64MiB"}), ("report", {}),
      ("fits", {"budget": "64MiB"}), ("plan", {"budget": "64MiB"}), ("explain", {}), ("diagram", {"kind": "forward"}),
-     ("profile", {"steps": 0})],
+     ("profile", {"steps": 0}), ("diff", {"b": torch.nn.Conv2d(3, 4, 1)})],
 )  # fmt: skip
 def test_every_function_that_runs_a_module_takes_its_inputs_in_three_ways(name, more, given):
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 5))
     found = getattr(bertscope, name)(module, **given, **more)
     (report,) = found if name == "fits" else (found,)
-    if name in ("explain", "diagram"):
+    if name in ("explain", "diagram", "diff"):
         assert report.batch == 2
+    if name == "diff":
+        assert report.forward_flops_b == 2 * 2 * 64 * 3 * 4
     if name == "report":
         assert (report.models[0].batch, report.models[0].flops.rows[0].forward.matmul_flops) == (
             2, bertscope.flops(module, **given).rows[0].forward.matmul_flops
