@@ -500,6 +500,7 @@ WITH_OPTIONS = {
     "render/page/report.py": "commands that a page shows", "settings/generate.py": "the table of options",
     "analyses/doctor.py": "commands that need a package", "analyses/memory/calibration.py": "a command of nvidia-smi",
     "analyses/sweep/pool.py": "sweep is a command only", "sources/bert.py": "--naming is of a command only",
+    "analyses/check.py": "--update is of a command only",
     "api/memory.py": "--save is of a command only", "processes/signals.py": "read from the command line",
     "render/diff.py": "a command in a note", "render/plan.py": "an answer for a shell",
     "render/page/charts.py": "CSS", "torch_import.py": "an option of ulimit",

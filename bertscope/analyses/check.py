@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope import __version__
 from bertscope.analyses.saved import uncached
-from bertscope.errors import BertscopeError, SourceError, name_of, suggestion
+from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
 from bertscope.sources.building import built_for_counting
@@ -64,9 +64,7 @@ def update(
     for name in names:
         witness, found = _checked(name, None, allow_code)
         if witness is not None and (witness.model.path != Path(name) or Path(name).suffix == ".json"):
-            error = SourceError(
-                f"{name_of('update')} rewrites YAML files, and {name[:100]!r} is none; give the path of one"
-            )
+            error = SourceError(f"--update rewrites YAML files, and {name[:100]!r} is none; give the path of one")
             witness, found = None, [_error(error, model=name, path=name)]
         findings += found
         failed = [finding for finding in found if finding.status == "failed"]

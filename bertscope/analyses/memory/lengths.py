@@ -19,7 +19,6 @@ from math import exp, lgamma, prod
 
 from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter
-from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.errors import SelectionError, name_of
 from bertscope.reports.memory import LengthBatch, LengthsRow
 from bertscope.settings.run_config import RunConfig
@@ -159,6 +158,8 @@ def _takes_ids(source: ModelSource, run: RunConfig) -> bool:
     """Return whether the model takes token ids, next to which a mask hides padding."""
     if source.bert_config is not None:
         return True
+    from bertscope.analyses.tracing.inputs import inputs_for
+
     inputs = inputs_for(built_for_counting(source), run.batch, run.seq, given=run.input)
     return isinstance(inputs, dict) and "input_ids" in inputs
 
