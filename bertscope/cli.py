@@ -14,9 +14,9 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from bertscope import __version__
-from bertscope.commands.process import EXIT_CODES, complain, failure
+from bertscope.commands.process import EXIT_CODES, complain, failure, option_forms
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache, commands_with
-from bertscope.errors import BertscopeWarning, SelectionError, one_line
+from bertscope.errors import BertscopeWarning, SelectionError, naming, one_line
 from bertscope.render.console import choose_color
 from bertscope.settings.run_config import CACHE_VARIABLE
 
@@ -108,7 +108,7 @@ def _run() -> int:
     """Return the exit code of the command line; every error is one line on stderr."""
     try:
         try:
-            with _without_cache("--no-cache" in sys.argv):
+            with naming(option_forms), _without_cache("--no-cache" in sys.argv):
                 code = app(prog_name="bertscope", standalone_mode=False) or 0
         except SystemExit as end:  # of Typer, after shell completion: `with_bundles` reports those of commands
             code = int(end.code or 0)

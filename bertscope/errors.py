@@ -17,8 +17,9 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
 from pathlib import Path
 
@@ -35,8 +36,43 @@ _NAMED = re.compile("\x02([^\x03]+)\x03")
 
 
 def name_of(setting: str) -> str:
-    """Return the name of a setting for a message; a command line shows its option, and Python its keyword."""
+    """Return the name of a setting for an error; a command line shows its option, and Python its keyword."""
     return f"\x02{setting}\x03"
+
+
+_forms: ContextVar[Callable[[], Mapping[str, str]]] = ContextVar("forms", default=dict)
+
+
+@contextmanager
+def naming(forms: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Have reports inside the block name settings in the forms of a command line, not by the keywords of Python."""
+    token = _forms.set(forms)
+    try:
+        yield
+    finally:
+        _forms.reset(token)
+
+
+def named(setting: str) -> str:
+    """Return the name of a setting for the text of a report: as `name_of`, where no error carries it to a front end."""
+    return _forms.get()().get(setting, setting)
+
+
+class Reason(str):
+    """A text in a report, with the keywords of Python, as JSON has it; `shown` returns it for a front end."""
+
+    marked: str
+
+    def __new__(cls, marked: str) -> Reason:
+        """Take a text with the names that `name_of` marks."""
+        text = super().__new__(cls, one_line(_NAMED.sub(r"\1", marked)))
+        text.marked = marked
+        return text
+
+
+def shown(text: str) -> str:
+    """Return a text of a report for its view, with the settings of a Reason as `named` names them."""
+    return one_line(_NAMED.sub(lambda found: named(found[1]), text.marked)) if isinstance(text, Reason) else text
 
 
 class BertscopeError(Exception):

@@ -498,6 +498,30 @@ def test_a_digit_in_a_pattern_is_one_of_ascii():
     assert found == []
 
 
+# Texts outside `commands/` that have an option and no command around it, by the part that needs one.
+WITH_OPTIONS = {
+    "render/page/report.py": "commands that a page shows", "settings/generate.py": "the table of options",
+    "analyses/doctor.py": "commands that need a package", "analyses/memory/calibration.py": "a command of nvidia-smi",
+    "analyses/sweep/pool.py": "sweep is a command only", "sources/bert.py": "--naming is of a command only",
+    "analyses/check.py": "--update is of a command only",
+    "api/memory.py": "--save is of a command only", "processes/signals.py": "read from the command line",
+    "render/diff.py": "a command in a note", "render/plan.py": "an answer for a shell",
+    "render/page/charts.py": "CSS", "torch_import.py": "an option of ulimit",
+}  # fmt: skip
+
+
+def test_a_text_outside_the_commands_names_no_option_by_itself():
+    """`name_of` and `named` name a setting, so that Python's texts have keywords; a whole command has options."""
+    command = re.compile(r"'?\b(bertscope|transformers-cli|pip) [a-z]+[^';]*|`--format json`|--allow-code")
+    found = {
+        module.place for module in MODULES.values() if not module.place.startswith(("commands/", "cli.py"))
+        for parent in ast.walk(module.tree) if not isinstance(parent, ast.Expr)  # a docstring
+        for node in ast.iter_child_nodes(parent) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        and re.search(r"(?<![\w-])--[a-z]|(?<![\w-])-v\b", command.sub("", node.value))
+    }  # fmt: skip
+    assert found == set(WITH_OPTIONS)
+
+
 UNPICKLING = "analyses/memory/why/reading.py"  # plain values only, in a child with limits
 
 

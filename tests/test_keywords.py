@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import bertscope
 from bertscope.analyses.diagram.forward import Given
+from bertscope.analyses.memory import profile as measurement
+from bertscope.analyses.memory import step as steps
+from bertscope.analyses.memory.steps import estimate_report
+from bertscope.api import why as diagnosis
+from bertscope.reports.base import Report
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import MEASURED
 from tests.corpus import values_of
 
 CONFIG = bertscope.BertConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
                               intermediate_size=40, max_position_embeddings=32)  # fmt: skip
+SINGLE = replace(CONFIG, num_hidden_layers=1)
 LAYERS = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
 EQUAL = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Sequential(LAYERS, torch.nn.ReLU()))
 OF_SIZE = {"input_size": (2, 8)}
@@ -45,11 +54,18 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "estimate of inference": ("estimate", (CONFIG,), {**STEP, "mode": "inference"}),
     "estimate on a card": ("estimate", (CONFIG,), {**STEP, "gpu": "t4"}),
     "estimate of a module": ("estimate", (EQUAL,), OF_SIZE),
-    "lengths": ("lengths", (CONFIG, [4, 8, 8]), {"batch": 2}),
+    "lengths": ("lengths", (SINGLE, [8, 8]), {"batch": 2}),
+    "lengths of a module": ("lengths", (EQUAL, [4, 8, 8]), {"input_size": (2, 4, 8)}),
     "fit": ("fit", (CONFIG, "50MiB"), {"seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),
-    "plan": ("plan", (CONFIG, "2MiB"), {"batch": 32, "seq": 8}),
-    "report": ("report", (CONFIG,), {**STEP, "fit": False, "checkpointing": "none"}),
-    "why": ("why", ("oom.txt", CONFIG), {**STEP, "checkpointing": "full"}),
+    "fits": ("fits", (CONFIG,), {"gpu": "t4", "seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),
+    "plan": ("plan", (SINGLE, "2MiB"), {"batch": 32, "seq": 8}),
+    "report": ("report", (SINGLE,), {**STEP, "fit": False, "checkpointing": "none"}),
+    "why": ("why", ("oom.txt", SINGLE), {**STEP, "checkpointing": "full"}),
+    "profile of a module": ("profile", (EQUAL,), {**OF_SIZE, "steps": 1}),
+    "profile": ("profile", (SINGLE,), {**STEP, "steps": 1}),
+    "verify": ("verify", (CONFIG, "model.safetensors"), {}),
+    "load": ("load", ("bert-tiny",), {}),
+    "diff of modules": ("diff", (EQUAL, LAYERS[1]), OF_SIZE),
 }
 # Values of keywords that are no settings.
 VALUES: dict[str, list[Any]] = {
@@ -60,32 +76,58 @@ VALUES: dict[str, list[Any]] = {
     "nn_module": [True], "batch_total": [64], "may_change": ["sgd"], "compare": ["bert-tiny"], "field": ["length"],
     "tokenizer": ["bert-tiny"], "tokens_per_batch": [64], "search": [True], "training_file": ["args.json"],
     "plan": ["plan.json"], "model": [CONFIG], "fit": [True], "budget": ["1GiB"], "calibration": [False],
+    "allow": [["unexpected"]], "strip_prefix": ["auto"], "architecture": ["BertForMaskedLM"], "attention": ["eager"],
+    "add_pooling_layer": [False], "lora": ["r=2"], "download": [True], "steps": [2],
     "freeze": ["embeddings", "0"], "input": ["inputs_embeds=BxSx16:float32", "input=3x8:float32"],
 }  # fmt: skip
-SLOW = {"compile"}  # torch.compile of each step; tests/analyses/memory/test_compiled.py has it
 # Keywords that change nothing of these small steps or say what is so anyhow, each with the reason.
 IDLE = {
-    "explain a module: dtypes": "shapes on meta do not depend on them",
+    **dict.fromkeys(("explain a module: dtypes", "diff of modules: dtypes"), "shapes on meta do not depend on them"),
     "calibration": "false: there is none",
     "device": "cuda: the card implies it",
     "expandable_segments": "a small step fills no segment",
     "shapes": "the inputs of a module have shapes anyhow",
     "may_change": "the plan fits without a change",
     "padding": "the trace of the peak has no mask", "clip_grad_norm": "the norm is gone before the peak",
-    "optimizer_implementation": "the peak is in backward",
+    "optimizer_implementation": "the peak is in backward", "download": "a preset is not downloaded",
 }  # fmt: skip
+UNSTEADY = ("run", "runs", "warmup_seconds", "process_high_water_bytes")
 TABLE = rows(*MEASURED)
 
 
 def numbers(report: Any) -> str:
-    """Return the report without the run that it repeats."""
+    """Return the report without the run that it repeats, and without times."""
+    if isinstance(report, tuple):
+        return "".join(map(numbers, report))
+    if not isinstance(report, Report):  # a model
+        return bertscope.count(report).to_json()
 
     def of(part: Any) -> Any:
         if isinstance(part, dict):
-            return {key: of(value) for key, value in part.items() if key not in ("run", "runs")}
+            part = {key: len(value) if key == "step_seconds" else value for key, value in part.items()}
+            return {key: of(value) for key, value in part.items() if key not in UNSTEADY}
         return [of(item) for item in part] if isinstance(part, list) else part
 
     return json.dumps(of(json.loads(bertscope.to_json(report))))
+
+
+class Larger(torch.nn.Module):
+    """A model that stands for its compiled form: it allocates more."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        self.more = torch.ones(10_000)
+        return self.module(*args, **keywords)
+
+
+def without_processes(jobs: Any, **limits: Any) -> Any:
+    """Return the estimates of what processes would measure, and as their machine what they are asked."""
+    report = estimate_report(jobs[0].source, [job.run_config for job in jobs])
+    asked = [json.loads(replace(job, run_config=jobs[0].run_config).to_json()) for job in jobs]
+    return replace(report, machine=f"{asked} {limits}"), (), None
 
 
 def tried(name: str, default: Any) -> list[Any]:
@@ -107,11 +149,17 @@ def test_each_keyword_changes_the_report_or_is_refused(call, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "oom.txt").write_text(MESSAGE)
     (tmp_path / "args.json").write_text('{"per_device_train_batch_size": 5, "optim": "sgd"}')
+    tensors = bertscope.BertModel(CONFIG).state_dict() if call == "verify" else {}
+    save_file({f"module.{key}": value for key, value in tensors.items()} | {"module.more": torch.ones(1)},
+              "model.safetensors")  # fmt: skip
+    monkeypatch.setattr(diagnosis, "read_why", functools.cache(diagnosis.read_why))
+    monkeypatch.setattr(measurement, "profile_report", without_processes)
+    monkeypatch.setattr(steps, "compiled", Larger)  # tests/analyses/memory/test_compiled.py compiles
     name, args, base = CALLS[call]
     function = getattr(bertscope, name)
     plain, idle = numbers(function(*args, **base)), []
     for keyword, parameter in list(inspect.signature(function).parameters.items())[len(args) :]:
-        if keyword in base or keyword.startswith("_") or keyword in SLOW:
+        if keyword in base or keyword.startswith("_"):
             continue
         found = (kept(function, args, {**base, keyword: value}) for value in tried(keyword, parameter.default))
         accepted = False

@@ -10,7 +10,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
-from bertscope.errors import SelectionError, SourceError
+from bertscope.errors import Reason, SelectionError, SourceError, name_of
 from bertscope.model.lora import PeftModel
 from bertscope.model.state_dict import STORED_BUFFERS, modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
@@ -105,7 +105,7 @@ def _prefix_row(prefix: str, count: int) -> VerifyRow:
     return VerifyRow(
         status="prefix", name=prefix, stored_name=prefix, copies=count, shape=None, stored_shape=None, dtype=None,
         stored_dtype=None, params=0, is_wrong=True,
-        note=f"compared without it; --strip-prefix {prefix} (or auto) leaves it out",
+        note=Reason(f"compared without it; {name_of('strip_prefix')} {prefix} (or auto) leaves it out"),
     )  # fmt: skip
 
 

@@ -114,31 +114,37 @@ def inputs_on_device(inputs: Any, device: str) -> Any:
 
 def batch_of(inputs: Any) -> int:
     """Return the first size of the first tensor of the inputs; raises SelectionError if none has one."""
-    from bertscope.torch_access import torch, tree_map
-
-    own: list[int] = []
-    tree_map(lambda item: own.append(len(item)) if isinstance(item, torch.Tensor) and item.ndim else None, inputs)
-    if not own:
-        raise SelectionError("the inputs have no tensor whose first size is the batch")
-    return own[0]
+    return _size_of(inputs, 0, "first size is the batch")
 
 
-def batched(inputs: Any) -> Callable[[int], Any] | None:
-    """Return a function from a batch to inputs like these on meta: their first sizes that are the batch follow it."""
+def _size_of(inputs: Any, place: int, what: str) -> int:
+    from bertscope.torch_access import torch, tree_leaves
+
+    for item in tree_leaves(inputs):
+        if isinstance(item, torch.Tensor) and item.ndim > place:
+            return item.shape[place]
+    raise SelectionError(f"the inputs have no tensor whose {what}")
+
+
+def batched(inputs: Any, *, has_length: bool = False) -> Callable[[int, int], Any] | None:
+    """Return a function from a batch and a length to inputs like these on meta; None without inputs.
+
+    Their first sizes that are the batch follow it; if the inputs have a length, second sizes that are it follow too.
+    """
     if inputs is None:
         return None
     from bertscope.torch_access import torch, tree_map
 
-    own = batch_of(inputs)
+    own = [batch_of(inputs), _size_of(inputs, 1, "second size is the length")] if has_length else [batch_of(inputs)]
 
-    def of_batch(item: Any, batch: int) -> Any:
-        """Return a tensor on meta of another batch, and any other value as it is."""
+    def of_sizes(item: Any, wanted: Sequence[int]) -> Any:
+        """Return a tensor on meta of another batch and length, and any other value as it is."""
         if not isinstance(item, torch.Tensor):
             return item
-        sizes = (batch, *item.shape[1:]) if item.ndim and len(item) == own else item.shape
-        return torch.empty(sizes, dtype=item.dtype, device="meta")
+        sizes = [new if size == old else size for size, old, new in zip(item.shape, own, wanted)]  # noqa: B905
+        return torch.empty((*sizes, *item.shape[len(sizes) :]), dtype=item.dtype, device="meta")
 
-    return lambda batch: tree_map(partial(of_batch, batch=batch), inputs)
+    return lambda batch, seq: tree_map(partial(of_sizes, wanted=(batch, seq)), inputs)
 
 
 def _numbers(size: Any) -> Sequence[Any]:

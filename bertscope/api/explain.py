@@ -114,7 +114,9 @@ def diagram(
     is_bert = isinstance(base_model_of(module), BertPreTrainedModel)
     used = {key for key in diagrams.KINDS[kind] if is_bert or key != "implementation"}
     if given is not None and (given.input if is_bert else given.cache or given.head_mask):
-        unused = "input has no effect on a BERT" if is_bert else "cache and head_mask have an effect on a BERT only"
+        unused = f"{name_of('input')} has no effect on a BERT"
+        if not is_bert:
+            unused = f"{name_of('cache')} and {name_of('head_mask')} have an effect on a BERT only"
         raise SelectionError(f"{unused}; leave them out")
     for key, value in asked.items():
         if value is not None and value is not False and key not in used:

@@ -17,6 +17,7 @@ from bertscope.api.asked import (
     Model,
     Plan,
     TrainingArguments,
+    batch_of,
     batched,
     built,
     calibration_for,
@@ -27,7 +28,7 @@ from bertscope.api.asked import (
     is_module,
     loop_of,
 )
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
@@ -198,10 +199,10 @@ def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | No
         run_config, _, measurement, _ = asked.resolved(
             precision=STORED, **loop_of(module), **DEFAULTS["profile"]
         ).points[0]
-        given = real_inputs(module, run_config, run_config.device)
     else:
         run_config, _, measurement, _ = asked.of_module(module)
-        given = inputs_on_device(given, run_config.device)
+    device = profiler_run.device_of(run_config)
+    given = real_inputs(module, run_config, device) if given is None else inputs_on_device(given, device)
     return profiler_run.profile(module, given, run_config, loss=loss, steps=measurement.steps, name=name)
 
 
@@ -420,6 +421,7 @@ def lengths(
     name: str | None = None,
     training_file: TrainingArguments = None,
     plan: Plan = None,
+    inputs: Any = None,
     _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> LengthsReport:
@@ -427,16 +429,19 @@ def lengths(
 
     `lengths` are numbers of tokens, a file of them, or `normal:256,64,16,512` (mean, deviation, least, most); the
     `field` of a JSONL, CSV or Parquet file may have texts for a `tokenizer`. `seq` cuts longer sequences. With
-    `search` find the largest batches in a `budget` or on a `gpu`, and those for each length. Raises SourceError for a
-    file without lengths, and SelectionError for a setting that no run has.
+    `search` find the largest batches in a `budget` or on a `gpu`, and those for each length. A module runs with
+    `inputs`, or tensors of `input_size` and `dtypes`, whose first size is the batch and whose second is the length.
+    Raises SourceError for a file without lengths, and SelectionError for a setting that no run has.
 
     >>> report = bertscope.lengths("bert-tiny", [64, 64, 128], batch=2, device="cuda")
     >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128), report["unpadded"].padding
     (True, 0.0)
     """
+    given = inputs_of(inputs, settings)
     asked = Asked.of(settings, _layers, training_file=training_file, plan=plan)
-    source = source_of(model, name=name)
-    points = asked.resolved(source, **DEFAULTS["estimate"]).points
+    source = source_of(model, name=name, inputs=batched(given, has_length=True))
+    defaults = DEFAULTS["estimate"] if given is None else DEFAULTS["estimate"] | {"batch": batch_of(given)}
+    points = asked.resolved(source, **defaults).points
     if len(points) > 1:
         raise SelectionError("lengths are for one run; give one value of each setting")
     run, limit = points[0]
@@ -445,7 +450,7 @@ def lengths(
     if search and memory is None:
         raise asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
     if search and tokens_per_batch:
-        raise SelectionError("search finds the tokens of a batch; leave tokens_per_batch out")
+        raise SelectionError(f"the search finds the tokens of a batch; leave {name_of('tokens_per_batch')} out")
     counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
     most = asked.length(source, max(counts)).get("seq", max(counts))
     most = run.seq if any("seq" in layer for layer in asked.layers) else most

@@ -27,7 +27,7 @@ from bertscope.errors import SelectionError
 from bertscope.progress import expect
 from bertscope.reports.page import DiffReport, PageReport
 from bertscope.settings.checkpointing import FULL, NONE
-from bertscope.settings.generate import with_settings
+from bertscope.settings.generate import with_keywords_of, with_settings
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import DEFAULTS, ESTIMATED, STORED
 from bertscope.sources.building import built_for_counting
@@ -37,7 +37,7 @@ from bertscope.units import FP32
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.settings.keywords import RunSettings
+    from bertscope.settings.keywords import GivenInputs, RunSettings
 
 
 @with_settings(*ESTIMATED)
@@ -97,24 +97,41 @@ def report(
     return replace(found, models=models)
 
 
-def diff(a: Model | Checkpoint, b: Model | Checkpoint, *, batch: int = 1, seq: int | None = None) -> DiffReport | Any:
+@with_keywords_of()
+def diff(
+    a: Model | Checkpoint,
+    b: Model | Checkpoint,
+    *,
+    batch: int = 1,
+    seq: int | None = None,
+    inputs: Any = None,
+    **keywords: Unpack[GivenInputs],
+) -> DiffReport | Any:
     """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
 
     Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
-    the same model without one, and without the wrappers of peft, so that only adapters differ. Modules run with
-    the inputs of `report`. A model and a checkpoint (a file with tensors, or a folder with one and no config.json) are
-    compared by `verify`, and two checkpoints by their headers.
+    the same model without one, and without the wrappers of peft, so that only adapters differ. Modules run with the
+    same `inputs`, or tensors of `input_size` and `dtypes`; without them as in `report`. A model and a checkpoint (a
+    file with tensors, or a folder with one and no config.json) are compared by `verify`, and two checkpoints by their
+    headers.
 
     >>> difference = bertscope.diff("bert-base-cased", "bert-base-uncased")
     >>> difference["embeddings.word_embeddings.weight"].shape_b
     (30522, 768)
     """
     stored = [side if isinstance(side, Checkpoint) else stored_alone(side) for side in (a, b)]
+    given = inputs_of(inputs, keywords)
     if any(stored):
         refuse_sizes(batch, seq, "on a checkpoint")
+        if given is not None:
+            raise SelectionError("inputs have no effect on a checkpoint; leave them out")
     if stored.count(None) == 1:
         model: Any = a if stored[0] is None else b
         return verify(model, stored[0] or stored[1])
-    one, other = (found or source_of(side) for found, side in zip(stored, (a, b), strict=True))
+    if given is not None:
+        refuse_sizes(batch, seq, "on a module with inputs")
+        batch = batch_of(given)
+    one, other = (found or source_of(side, inputs=given) for found, side in zip(stored, (a, b), strict=True))
     usual = usual_length(*(side for side in (one, other) if not isinstance(side, Checkpoint)))
-    return differences.diff(one, other, batch=batch, seq=usual if seq is None else seq)
+    found = differences.diff(one, other, batch=batch, seq=usual if seq is None else seq)
+    return replace(found, inputs_given=given is not None)

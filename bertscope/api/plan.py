@@ -58,7 +58,9 @@ def plan(
     asked = Asked.of(given, _layers, training_file=training_file, question="plan")
     if batch_total is not None:
         if asked.named & {"batch", "accumulate"}:
-            raise asked.error("{batch} is the micro-batch and batch_total that of an optimizer step; give one of them")
+            raise asked.error(
+                "{batch} is the micro-batch and {batch_total} that of an optimizer step; give one of them"
+            )
         asked = asked.without("batch", "accumulate")
     source = source_of(model, name=name, inputs=own_inputs)
     ((run, limit),) = asked.resolved(source, **DEFAULTS["plan"]).points

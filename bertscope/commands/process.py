@@ -58,7 +58,7 @@ def failure(error: BaseException) -> int:
 
         traceback.print_exception(type(error), error, error.__traceback__)
     if isinstance(error, BertscopeError):
-        return complain(error.spelled(_options()), error.exit_code, error.where)
+        return complain(error.spelled(option_forms()), error.exit_code, error.where)
     text = one_line(" ".join(str(error).split()), limit=200)
     if is_out_of_memory(error):
         return complain(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit", 3)
@@ -71,7 +71,7 @@ def failure(error: BaseException) -> int:
     return complain(f"internal error: {name} ({_place(error)}); {remedy}", INTERNAL)
 
 
-def _options() -> dict[str, str]:
+def option_forms() -> dict[str, str]:
     """Return the options of settings, by which the messages of a command line name them."""
     with contextlib.suppress(Exception):  # the package may be what is broken
         from bertscope.settings.generate import FORMS

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from bertscope.errors import one_line
+from bertscope.errors import named, one_line, shown
 from bertscope.render.columns import Column, copies_text, csv_only, number, values
 from bertscope.render.views import Table, View
 from bertscope.reports.base import Shape
@@ -96,7 +96,7 @@ _VERIFY = (
     Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), below=2),
     csv_only(values("dtype", "stored_dtype")),
     number("params", "params"),
-    Column("note", lambda row: one_line(row.note), values("note"), below=1),
+    Column("note", lambda row: one_line(shown(row.note)), values("note"), below=1),
 )
 
 
@@ -120,7 +120,7 @@ def _answer(report: VerifyReport) -> str:
 def _wrong_text(status: str, count: int, prefix: str) -> str:
     """Return how many tensors differ in one way."""
     if status == "prefix":
-        return f"{count} names begin with {prefix} (--strip-prefix {prefix})"
+        return f"{count} names begin with {prefix} ({named('strip_prefix')} {prefix})"
     return f"{count} of another {status}" if status in ("shape", "dtype") else f"{count} {status}"
 
 
@@ -132,7 +132,7 @@ def _verify_footer(report: VerifyReport) -> list[tuple[str, str]]:
         names = ", ".join(report.new_modules)
         lines.append(("untrained", f"{names}: not in the file, newly initialised with random values; train it"))
     if report.fitting:
-        lines.append(("what fits", f"--architecture {', '.join(report.fitting)}"))
+        lines.append(("what fits", f"{named('architecture')} {', '.join(report.fitting)}"))
     return [*lines, ("verified", report.obtained)]
 
 

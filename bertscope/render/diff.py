@@ -43,7 +43,7 @@ def parts(report: DiffReport) -> list[Table]:
         ("unique parameters", a.distinct_params, b.distinct_params),
         ("sum over layers", a.layer_params, b.layer_params),
         (
-            f"forward FLOPs at {report.batch} x {report.seq}",
+            "forward FLOPs" if report.inputs_given else f"forward FLOPs at {report.batch} x {report.seq}",
             report.forward_flops_a,
             report.forward_flops_b,
         ),
@@ -56,11 +56,11 @@ def notes(report: DiffReport) -> list[str]:
     """Return how FLOPs are counted, the models that have none, and that nothing differs."""
     sides = ((report.a, report.forward_flops_a), (report.b, report.forward_flops_b))
     found = {side.name: flops for side, flops in sides if side.obtained == "computed"}  # not a file with tensors
-    sizes = f"--batch {report.batch} --seq {report.seq}"
+    sizes = f"; bertscope flops {{}} --batch {report.batch} --seq {report.seq} says why" * (not report.inputs_given)
     return [
         "FLOPs: matrix products only, a multiply-add is 2",
         *(
-            (f"no FLOPs of {name}: its forward pass did not run; bertscope flops {shlex.quote(name)} {sizes} says why")
+            f"no FLOPs of {name}: its forward pass did not run{sizes.format(shlex.quote(name))}"
             for name, flops in found.items()
             if flops is None
         ),

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import SelectionError, one_line
+from bertscope.errors import SelectionError, one_line, shown
 from bertscope.render.columns import Column, copies_text, csv_text, markdown_text, values
 from bertscope.render.console import Target, wrapped
 from bertscope.reports.base import Note
@@ -147,7 +147,7 @@ def _point(section: Section, point: Point) -> str:
 
 def _notes(report: ExplainReport) -> str:
     """Return why there are no shapes."""
-    return "".join(say(note.key, reason=note.values["reason"]) for note in report.notes)
+    return "".join(say(note.key, reason=shown(note.values["reason"])) for note in report.notes)
 
 
 def _step(step: Step, target: Target, naming: str | None) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bertscope.errors import named
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, answer_word, csv_only, fits_word, listed, number, optional, values
 from bertscope.render.footer import not_generation, title, uncounted
@@ -210,7 +211,7 @@ def notes(report: FitReport) -> Iterator[str]:
         answers = ", ".join(
             f"{answer_word(row.other_head_answer)} for {way_of(row)}{_at(report, row.seq)}" for row in other
         )
-        yield f"the head matters: with --architecture {report.other_head} the answer is {answers}"
+        yield f"the head matters: with {named('architecture')} {report.other_head} the answer is {answers}"
     if any(row.batch < row.batch_by_bytes for row in report.rows) and report.batch_total is None:
         yield (
             "not certain: the tensors fit, but the allocator may fail"
@@ -280,12 +281,15 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
     elif low < high:
         source = report.card.context_source if report.card else ""
         where = f"published ({source})" if source else "published for other GPUs"
-        yield f"CUDA context: {range_text(low, high)}, {where}; --context sets yours"
+        yield f"CUDA context: {range_text(low, high)}, {where}; {named('context')} sets yours"
     yield f"on the card: reserved, with {workspaces} for cuBLAS, and {bytes_text(high)} for the context"
     yield CUDNN_NOTE
     yield from _place_notes(report)
     if report.margin:
-        yield "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with --context)"
+        yield (
+            "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with "
+            f"{named('context')})"
+        )
     yield "nvidia-smi shows what is on the card; its published figures are up to 3.2 % above"
 
 

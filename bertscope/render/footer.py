@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bertscope.errors import one_line
+from bertscope.errors import named, one_line, shown
 from bertscope.render.console import Target, padded, wrapped
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.settings.run_config import AUTOCAST, CPU, INFERENCE
@@ -44,7 +44,7 @@ def note_text(note: Note) -> str:
     values = note.values
     match note.key:
         case "no_time_cpu":
-            return "no time: it is predicted for CUDA only; give --gpu or --device cuda"
+            return f"no time: it is predicted for CUDA only; give {named('gpu')} or {named('device')} cuda"
         case "no_time_uncalibrated":
             return (
                 f"no time: there is no calibration of {values['card']}; 'bertscope profile --device cuda --save FILE' "
@@ -59,12 +59,12 @@ def note_text(note: Note) -> str:
         case "lengths_scores":
             return (
                 "no unpadded and packed batches: attention saves its scores in this step, as on a CPU with dropout; "
-                "give --no-dropout, or --device cuda and sdpa attention"
+                f"give {named('dropout=False')}, or {named('device')} cuda and sdpa attention"
             )
         case "cpu_scratch_not_counted":  # UNCOUNTED
             return f"scratch of {values['kernels']} on a CPU is not counted"
         case "plan_unchanged":
-            return f"{values['names']} cannot change: {values['why']}"
+            return f"{values['names']} cannot change: {shown(values['why'])}"
         case "why_no_frames":
             return "no stacks were recorded: _record_memory_history(stacks='python') records them"
     raise KeyError(note.key)
@@ -86,11 +86,11 @@ def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:
     if file.unknown:
         yield f"unknown keys, not used: {', '.join(one_line(row.key, limit=40) for row in file.unknown)}"
     if device == CPU and str(file.fields.get("precision", "")).startswith(AUTOCAST):
-        yield f"{file.fields['precision']} suggests a GPU, and this step is on a CPU; --gpu names its card"
+        yield f"{file.fields['precision']} suggests a GPU, and this step is on a CPU; {named('gpu')} names its card"
     if file.no_effect:
         yield (
             f"{count_text(len(file.no_effect))} other keys have no effect on the memory of a training "
-            "step (--format json lists them)"
+            f"step ({named('to_json()')} lists them)"
         )
 
 
@@ -121,7 +121,7 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
         *(("", text) for text in tied_names[:SHOWN_TIES]),
     ]
     if len(ties) > SHOWN_TIES:
-        lines.append(("", f"and {len(ties) - SHOWN_TIES} more ties; --format json lists them all"))
+        lines.append(("", f"and {len(ties) - SHOWN_TIES} more ties; {named('to_json()')} lists them all"))
     lines += _layer_sums(sums)
     lines += [
         ("trainable", trainable),
@@ -162,7 +162,7 @@ def notes_text(notes: Sequence[str], target: Target, more_rows: int = 0) -> str:
             more.append("1 more note" if count == 1 else f"{count} more notes")
         if more_rows:
             more.append("1 more row" if more_rows == 1 else f"{more_rows} more rows")
-        notes = [f"{notes[0]} (-v: {', '.join(more)})"]
+        notes = [f"{notes[0]} ({named('to_markdown()')}: {', '.join(more)})"]
     return "".join(wrapped(note, target, 2) for note in notes)
 
 

@@ -7,7 +7,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-from bertscope.errors import one_line
+from bertscope.errors import named, one_line
 from bertscope.render.columns import (
     Column,
     answer_word,
@@ -250,7 +250,7 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
             text += f" ({other.timing.flops / first.timing.flops:.2f} x the FLOPs)"
         some, others = first.timing.step_seconds, other.timing.step_seconds
         if min(len(some), len(others)) > 1 and min(some) <= max(others) and min(others) <= max(some):
-            text += "; the times overlap: raise --steps"
+            text += f"; the times overlap: raise {named('steps')}"
     return f"{_name(other)}: {text}"
 
 
@@ -563,7 +563,7 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
     shown = rows if target is None else rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
     rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
     sizes = ", ".join(map(bytes_text, rest))
-    more = f"and {len(rows) - len(shown)} more, {sizes}; --rows 0 lists them all" + "\n" if any(rest) else ""
+    more = f"and {len(rows) - len(shown)} more, {sizes}; {named('rows')} 0 lists them all" + "\n" if any(rest) else ""
     return [*tables, Table(kept_columns(report), shown, names=_KEPT_NAMES, below=more)]
 
 

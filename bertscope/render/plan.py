@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from bertscope.errors import named
 from bertscope.render.columns import Column, answer_word, csv_only, number, values
 from bertscope.render.fit import on_text, time_columns
 from bertscope.render.footer import title
@@ -102,7 +103,7 @@ def verdict(report: PlanReport) -> str:
     yes = "yes"
     if row.changes:
         trained = " (only the adapters are trained; the model is no longer fine-tuned in full)"
-        yes = f"yes, with {_options(row.changes)}{trained * ('lora' in row.changes)}"
+        yes = f"yes, with {_words(row.changes)}{trained * ('lora' in row.changes)}"
     if not report.fits:
         answer = f"no: not even the leanest plan fits, {label(row)}; {sized}"
     elif not row.lists:
@@ -125,9 +126,6 @@ def _settings(report: PlanReport) -> Iterator[str]:
 def columns(report: PlanReport) -> list[Column]:
     """Return the columns; a CPU reserves nothing."""
 
-    def changed(row: PlanRow) -> str:
-        return _options(row.changes) or "-"
-
     on_gpu = report.run.device == "cuda"
     several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
     return [
@@ -141,8 +139,9 @@ def columns(report: PlanReport) -> list[Column]:
         Column("FLOPs again", share, values("share_again", "flops_again"), right=True),
         number("step FLOPs", "step_flops", flops_text, detail=True),
         *time_columns(report.rows),
-        Column("what changes", changed, shown=any(row.changes for row in report.rows)),
-        csv_only({"changes": changed, "moved_bytes_again": lambda row: row.moved_bytes_again}),
+        Column("what changes", lambda row: _words(row.changes) or "-", shown=any(row.changes for row in report.rows)),
+        csv_only({"changes": lambda row: _options(row.changes) or "-",
+                  "moved_bytes_again": lambda row: row.moved_bytes_again}),
     ]  # fmt: skip
 
 
@@ -154,12 +153,20 @@ def _options(settings: dict[str, Any]) -> str:
     return shlex.join(chain.from_iterable(words))
 
 
+def _words(settings: dict[str, Any]) -> str:
+    """Return the options that give these settings, or the keywords of Python."""
+    if named("batch") == "batch":
+        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return _options(settings)
+
+
 def notes(report: PlanReport) -> Iterator[str]:
     """Yield the next cheaper plan first, then how the numbers were obtained."""
     if (cheaper := report.cheaper) is not None and report.fits:
         yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.card_bytes)}"
     if not report.fits:
-        yield "what may change too: --may-change lora,freeze,8bit,precision,sgd, a smaller batch, a shorter seq"
+        words = "lora,freeze,8bit,precision,sgd"
+        yield f"what may change too: {named('may_change')} {words}, a smaller batch, a shorter seq"
     yield (
         f"plans that were run: {count_text(report.tried)}; every operator dispatched with the "
         "device's kernels, nothing allocated"
@@ -172,12 +179,15 @@ def notes(report: PlanReport) -> Iterator[str]:
 
 
 def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
-    """Yield the options that run the answer."""
+    """Yield the settings that run the answer."""
     row = report.first
     if report.fits and (row.lists or row.changes):
         sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
-        strategy = f"--checkpointing={shlex.quote(row.checkpointing)}"
-        yield "use it:", f"{_options(sizes | row.changes)} {strategy}".strip()
+        settings = sizes | row.changes
+        if named("batch") == "batch":
+            yield "use it:", _words(settings | {"checkpointing": row.checkpointing})
+        else:  # a terminal does not part an option from its value after `=`
+            yield "use it:", f"{_options(settings)} --checkpointing={shlex.quote(row.checkpointing)}".strip()
 
 
 VIEW = View(

@@ -5,7 +5,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from bertscope.errors import SelectionError, one_line, suggestion
+from bertscope.errors import SelectionError, named, one_line, suggestion
 from bertscope.render.columns import Column, csv_only, number, optional, values
 from bertscope.render.console import PARTS, Target
 from bertscope.render.views import Table, View
@@ -116,9 +116,9 @@ def _notes(report: SweepReport, target: Target | None, *, rows: int = 0, sort: s
     errors = list(dict.fromkeys(row.error for row in report.rows if row.error))
     yield from (one_line(error, limit=200) for error in errors[:_ERRORS])
     if len(errors) > _ERRORS:
-        yield f"{count_text(len(errors) - _ERRORS)} more errors: --format csv lists all"
+        yield f"{count_text(len(errors) - _ERRORS)} more errors: {named('to_csv()')} lists all"
     if rows and rows < len(report.rows):
-        yield f"{count_text(len(report.rows) - rows)} more rows: --rows 0 shows all"
+        yield f"{count_text(len(report.rows) - rows)} more rows: {named('rows')} 0 shows all"
 
 
 VIEW = View(answer=verdict, tables=_shown, notes=_notes, shows_all_notes=True)

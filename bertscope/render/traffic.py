@@ -6,6 +6,7 @@ from functools import partial
 from itertools import groupby
 from statistics import median
 
+from bertscope.errors import named
 from bertscope.render.columns import Column, in_phase, row_phase
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.memory import REDUCE_SCATTER, MemoryReport, RankRow, TrafficRow, Variant
@@ -50,7 +51,7 @@ def traffic_notes(report: MemoryReport) -> Iterator[str]:
         least = min(others, key=lambda row: row.updated_params)
         yield (
             f"parameters to update: {count_text(own.updated_params)} of rank {rank}, "
-            f"{count_text(least.updated_params)} of rank {least.label}; --rank estimates another one"
+            f"{count_text(least.updated_params)} of rank {least.label}; {named('rank')} estimates another one"
         )
     if any(variant.traffic for variant in report.variants):
         yield (

@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, name_of
 from bertscope.frozen import dataclass
 from bertscope.render.columns import Column, csv_text, markdown_text
 from bertscope.render.console import Target, stacked, stdout_target, wrapped
@@ -134,7 +134,7 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
         return visible_lines(shown.table(report, wanted, **options), color=wanted.color)
     own = getattr(shown, form, None)
     if own is None:
-        raise SelectionError(f"there is no {form} of this report; give another --format")
+        raise SelectionError(f"there is no {form} of this report; give another {name_of('form')}")
     found = str(own(report, **options))
     return found if form in _MARKUP else visible_lines(found)
 

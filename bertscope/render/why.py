@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
+from bertscope.errors import named
 from bertscope.render.columns import Column, number, optional, values
 from bertscope.render.console import Target
 from bertscope.render.footer import note_text, title
@@ -202,7 +203,7 @@ def _notes(report: WhyReport, target: Target | None) -> Iterator[str]:
     yield from map(finding_text, report.findings[1:])
     yield from map(note_text, report.notes)
     if target is not None and not target.verbose and len(report.rows) > _ROWS:
-        yield f"{len(report.rows) - _ROWS} more rows: -v"
+        yield f"{len(report.rows) - _ROWS} more rows: {named('to_markdown()')}"
 
 
 VIEW = View(

@@ -110,6 +110,7 @@ class DiffReport(TableReport[DiffRow]):
     totals_b: Totals
     batch: int
     seq: int
+    inputs_given: bool = False  # by a Python program, without a length
     forward_flops_a: int | None  # None: the forward pass did not run
     forward_flops_b: int | None
 

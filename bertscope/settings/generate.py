@@ -35,11 +35,14 @@ _ALL = rows(*MEASURED)
 OPTIONS = {name: option_name(name) for name in (*_ALL, *rows(*RAN), "batch_total")}
 # What the messages of a command line call the settings, and other keywords of Python.
 _OTHERS = ("architecture", "attention", "lora", "download", "tokenizer", "tokens_per_batch",
-           "implementation", "nn_module", "direction", "depth")  # fmt: skip
+           "implementation", "nn_module", "direction", "depth", "cache", "head_mask", "may_change", "rows",
+           "strip_prefix")  # fmt: skip
 FORMS = OPTIONS | {name: option_name(name) for name in _OTHERS} | {
     "field": "--lengths-field", "add_pooling_layer": "--pooler", "around": "--class",
     "given": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout",
     "sandbox=False": "--no-sandbox",
+    "to_csv()": "--format csv", "to_json()": "--format json", "to_svg()": "--format svg",
+    "form": "--format", "to_markdown()": "-v",  # which shows all notes and rows too
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_SIZE = 2**31
+_WHOLE = re.compile(r"[-+]?[0-9]{1,20}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 
 
@@ -123,7 +124,8 @@ class Row:
             raise SettingError(
                 f"{self.form} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size", [self.name]
             )
-        is_number = self.kind in (int, float) and not self.is_size and _is_number(text, self.kind)
+        pattern = _WHOLE if self.kind is int else _NUMBER
+        is_number = self.kind in (int, float) and not self.is_size and pattern.fullmatch(text)
         return self.kind(text) if is_number else text
 
     def _item(self, value: Any) -> Any:
@@ -164,10 +166,6 @@ def near_word(given: str, words: Collection[str]) -> str:
 
 def _at_commas(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
-
-
-def _is_number(text: str, kind: type) -> bool:
-    return bool(re.fullmatch(r"[-+]?[0-9]{1,20}", text, re.ASCII) if kind is int else _NUMBER.fullmatch(text))
 
 
 def _plain(value: Any) -> str:

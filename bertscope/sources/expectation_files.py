@@ -92,9 +92,10 @@ def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedMo
 
 
 def _model(entries: Entries, path: Path, allow_code: bool) -> ModelSource:
+    kernels = ATTENTION_KERNELS + FLASH_KERNELS
     settings = {
         "architecture": entries.checked("architecture", None, str, "the name of a class, such as BertForMaskedLM"),
-        "attention": _one_of(entries, "attention", ATTENTION_KERNELS + FLASH_KERNELS),
+        "attention": entries.checked("attention", None, lambda value: value in kernels, f"one of {', '.join(kernels)}"),
         "add_pooling_layer": entries.checked("add_pooling_layer", None, bool, "one of true, false"),
         "lora": _lora(entries),
     }
@@ -111,10 +112,6 @@ def _lora(entries: Entries) -> Lora | None:
         return None if text is None else Lora.parse(text)
     except ConfigError as error:
         raise error.at(entries["lora"].where) from None
-
-
-def _one_of(entries: Entries, key: str, allowed: tuple[str, ...]) -> Any:
-    return entries.checked(key, None, lambda value: value in allowed, f"one of {', '.join(allowed)}")
 
 
 def _named(entry: Entry, folder: Path) -> str:
@@ -196,7 +193,7 @@ def _require_model(folder: str) -> None:
             raise SourceError(
                 f"no *.bertscope.yaml at or below {os.path.abspath(folder)}; write 'model: NAME' into "
                 "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which "
-                "adds its counts; --presets checks the packaged presets"
+                "adds its counts; 'bertscope check --presets' checks the packaged presets"
             )
 
 

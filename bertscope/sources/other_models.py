@@ -165,7 +165,7 @@ class OtherSource:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenModule(OtherSource):
-    """A module that exists already in Python; it is not changed. `inputs`, or what makes those of a batch, run it."""
+    """A module that exists already in Python; it is not changed. `inputs`, or what makes them for a size, run it."""
 
     module: nn.Module
     inputs: Any = field(default=None, compare=False)
@@ -185,7 +185,7 @@ class GivenModule(OtherSource):
         built = copy.deepcopy(self.module, memo)
         if self.inputs is not None:
             own = self.inputs
-            built.example_inputs = lambda batch, seq: own(batch) if callable(own) else own  # type: ignore[assignment]
+            built.example_inputs = lambda batch, seq: own(batch, seq) if callable(own) else own  # type: ignore[assignment]
         return built
 
 

@@ -104,5 +104,5 @@ def _supports(model: Any, checked: Any = True, *_: Any, **__: Any) -> Any:
     """Return the version or the configuration to check if the class has flash attention; raise ValueError if not."""
     if not any(getattr(model, name, False) for name in ("_supports_flash_attn", "_supports_flash_attn_2")):
         kind = model if isinstance(model, type) else type(model)
-        raise ValueError(f"{kind.__name__} has no flash attention in this transformers; use --attention sdpa or eager")
+        raise ValueError(f"{kind.__name__} has no flash attention in this transformers; use sdpa or eager attention")
     return checked

@@ -128,10 +128,10 @@ def own_bert(attention: str) -> nn.Module:
     return bertscope.BertForMaskedLM(config)
 
 
-def bert(attention: str, **settings: Any) -> nn.Module:
+def bert(attention: str, layers: int = 4, **settings: Any) -> nn.Module:
     import transformers
 
-    config = transformers.BertConfig(vocab_size=40, hidden_size=8, num_hidden_layers=4, num_attention_heads=2,
+    config = transformers.BertConfig(vocab_size=40, hidden_size=8, num_hidden_layers=layers, num_attention_heads=2,
                                      intermediate_size=32, attn_implementation=attention, **settings)  # fmt: skip
     return transformers.BertForMaskedLM(config)
 
@@ -322,12 +322,12 @@ def test_a_trainer_form_says_why_it_does_not_use_the_keywords():
 
 
 CONFIG = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 40, "hidden_size": 8,
-          "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}  # fmt: skip
+          "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}  # fmt: skip
 LORA = "r=2,target=query+value"
 OPTIONS = (
-    {}, {"lora": LORA}, {"freeze": ["embeddings"]}, {"precision": "autocast-bf16"}, {"optimizer": "sgd"},
-    {"accumulate": 3}, {"loop": "trainer"}, {"clip_grad_norm": True}, {"ema": True}, {"keep_gradients": True},
-    {"attention": "eager"}, {"lora": LORA, "freeze": ["embeddings"]},
+    {}, {"lora": LORA}, {"freeze": ["embeddings"], "optimizer": "sgd", "accumulate": 3, "clip_grad_norm": True},
+    {"precision": "autocast-bf16", "loop": "trainer", "ema": True}, {"attention": "eager", "keep_gradients": True},
+    {"lora": LORA, "freeze": ["embeddings"]},
     {"device": "cuda", "precision": "autocast-fp16", "batch": 2048},
 )  # fmt: skip
 
@@ -355,7 +355,7 @@ def test_the_emitted_code_runs_for_every_option(number, monkeypatch):
     for form, order in product(("torch", "trainer", "lightning"), orders):
         names: dict[str, Any] = {}
         exec(emitted(report, form).replace("TrainingArguments(\n", "TrainingArguments(use_cpu=True,\n"), names)
-        model = bert(OPTIONS[number].get("attention", "sdpa"))
+        model = bert(OPTIONS[number].get("attention", "sdpa"), layers=CONFIG["num_hidden_layers"])
         if order == "after":
             model = lora(model)
         layers = getattr(model, "get_base_model", lambda model=model: model)().bert.encoder.layer
@@ -366,7 +366,7 @@ def test_the_emitted_code_runs_for_every_option(number, monkeypatch):
             model.gradient_checkpointing_enable(names["arguments"].gradient_checkpointing_kwargs)
         model = lora(model) if order == "before" else model
         gradients = step(model.train())[1]
-        assert len(gradients) == sum(parameter.requires_grad for parameter in model.parameters()) > 15
+        assert len(gradients) == sum(parameter.requires_grad for parameter in model.parameters()) >= 8
 
 
 def lora(model: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ from bertscope.analyses.modules.module_tree import address, is_of, public, type_
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params import tree
 from bertscope.config import MAX_BUILT_LAYERS
-from bertscope.errors import SelectionError, suggestion
+from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.model import BertPreTrainedModel, PeftModel, build
 from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import (
@@ -100,7 +100,7 @@ def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Modul
     if package == "bertscope":
         return build(config, architecture, add_pooling_layer=has_pooler)
     options = {} if architecture != "BertModel" else {"add_pooling_layer": has_pooler}
-    with quiet_transformers("--implementation transformers") as transformers, torch.device("meta"):
+    with quiet_transformers(f"{name_of('implementation')} transformers") as transformers, torch.device("meta"):
         built: nn.Module = getattr(transformers, architecture)(transformers.BertConfig(**config.to_dict()), **options)
     return built
 

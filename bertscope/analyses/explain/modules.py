@@ -18,7 +18,7 @@ from bertscope.analyses.params import tree
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.trace import Trace
-from bertscope.errors import BertscopeError, SelectionError, suggestion
+from bertscope.errors import BertscopeError, Reason, SelectionError, suggestion
 from bertscope.reports.base import Note, Shape
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
 from bertscope.reports.layer_ranges import expand
@@ -254,7 +254,7 @@ def explain_modules(
     except BertscopeError as error:
         if inputs:
             raise
-        notes = (Note(key="explain_no_forward", values={"reason": error.message}),)
+        notes = (Note(key="explain_no_forward", values={"reason": Reason(error.text)}),)
     root = read(model, lambda path: runs.get(path, Run()))
     walk = _ModuleWalk(model, fold(root), tuple(runs))
     steps = list(walk.steps(walk.root))

@@ -22,6 +22,8 @@ from bertscope.analyses.memory.fit import Fitter
 from bertscope.errors import SelectionError, name_of
 from bertscope.reports.memory import LengthBatch, LengthsRow
 from bertscope.settings.run_config import RunConfig
+from bertscope.sources.building import built_for_counting
+from bertscope.sources.model_source import ModelSource
 
 _MOST_TRACED = 5  # each takes about 0.5 s
 _MULTIPLE = 8
@@ -152,6 +154,16 @@ class Data:
         return shapes
 
 
+def _takes_ids(source: ModelSource, run: RunConfig) -> bool:
+    """Return whether the model takes token ids, next to which a mask hides padding."""
+    if source.bert_config is not None:
+        return True
+    from bertscope.analyses.tracing.inputs import inputs_for
+
+    inputs = inputs_for(built_for_counting(source), run.batch, run.seq, given=run.input)
+    return isinstance(inputs, dict) and "input_ids" in inputs
+
+
 class LengthSteps:
     """The steps of a run at other lengths: their peaks, FLOPs and largest batches."""
 
@@ -159,7 +171,8 @@ class LengthSteps:
         self.fitter, self.data, self.is_limited = fitter, data, is_limited
         self.traced = traced_lengths(list(data.counts))
         padding = run.padding or 1 - data.tokens / (data.total * data.longest)
-        self.padded, self.unpadded = replace(run, padding=padding), replace(run, padding=0.0)
+        takes_mask = run.padding or _takes_ids(fitter.steps.source, run)
+        self.padded, self.unpadded = replace(run, padding=padding if takes_mask else 0.0), replace(run, padding=0.0)
         self._bytes = lru_cache(None)(lambda run, batch, seq: self._trace(run, batch, seq).peak_bytes)
         self._flops = lru_cache(None)(lambda seq: fitter.steps.flops(replace(run, batch=1, seq=seq)) / run.accumulate)
 

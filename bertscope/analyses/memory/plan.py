@@ -21,7 +21,7 @@ from bertscope.analyses.memory.fit import Fitter, fitter_for
 from bertscope.analyses.memory.growth import LARGEST_BATCH, largest
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
-from bertscope.errors import BertscopeError, SelectionError, name_of
+from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Note
@@ -353,7 +353,7 @@ def plan_report(
         except BertscopeError as error:
             if not own:
                 raise
-            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(own), "why": str(error)}))
+            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(own), "why": Reason(error.marked)}))
         if searches[-1].plain.answer == YES:
             break
     fitting = [search.answer for search in searches if search.answer.answer == YES]

@@ -102,6 +102,13 @@ def _marked_modules(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def device_of(run_config: RunConfig) -> str:
+    """Return the device of a run; raises SelectionError if torch does not find it."""
+    if run_config.device == "cuda" and not torch.cuda.is_available():
+        raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
+    return run_config.device
+
+
 def profile(
     module: nn.Module,
     inputs: Any,
@@ -118,8 +125,7 @@ def profile(
     changes by itself (running statistics, the random state) stays changed. A step that reads values of tensors has
     no estimate. Raises SelectionError for a device that torch does not find.
     """
-    if run_config.device == "cuda" and not torch.cuda.is_available():
-        raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
+    device_of(run_config)
     given, how = named_inputs(inputs, loss)
     estimated = None
     with suppress(UnknownValueError):  # then there is only the measurement

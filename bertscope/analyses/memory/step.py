@@ -69,7 +69,9 @@ class ModelStep:
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.run_config.grad_scaler)  # disabled: no effect
         dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
         if self.run_config.grad_scaler and torch.float16 in dtypes:  # such as those of a module in fp16
-            raise SelectionError("GradScaler takes no fp16 gradients; leave grad_scaler out, or use fp32 parameters")
+            raise SelectionError(
+                f"GradScaler takes no fp16 gradients; leave {name_of('grad_scaler')} out, or use fp32 parameters"
+            )
         # The exponential moving average of the weights is a copy of the model.
         averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
         # A module may replace an attribute in a step, unlike a table that it begins with.

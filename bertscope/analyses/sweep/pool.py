@@ -304,7 +304,8 @@ def dask_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT)
         ) from None
     try:
         executor = client.get_executor(pure=False)
-        futures = {executor.submit(compute_apart, task.to_json(), functions): task for task in _by_group(tasks)}
+        in_groups = sorted(tasks, key=lambda task: task.group)  # a worker keeps the last traces
+        futures = {executor.submit(compute_apart, task.to_json(), functions): task for task in in_groups}
         for future in as_completed(list(futures)):
             task, failure = futures.pop(future), future.exception()
             if failure is None:
@@ -313,8 +314,3 @@ def dask_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT)
                 yield task.row(outcome=FAILED, error=one_line(f"its worker ended: {type(failure).__name__}"))
     finally:
         client.close()  # which cancels what is not computed yet
-
-
-def _by_group(tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks with those of a group next to each other: a worker keeps the last traces."""
-    return sorted(tasks, key=lambda task: task.group)

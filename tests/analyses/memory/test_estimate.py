@@ -490,15 +490,12 @@ def test_adafactor_alone_goes_over_one_parameter_after_the_other_on_cuda():
 @pytest.mark.parametrize(
     ("layers", "fields"),
     [
-        (6, {}),
         (6, {"attention": "eager", "checkpointing": "full", "optimizer": "sgd", "padding": 0.5}),
         (6, {"precision": "autocast-bf16", "checkpointing": "selective", "attention": "eager", "optimizer": "sgd"}),
         (13, {"checkpointing": "every-2", "optimizer": "sgd", "momentum": 0.9}),
-        (6, {"device": "cuda", "precision": "autocast-bf16", "optimizer": "sgd"}),
         (6, {"device": "cuda", "checkpointing": "selective", "optimizer": "none"}),
         (6, {"mode": "inference", "precision": "autocast-bf16"}),
         (6, {"optimizer": "sgd", "freeze": ("embeddings", "*.bias")}),
-        (6, {"optimizer": "sgd", "checkpointing": "full", "reentrant": True}),
         (13, {"optimizer": "none", "checkpointing": "every-2", "reentrant": True, "precision": "autocast-bf16"}),
         (7, {"optimizer": "sgd", "checkpointing": "layers:0-5", "precision": "bf16", "device": "cuda"}),
         (7, {"optimizer": "sgd", "checkpointing": "layers:0-5", "reentrant": True, "clip_grad_norm": True}),

@@ -314,3 +314,15 @@ def test_inference_answers_with_the_most_tokens_of_a_batch() -> None:
 def test_a_checkpoint_on_the_card_leaves_as_much_reserved_as_two_models() -> None:
     memory = bertscope.estimate("bert-mini", batch=1, seq=8, mode="inference", device="cuda")["none"].memory
     assert memory.device.reserved_bytes < 2 * memory.peak.parts.parameters <= memory.device.reserved_loaded_bytes
+
+
+def test_of_the_inputs_of_a_module_the_first_size_is_the_batch_and_the_second_the_length():
+    module = torch.nn.Linear(8, 4, bias=False)
+    report = bertscope.lengths(module, [4, 8, 8], input_size=(2, 5, 8))
+    forward_and_weights = 2 * 2 * 8 * 4  # FLOPs of a token; nothing below asks for the gradient of the input
+    assert report["fixed"].epoch_flops == 3 * 8 * forward_and_weights
+    assert report["unpadded"].epoch_flops == (4 + 8 + 8) * forward_and_weights
+    worst = bertscope.estimate(module, input_size=(2, 8, 8))["none"].memory
+    assert report["fixed"].worst_bytes == worst.peak.peak_bytes
+    with pytest.raises(bertscope.BertscopeError, match="no tensor whose second size is the length"):
+        bertscope.lengths(module, [4, 8], input_size=(8,))

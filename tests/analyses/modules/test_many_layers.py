@@ -36,10 +36,15 @@ def config(layers: int, **fields) -> bertscope.BertConfig:
     return bertscope.BertConfig(num_hidden_layers=layers, **SIZES, **fields)
 
 
-@pytest.mark.parametrize("lora", [None, "r=2,target=all-linear", "r=2,target=query,bias=all"])
-@pytest.mark.parametrize("fields", [{}, {"position_embedding_type": "relative_key"},
-                                    {"is_decoder": True, "add_cross_attention": True}])  # fmt: skip
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "fields", "lora"),
+    [
+        *((name, {}, lora) for name in ARCHITECTURES for lora in (None, "r=2,target=all-linear")),
+        *(("BertForMaskedLM", fields, lora)
+          for fields in ({"position_embedding_type": "relative_key"}, {"is_decoder": True, "add_cross_attention": True})
+          for lora in (None, "r=2,target=all-linear", "r=2,target=query,bias=all")),
+    ],
+)  # fmt: skip
 def test_two_layers_repeated_give_the_reports_of_the_real_modules(architecture, fields, lora):
     source = source_of(config(7, **fields)).with_options(architecture=architecture, lora=lora)
     real, short = source.build(), built_for_counting(source, most=2)

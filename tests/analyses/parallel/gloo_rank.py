@@ -3,8 +3,9 @@
 Its arguments: the number of the rank, the number of ranks, a file that they share, and the jobs as JSON. It uses the
 model and nothing of the analyses. All blocks of 4 KiB and more are mapped one by one (MALLOC_MMAP_THRESHOLD_, set
 before the process starts: else a large block may be one that is free in the heap). malloc's count of mapped bytes then
-equals the bytes of the tensors. It is read after each operator, once the gloo threads sleep: they free their send
-buffers after the operator has returned, and later on a busy machine.
+equals the bytes of the tensors. It is read after each operator of the last step, which both ranks have then run, and
+once the gloo threads of both sleep: a buffer lives until the other rank has answered, and on a busy machine that
+is late.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ import gc
 import json
 import os
 import sys
-import threading
 import time
-from contextlib import nullcontext
-from pathlib import Path
+from contextlib import nullcontext, suppress
 
 import torch
 import torch.distributed as dist
@@ -52,34 +51,75 @@ TENSOR_PARALLEL = {
 }
 
 
+class Ranks:
+    """This rank and the other one, which tell each other how far they have come."""
+
+    def __init__(self, rank: int, path: str) -> None:
+        pipes = []
+        for number in (rank, 1 - rank):
+            with suppress(FileExistsError):
+                os.mkfifo(f"{path}.{number}")
+            pipes.append(os.open(f"{path}.{number}", os.O_RDWR))
+        self.own, self.other = pipes
+        os.write(self.other, b"%8d" % os.getpid())
+        self.pids = os.getpid(), int(os.read(self.own, 8))
+
+    def meet(self) -> None:
+        """Wait until the other rank has come as far: both run the same operators."""
+        os.write(self.other, b"x")
+        os.read(self.own, 1)
+
+    def are_calm(self) -> bool:
+        """Return whether every thread sleeps but those that run the operators.
+
+        Paths are bytes: pathlib interns names, and Python's table of them, which malloc maps, would grow.
+        """
+        for pid in self.pids:
+            for task in os.listdir(b"/proc/%d/task" % pid):
+                with open(b"/proc/%d/task/%s/stat" % (pid, task), "rb", 0) as file:
+                    state = file.read(400).rpartition(b") ")[2][:1]
+                if int(task) != pid and state != b"S":
+                    return False
+        return True
+
+
+ranks: Ranks
+
+
 def mapped_bytes() -> int:
     return libc.mallinfo2().hblkhd
 
 
 def settled_bytes() -> int:
-    """Return the count when every other thread sleeps, three times in a row."""
-    own, calm = threading.get_native_id(), 0
+    """Return the count when both ranks have come as far and are calm, three times in a row."""
+    ranks.meet()
+    return calm_bytes()
+
+
+def calm_bytes() -> int:
+    calm = 0
     while calm < 3:
-        states = [Path(f"/proc/self/task/{task}/stat").read_text().rpartition(") ")[2][0]
-                  for task in os.listdir("/proc/self/task") if int(task) != own]  # fmt: skip
-        calm = calm + 1 if set(states) <= {"S"} else 0
+        calm = calm + 1 if ranks.are_calm() else 0
         time.sleep(0.0005)
     return mapped_bytes()
 
 
 class Highest(TorchDispatchMode):
-    """A mode that keeps the highest number of mapped bytes after any operator."""
+    """A mode that keeps the highest number of mapped bytes after any operator, if it is measuring."""
 
-    def __init__(self):
+    def __init__(self, *, is_measuring: bool):
         super().__init__()
+        self.is_measuring = is_measuring
         self.peak_bytes = settled_bytes()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         result = operator(*args, **(kwargs or {}))
-        if mapped_bytes() > self.peak_bytes:
-            self.peak_bytes = max(self.peak_bytes, settled_bytes())
+        if self.is_measuring:
+            ranks.meet()
+            if mapped_bytes() > self.peak_bytes:
+                self.peak_bytes = max(self.peak_bytes, calm_bytes())
         return result
 
 
@@ -95,12 +135,12 @@ def run_unreduced(model, ids, number):
             model.set_requires_gradient_sync(True)
 
 
-def steps_of(strategy, mesh, checkpointing, accumulate, fields):
+def steps_of(strategy, sizes, checkpointing, accumulate, fields):
     """The mapped bytes of the last step above those before it, phase by phase.
 
     With several micro-batches those before the last do not count.
     """
-    ranks = init_device_mesh("cpu", mesh, mesh_dim_names=("replicate", "shard")[-len(mesh) :])
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
     model = models.CLASSES["BertForMaskedLM"](BertConfig(**fields)).train()
     if checkpointing != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False}, strategy=checkpointing)
@@ -109,35 +149,35 @@ def steps_of(strategy, mesh, checkpointing, accumulate, fields):
         model = DistributedDataParallel(model)
     elif strategy == "tp":
         for layer in layers:
-            parallelize_module(layer, ranks, TENSOR_PARALLEL)
+            parallelize_module(layer, mesh, TENSOR_PARALLEL)
     else:
         for module in (*layers, model):
-            fully_shard(module, mesh=ranks, reshard_after_forward=strategy != "fsdp-no-reshard")
+            fully_shard(module, mesh=mesh, reshard_after_forward=strategy != "fsdp-no-reshard")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=False)
     ids = torch.randint(0, fields["vocab_size"], (4, 61))
-    for _ in range(_STEPS):
+    for number in range(_STEPS):
         gc.collect()
         before = settled_bytes()
         run_unreduced(model, ids, accumulate - 1)
-        with Highest() as forward:
+        with Highest(is_measuring=number == _STEPS - 1) as forward:
             loss = model(input_ids=ids, labels=ids).loss
-        with Highest() as backward:
+        with Highest(is_measuring=number == _STEPS - 1) as backward:
             loss.backward()
             del loss
-        with Highest() as update:
+        with Highest(is_measuring=number == _STEPS - 1) as update:
             optimizer.step()
             optimizer.zero_grad()
         phases = {"forward": forward, "backward": backward, "optimizer": update}
     return {name: mode.peak_bytes - before for name, mode in phases.items()}
 
 
-def gradient_error(ranks, fields):
+def gradient_error(world_size, fields):
     """The largest difference between a gradient with tensor parallelism and without, by its largest element.
 
     The gradient of the bias of key is 0 but for rounding, since softmax ignores what is added to all scores.
     """
     fields = fields | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    mesh, gradients = init_device_mesh("cpu", (ranks,)), []
+    mesh, gradients = init_device_mesh("cpu", (world_size,)), []
     for is_divided in (False, True):
         torch.manual_seed(0)
         model = models.CLASSES["BertForMaskedLM"](BertConfig(**fields)).train()
@@ -154,7 +194,9 @@ def gradient_error(ranks, fields):
 
 
 def main(rank, world_size, shared, jobs):
+    global ranks
     torch.set_num_threads(1)
+    ranks = Ranks(int(rank), shared)
     gc.freeze()  # what is imported, out of the collection before each step
     dist.init_process_group("gloo", init_method=f"file://{shared}", rank=int(rank), world_size=int(world_size))
     *given, fields = json.loads(jobs)

@@ -144,7 +144,7 @@ def measured(once, tmp_path_factory):
             for rank in range(2)
         ]  # fmt: skip
         try:
-            printed = [rank.communicate(timeout=200) for rank in ranks]
+            printed = [rank.communicate(timeout=900) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

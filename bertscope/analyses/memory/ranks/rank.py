@@ -45,7 +45,7 @@ def live_run(step: ModelStep, phase: Phase) -> MemoryTrace:
 
     `phase` is entered with each phase too.
     """
-    return min(_live_runs(step, phase), key=_peaks_bytes)
+    return min(_live_runs(step, phase), key=lambda trace: sum(moment.live_bytes for moment in trace.peaks()))
 
 
 def _live_runs(step: ModelStep, phase: Phase) -> Iterator[MemoryTrace]:
@@ -64,10 +64,6 @@ def _live_runs(step: ModelStep, phase: Phase) -> Iterator[MemoryTrace]:
             mode.restart()
             step.run(recorded)
             yield mode.trace()
-
-
-def _peaks_bytes(trace: MemoryTrace) -> int:
-    return sum(moment.live_bytes for moment in trace.peaks())
 
 
 class BucketMode(DispatchMode):

@@ -23,7 +23,7 @@ from bertscope.reports.memory import RankRow
 _SHARED = ("taken", "machine", "process", "measured", "traffic", "snapshot")  # messages that concern the whole report
 _SURE_SECONDS = 10.0  # until the launcher has said that another rank was killed
 _LOST = ("onnection", "peer", "pipe", "NCCL")  # in the errors of gloo and NCCL for a rank that is gone
-_STACK_SECONDS = 0.3  # for a rank to write its stack
+_STACK_SECONDS = 5.0  # at most, for each rank to write its stack
 _TAIL_BYTES = 2**14
 _FRAME = re.compile(r'File "([^"]*)", line (\w+) in (.*)')
 _WAITING = re.compile(r"/torch/(distributed/(?!elastic)|autograd/graph\.py)")
@@ -144,22 +144,31 @@ class RanksWatch:
 
         These have reached the earliest stage; of several those that are in no collective.
         """
-        for rank in self.ranks.values():
+        known, asked = list(self.ranks.values()), list[_Rank]()
+        for rank in known:
             if rank.pid and hasattr(signal, "SIGUSR1"):
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(rank.pid, signal.SIGUSR1)
-        time.sleep(_STACK_SECONDS)
-        known = list(self.ranks.values())
+                    asked.append(rank)
+        deadline, before = time.monotonic() + _STACK_SECONDS, list[Any]()
+        while not all(now := [self._stack(rank) for rank in asked]) or now != before:  # which are being written
+            if time.monotonic() > deadline:
+                break
+            before = now
+            time.sleep(_STACK_SECONDS / 50)
         earliest = min((len(rank.stages) for rank in known), default=0)
         behind = [rank for rank in known if len(rank.stages) == earliest]
-        stacks = {rank.number: _FRAME.findall(self._stderr(rank).rpartition("most recent call first")[2])
-                  for rank in behind}  # fmt: skip
+        stacks = {rank.number: self._stack(rank) for rank in behind}
         working = [rank for rank in behind if not _is_waiting(stacks[rank.number])]
         found = working or behind
         frames = stacks[found[0].number] if found else []
         path, line, name = frames[0] if frames else ("", "", "")
         at = f"{one_line(path, limit=120)}:{line}"
         return found, f" (in {name} at {at})" if frames else ""
+
+    def _stack(self, rank: _Rank) -> list[tuple[str, str, str]]:
+        """Return the calls that a rank wrote last, the innermost first, each with its file and line."""
+        return _FRAME.findall(self._stderr(rank).rpartition("most recent call first")[2])
 
     def _stderr(self, rank: _Rank) -> str:
         """Return the end of what a rank printed."""
