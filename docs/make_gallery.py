@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ COMMANDS = (
     "flops bert-base-uncased --depth 1",
     "estimate bert-base-uncased --batch 8 --checkpointing",
     "profile bert-mini --batch 8 --checkpointing",
+    "run --gpu t4 train.py",
     "fit bert-base-uncased -a BertForSequenceClassification --gpu t4 --seq 128 --precision autocast-fp16",
     "plan bert-base-uncased --budget 6GiB --batch 32 --seq 512",
     "why oom.log",
@@ -99,6 +101,7 @@ def main() -> None:
         (checkpoint / "config.json").write_text(json.dumps(config.to_dict()))
         (Path(name) / "grid.yaml").write_text(GRID)
         (Path(name) / "oom.log").write_text(OOM)
+        shutil.copy(PAGE.parent.parent / "tests" / "data" / "scripts" / "train.py", name)
         save_model(bertscope.BertModel(config), checkpoint / "model.safetensors")
         outputs = read(PAGE.read_text(encoding="utf-8")) if sys.argv[1:] else {}
         for command in COMMANDS:

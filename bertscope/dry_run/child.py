@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _DEBUG = "BERTSCOPE_DEBUG"
+_OF_NETWORK = ("connect", "resol", "offline", "urlopen", "HTTP", "huggingface")  # in the text of an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ def record(
     from bertscope.dry_run.device import lacks_kernel
     from bertscope.dry_run.limits import Stop
     from bertscope.dry_run.recording import short_line, summary
-    from bertscope.errors import BertscopeError
+    from bertscope.errors import BertscopeError, name_of, one_line
     from bertscope.torch_access import torch
     from bertscope.torch_access.fake_card import NoRule
 
@@ -106,13 +108,22 @@ def record(
             def fields(failure: str = "") -> dict[str, Any]:
                 """Return the fields of the report."""
                 recorder.close()
+                if recorder.refusal:
+                    raise NoRule(recorder.refusal)
                 found, trace = summary(recorder, limits, card, rows, asked.context_bytes, bool(failure))
                 if asked.wants_snapshot and trace is not None:
                     found["snapshot"] = base64.b64encode(snapshot(trace)).decode()
                 return found | {"failure": failure, "assumed": tuple(assumed), "remarks": tuple(card.remarks)}
 
+            def stop() -> None:
+                """Send the report, or why there is none."""
+                try:
+                    leave("report", fields())  # type: ignore[misc]
+                except NoRule as error:
+                    leave("refused", [str(error), ""])  # type: ignore[misc]
+
             if leave is not None:
-                limits.stop = lambda: leave("report", fields())
+                limits.stop = stop
             try:
                 run()
             except Stop:
@@ -129,10 +140,14 @@ def record(
                 if os.environ.get(_DEBUG, "0") not in ("", "0"):
                     traceback.print_exc()
                 failure, where = f"{type(error).__name__}: {error}", _place(error)
+                if isinstance(error, OSError) and not asked.network and any(sign in failure for sign in _OF_NETWORK):
+                    failure = f"{one_line(failure, limit=150)}; let it download with {name_of('network')}"
             is_full = bool(recorder.log.refused) and "out of memory" in failure
             if failure and not is_full:
                 return "failed", [failure, where]
             return "report", fields(failure and f"{where}: {failure}")
+    except NoRule as error:
+        return "refused", [str(error), ""]
     except BertscopeError as error:
         return "refused", [error.text, error.where]
 
@@ -145,7 +160,7 @@ def installed(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, di
     """
     from bertscope.analyses.modules.module_tree import row_paths
     from bertscope.analyses.tracing.record import Recorder
-    from bertscope.dry_run.device import FakeCard
+    from bertscope.dry_run.device import FakeCard, lacks_kernel
     from bertscope.dry_run.limits import Limits
     from bertscope.dry_run.stubs import remark_on_modules, stubbed
     from bertscope.torch_access.fake_card import fake_card
@@ -155,12 +170,23 @@ def installed(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, di
         card = FakeCard(asked.gpu, asked.limit_bytes, like_cpu=asked.like_cpu, expandable=asked.expandable_segments)
         recorder = Recorder(card)
         limits = Limits(recorder, asked.steps)
+        given = threading.excepthook
+
+        def in_thread(failed: Any) -> None:
+            """Note that a thread of the script found no card: it is that of the thread that runs the script."""
+            if failed.exc_value is not None and lacks_kernel(failed.exc_value):
+                recorder.refusal = f"another thread than the script's uses the card ({_place(failed.exc_value)})"
+            given(failed)
+
+        threading.excepthook = in_thread
+        stack.callback(setattr, threading, "excepthook", given)
         rows: dict[str, str] = {}
         recorder.on_new_root.append(lambda module: rows.update(row_paths(module)))
         recorder.on_new_root.append(lambda module: remark_on_modules(card, module))
         if gc.isenabled():  # a collection would free cycles at any time
             gc.freeze()
-        stack.enter_context(stubbed(card))
+        actions = {"transformers.trainer_callback": limits.follow_trainer}
+        stack.enter_context(stubbed(card, actions, network=asked.network))
         stack.enter_context(limits.limiting())
         stack.enter_context(recorder.watching())
         yield card, recorder, limits, rows

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from bertscope.analyses.tracing.record import Recorder
-from bertscope.dry_run.stubs import Put, let_masks_be_asked
+from bertscope.dry_run.stubs import Put
 from bertscope.torch_access import nn, torch
 
 # Of an evaluation all of at most so many batches run, else the first few: the first one often begins what is kept, the
@@ -64,7 +63,6 @@ class Limits:
         with ExitStack() as stack:
             put = Put(stack)
             put(loader, __iter__=batches, __init__=begin)
-            self.put = put
             yield
 
     def _called(self, model: nn.Module) -> None:
@@ -76,8 +74,6 @@ class Limits:
         else:
             self.evaluated += 1
             self.calls.append(now)
-        let_masks_be_asked(self.put)
-        self._follow_trainer()
 
     def _updated(self, updates: int) -> None:
         if updates < self.steps:
@@ -105,12 +101,10 @@ class Limits:
                 return
             yield batch
 
-    def _follow_trainer(self) -> None:
+    def follow_trainer(self, put: Put, module: Any) -> None:
         """Let transformers' Trainer evaluate after the last step, if it does at all, and save nothing."""
-        flow = getattr(sys.modules.get("transformers.trainer_callback"), "DefaultFlowCallback", None)
-        if flow is None or getattr(flow, _FOLLOWED, False):
-            return
-        given, limits = flow.on_step_end, self
+        flow, limits = module.DefaultFlowCallback, self
+        given = flow.on_step_end
 
         def on_step_end(own: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
             """Decide what follows a step."""
@@ -120,11 +114,8 @@ class Limits:
             control.should_save = False
             return control
 
-        self.put(flow, on_step_end=on_step_end, **{_FOLLOWED: True})
+        put(flow, on_step_end=on_step_end)
 
 
 def _raise_stop() -> None:
     raise Stop
-
-
-_FOLLOWED = "_bertscope_followed"

@@ -7,16 +7,20 @@ import io
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bertscope.analyses.memory.kernels.cuda_kernels import attention
 from bertscope.dry_run.device import FakeCard
-from bertscope.errors import SelectionError
+from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
+from bertscope.sources.find import load
 from bertscope.torch_access import nn, torch
 from bertscope.torch_access.distributed import fake_store
 from bertscope.torch_access.fake_card import NoRule
@@ -28,6 +32,12 @@ _NAMES = (
     "set_rng_state set_rng_state_all set_per_process_memory_fraction"
 )
 _IGNORED = _NAMES.split()
+# Keywords of from_pretrained that say from where.
+_PLACES = (
+    "cache_dir force_download proxies token local_files_only revision trust_remote_code subfolder commit_hash "
+    "gguf_file resume_download use_auth_token code_revision"
+)
+_OF_HUB = frozenset(_PLACES.split())
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "ACCELERATE_DISABLE_RICH")
 
 
@@ -53,6 +63,29 @@ def _delete(owner: Any, name: str) -> None:
 
 
 _HANDLED = {"elapsed_time": 1.0, "query": True, "is_capturing": False}
+
+
+class _Imports(MetaPathFinder):
+    """Calls a function with each module of a table when a script imports it."""
+
+    def __init__(self, actions: Mapping[str, Callable[[Any], None]]) -> None:
+        self.waiting = dict(actions)
+        for name in self.waiting.keys() & sys.modules.keys():
+            self.waiting.pop(name)(sys.modules[name])
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a module of the table, whose code is followed by the function."""
+        act = self.waiting.pop(fullname, None)
+        spec = None if act is None else find_spec(fullname)
+        if act is not None and spec is not None and spec.loader is not None:
+            given = spec.loader.exec_module
+
+            def run(module: Any) -> None:
+                given(module)
+                act(module)
+
+            spec.loader.exec_module = run  # type: ignore[method-assign]
+        return spec
 
 
 class _Handle:
@@ -104,15 +137,80 @@ class _Inference(torch.no_grad):
 
 
 @contextmanager
-def stubbed(card: FakeCard) -> Iterator[None]:
-    """Let the code in this context find the card: torch.cuda, its kernel of attention, what cannot run on it."""
+def stubbed(
+    card: FakeCard, actions: Mapping[str, Callable[[Put, Any], None]], *, network: bool = False
+) -> Iterator[None]:
+    """Let the code in this context find the card: torch.cuda, its kernel of attention, what cannot run on it.
+
+    `actions` are called with modules of libraries when the code imports them.
+    """
     with ExitStack() as stack:
         put = Put(stack)
         _cuda(put, card)
         _kernels(put, stack, card)
-        _saving(put)
+        save = _saving(put)
         _ranks(put)
+        if not network:
+            os.environ.update(dict.fromkeys(_OFFLINE, "1"), WANDB_MODE="disabled")
+        known: dict[str, Callable[[Any], None]] = {
+            "safetensors.torch": lambda module: put(module, save_file=save),
+            # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
+            "transformers.utils.import_utils": lambda module: put(module, is_fake_tensor=lambda _: False),
+            "transformers.configuration_utils": lambda module: _of_preset(put, module, card),
+            "transformers.modeling_utils": lambda module: _without_weights(put, module, card),
+        }
+        finder = _Imports(known | {name: partial(act, put) for name, act in actions.items()})
+        sys.meta_path.insert(0, finder)
+        stack.callback(sys.meta_path.remove, finder)
         yield
+
+
+def _of_preset(put: Put, module: Any, card: FakeCard) -> None:
+    """Let transformers read the configuration of a preset by its name on the hub, where it is not in the cache."""
+    kind = module.PretrainedConfig
+    given = kind.get_config_dict.__func__
+
+    def get_config_dict(cls: Any, /, name: Any, **kwargs: Any) -> Any:
+        try:
+            return given(cls, name, **kwargs)
+        except OSError:
+            if (found := _preset(name)) is None:
+                raise
+            return found, {key: value for key, value in kwargs.items() if key not in _OF_HUB and key[0] != "_"}
+
+    put(kind, get_config_dict=classmethod(get_config_dict))
+
+
+def _preset(name: Any) -> dict[str, Any] | None:
+    """Return the config.json of the preset that a name on the hub stands for; None for another name."""
+    with suppress(BertscopeError):
+        config = load(str(name).rpartition("/")[2]).config
+        return None if os.path.exists(str(name)) else dict(config.to_dict())
+    return None
+
+
+def _without_weights(put: Put, module: Any, card: FakeCard) -> None:
+    """Let transformers make the model of a preset whose weights are not here: they have no effect on memory."""
+    kind = module.PreTrainedModel
+    given = kind.from_pretrained.__func__
+
+    def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+        try:
+            return given(cls, name, *args, config=config, **kwargs)
+        except OSError:
+            if _preset(name) is None:
+                raise
+            found = config if config is not None else cls.config_class.from_pretrained(name)
+            for key in [key for key in kwargs if hasattr(found, key)]:  # such as num_labels
+                setattr(found, key, kwargs.pop(key))
+            card.remarks[f"{name} was made from its preset: its weights are not here, and have no effect on memory"] = (
+                None
+            )
+            model = cls(found, *args).eval()
+            dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
+            return model.to(dtype) if isinstance(dtype, torch.dtype) else model
+
+    put(kind, from_pretrained=classmethod(from_pretrained))
 
 
 def remark_on_modules(card: FakeCard, model: nn.Module) -> None:
@@ -122,17 +220,6 @@ def remark_on_modules(card: FakeCard, model: nn.Module) -> None:
         card.remarks["not counted: what cuDNN's recurrent layers reserve; they ran as single operators"] = None
     if any(issubclass(kind, nn.TransformerEncoderLayer) for kind in kinds):
         card.remarks["an evaluation of nn.TransformerEncoderLayer ran without torch's fast path"] = None
-
-
-def let_masks_be_asked(put: Put) -> None:
-    """Let transformers 5 ask whether a mask hides positions: it keeps that of a fake tensor without asking."""
-    of_transformers: Any = sys.modules.get("transformers.utils.import_utils")
-    if getattr(of_transformers, "is_fake_tensor", _has_values) is not _has_values:
-        put(of_transformers, is_fake_tensor=_has_values)
-
-
-def _has_values(_: Any) -> bool:
-    return False
 
 
 def _cuda(put: Put, card: FakeCard) -> None:
@@ -197,18 +284,29 @@ def _cuda(put: Put, card: FakeCard) -> None:
         **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), _Handle),
         **dict.fromkeys(("device", "device_of"), _Index),
     }
+    answers = _each_own(answers)
     put(torch.cuda, **answers)
     put(torch.cuda.random, **{name: value for name, value in answers.items() if name in vars(torch.cuda.random)})
     put(torch.cuda.memory, **{name: value for name, value in answers.items() if name in vars(torch.cuda.memory)})
     if (of_all := getattr(torch, "accelerator", None)) is not None:
-        answers = answers | {
+        more = {
             "current_accelerator": lambda *_, **__: torch.device("cuda"),
             **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
             **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize"), lambda *_: None),
             "get_memory_info": answers["mem_get_info"],
         }  # fmt: skip
+        answers = _each_own(answers | more)
         for place in (of_all, getattr(of_all, "memory", of_all)):
             put(place, **{name: value for name, value in answers.items() if name in vars(place)})
+
+
+def _each_own(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a function of its own for each name: torch.compile has a rule for each, and allows one for an object."""
+
+    def own(answer: Any) -> Any:
+        return answer if isinstance(answer, type) else lambda *args, **kwargs: answer(*args, **kwargs)
+
+    return {name: own(answer) for name, answer in answers.items()}
 
 
 def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
@@ -297,8 +395,8 @@ def _cpu_dropout(given: Callable[..., Any], card: FakeCard) -> Callable[..., Any
     return run
 
 
-def _saving(put: Put) -> None:
-    """Keep in memory what a script saves of tensors that have no values, so that it can load it again."""
+def _saving(put: Put) -> Callable[..., None]:
+    """Keep in memory what a script saves of tensors that have no values, so that it can load it; return `save_file`."""
     saved: dict[str, Any] = {}
     given_load = torch.load
 
@@ -317,11 +415,7 @@ def _saving(put: Put) -> None:
     put(torch, save=save)
     put(torch, load=lambda file, *args, **kwargs: saved[key(file)] if key(file) in saved else given_load(
         file, *args, **kwargs))  # fmt: skip
-    with suppress(ImportError):
-        import safetensors.torch as tables
-
-        put(tables, save_file=lambda content, file, *_, **__: save(content, file))
-    os.environ.update(dict.fromkeys(_OFFLINE, "1"), WANDB_MODE="disabled")
+    return lambda content, file, *_, **__: save(content, file)
 
 
 def _ranks(put: Put) -> None:

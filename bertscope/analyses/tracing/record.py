@@ -5,12 +5,12 @@ runs it, a fake one answers with layouts. The rows are equal on both.
 """
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import bertscope
@@ -188,7 +188,7 @@ class Recorder(DispatchMode):
         self.first_optimizer: Any = None  # of several the first one counts the steps
         self.own_counts: Any = None  # of a gradient sum that only autograd refers to
         self.trial: list[Any] | None = None
-        self.main = threading.get_ident()
+        self.main, self.refusal = get_ident(), ""
         self.libraries: dict[Any, bool] = {}  # code -> whether it is of a library
         self.on_update: list[Callable[[int], None]] = []  # called with the number of optimizer steps that ended
         # Called before a module that the program calls itself, each time, and the first time.
@@ -231,6 +231,8 @@ class Recorder(DispatchMode):
     # ---- where the run is ----
 
     def _entered(self, module: nn.Module, args: Any) -> None:
+        if get_ident() != self.main and not in_backward():
+            self.refusal = f"{type(module).__name__} runs in another thread than the script, where nothing is recorded"
         is_root = not self.tracker.stack and not in_backward()
         if is_root:
             for run in self.on_root:

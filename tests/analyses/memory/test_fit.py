@@ -342,7 +342,7 @@ def test_another_common_head_is_tried_for_an_asked_batch():
     report = fit_report(masked, [run_config], [32], between, batch=200)
     assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("no", "yes")
     text = view_of("fit").table(report, Target())
-    assert "the head matters: with --architecture BertForSequenceClassification the answer is yes for fp32" in text
+    assert "the head matters: with architecture BertForSequenceClassification the answer is yes for fp32" in text
     report = fit_report(classifier, [run_config], [32], between, batch=200)
     assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("yes", "no")
     report = fit_report(masked, [run_config], [32], 2 * peaks[1], batch=200)
