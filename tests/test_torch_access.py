@@ -599,6 +599,13 @@ def test_the_frame_that_runs_is_that_of_the_callers_caller_or_of_another_thread(
     assert found[0].f_code.co_name == "wait"
 
 
+def test_the_fake_mode_that_is_entered_is_known_also_inside_another_mode():
+    assert torch_access.active_fake_mode() is None
+    with torch_access.fake_tensor_mode() as mode, Backward():
+        assert torch_access.active_fake_mode() is mode
+    assert torch_access.active_fake_mode() is None
+
+
 # ---- the fake card: in processes of their own, since it goes before the first backward pass of a process ----
 
 ON_THE_CARD = """

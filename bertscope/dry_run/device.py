@@ -18,7 +18,15 @@ from bertscope.analyses.memory.kernels.overhead import LT_WORKSPACE_BYTES, MANY_
 from bertscope.analyses.tracing.fake_tensors import OperatorResults, all_valid
 from bertscope.analyses.tracing.record import Device
 from bertscope.gpus import Gpu, capability, card_threads
-from bertscope.torch_access import fake_tensor_mode, operator_name, storage_key, torch, tree_leaves, tree_map
+from bertscope.torch_access import (
+    active_fake_mode,
+    fake_tensor_mode,
+    operator_name,
+    storage_key,
+    torch,
+    tree_leaves,
+    tree_map,
+)
 from bertscope.torch_access.fake_card import NoRule
 from bertscope.units import bytes_text
 
@@ -71,6 +79,8 @@ class FakeCard(Device):
 
     def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
         """Return True for an operator with a tensor on the card, or that makes one there."""
+        if active_fake_mode() is not None:  # such as DTensor's, which learns the shapes of results by it
+            return False
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, self.fake):
                 return True

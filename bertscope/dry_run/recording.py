@@ -201,6 +201,8 @@ def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEva
     second, third, last = calls[-3:]
     end = one.end if one.end >= 0 else len(log.events)
     added = found.live[last - 1] - found.live[third - 1]
+    if added <= 0:
+        return None
     kept = set()  # bytes of each batch; what joins them grows, and has those of all batches up to this one
     for block in log.blocks:
         if second <= block.born < third and not 0 <= block.freed < third:

@@ -440,8 +440,10 @@ def _ranks(put: Put) -> None:
         hooked(module, None, noop_hook)
         module.logger = _Handle()
 
-    put(ranks, init_process_group=begin)
-    put(of_c10d, init_process_group=begin, is_nccl_available=lambda: True)
+    for place in [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]:
+        if vars(place).get("init_process_group") is given:
+            put(place, init_process_group=begin)
+    put(of_c10d, is_nccl_available=lambda: True)
     put(ranks, is_nccl_available=lambda: True)
     put(torch.multiprocessing, spawn=_refuse_spawn)
     put(Ddp, __init__=wrap, register_comm_hook=lambda *_, **__: None)

@@ -288,6 +288,12 @@ def fake_tensor_mode(**settings: Any) -> Any:
     return FakeTensorMode(**settings)
 
 
+def active_fake_mode() -> Any:
+    """Return the FakeTensorMode that is entered; None outside. Fallback: None."""
+    keys = getattr(torch._C, "_TorchDispatchModeKey", None)
+    return None if keys is None else torch._C._get_dispatch_mode(keys.FAKE)
+
+
 def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int, *, shares: bool) -> Any:
     """Return a tensor of that layout, fake or on meta as another one is, in the storage of it or in an own one."""
     with torch._C._DisableTorchDispatch():

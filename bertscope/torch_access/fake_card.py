@@ -57,7 +57,7 @@ def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
             reason = (
                 "this process has run a backward pass, and torch takes a new device only before the first"
                 if "device_ready_queues" in str(error)
-                else f"torch {torch.__version__} does not take it here ({first})"
+                else f"torch {torch.__version__} does not take it here ({first}); it needs Linux and torch 2.10 or newer"
             )
             raise BertscopeError(f"no fake card: {reason}") from None
         yield
@@ -152,11 +152,12 @@ def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
 
 
 def _set_data(data: Any, own: Any, new: Any) -> None:
-    """Set the data of a tensor; from or to a fake one the two objects swap their contents."""
-    are_fake = [hasattr(tensor, "fake_mode") for tensor in (own, new)]
+    """Set the data of a tensor; where torch cannot, from or to a fake one, the two objects swap their contents."""
     if new is own:
         return
-    if not any(are_fake) or (all(are_fake) and type(own) is type(new) and own.device == new.device):
+    are_fake = [hasattr(tensor, "fake_mode") for tensor in (own, new)]
+    is_alike = type(own) is type(new) and own.device == new.device if any(are_fake) else True
+    if is_alike and torch._has_compatible_shallow_copy_type(own, new):
         data.__set__(own, new)
         return
     is_parameter = isinstance(own, nn.Parameter)

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
     fake_device,
+    has_kernel,
     in_backward,
     nn,
     operator_name,
@@ -327,6 +328,9 @@ class Recorder(DispatchMode):
             return device.elsewhere(operator, args, kwargs)
         if operator is torch.ops.aten._local_scalar_dense.default:
             return device.number(args[0])
+        if _is_composite(operator):  # as it is below autograd, in the dispatch of a subclass such as DTensor
+            with self:
+                return operator.decompose(*args, **kwargs)
         summed = storage_key(args[0]) if self._sums_in_place(operator, args) else None
         if self.phase == OPTIMIZER:
             self.owner = self._owner(args[0], self.owner) if args and isinstance(args[0], torch.Tensor) else ""
@@ -449,6 +453,11 @@ class Recorder(DispatchMode):
         if self.device.counts_random_states:
             self._watch(state, self.tracker.current()[0])
         return state
+
+
+@cache
+def _is_composite(operator: Any) -> bool:
+    return has_kernel(operator, "CompositeImplicitAutograd")
 
 
 def _method(wrapped: Callable[..., Any], given: Any) -> Any:
