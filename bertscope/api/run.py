@@ -67,7 +67,9 @@ def recorded(
     if budget is not None and budget <= context:
         raise asked.error("{budget} holds not even the context of CUDA; give more", "budget")
     wanted = ScriptRun(
-        script=script.__name__ if callable(script) else os.fspath(script), arguments=tuple(map(str, args)),
+        script=script.__name__ if callable(script) else os.fspath(script),
+        folder=os.getcwd() if callable(script) or module else os.path.dirname(os.path.abspath(script)),
+        arguments=tuple(map(str, args)),
         is_module=module, steps=dry.steps, gpu=gpu, budget_bytes=budget,
         limit_bytes=None if budget is None else budget - context, context_bytes=limit.context, network=dry.network,
         expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,

@@ -32,6 +32,7 @@ class ScriptRun:
 
     script: str  # its path, or the name of a module
     arguments: tuple[str, ...] = ()
+    folder: str = ""  # of the script, absolute
     is_module: bool = False
     steps: int = 3
     gpu: Gpu | None = None
@@ -103,14 +104,14 @@ def record(
     try:
         with installed(asked) as (card, recorder, limits, rows):
             assumed: dict[str, None] = {}
-            card.asked = lambda what: assumed.setdefault(f"{short_line(recorder.line())} ({what})")
+            card.asked = lambda what: assumed.setdefault(f"{short_line(recorder.line(), asked.folder)} ({what})")
 
             def fields(failure: str = "") -> dict[str, Any]:
                 """Return the fields of the report."""
                 recorder.close()
                 if recorder.refusal:
                     raise NoRule(recorder.refusal)
-                found, trace = summary(recorder, limits, card, rows, asked.context_bytes, bool(failure))
+                found, trace = summary(recorder, limits, card, rows, asked.context_bytes, bool(failure), asked.folder)
                 if asked.wants_snapshot and trace is not None:
                     found["snapshot"] = base64.b64encode(snapshot(trace)).decode()
                 return found | {"failure": failure, "assumed": tuple(assumed), "remarks": tuple(card.remarks)}
@@ -119,8 +120,8 @@ def record(
                 """Send the report, or why there is none."""
                 try:
                     leave("report", fields())  # type: ignore[misc]
-                except NoRule as error:
-                    leave("refused", [str(error), ""])  # type: ignore[misc]
+                except BaseException as error:  # a script may catch every exception, and would go on
+                    leave("refused", [f"{type(error).__name__}: {error}", ""])  # type: ignore[misc]
 
             if leave is not None:
                 limits.stop = stop
@@ -133,13 +134,13 @@ def record(
                     name = os.path.basename(asked.script)
                     failure = f"{name} ended with exit code {end.code}" if isinstance(end.code, int) else str(end.code)
             except torch.OutOfMemoryError as error:
-                failure, where = str(error), _place(error)
+                failure, where = str(error), _place(error, asked.folder)
             except (Exception, KeyboardInterrupt) as error:
                 if isinstance(error, NoRule) or lacks_kernel(error):
-                    return "refused", [f"{error}; no memory can be told after it", _place(error)]
+                    return "refused", [f"{error}; no memory can be told after it", _place(error, asked.folder)]
                 if os.environ.get(_DEBUG, "0") not in ("", "0"):
                     traceback.print_exc()
-                failure, where = f"{type(error).__name__}: {error}", _place(error)
+                failure, where = f"{type(error).__name__}: {error}", _place(error, asked.folder)
                 if isinstance(error, OSError) and not asked.network and any(sign in failure for sign in _OF_NETWORK):
                     failure = f"{one_line(failure, limit=150)}; let it download with {name_of('network')}"
             is_full = bool(recorder.log.refused) and "out of memory" in failure
@@ -175,7 +176,9 @@ def installed(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, di
         def in_thread(failed: Any) -> None:
             """Note that a thread of the script found no card: it is that of the thread that runs the script."""
             if failed.exc_value is not None and lacks_kernel(failed.exc_value):
-                recorder.refusal = f"another thread than the script's uses the card ({_place(failed.exc_value)})"
+                recorder.refusal = (
+                    f"another thread than the script's uses the card ({_place(failed.exc_value, asked.folder)})"
+                )
             given(failed)
 
         threading.excepthook = in_thread
@@ -210,11 +213,11 @@ def _run_file(asked: ScriptRun) -> None:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(asked.script, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(asked.script)))
-        runpy.run_path(asked.script, run_name="__main__")
+        sys.path.insert(0, asked.folder)
+        runpy.run_path(os.path.join(asked.folder, os.path.basename(asked.script)), run_name="__main__")
 
 
-def _place(error: BaseException) -> str:
+def _place(error: BaseException, folder: str) -> str:
     """Return the innermost line of the user's code in a traceback: `train.py:31`."""
     from bertscope.analyses.tracing.record import is_library
     from bertscope.dry_run.recording import short_line
@@ -223,4 +226,4 @@ def _place(error: BaseException) -> str:
              if not is_library(frame.f_code.co_filename)]  # fmt: skip
     if isinstance(error, SyntaxError) and error.filename:
         lines.append(f"{error.filename}:{error.lineno}")
-    return short_line(lines[-1]) if lines else ""
+    return short_line(lines[-1], folder) if lines else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -29,11 +28,12 @@ _KEPT, _STATE, _TEMPORARY = "activations", "optimizer_state", "temporaries"
 class Recording:
     """A log with the size, the part and the live bytes of its blocks and events, on a card with its granule.
 
-    What is before event `start` is left out of peaks: a script that went on after an error began anew there.
+    `folder` is that of the script. What is before event `start` is left out of peaks: a script that went on after an
+    error began anew there.
     """
 
-    def __init__(self, log: RunLog, device: str = "cuda", start: int = 0) -> None:
-        self.log, self.granule, self.start = log, GRANULE_BYTES[device], start
+    def __init__(self, log: RunLog, device: str = "cuda", start: int = 0, folder: str = "") -> None:
+        self.log, self.granule, self.start, self.folder = log, GRANULE_BYTES[device], start, folder
         self.parts = [self._part(number) for number in range(len(log.blocks))]
         self.sizes = [
             0 if part == WORKSPACES else rounded(block.size_bytes, self.granule)
@@ -98,7 +98,7 @@ class Recording:
 
     def line(self, call: int) -> str:
         """Return the line that ran, with the path of its file as the user sees it."""
-        return short_line(self.log.calls[call].line) if call >= 0 else ""
+        return short_line(self.log.calls[call].line, self.folder) if call >= 0 else ""
 
     def operator(self, call: int) -> str:
         """Return the name of the operator that ran."""
@@ -131,11 +131,10 @@ class Recording:
         return MemoryTrace(tuple(state), tuple(events), self.granule)
 
 
-def short_line(line: str) -> str:
+def short_line(line: str, folder: str) -> str:
     """Return `train.py:31`: the file as its path from the script's folder, or outside of that its name."""
     name, colon, number = line.rpartition(":")
-    start = os.path.dirname(os.path.abspath(sys.argv[0])) + os.sep
-    shown = os.path.abspath(name).removeprefix(start) if name else ""
+    shown = name.removeprefix(folder + os.sep)
     return f"{os.path.basename(shown) if os.path.isabs(shown) else shown}{colon}{number}"
 
 
@@ -223,17 +222,17 @@ def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEva
 
 def summary(
     recorder: Recorder, limits: Limits, card: FakeCard, rows: Mapping[str, str], context_bytes: int | None,
-    is_full: bool,
+    is_full: bool, folder: str,
 ) -> tuple[dict[str, Any], MemoryTrace | None]:  # fmt: skip
     """Return the fields of the report that the log gives, and the trace of the step with the peak.
 
-    `is_full` tells that the card had no room at the end.
+    `is_full` tells that the card had no room at the end; `folder` is that of the script.
     """
     if not recorder.log.events:
         return {"updates": recorder.updates, "phases": ()}, None
     log = recorder.log
     start = log.refused[-1][2] if log.refused and not is_full else 0
-    found = Recording(log, "cpu" if card.like_cpu else "cuda", start if start < len(log.events) else 0)
+    found = Recording(log, "cpu" if card.like_cpu else "cuda", start if start < len(log.events) else 0, folder)
     shown = phases(found, rows)
     top = max(range(found.start, len(found.live)), key=found.live.__getitem__)
     step = log.events[top].place
@@ -255,6 +254,6 @@ def summary(
         "updates": recorder.updates, "phases": shown, "held": held(found, top, rows), "device": terms,
         "memory": None if whole is None else replace(whole, device=terms), "evaluation": more,
         "refused_bytes": tuple(size for size, _, _ in log.refused),
-        "refused_lines": tuple(short_line(line) for _, line, _ in log.refused),
+        "refused_lines": tuple(short_line(line, folder) for _, line, _ in log.refused),
     }  # fmt: skip
     return fields, trace

@@ -149,9 +149,8 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
         if one is not None and two is not None and two.card_bytes > one.card_bytes:
             slope = (two.card_bytes - one.card_bytes) / (two.value - one.value)
             value = int(two.value + (budget_bytes - two.card_bytes) / slope)
-        if value >= most:
-            value = high if most > high else (least + most) // 2
-        value = max(value, least + 1)
+        if value >= most or value <= least + 1:  # the card's bytes grow in steps of 2 MiB
+            value = (least + most) // 2 if most <= high else min(max(value, least + least // 32 + 1), high)
         least, most = (value, most) if fits(value) else (least, value)
     ordered = tuple(rows[value] for value in sorted(rows))
     remarks = []

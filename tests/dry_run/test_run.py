@@ -1,0 +1,340 @@
+"""`bertscope run`: the answer, the search, the errors, the sandbox; and scripts that were measured on an H200."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bertscope
+from bertscope.dry_run.script import with_value
+from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError
+from tests.conftest import DATA, ROOT, run_python
+
+SCRIPTS = DATA / "h200" / "scripts"
+MEASURED = json.loads((SCRIPTS / "measured.json").read_text())["runs"]
+STEP = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+def step(batch):
+    model(torch.randn(batch, 256).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def needs_namespaces():
+    """Skip where the system refuses namespaces to this user, as some containers do."""
+    done = subprocess.run(["unshare", "-Urmn", "true"], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("the system allows no namespaces here: unshare -Urmn true fails")
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Write a script in an empty folder, which becomes the working directory, and return its name."""
+    needs_namespaces()
+    monkeypatch.chdir(tmp_path)
+
+    def write(code, name="train.py"):
+        Path(name).write_text(code)
+        return name
+
+    return write
+
+
+# ---- the answer ----
+
+
+def test_the_report_has_the_peak_of_each_phase_with_the_line_of_the_script(cli, script, tmp_path):
+    shutil.copy(DATA / "scripts" / "train.py", tmp_path)
+    result = cli("run", "--gpu", "t4", "--format", "json", "--snapshot", "step.pickle", "train.py", "--epochs", "2")
+    report = bertscope.from_json(result.out)
+    assert (result.code, report.answer, report.arguments) == (0, "yes", ("--epochs", "2"))
+    text = (tmp_path / "train.py").read_text().splitlines()
+    for phase in report.phases:
+        if phase.step == 3 and phase.phase in ("forward", "backward", "optimizer", "evaluation"):
+            file, _, number = phase.line.partition(":")
+            word = {"optimizer": "step()", "forward": "model(tokens", "evaluation": "model(tokens"}
+            assert (file, word.get(phase.phase, "backward()") in text[int(number) - 1]) == ("train.py", True), phase
+        assert phase.parts.total == phase.peak_bytes
+        assert phase.left_bytes <= phase.peak_bytes
+    assert sum(row.held_bytes for row in report.held) == report.peak.peak_bytes
+    assert report.device.allocated_bytes <= report.device.reserved_bytes <= report.device.card_bytes
+    assert bertscope.from_json(report.to_json()) == report
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "step.pickle"}  # model.pt was discarded
+    answer = cli("why", "step.pickle", "--format", "json")
+    assert answer.code == 0
+    assert answer.json["moment"] == "peak"
+
+
+def test_the_script_finds_the_card_that_was_asked_for_and_our_numbers(script):
+    name = script(
+        STEP
+        + """
+step(64)
+assert torch.cuda.get_device_name() == "t4" and torch.cuda.get_device_capability() == (7, 5)
+assert not torch.cuda.is_bf16_supported(including_emulation=False)
+free, total = torch.cuda.mem_get_info()
+assert 13 * 2**30 < free < total == torch.cuda.get_device_properties(0).total_memory
+assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated() <= torch.cuda.max_memory_reserved()
+open("allocated", "w").write(str(torch.cuda.max_memory_allocated()))
+assert open("allocated").read() == str(torch.cuda.max_memory_allocated())
+raise SystemExit(0)
+"""
+    )
+    report = bertscope.run(name, gpu="t4")
+    assert (report.updates, report.answer) == (1, "yes")
+    assert not Path("allocated").exists()
+
+
+def test_a_request_without_room_raises_the_error_at_the_line_of_the_script(cli, script):
+    name = script(
+        STEP
+        + """
+for batch in (2**20, 2**14):
+    try:
+        step(batch)
+    except torch.OutOfMemoryError as error:
+        assert "Tried to allocate" in str(error)
+        print("lowered")
+step(2**20)
+"""
+    )
+    result = cli("run", "--budget", "3GiB", name)
+    assert result.code == 1
+    assert "out of memory at train.py:6" in result.out
+    assert "lowered" in result.err
+    report = bertscope.run(name, budget="3GiB")
+    assert (report.answer, len(report.refused_bytes)) == ("no", 2)
+    assert report.phases[-1].reserved_bytes <= 3 * 2**30
+
+
+def test_the_largest_value_of_an_argument_fits_and_the_next_does_not(script):
+    name = script(STEP + "import sys\nfor _ in range(3): step(64 * int(sys.argv[sys.argv.index('--batch') + 1]))\n")
+    report = bertscope.run(name, ["--batch", "1"], budget="2GiB", context="100MiB", fit="batch=1..4000")
+    found = {row.value: row.answer for row in report.rows}
+    assert found[report.largest] == "yes"
+    assert found[report.largest + 1] == "no"
+    assert len(found) <= 12
+    assert all((answer == "yes") == (value <= report.largest) for value, answer in found.items())
+    assert bertscope.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(["--b", "1"], ["--b", "8"]), (["--b=1", "x"], ["--b=8", "x"]), (["b=1"], ["b=8"]), (["x"], ["x", "--b", "8"]),
+     (["-b", "1", "--bb", "2"], ["-b", "8", "--bb", "2"])],
+)  # fmt: skip
+def test_a_value_is_put_where_the_argument_stands(given, expected):
+    assert with_value(given, "b", 8) == expected
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "where"),
+    [("raise ValueError('no data')", BertscopeError, "train.py:1"), ("def f(:", BertscopeError, "train.py:1"),
+     ("import sys\nsys.exit(3)", BertscopeError, ""), ("print(1)", SelectionError, ""),
+     ("import os\nos._exit(0)", WorkerError, ""), ("while True: pass", WorkerError, ""),
+     (STEP + "torch.nn.Embedding(9, 4, sparse=True).cuda()(torch.ones(2).long().cuda()).sum().backward()", WorkerError,
+      "train.py:9"),
+     (STEP + "import threading\nstart = threading.Thread(target=step, args=(4,))\nstart.start()\nstart.join()",
+      WorkerError, ""),
+     (STEP + "torch.jit.script(torch.nn.Linear(2, 2)).cuda()", WorkerError, "train.py:9"),
+     (STEP + "torch.multiprocessing.spawn(print, nprocs=2)", WorkerError, "train.py:9")],
+)  # fmt: skip
+def test_a_script_that_fails_is_named_with_its_line_and_whose_fault_it_is(script, code, kind, where):
+    with pytest.raises(kind) as failed:
+        bertscope.run(script(code), timeout=8)
+    assert failed.value.where == where
+    assert failed.value.exit_code == (3 if kind is WorkerError else 2)
+
+
+def test_a_wrong_question_runs_nothing(tmp_path):
+    with pytest.raises(SourceError, match="no script"):
+        bertscope.run(tmp_path / "none.py")
+    (tmp_path / "train.py").write_text("open('ran', 'w')")
+    for words in ({"fit": "batch"}, {"fit": "b=4..2", "gpu": "t4"}, {"fit": "b=1..2"}, {"context": "1GiB"},
+                  {"gpu": "t4", "budget": "1GiB"}, {"gpu": "t5"}, {"batch": 8}, {"budget": "1MiB"}):  # fmt: skip
+        with pytest.raises(BertscopeError):
+            bertscope.run(tmp_path / "train.py", **words)
+    assert not (tmp_path / "ran").exists()
+
+
+# ---- the sandbox ----
+
+HOSTILE = (
+    STEP
+    + """
+import ctypes, os, shutil, signal, socket, subprocess, sys
+here = os.getcwd()
+def tried(act):
+    try:
+        act()
+    except BaseException as error:
+        print(type(error).__name__)
+for act in (
+    lambda: open("written", "w"), lambda: open(os.path.expanduser("~/.bertscope-hostile"), "w"),
+    lambda: open("/etc/bertscope-hostile", "w"), lambda: open("/dev/shm/bertscope-hostile", "w"),
+    lambda: os.remove("kept"), lambda: os.chmod(here, 0o777), lambda: os.symlink("kept", "link"),
+    lambda: open("/proc/sys/kernel/core_pattern", "w").write("x"),
+    lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True), lambda: os.kill(1, signal.SIGKILL),
+    lambda: socket.create_connection(("127.0.0.1", int(sys.argv[1])), 2).sendall(b"out"),
+    lambda: ctypes.CDLL(None).umount2(b"/", 2), lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+):
+    tried(act)
+if os.fork() == 0:
+    os.setsid()
+    os.execvp("sleep", ["sleep", "1000"])
+for number in range(3, 50):
+    tried(lambda: os.fstat(number))
+shutil.rmtree(here, ignore_errors=True)
+while True:
+    tried(lambda: step(4))
+"""
+)
+
+
+def test_a_hostile_script_leaves_nothing_behind(script, tmp_path):
+    name = script(HOSTILE)
+    Path("kept").write_text("mine")
+    mode = tmp_path.stat().st_mode
+    before = set(children())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        report = bertscope.run(name, [str(server.getsockname()[1])], timeout=60)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert report.updates == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "kept"}
+    assert Path("kept").read_text() == "mine"
+    assert tmp_path.stat().st_mode == mode
+    places = ("~/.bertscope-hostile", "/etc/bertscope-hostile", "/dev/shm/bertscope-hostile")
+    assert not any(os.path.exists(os.path.expanduser(place)) for place in places)
+    assert set(children()) <= before
+
+
+def children():
+    """The command lines of processes that sleep as long as the hostile script asks for."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[:2] == [b"sleep", b"1000"]:
+            yield folder.name
+
+
+def test_a_forged_report_is_refused_or_is_the_scripts_own(script):
+    name = script(
+        STEP
+        + """
+import os
+for number in range(3, 60):
+    try:
+        os.write(number, b'["report", {"updates": "x", "phases": [{"step": -1}]}]\\n' * 3)
+    except OSError:
+        pass
+for _ in range(3): step(4)
+"""
+    )
+    with pytest.raises(WorkerError):
+        bertscope.run(name)
+
+
+def test_without_namespaces_the_run_is_refused_unless_it_is_asked_for(script, monkeypatch, tmp_path, cli):
+    name = script(STEP + "torch.save(model.state_dict(), 'model.pt')\nfor _ in range(3): step(4)\n")
+    code = (
+        "import sys; from bertscope.dry_run import sandbox\n"
+        "def refused(*_, **__): raise sandbox.Refused(1, 'no namespaces')\n"
+        "sandbox.enter = refused\n"
+        "from bertscope.dry_run.child import main; main()"
+    )
+    monkeypatch.setattr("bertscope.processes.child.child_command", lambda entry: [sys.executable, "-c", code])
+    refused = cli("run", name)
+    assert (refused.code, "--no-sandbox" in refused.err, refused.out) == (3, True, "")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    done = cli("run", "--no-sandbox", "--format", "json", name)
+    assert done.code == 0
+    assert done.json["updates"] == 3
+
+
+# ---- a function, ranks, an H200 ----
+
+
+def test_a_function_runs_in_this_process_and_leaves_it_as_it_was():
+    code = """
+import torch, bertscope
+def train():
+    model = torch.nn.Linear(256, 1024).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(9):
+        model(torch.randn(64, 256).cuda()).sum().backward()
+        optimizer.step()
+report = bertscope.run(train, gpu="t4")
+assert (report.script, report.updates, report.answer) == ("train", 3, "yes"), report
+assert not torch.cuda.is_available() and torch.inference_mode.__module__ == "torch.autograd.grad_mode"
+weight = torch.ones(3, requires_grad=True)
+(weight * 2).sum().backward()
+try:
+    bertscope.run(train, timeout=5)
+except bertscope.BertscopeError as error:
+    assert "timeout" in str(error)
+"""
+    done = run_python(code, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_rank_of_several_holds_its_part_and_the_buckets(script, monkeypatch):
+    code = """
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+model = nn.Linear(512, 512).cuda()
+if {sharded}:
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model)
+else:
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(4, 512).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+assert dist.get_world_size() == 4
+"""
+    for name, value in {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 4,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 1,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    states = []
+    for sharded in (False, True):
+        report = bertscope.run(script(code.replace("{sharded}", str(sharded))))
+        states.append(report.peak.parts.optimizer_state)
+    params = 4 * (512 * 512 + 512)
+    assert states[0] >= 2 * params
+    assert 2 * params / 4 <= states[1] < 2 * params / 3
+
+
+@pytest.mark.parametrize("name", ["own", "plain-fp16"])
+def test_a_script_holds_what_it_held_on_an_h200_to_the_byte(name):
+    needs_namespaces()
+    run = MEASURED[name]
+    report = bertscope.run(SCRIPTS / run["script"], run["arguments"], gpu="h200", steps=3)
+    assert report.device.reserved_bytes == run["reserved_bytes"]
+    highest = max(peak for peak, _ in run["steps"])
+    assert report.device.allocated_bytes == pytest.approx(highest, abs=1024)
