@@ -77,7 +77,6 @@ LATE = {
     ("sources", "<transformers>"): "the extra `transformers`",
     ("sources", "<huggingface_hub>"): "the extra `hub`",
     ("dry_run", "<torch>"): "a hook of DDP, which few scripts need",
-    ("dry_run", "<safetensors>"): "what a script may save with",
     ("analyses", "<torch>"): "torch's flop_counter and profiler take long to import",
     ("analyses", "<distributed>"): "the extra `dask`",
     ("reports", "<pandas>"): "the extra `pandas`",

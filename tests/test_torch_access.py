@@ -585,18 +585,16 @@ def test_inductor_runs_its_programs_on_fake_tensors_without_kernels():
     assert torch_access.is_plain_fake(found)
 
 
-def test_the_frame_that_runs_is_that_of_the_callers_caller_or_of_another_thread():
-    def caller():
-        return torch_access.running_frame(get_ident())
-
-    assert caller().f_code.co_name == "test_the_frame_that_runs_is_that_of_the_callers_caller_or_of_another_thread"
-    done, found = Event(), []
+def test_the_frames_that_run_are_those_of_this_thread_and_of_another():
+    (own,) = torch_access.running_frames(get_ident())
+    assert own.f_code.co_name == "test_the_frames_that_run_are_those_of_this_thread_and_of_another"
+    done = Event()
     waiting = Thread(target=done.wait)
     waiting.start()
-    found.append(torch_access.running_frame(waiting.ident))
+    _, other = torch_access.running_frames(waiting.ident)
     done.set()
     waiting.join()
-    assert found[0].f_code.co_name == "wait"
+    assert other.f_code.co_name == "wait"
 
 
 def test_the_fake_mode_that_is_entered_is_known_also_inside_another_mode():

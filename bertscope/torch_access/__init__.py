@@ -5,6 +5,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 
 import gc
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from importlib import import_module
@@ -185,9 +186,11 @@ def in_backward() -> bool:
     return autograd_node() is not None if task is None else bool(task() != -1)
 
 
-def running_frame(thread: int) -> Any:
-    """Return the frame of the caller's caller in this thread, else the frame that runs there: autograd has its own."""
-    return sys._getframe(2) if get_ident() == thread else sys._current_frames().get(thread)
+def running_frames(thread: int) -> Iterator[Any]:
+    """Yield the frame that runs this generator's caller, and if this is another thread that which runs in `thread`."""
+    yield sys._getframe(1)
+    if get_ident() != thread:
+        yield sys._current_frames().get(thread)
 
 
 def record_name(name: str) -> AbstractContextManager[Any]:

@@ -27,7 +27,7 @@ from bertscope.torch_access import (
     operator_name,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
-    running_frame,
+    running_frames,
     storage_key,
     torch,
     use_counts,
@@ -299,16 +299,19 @@ class Recorder(DispatchMode):
         return RunPlace(self.steps, phase, path, self.tracker.recomputation)
 
     def line(self) -> str:
-        """Return the line of the user's code that runs; for a card autograd works in a thread of its own."""
-        frame = running_frame(self.main)
-        while frame is not None:
-            code = frame.f_code
-            is_foreign = self.libraries.get(code)
-            if is_foreign is None:
-                is_foreign = self.libraries[code] = is_library(code.co_filename)
-            if not is_foreign:
-                return f"{code.co_filename}:{frame.f_lineno}"
-            frame = frame.f_back
+        """Return the line of the user's code that runs: in this thread, as in a recomputation, else in the main one.
+
+        For a card autograd works in a thread of its own.
+        """
+        for frame in running_frames(self.main):
+            while frame is not None:
+                code = frame.f_code
+                is_foreign = self.libraries.get(code)
+                if is_foreign is None:
+                    is_foreign = self.libraries[code] = is_library(code.co_filename)
+                if not is_foreign:
+                    return f"{code.co_filename}:{frame.f_lineno}"
+                frame = frame.f_back
         return ""
 
     # ---- operators ----
