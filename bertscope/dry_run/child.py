@@ -44,7 +44,6 @@ class ScriptRun:
     sandbox: str = ""  # an empty folder, for the mounts; none for a run without
     memory_limit_bytes: int | None = None
     wants_snapshot: bool = False  # of the step with the peak, for PyTorch's memory viewer
-    like_cpu: bool = False  # a CPU's kernels, to compare with a real run
 
 
 def main() -> None:
@@ -154,7 +153,9 @@ def record(
 
 
 @contextmanager
-def installed(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, dict[str, str]]]:
+def installed(
+    asked: ScriptRun, kind: type[FakeCard] | None = None
+) -> Iterator[tuple[FakeCard, Recorder, Limits, dict[str, str]]]:
     """Install the card, what a script finds of it, the recorder and the limits; all is put back at the end.
 
     The last one is filled with the row of each module's path in a folded tree, which ends with the script's models.
@@ -166,9 +167,10 @@ def installed(asked: ScriptRun) -> Iterator[tuple[FakeCard, Recorder, Limits, di
     from bertscope.dry_run.stubs import remark_on_modules, stubbed
     from bertscope.torch_access.fake_card import fake_card
 
+    kind = kind or FakeCard
     with ExitStack() as stack:
-        stack.enter_context(fake_card(has_foreach=not asked.like_cpu))
-        card = FakeCard(asked.gpu, asked.limit_bytes, like_cpu=asked.like_cpu, expandable=asked.expandable_segments)
+        stack.enter_context(fake_card(has_foreach=kind.has_foreach))
+        card = kind(asked.gpu, asked.limit_bytes, expandable=asked.expandable_segments)
         recorder = Recorder(card)
         limits = Limits(recorder, asked.steps)
         given = threading.excepthook

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock
-from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
 from bertscope.analyses.memory.kernels.overhead import LT_WORKSPACE_BYTES, MANY_THREADS, blas_bytes
 from bertscope.analyses.tracing.fake_tensors import OperatorResults, all_valid
@@ -50,21 +49,21 @@ _SIZED = ("full", "zeros", "ones")  # whose first argument is a shape
 
 
 class FakeCard(Device):
-    """A card of fake tensors, with a simulated allocator; with `like_cpu` a CPU's kernels, to compare with a real run.
+    """A card of fake tensors, with a simulated allocator.
 
     `limit_bytes` is what torch may reserve; a request above it raises torch.OutOfMemoryError, as on a card.
     """
+
+    kind, has_foreach, counts_random_states = "cuda", True, False  # the random state of checkpointing is on the CPU
 
     def __init__(
         self,
         gpu: Gpu | None = None,
         limit_bytes: int | None = None,
         *,
-        like_cpu: bool = False,
         expandable: bool = False,
     ) -> None:
-        self.gpu, self.like_cpu = gpu, like_cpu
-        self.counts_random_states = like_cpu  # those of checkpointing are on the CPU
+        self.gpu = gpu
         self.threads = (card_threads(gpu) if gpu is not None else None) or MANY_THREADS
         self.mode = fake_tensor_mode(allow_non_fake_inputs=True)
         self.fake: Any = type(self._fake(torch.empty(0)))
@@ -124,7 +123,7 @@ class FakeCard(Device):
             return self.on_cpu(args[0], kwargs.get("dtype"))
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = self._known(operator, args, kwargs, leaves)
-        if operator is _aten.convolution.default and not self.like_cpu:
+        if operator is _aten.convolution.default:
             self.remarks["not counted: the workspaces of cuDNN's convolutions"] = None
         try:
             out = self._layout(operator, args, kwargs, known)
@@ -278,7 +277,7 @@ class FakeCard(Device):
     def laid_down(self, operator: Any) -> list[tuple[str, int]]:
         """Return the workspaces of cuBLAS, one for each thread, and of cuBLASLt, one in all."""
         name = operator_name(operator)
-        if self.like_cpu or name not in _PRODUCTS:
+        if name not in _PRODUCTS:
             return []
         found = []
         libraries = {"cuBLAS": (threading.get_ident(), blas_bytes(None if self.gpu is None else capability(self.gpu)))}
@@ -295,12 +294,12 @@ class FakeCard(Device):
         if operator is _aten.index.Tensor and any(map(self._is_mask, args[1])):
             masks = (self.value(place) for place in args[1] if self._is_mask(place))
             return sum(8 * int(known.sum()) * known.dim() for known in masks if known is not None)
-        return cpu_scratch(operator, args) if self.like_cpu else cuda_scratch(operator, args, self.threads)
+        return cuda_scratch(operator, args, self.threads)
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
         """Return the bytes of LayerNorm's statistics: on CUDA fp32."""
         is_norm = operator is _aten.native_layer_norm.default and number and args[0].itemsize < 4
-        return 4 * tensor.numel() if is_norm and not self.like_cpu else None
+        return 4 * tensor.numel() if is_norm else None
 
 
 _VALUE, _ONE, _GUESSED = "_bertscope_value", "_bertscope_one", "_bertscope_guessed"

@@ -232,7 +232,7 @@ def summary(
         return {"updates": recorder.updates, "phases": ()}, None
     log = recorder.log
     start = log.refused[-1][2] if log.refused and not is_full else 0
-    found = Recording(log, "cpu" if card.like_cpu else "cuda", start if start < len(log.events) else 0, folder)
+    found = Recording(log, card.kind, start if start < len(log.events) else 0, folder)
     shown = phases(found, rows)
     top = max(range(found.start, len(found.live)), key=found.live.__getitem__)
     step = log.events[top].place

@@ -216,7 +216,7 @@ def _without_weights(put: Put, module: Any, card: FakeCard) -> None:
 def remark_on_modules(card: FakeCard, model: nn.Module) -> None:
     """Note modules whose kernels on a card take more or less than their single operators."""
     kinds = {type(module) for module in model.modules()}
-    if any(issubclass(kind, nn.RNNBase) for kind in kinds) and not card.like_cpu:
+    if any(issubclass(kind, nn.RNNBase) for kind in kinds):
         card.remarks["not counted: what cuDNN's recurrent layers reserve; they ran as single operators"] = None
     if any(issubclass(kind, nn.TransformerEncoderLayer) for kind in kinds):
         card.remarks["an evaluation of nn.TransformerEncoderLayer ran without torch's fast path"] = None
@@ -332,11 +332,7 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
         except SelectionError:
             return attention(lambda _: "math", "cuda")(*args, **kwargs)
 
-    put(functional, scaled_dot_product_attention=_cpu_attention(functional) if card.like_cpu else scaled)
-    if card.like_cpu:
-        dropout = _cpu_dropout(functional.dropout, card)
-        put(functional, dropout=dropout)
-        put(torch, native_dropout=lambda given, p, train: (dropout(given, p, train), None))
+    put(functional, scaled_dot_product_attention=scaled)
 
     def uncompiled(model: Any = None, **_: Any) -> Any:
         """Return what torch.compile was given: a dry run is eager."""
@@ -364,35 +360,6 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
 
 def _formatted(tensor: Any, spec: str) -> str:
     return format(tensor.item(), spec) if tensor.dim() == 0 and spec else repr(tensor)
-
-
-def _cpu_attention(functional: Any) -> Callable[..., Any]:
-    given = functional.scaled_dot_product_attention
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    math = attention(lambda _: "math", "cuda")
-
-    def run(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-            scale: Any = None, enable_gqa: bool = False) -> Any:  # fmt: skip
-        """Compute attention as a CPU does."""
-        if query.device.type != "cuda":
-            return given(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if query.dim() == 4 and not dropout_p and query.shape[1] == key.shape[1]:
-            is_bool = attn_mask is not None and attn_mask.dtype == torch.bool
-            mask = torch.zeros_like(attn_mask, dtype=query.dtype) if is_bool else attn_mask
-            return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
-        return math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-    return run
-
-
-def _cpu_dropout(given: Callable[..., Any], card: FakeCard) -> Callable[..., Any]:
-    def run(given_tensor: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        """Drop elements as a CPU does, by a mask of the tensor's own dtype."""
-        if not card.has(given_tensor) or not training or not 0 < p < 1 or inplace:
-            return given(given_tensor, p, training, inplace)
-        return given_tensor * torch.empty_like(given_tensor).bernoulli_(1 - p).div_(1 - p)
-
-    return run
 
 
 def _saving(put: Put) -> Callable[..., None]:

@@ -420,11 +420,11 @@ def real(run):
 
 def dry(run):
     """The same of a dry run with the kernels of a CPU."""
-    from bertscope.dry_run.child import ScriptRun, installed
     from bertscope.dry_run.limits import Stop
     from bertscope.dry_run.recording import Recording, evaluation
+    from tests.dry_run.cpu_card import installed_cpu
 
-    with installed(ScriptRun(script=run.__name__, steps=6, like_cpu=True)) as (_, recorder, limits, _):
+    with installed_cpu(run.__name__, steps=6) as (_, recorder, limits, _):
         ends = []
         recorder.on_update.append(lambda _: ends.append(len(recorder.log.events)))
         with suppress(Stop):

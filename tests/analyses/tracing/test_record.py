@@ -38,8 +38,8 @@ for name in ("plain", "recomputed", "recomputed_reentrant", "accumulated_and_cli
         with recorder.watching():
             PROGRAMS[name]()
     else:
-        from bertscope.dry_run.child import ScriptRun, installed
-        with installed(ScriptRun(script=name, steps=9, like_cpu=True)) as (_, recorder, _, _):
+        from tests.dry_run.cpu_card import installed_cpu
+        with installed_cpu(name, steps=9) as (_, recorder, _, _):
             recorder.keeps_args = True
             PROGRAMS[name]()
     recorder.close()

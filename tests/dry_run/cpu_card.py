@@ -1,0 +1,72 @@
+"""A fake card with the kernels of a CPU, to compare a dry run with a real one where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
+from bertscope.analyses.memory.kernels.cuda_kernels import attention
+from bertscope.dry_run.child import ScriptRun, installed
+from bertscope.dry_run.device import FakeCard
+from bertscope.dry_run.stubs import Put
+
+
+class CpuCard(FakeCard):
+    """What kernels and libraries allocate on a CPU."""
+
+    kind, has_foreach, counts_random_states = "cpu", False, True
+
+    def scratch(self, operator, args):
+        return cpu_scratch(operator, args)
+
+    def laid_down(self, operator):
+        return []
+
+    def true_bytes(self, operator, args, number, tensor):
+        return None
+
+
+@contextmanager
+def installed_cpu(name: str, steps: int) -> Iterator[tuple[Any, ...]]:
+    """Install the card for a program that ends after some steps."""
+    with installed(ScriptRun(script=name, steps=steps), CpuCard) as found, ExitStack() as stack:
+        put, functional = Put(stack), nn.functional
+        dropout, fused = _dropout(functional.dropout, found[0]), _attention(functional)
+        found[1].libraries |= {dropout.__code__: True, fused.__code__: True}  # no lines of the program
+        put(functional, scaled_dot_product_attention=fused, dropout=dropout)
+        put(torch, native_dropout=lambda given, p, train: (dropout(given, p, train), None))
+        yield found
+
+
+def _attention(functional: Any):
+    given = functional.scaled_dot_product_attention
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    math = attention(lambda _: "math", "cuda")
+
+    def run(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+            scale: Any = None, enable_gqa: bool = False) -> Any:  # fmt: skip
+        """Compute attention as a CPU does."""
+        if query.device.type != "cuda":
+            return given(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if query.dim() == 4 and not dropout_p and query.shape[1] == key.shape[1]:
+            is_bool = attn_mask is not None and attn_mask.dtype == torch.bool
+            mask = torch.zeros_like(attn_mask, dtype=query.dtype) if is_bool else attn_mask
+            return flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+        return math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    return run
+
+
+def _dropout(given, card: FakeCard):
+    def run(given_tensor: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        """Drop elements as a CPU does, by a mask of the tensor's own dtype."""
+        if not card.has(given_tensor) or not training or not 0 < p < 1 or inplace:
+            return given(given_tensor, p, training, inplace)
+        return given_tensor * torch.empty_like(given_tensor).bernoulli_(1 - p).div_(1 - p)
+
+    return run
