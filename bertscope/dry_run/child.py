@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gc
 import json
 import os
 import sys
@@ -188,8 +187,6 @@ def installed(
         rows: dict[str, str] = {}
         recorder.on_new_root.append(lambda module: rows.update(row_paths(module)))
         recorder.on_new_root.append(lambda module: remark_on_modules(card, module))
-        if gc.isenabled():  # a collection would free cycles at any time
-            gc.freeze()
         actions = {"transformers.trainer_callback": limits.follow_trainer}
         stack.enter_context(stubbed(card, actions, network=asked.network))
         stack.enter_context(limits.limiting())
@@ -201,10 +198,12 @@ def _hide_cards() -> None:
     """Have the driver count no cards, whatever the script sets afterwards."""
     import ctypes
 
+    given = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libcuda.so.1").cuInit(0)
     del os.environ["CUDA_VISIBLE_DEVICES"]
+    os.environ.update({} if given is None else {"CUDA_VISIBLE_DEVICES": given})
 
 
 def _run_file(asked: ScriptRun) -> None:

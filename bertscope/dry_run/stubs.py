@@ -150,6 +150,7 @@ def stubbed(
         _kernels(put, stack, card)
         save = _saving(put)
         _ranks(put)
+        stack.callback(_set_environment, dict(os.environ))
         if not network:
             os.environ.update(dict.fromkeys(_OFFLINE, "1"), WANDB_MODE="disabled")
         known: dict[str, Callable[[Any], None]] = {
@@ -163,6 +164,12 @@ def stubbed(
         sys.meta_path.insert(0, finder)
         stack.callback(sys.meta_path.remove, finder)
         yield
+
+
+def _set_environment(values: Mapping[str, str]) -> None:
+    """Set the variables of the environment to what they were."""
+    os.environ.clear()
+    os.environ.update(values)
 
 
 def _of_preset(put: Put, module: Any, card: FakeCard) -> None:

@@ -307,7 +307,10 @@ def train():
     for _ in range(9):
         model(torch.randn(64, 256).cuda()).sum().backward()
         optimizer.step()
+import os
+environment = dict(os.environ)
 report = bertscope.run(train, gpu="t4")
+assert dict(os.environ) == environment
 assert (report.script, report.updates, report.answer) == ("train", 3, "yes"), report
 assert not torch.cuda.is_available() and torch.inference_mode.__module__ == "torch.autograd.grad_mode"
 weight = torch.ones(3, requires_grad=True)
