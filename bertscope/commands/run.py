@@ -9,6 +9,7 @@ from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes, ViewOptions
 from bertscope.errors import SelectionError
+from bertscope.reports.memory import NO
 from bertscope.settings.run_config import RAN
 
 EXAMPLES = """
@@ -76,4 +77,4 @@ def run(
 
         write_file(view.timeline, step_timeline(report, view.timeline.suffix))
         note(f"the timeline is in {view.timeline}")
-    return 1 if report.answer == "no" else 0
+    return 1 if report.answer == NO else 0

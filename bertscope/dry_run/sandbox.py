@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from bertscope.processes.child import die_with_parent
+
 _NEW = {"user": 0x10000000, "mount": 0x00020000, "ipc": 0x08000000, "pid": 0x20000000, "network": 0x40000000}
 _BIND, _RECURSIVE, _PRIVATE, _NOSUID, _NODEV, _DETACH = 0x1000, 0x4000, 1 << 18, 2, 4, 2
 _PIVOT_ROOT, _MOUNT_SETATTR = (155, 442) if os.uname().machine == "x86_64" else (41, 442)  # numbers of system calls
 _AT_RECURSIVE, _READ_ONLY = 0x8000, 1
-_NO_NEW_PRIVILEGES, _DROP_BOUND, _SECURE_BITS, _DIE_WITH_PARENT = 38, 24, 28, 1
+_NO_NEW_PRIVILEGES, _DROP_BOUND, _SECURE_BITS = 38, 24, 28
 _NO_ROOT = 0b101111  # uid 0 has no privileges, nor gets any; locked
 _KINDS = (
     "proc sysfs cgroup cgroup2 devpts mqueue devtmpfs debugfs tracefs securityfs bpf pstore configfs fusectl hugetlbfs "
@@ -80,7 +81,7 @@ def enter(folder: str, *, network: bool = False) -> None:
         _wait_and_leave(child)
     try:
         os.close(ready)
-        _die_with_parent(system)
+        die_with_parent()
         _cover(system, folder)
         _drop_privileges(system)
     except (OSError, ValueError) as error:
@@ -89,11 +90,7 @@ def enter(folder: str, *, network: bool = False) -> None:
     os.close(told)
     if child := os.fork():  # the first process only removes those that end
         _wait_and_leave(child)
-    _die_with_parent(system)
-
-
-def _die_with_parent(system: _System) -> None:
-    system.library.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
 
 
 def _wait_and_leave(child: int) -> None:

@@ -6,18 +6,17 @@ from shlex import join
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.render.columns import Column, answer_word, csv_only, in_phase, number, values
+from bertscope.render.columns import Column, answer_word, csv_only, fits_word, in_phase, number, values
 from bertscope.render.console import PARTS, Target
 from bertscope.render.timeline.panels import part_name
 from bertscope.render.views import Table, View
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import BACKWARD, EVALUATING, NO, UNCERTAIN, YES, MemoryReport, Variant
+from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
 from bertscope.reports.run import RunFitReport, RunPhase, RunReport
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
 
 _ROWS = 8  # lines that hold memory at the peak, without -v
-_VERDICTS = {YES: "Fits", UNCERTAIN: "May fit", NO: "Does not fit"}
 
 
 def _answer(report: RunReport) -> str:
@@ -27,7 +26,7 @@ def _answer(report: RunReport) -> str:
     if not report.answer or report.device is None or report.budget_bytes is None:
         return f"{where[:1].upper()}{where[1:]}."
     total = bytes_text(report.budget_bytes)
-    verdict = f"{_VERDICTS[report.answer]} {f'on {report.card.name}' if report.card else f'in {total}'}"
+    verdict = f"{fits_word(report.answer).capitalize()} {f'on {report.card.name}' if report.card else f'in {total}'}"
     if report.failure:
         line = report.refused_lines[-1] if report.refused_lines else ""
         return f"{verdict}: out of memory{_at(line)}, where {bytes_text(report.refused_bytes[-1])} more is needed."
@@ -106,11 +105,11 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
     yield from report.remarks
 
 
-def _no_step(report: RunReport, target: Target) -> int:
+def _hidden_rows(report: RunReport, target: Target) -> int:
     return max(len(report.held) - _ROWS, 0)
 
 
-VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes, hidden_rows=_no_step)
+VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes, hidden_rows=_hidden_rows)
 
 
 def step_timeline(report: RunReport, suffix: str) -> Any:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from bertscope.analyses.memory.events import (
@@ -30,6 +30,7 @@ from bertscope.analyses.memory.step import ModelStep, dtype_name
 from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
 from bertscope.analyses.tracing.operator_costs import tensors
+from bertscope.analyses.tracing.record import owned_by_autograd
 from bertscope.analyses.tracing.trace import ModuleTracker
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
@@ -117,7 +118,7 @@ class RunMode(DispatchMode):
         self.step = step
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
         mark_valid(step.inputs, step.run_config.padding)
-        self.own_counts = _owned_by_autograd()  # of a gradient sum that only autograd references
+        self.own_counts = owned_by_autograd()  # of a gradient sum that only autograd references
         self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
         self.scratch = cpu_scratch
         if self.on_device:  # a run on the CPU need not ask for this machine's GPU
@@ -405,29 +406,3 @@ class RunMode(DispatchMode):
             yield
         finally:
             torch.get_rng_state = original
-
-
-class _Trial(DispatchMode):
-    """A mode that notes the use counts of the sums that autograd adds to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[int, int] | None] = []
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator is torch.ops.aten.add.Tensor and autograd_node() is not None:
-            self.seen.append(use_counts(args[0]))
-        return operator(*args, **(kwargs or {}))
-
-
-@cache
-def _owned_by_autograd() -> tuple[int, int] | None:
-    """Return the use counts of a gradient sum that only autograd references, in the third of three contributions.
-
-    None if torch has no use counts: sums then count as new tensors, and an estimate may be too high.
-    """
-    trial = _Trial()
-    with torch.enable_grad(), trial:
-        start = torch.ones(8, requires_grad=True).clone()
-        torch.autograd.backward(start * 2 + start * 3 + start * 4, torch.ones(8))
-    return trial.seen[-1] if trial.seen else None

@@ -187,8 +187,7 @@ class Recorder(DispatchMode):
         self.updates = 0  # optimizer steps that ended
         self.updating = 0  # that run
         self.first_optimizer: Any = None  # of several the first one counts the steps
-        self.own_counts: Any = None  # of a gradient sum that only autograd refers to
-        self.trial: list[Any] | None = None
+        self.own_counts = owned_by_autograd()
         self.main, self.refusal = get_ident(), ""
         self.libraries: dict[Any, bool] = {}  # code -> whether it is of a library
         self.on_update: list[Callable[[int], None]] = []  # called with the number of optimizer steps that ended
@@ -201,7 +200,6 @@ class Recorder(DispatchMode):
         """Record what happens in this context."""
         with ExitStack() as stack:
             stack.enter_context(self)
-            self.own_counts = self._counts_of_own_sum()
             modules = torch.nn.modules.module
             stack.callback(modules.register_module_forward_pre_hook(self._entered).remove)
             stack.callback(modules.register_module_forward_hook(self._left, always_call=True).remove)
@@ -322,10 +320,6 @@ class Recorder(DispatchMode):
         if (asked := fake_device(operator, args)) is not None:
             return asked
         kwargs = kwargs or {}
-        if self.trial is not None:
-            if operator is _ADD and autograd_node() is not None:
-                self.trial.append(use_counts(args[0]))
-            return operator(*args, **kwargs)
         device = self.device
         if operator.namespace == "profiler" or not device.takes(operator, args, kwargs):
             return device.elsewhere(operator, args, kwargs)
@@ -436,15 +430,6 @@ class Recorder(DispatchMode):
 
     # ---- what no mode sees ----
 
-    def _counts_of_own_sum(self) -> Any:
-        """Return the use counts of a gradient sum that only autograd refers to, in the third of three contributions."""
-        self.trial = []
-        with torch.enable_grad():
-            start = torch.ones(8, requires_grad=True).clone()
-            torch.autograd.backward(start * 2 + start * 3 + start * 4, torch.ones(8))
-        found, self.trial = self.trial, None
-        return found[-1] if found else None
-
     def _sums_in_place(self, operator: Any, args: Any) -> bool:
         if operator is not _ADD or torch.is_grad_enabled() or autograd_node() is None:
             return False
@@ -456,6 +441,32 @@ class Recorder(DispatchMode):
         if self.device.counts_random_states:
             self._watch(state, self.tracker.current()[0])
         return state
+
+
+class _Trial(DispatchMode):
+    """A mode that notes the use counts of the sums that autograd adds to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int] | None] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is _ADD and autograd_node() is not None:
+            self.seen.append(use_counts(args[0]))
+        return operator(*args, **(kwargs or {}))
+
+
+@cache
+def owned_by_autograd() -> tuple[int, int] | None:
+    """Return the use counts of a gradient sum that only autograd references, in the third of three contributions.
+
+    None if torch has no use counts: sums then count as new tensors, and an estimate may be too high.
+    """
+    trial = _Trial()
+    with torch.enable_grad(), trial:
+        start = torch.ones(8, requires_grad=True).clone()
+        torch.autograd.backward(start * 2 + start * 3 + start * 4, torch.ones(8))
+    return trial.seen[-1] if trial.seen else None
 
 
 @cache
