@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Event, Thread, get_ident
 
 import pytest
@@ -711,6 +711,14 @@ except BertscopeError as error:
     assert "no fake card" in str(error) and "\\n" not in str(error)
 after()
 """)
+
+
+def test_what_is_put_into_a_module_is_taken_out_at_the_end():
+    place = types.SimpleNamespace(kept=1)
+    with ExitStack() as stack:
+        fake_card.Put(stack)(place, kept=2, new=3)
+        assert vars(place) == {"kept": 2, "new": 3}
+    assert vars(place) == {"kept": 1}
 
 
 def test_what_has_no_rule_is_an_error_of_its_own():

@@ -23,7 +23,7 @@ from bertscope.gpus import capability, processors, sdpa_kernel
 from bertscope.sources.find import load
 from bertscope.torch_access import nn, torch
 from bertscope.torch_access.distributed import fake_store
-from bertscope.torch_access.fake_card import NoRule
+from bertscope.torch_access.fake_card import NoRule, Put
 
 _MEMORY = 80 * 2**30  # of a card that has no name
 # Seeds and states of the card, and what waits for it or empties it.
@@ -39,27 +39,6 @@ _PLACES = (
 )
 _OF_HUB = frozenset(_PLACES.split())
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "ACCELERATE_DISABLE_RICH")
-
-
-class Put:
-    """Sets attributes, and puts the former ones back when its stack is closed."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.stack = stack
-
-    def __call__(self, owner: Any, **values: Any) -> None:
-        """Set attributes of a module or class."""
-        for name, value in values.items():
-            if name in vars(owner):
-                self.stack.callback(setattr, owner, name, vars(owner)[name])
-            else:
-                self.stack.callback(_delete, owner, name)
-            setattr(owner, name, value)
-
-
-def _delete(owner: Any, name: str) -> None:
-    with suppress(AttributeError):
-        delattr(owner, name)
 
 
 _HANDLED = {"elapsed_time": 1.0, "query": True, "is_capturing": False}

@@ -8,7 +8,7 @@ torch's libraries as data that a process may change; nothing is compiled.
 import ctypes
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from sys import modules
 from typing import Any
@@ -32,6 +32,27 @@ _KEPT: list[object] = []  # what C++ points to, also after the end: objects made
 
 class NoRule(RuntimeError):
     """An error for what has no rule on a card that is not there, such as a kernel of a user's extension."""
+
+
+class Put:
+    """Sets attributes, and puts the former ones back when its stack is closed."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+
+    def __call__(self, owner: Any, **values: Any) -> None:
+        """Set attributes of a module or class."""
+        for name, value in values.items():
+            if name in vars(owner):
+                self.stack.callback(setattr, owner, name, vars(owner)[name])
+            else:
+                self.stack.callback(_delete, owner, name)
+            setattr(owner, name, value)
+
+
+def _delete(owner: Any, name: str) -> None:
+    with suppress(AttributeError):
+        delattr(owner, name)
 
 
 @contextmanager
@@ -107,14 +128,7 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def put(owner: Any, name: str, value: Any) -> None:
-        """Set an attribute until the end."""
-        if name in vars(owner):
-            stack.callback(setattr, owner, name, vars(owner)[name])
-        else:
-            stack.callback(delattr, owner, name)
-        setattr(owner, name, value)
-
+    put = Put(stack)
     for place in ("torch.optim.optimizer", "torch.utils._foreach_utils") if has_foreach else ():
         kinds = vars(modules[place])["_foreach_supported_types"]
         kinds.append(FakeTensor)
@@ -122,16 +136,15 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
     for name in ("_lazy_init", "_lazy_call"):
-        put(torch.cuda, name, lambda *_, **__: None)
+        put(torch.cuda, **{name: lambda *_, **__: None})
     for name, value in _OF_DRIVER.items():
-        put(torch._C, name, lambda *_, value=value: value)
-    put(torch._C, "_scatter", lambda tensor, *_: (tensor.to("cuda"),))  # of DataParallel
-    put(torch.UntypedStorage, "data_ptr", _address_of(torch.UntypedStorage.data_ptr))
-    put(FakeTensor, "data_ptr", storage_key)
-    put(FakeTensor, "__deepcopy__", _copied)
+        put(torch._C, **{name: lambda *_, value=value: value})
+    put(torch._C, _scatter=lambda tensor, *_: (tensor.to("cuda"),))  # of DataParallel
+    put(torch.UntypedStorage, data_ptr=_address_of(torch.UntypedStorage.data_ptr))
+    put(FakeTensor, data_ptr=storage_key, __deepcopy__=_copied)
     data = vars(torch._C.TensorBase)["data"]
-    put(nn.Parameter, "data", property(data.__get__, lambda own, new: _set_data(data, own, new)))
-    put(nn.Module, "_apply", lambda module, function, recurse=True: _applied(data, module, function, recurse))
+    put(nn.Parameter, data=property(data.__get__, lambda own, new: _set_data(data, own, new)))
+    put(nn.Module, _apply=lambda module, function, recurse=True: _applied(data, module, function, recurse))
 
 
 def _address_of(given: Any) -> Any:

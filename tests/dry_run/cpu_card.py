@@ -13,7 +13,7 @@ from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
 from bertscope.analyses.memory.kernels.cuda_kernels import attention
 from bertscope.dry_run.child import ScriptRun, installed
 from bertscope.dry_run.device import FakeCard
-from bertscope.dry_run.stubs import Put
+from bertscope.torch_access.fake_card import Put
 
 
 class CpuCard(FakeCard):
