@@ -1,11 +1,11 @@
 """A rank of a real job on gloo: a plain training loop, and the bytes that malloc has given out, phase by phase.
 
 Its arguments: the number of the rank, the number of ranks, a file that they share, and the jobs as JSON. It uses the
-model and nothing of the analyses. All blocks of 4 KiB and more are mapped one by one (MALLOC_MMAP_THRESHOLD_, set
-before the process starts: else a large block may be one that is free in the heap). malloc's count of mapped bytes then
-equals the bytes of the tensors. It is read after each operator of the last step, which both ranks have then run, and
-once the gloo threads of both sleep: a buffer lives until the other rank has answered, and on a busy machine that
-is late.
+model and nothing of the analyses. malloc maps each block of 4 KiB and more by itself if no free part of the heap holds
+it (MALLOC_MMAP_THRESHOLD_, set before the process starts), and the free parts are filled before each step: its count of
+mapped bytes then equals the bytes of the tensors. It is read after each operator of the last step, which both ranks
+have then run, and once the gloo threads of both sleep: a buffer lives until the other rank has answered, and on a busy
+machine that is late.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Info(ctypes.Structure):
 
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
+libc.malloc.restype = ctypes.c_void_p
 
 
 TENSOR_PARALLEL = {
@@ -88,6 +89,13 @@ ranks: Ranks
 
 def mapped_bytes() -> int:
     return libc.mallinfo2().hblkhd
+
+
+def fill_heap() -> None:
+    """Allocate blocks until the heap grows, so that no free part of it can hold a block of 4 KiB."""
+    size = libc.mallinfo2().arena
+    while libc.mallinfo2().arena == size:
+        libc.malloc(4000)
 
 
 def settled_bytes() -> int:
@@ -157,6 +165,7 @@ def steps_of(strategy, sizes, checkpointing, accumulate, fields):
     ids = torch.randint(0, fields["vocab_size"], (4, 61))
     for number in range(_STEPS):
         gc.collect()
+        fill_heap()
         before = settled_bytes()
         run_unreduced(model, ids, accumulate - 1)
         with Highest(is_measuring=number == _STEPS - 1) as forward:

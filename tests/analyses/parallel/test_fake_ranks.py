@@ -133,7 +133,8 @@ def measured(once, tmp_path_factory):
     """The memory of two real ranks by job, and the error of their gradients with tensor parallelism."""
     jobs = json.dumps([*((strategy, (2,), *more) for strategy, *more in REAL), WIDE])
     program = [sys.executable, "-m", "tests.analyses.parallel.gloo_rank"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "4096"}
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "4096", "MALLOC_TOP_PAD_": "0", "MALLOC_ARENA_MAX": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | malloc
 
     @once
     def ran():
