@@ -22,6 +22,7 @@ from bertscope.gpus import GPUS
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.sources.presets import preset_paths
 from tests.conftest import ROOT, run_python
+from tests.rooms import BUDGETS, lines_by_room, structure
 
 PACKAGE = ROOT / "bertscope"
 
@@ -256,8 +257,12 @@ def test_a_sentence_stands_where_it_is_shown_and_only_explain_reads_texts_by_key
     assert {module.place for module in MODULES.values() if by_key.search(module.text)} == {"render/explain.py"}
 
 
-def test_no_file_is_too_long():
-    assert {module.place for module in MODULES.values() if module.text.count("\n") > 600} == set()
+@pytest.mark.parametrize(("title", "measured"), [("rooms", lines_by_room), ("structure", structure)])
+def test_no_measure_of_the_structure_is_above_its_budget(title, measured):
+    """The files that a command enters are measured by `python -m tests.rooms`, which `.ci/run` runs."""
+    values = measured()
+    assert values.keys() == BUDGETS[title].keys()
+    assert {name: value for name, value in values.items() if value > BUDGETS[title][name][0]} == {}
 
 
 def defined(tree: ast.Module) -> Iterator[str]:

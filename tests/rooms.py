@@ -1,0 +1,203 @@
+"""The size and the structure of the package, measured: `python -m tests.rooms` prints them next to their budgets.
+
+The budgets are in tests/budgets.yaml. A budget is raised only in the commit that needs it, with its reason, and lowered
+as soon as a lower value is reached.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "bertscope"
+BUDGETS = yaml.safe_load((ROOT / "tests" / "budgets.yaml").read_text())
+# The command whose files are counted, and its words.
+COMMANDS = {
+    "--help": ["--help"],
+    "count": ["count", "bert-tiny"],
+    "estimate": ["estimate", "bert-tiny", "--no-cache"],
+    "fit": ["fit", "bert-tiny", "--budget", "1GiB", "--no-cache"],
+    "plan": ["plan", "bert-tiny", "--budget", "64MiB", "--batch", "8", "--no-cache"],
+}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of each file, by its path inside the package."""
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def line_count(folder: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+
+
+def lines_by_room() -> dict[str, int]:
+    """Return the lines of each folder below the package, those of the files at its top as `top level`."""
+    lines: Counter[str] = Counter()
+    for path in PACKAGE.rglob("*.py"):
+        first, *rest = path.relative_to(PACKAGE).parts
+        lines[first if rest else "top level"] += len(path.read_text().splitlines())
+    return dict(sorted(lines.items()))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def statements(function: ast.FunctionDef) -> int:
+    """Return the number of statements in a function, at any depth, without its docstring."""
+    count = sum(isinstance(node, ast.stmt) for node in ast.walk(function)) - 1
+    return count - (ast.get_docstring(function) is not None)
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield each module of the package that a file imports, and whether it does so inside a function."""
+
+    def visit(node: ast.AST, is_late: bool) -> Iterator[tuple[str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                yield from ((alias.name, is_late) for alias in child.names if alias.name.startswith("bertscope"))
+            elif isinstance(child, ast.ImportFrom) and (child.module or "").startswith("bertscope"):
+                for alias in child.names:
+                    as_file = f"{child.module}.{alias.name}".removeprefix("bertscope.").replace(".", "/")
+                    is_module = f"{as_file}.py" in trees() or f"{as_file}/__init__.py" in trees()
+                    yield (f"{child.module}.{alias.name}" if is_module else child.module), is_late
+            yield from visit(child, is_late or isinstance(child, (ast.FunctionDef, ast.Lambda)))
+
+    yield from visit(tree, False)
+
+
+def import_levels() -> int:
+    """Return the length of the longest chain of imports, also those inside functions; a circle counts as one level."""
+    graph: dict[str, set[str]] = {}
+    for place, tree in trees().items():
+        name = "bertscope." + place.removesuffix(".py").replace("/", ".").removesuffix("__init__")
+        graph[name.rstrip(".")] = {target for target, _ in imported(tree)}
+    circles = _circles(graph)
+    level: dict[int, int] = {}
+    below: defaultdict[int, set[int]] = defaultdict(set)
+    for name, targets in graph.items():
+        below[circles[name]] |= {circles[target] for target in targets if target in graph} - {circles[name]}
+
+    def depth(circle: int) -> int:
+        if circle not in level:
+            level[circle] = 1 + max(map(depth, below[circle]), default=0)
+        return level[circle]
+
+    return max(map(depth, set(circles.values())))
+
+
+def _circles(graph: dict[str, set[str]]) -> dict[str, int]:
+    """Return the number of the strongly connected component of each module (Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    component: dict[str, int] = {}
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for target in graph[name]:
+            if target in graph and target not in component:
+                if target not in index:
+                    visit(target)
+                low[name] = min(low[name], low[target])
+        if low[name] == index[name]:
+            while name not in component:
+                component[stack.pop()] = index[name]
+
+    sys.setrecursionlimit(10_000)
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return component
+
+
+def structure() -> dict[str, int]:
+    """Return what architecture laws limit, by its name in budgets.yaml."""
+    texts = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
+    uses = Counter(node.id if isinstance(node, ast.Name) else node.attr for node in nodes
+                   if isinstance(node, (ast.Name, ast.Attribute)))  # fmt: skip
+    uses += Counter(alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names)
+    own = [function for tree in trees().values() for function in functions(tree)]
+    modes = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.ClassDef) and "__torch_dispatch__" in {getattr(item, "name", "") for item in node.body}
+    }
+    return {
+        "lines": line_count(PACKAGE),
+        "files": len(texts),
+        "lines of tests": line_count(ROOT / "tests"),
+        "longest file": max(len(text.splitlines()) for text in texts),
+        "import levels": import_levels(),
+        "imports inside functions": sum(is_late for tree in trees().values() for _, is_late in imported(tree)),
+        "dispatch modes": len(modes - {"Bounded"}),  # Bounded guards the building of a model
+        "function modes": sum("def __torch_function__" in text for text in texts),
+        "short functions called once": sum(
+            function.name.startswith("_") and not function.name.startswith("__")
+            and statements(function) <= 3 and uses[function.name] == 1 and not function.decorator_list
+            for function in own
+        ),
+        "functions above 60 statements": sum(statements(function) > 60 for function in own),
+        "lambdas": sum(isinstance(node, ast.Lambda) for node in nodes),
+        "fmt: skip": sum(text.count("# fmt: skip") for text in texts),
+    }  # fmt: skip
+
+
+_PROFILED = """
+import json, sys, threading
+entered = set()
+def enter(frame, event, arg):
+    code = frame.f_code
+    if event == "call" and code.co_name != "<module>":
+        entered.add(code.co_filename)
+threading.setprofile(enter)
+sys.setprofile(enter)
+from bertscope.cli import _run
+try:
+    _run()
+except SystemExit:
+    pass
+sys.setprofile(None)
+print(json.dumps(sorted(entered)), file=sys.stderr)
+"""
+
+
+def files_entered(command: str) -> set[str]:
+    """Return the files of the package in which a command calls a function; what runs at their import does not count."""
+    code = f"import sys; sys.argv = ['bertscope', *{COMMANDS[command]!r}]\n{_PROFILED}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    paths = json.loads(done.stderr.splitlines()[-1])
+    return {Path(path).relative_to(PACKAGE).as_posix() for path in paths if Path(path).is_relative_to(PACKAGE)}
+
+
+def main() -> int:
+    """Print every measure, its budget and its goal; return 1 if one is above its budget."""
+    measured = {
+        "rooms": lines_by_room(),
+        "structure": structure(),
+        "files entered": {command: len(files_entered(command)) for command in COMMANDS},
+    }
+    for title, values in measured.items():
+        print(f"{title:32}{'now':>8}{'budget':>8}{'goal':>8}")
+        for name, value in values.items():
+            budget, goal = BUDGETS[title][name]
+            print(f"  {name:30}{value:>8,}{budget:>8,}{goal:>8,}{'  above the budget' if value > budget else ''}")
+    return int(any(value > BUDGETS[title][name][0] for title in measured for name, value in measured[title].items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
