@@ -5,6 +5,8 @@ pytest does not collect this file by itself: the other tests include what is her
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from tests.conftest import shortened
@@ -23,7 +25,8 @@ def shortest_examples() -> list[str]:
 @pytest.mark.parametrize("example", shortest_examples())
 def test_an_example_of_every_command_runs(printed, example):
     result = printed(shortened(example))
-    assert result.code == 0, result.err
+    has_fake_card = tuple(map(int, version("torch").split(".")[:2])) >= (2, 10)
+    assert result.code == (3 if example.startswith("bertscope run ") and not has_fake_card else 0), result.err
 
 
 @pytest.mark.parametrize("shell", START_FILES)

@@ -78,7 +78,7 @@ def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
             reason = (
                 "this process has run a backward pass, and torch takes a new device only before the first"
                 if "device_ready_queues" in str(error)
-                else f"torch {torch.__version__} does not take it here ({first}): it takes Linux and torch 2.10"
+                else f"torch {torch.__version__} cannot have one here ({first}): it needs Linux and torch 2.10 or newer"
             )
             raise BertscopeError(f"no fake card: {reason}") from None
         yield
