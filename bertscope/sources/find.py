@@ -36,7 +36,7 @@ from bertscope.settings.losses import loss_parts
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
 from bertscope.sources.families import check_complete, check_family, file_notes
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, SourceOptions
 from bertscope.sources.other_models import FactorySource, GivenModule
 from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_paths, read_preset
 from bertscope.sources.transformers_models import TransformersSource, flash_kernel, from_config, stored_dtype
@@ -44,6 +44,8 @@ from bertscope.text_files import Mapping as Entries
 from bertscope.text_files import read_json, read_mapping, readable
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from bertscope.checkpoints.reading import Checkpoint
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
@@ -152,23 +154,14 @@ def load(
 
 
 def find(
-    model: str | os.PathLike[str] = DEFAULT_MODEL,
-    *,
-    architecture: str | None = None,
-    attention: str | None = None,
-    add_pooling_layer: bool | None = None,
-    lora: Lora | str | None = None,
-    download: bool = False,
+    model: str | os.PathLike[str] = DEFAULT_MODEL, *, download: bool = False, **options: "Unpack[SourceOptions]"
 ) -> ModelSource:
     """Return the source that `model` names, of a BERT or of another model, with the given options.
 
     Raises the errors of `load`, SourceError for the name of code that is no CodeName, and MissingExtraError if another
     family's configuration needs transformers.
     """
-    found = _find(os.fspath(model), download)
-    return found.with_options(
-        architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer, lora=lora
-    )
+    return _find(os.fspath(model), download).with_options(**options)
 
 
 def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> ModelSource:

@@ -28,12 +28,14 @@ from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.building import built_on, note_values
 from bertscope.sources.families import file_notes
-from bertscope.sources.other_models import OtherSource, as_source_error
+from bertscope.sources.model_source import ModelSource, SourceOptions
+from bertscope.sources.other_models import as_source_error
 from bertscope.sources.safe_config import check_experts, check_setting, with_resnet, without_code
 from bertscope.text_files import Mapping as Entries
 
 if TYPE_CHECKING:
-    from bertscope.config import Lora
+    from typing_extensions import Unpack
+
     from bertscope.torch_access import nn
 
 _REFUSE = object()
@@ -101,7 +103,7 @@ def _forget_connections() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformersSource(OtherSource):
+class TransformersSource(ModelSource):
     """A model that transformers builds from the configuration of another family than BERT's."""
 
     model_type: str
@@ -111,11 +113,9 @@ class TransformersSource(OtherSource):
 
     @property
     def family(self) -> str:
-        """Return the model type."""
         return f"a {self.model_type} of transformers"
 
     def to_data(self) -> dict[str, Any]:
-        """Return the fields as JSON data."""
         return {item.name: getattr(self, item.name) for item in fields(self)} | {"path": str(self.path)}
 
     @classmethod
@@ -151,7 +151,6 @@ class TransformersSource(OtherSource):
         return built
 
     def layer_counts(self, model: Any) -> Mapping[str, int]:
-        """Return the fields of the model's configuration, such as `vision_config.num_hidden_layers`, by their names."""
         return dict(_layer_counts(model.config.to_dict()))
 
     def with_layer_counts(self, counts: Mapping[str, int]) -> TransformersSource:
@@ -167,23 +166,15 @@ class TransformersSource(OtherSource):
             config |= shorter | {name: count}
         return replace(self, settings=settings)
 
-    def with_options(
-        self,
-        *,
-        architecture: str | None = None,
-        attention: str | None = None,
-        add_pooling_layer: bool | None = None,
-        lora: Lora | str | None = None,
-    ) -> TransformersSource:
-        """Return the source with another class or attention kernel; raises MissingExtraError without transformers."""
+    def with_options(self, **options: Unpack[SourceOptions]) -> TransformersSource:
         if find_spec("transformers") is None:
             what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
             raise MissingExtraError(what, "transformers")
-        self._refuse_options_of_berts(add_pooling_layer, lora)
+        self._refuse_options_of_berts(options)
+        architecture, attention = options.get("architecture"), options.get("attention")
         return replace(self, architecture=architecture or self.architecture, attention=attention or self.attention)
 
     def confined(self) -> AbstractContextManager[Any]:
-        """Run the model without messages of transformers, and confined as during `build`."""
         return quiet_transformers(stands_in=self.attention in FLASH_KERNELS)
 
 
