@@ -159,7 +159,6 @@ class FactorySource(ModelSource):
             )
 
     def _other_name(self, attribute: str) -> str:
-        """Return the name of another attribute of the same module."""
         return f"{self.code.rpartition(':')[0]}:{attribute}"
 
 
