@@ -441,13 +441,13 @@ class Lora:
 
     def __str__(self) -> str:
         """Return the text for `parse`: r, alpha, target, and the settings that differ from the default."""
-        default, always = Lora(), ("r", "alpha", "target")
-        values = {name: getattr(self, name) for name in LORA_RULES}
-        return ",".join(
-            f"{name}={_as_text(value)}"
-            for name, value in values.items()
-            if name in always or value != getattr(default, name)
-        )
+        parts, default = [], Lora()
+        for name in LORA_RULES:
+            value = getattr(self, name)
+            if name in ("r", "alpha", "target") or value != getattr(default, name):
+                text = "+".join(value) if isinstance(value, tuple) else str(value).removesuffix(".0")
+                parts.append(f"{name}={text.lower() if isinstance(value, bool) else text}")
+        return ",".join(parts)
 
 
 LORA_RULES = rules_of(Lora)
@@ -463,9 +463,3 @@ def _from_text(text: str, kind: type) -> Any:
         return {"true": True, "false": False}.get(text, text)
     number = r"[0-9]{1,12}" if kind is int else r"([0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e[-+]?[0-9]{1,3})?"
     return kind(text) if kind in (int, float) and re.fullmatch(number, text, re.ASCII) else text
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "+".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")

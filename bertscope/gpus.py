@@ -160,19 +160,13 @@ def _context(name: str, row: _Row) -> tuple[int, int, str]:
     return _CONTEXTS[least][0], _CONTEXTS[most][1], source
 
 
-def _gpu(name: str, row: _Row) -> Gpu:
-    low, high, source = _context(name, row)
-    return Gpu(
-        name=name,
-        memory_bytes=int(row.memory_bytes),
-        source=row.memory_source,
-        context_low_bytes=low * _MIB,
-        context_high_bytes=high * _MIB,
-        context_source=source,
+GPUS = {
+    name: Gpu(
+        name=name, memory_bytes=int(row.memory_bytes), source=row.memory_source, context_low_bytes=low * _MIB,
+        context_high_bytes=high * _MIB, context_source=source,
     )
-
-
-GPUS = {name: _gpu(name, row) for name, row in _ROWS.items()}
+    for name, row in _ROWS.items() for low, high, source in [_context(name, row)]
+}  # fmt: skip
 
 
 def capability(card: Gpu) -> Capability | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -104,23 +104,18 @@ def read_mapping(path: Path) -> Mapping:
             )
         found = read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
         for entry in found.values():
-            _check_levels(entry)
+            if not _is_shallow(entry.value, MAX_LEVELS - 1):
+                raise SourceError(
+                    f"nested more than {MAX_LEVELS} levels deep; a config.json has two", where=entry.where
+                )
         return found
 
 
-def _check_levels(entry: Entry) -> None:
-    level = [entry.value]
-    for _ in range(MAX_LEVELS):
-        level = [item for value in level for item in _inside(value)]
-        if not level:
-            return
-    raise SourceError(f"nested more than {MAX_LEVELS} levels deep; a config.json has two", where=entry.where)
-
-
-def _inside(value: Any) -> Iterable[Any]:
+def _is_shallow(value: Any, levels: int) -> bool:
     if isinstance(value, Mapping):
-        return [entry.value for entry in value.values()]
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        value = {key: entry.value for key, entry in value.items()}
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(levels > 0 and _is_shallow(item, levels - 1) for item in items)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -127,13 +127,15 @@ def shape_text(shape: tuple[int, ...] | None) -> str:
     return "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
-def _as_python(character: str) -> str:
-    return character.encode("unicode_escape").decode()
-
-
-def _escaped(text: str, kept: str = "", escape: Callable[[str], str] = _as_python) -> str:
+def _escaped(text: str, kept: str = "", *, as_json: bool = False) -> str:
     """Return the text with escapes for unprintable characters, except those in `kept`."""
-    return re.sub(f"[^ -~{kept}]", lambda found: found[0] if found[0].isprintable() else escape(found[0]), text)
+
+    def escape(found: re.Match[str]) -> str:
+        if found[0].isprintable():
+            return found[0]
+        return json.dumps(found[0])[1:-1] if as_json else found[0].encode("unicode_escape").decode()
+
+    return re.sub(f"[^ -~{kept}]", escape, text)
 
 
 def visible(text: str) -> str:
@@ -148,7 +150,7 @@ def visible_lines(text: str, *, color: bool = False) -> str:
 
 def json_text(data: Any) -> str:
     """Return indented JSON with escapes for unprintable characters; it parses to the same data."""
-    return _escaped(_indented(data, "\n"), "\n", lambda character: json.dumps(character)[1:-1]) + "\n"
+    return _escaped(_indented(data, "\n"), "\n", as_json=True) + "\n"
 
 
 def _indented(data: Any, start: str) -> str:

@@ -10,7 +10,8 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.stored_files import field, gguf, gguf_text, onnx, onnx_external, onnx_tensor
@@ -19,15 +20,20 @@ BIDI = "\u202e"
 Made = Callable[[], bytes]
 
 
-def safetensors(entries: dict[str, object]) -> bytes:
-    """Return a safetensors file without data."""
-    raw = json.dumps(entries, separators=(",", ":")).encode()
-    return struct.pack("<Q", len(raw)) + raw
+def safetensors(entries: dict[str, object] | bytes, data: bytes = b"", length: int | None = None) -> bytes:
+    """Return a safetensors file: its length (by default the true one), a header (JSON by default) and data."""
+    raw = entries if isinstance(entries, bytes) else json.dumps(entries, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
+
+
+def entry(shape: Sequence[object] = (2,), begin: int = 0, end: int = 8, dtype: object = "F32", **more: object) -> dict:
+    """Return a header entry, by default of two floats."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end], **more}
 
 
 def empty_tensor(shape: tuple[int, ...] = (0,)) -> dict[str, object]:
     """Return a header entry of no bytes."""
-    return {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]}
+    return entry(shape, 0, 0)
 
 
 def torch_zip(pickled: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
@@ -164,6 +170,64 @@ REFUSED: dict[str, Made] = {
     "digits.json": lambda: b'{"model_type": "bert", "vocab_size": ' + b"9" * 900_000 + b"}",
 }
 
+
+def _nested_key(depth: int) -> bytes:
+    """Return a dictionary whose key is a tuple of two tuples of two ...: its hash takes 2**depth steps."""
+    return b"\x80\x02}()" + b"q\x00h\x00\x86" * depth + b"K\x01u."
+
+
+# Name -> file of safetensors that `count` refuses, and words of the line; then the same of pickles in a zip.
+_SAFETENSORS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "ends after 0 bytes"),
+    "seven bytes": (b"\0" * 7, "ends after 7 bytes"),
+    "a length beyond the file": (safetensors({}, length=2**62), "4,611,686,018,427,387,904 bytes and the file has"),
+    "a length one too long": (safetensors({}, length=3), "the header says"),
+    "no JSON": (safetensors(b"hello"), "not valid JSON"),
+    "no object": (safetensors(b"[]"), "no JSON object"),
+    "no UTF-8": (safetensors(b"\xff\xfe"), "not UTF-8"),
+    "NaN": (safetensors(b'{"a": NaN}'), "NaN"),
+    "a deep nest": (safetensors(b"[" * 200_000), "nested too deeply"),
+    "a number without end": (safetensors(b"9" * 5000), "not valid JSON"),
+    "a key twice": (safetensors(b'{"a": ' + json.dumps(entry()).encode() + b', "a": {}}', bytes(8)), "'a' twice"),
+    "a field too many": (safetensors({"a": entry(x=1)}, bytes(8)), "and nothing else"),
+    "a field missing": (safetensors({"a": {"dtype": "F32", "shape": [2]}}, bytes(8)), "needs dtype, shape"),
+    "an unknown dtype": (safetensors({"a": entry(dtype="F31")}, bytes(8)), "unknown dtype 'F31'"),
+    "a dtype that is none": (safetensors({"a": entry(dtype=["F32"])}, bytes(8)), "unknown dtype"),
+    "a negative shape": (safetensors({"a": entry((-2,))}, bytes(8)), "no list of sizes"),
+    "a shape of truth": (safetensors({"a": entry((True, 2))}, bytes(8)), "no list of sizes"),
+    "a shape beyond 64 bits": (safetensors({"a": entry((2**64,))}, bytes(8)), "no list of sizes"),
+    "a product beyond reason": (safetensors({"a": entry([2**62] * 60)}, bytes(8)), "has 8 bytes"),
+    "offsets beyond the file": (safetensors({"a": entry((2,), 0, 8)}, bytes(7)), "of 7: truncated or wrong"),
+    "offsets backwards": (safetensors({"a": entry((0,), 8, 0)}, bytes(8)), "truncated or wrong"),
+    "offsets of three": (safetensors({"a": {**entry(), "data_offsets": [0, 4, 8]}}, bytes(8)), "no two places"),
+    "bytes that are not the shape's": (safetensors({"a": entry((3,))}, bytes(8)), "and [3] of F32 has 12"),
+    "an overlap": (safetensors({"a": entry(), "b": entry((1,), 4, 8)}, bytes(8)), "'a' and 'b' overlap"),
+    "metadata of numbers": (safetensors({"__metadata__": {"a": 1}}), "map text to text"),
+    "GGUF": (b"GGUF" + bytes(40), "version 0 of GGUF"),
+    "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "an HDF5 file"),
+    "a page": (b"<!DOCTYPE html><html>" + bytes(40), "a page of HTML"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:x", "git lfs pull"),
+    "gzip": (b"\x1f\x8b" + bytes(40), "unpack it first"),
+}  # fmt: skip
+_PICKLES: dict[str, tuple[bytes, str]] = {
+    "a key whose hash has no end": (_nested_key(60), "a key that is a tuple"),
+    "a memo beyond memory": (b"\x80\x02}r\xff\xff\xff\xffr\x00\xff\xff\xff.", "no table of tensors"),
+    "text that is not there": (b"\x80\x02X\xff\xff\xff\x7fabc.", "not the pickle"),
+    "an extension": (b"\x80\x02\x82\x01.", "the instruction EXT1"),
+    "an instance": (b"(iposix\nsystem\n.", "the instruction INST"),
+    "an object of a class": (b"\x80\x02cposix\nsystem\n)\x81.", "it calls posix.system"),
+    "a call of a list": (b"\x80\x02])R.", "a call of what is no name"),
+    "nothing": (b"\x80\x02.", "not the pickle"),
+    "no mark": (b"\x80\x02t.", "not the pickle"),
+    "no end": (b"\x80\x02}", "not the pickle"),
+    "a list alone": (b"\x80\x02].", "no table of tensors"),
+    "a foreign storage": (b"\x80\x02(U\x07storagecos\nsystem\nU\x010U\x03cpuK\x01tQ.", "none of torch's"),
+}  # fmt: skip
+WORDS = {f"{name}.safetensors": words for name, (_, words) in _SAFETENSORS.items()}
+WORDS |= {f"{name}.bin": words for name, (_, words) in _PICKLES.items()}
+REFUSED |= {f"{name}.safetensors": partial(bytes, raw) for name, (raw, _) in _SAFETENSORS.items()}
+REFUSED |= {f"{name}.bin": partial(torch_zip, raw) for name, (raw, _) in _PICKLES.items()}
+
 # Name -> file that is well formed; `count` shows it, soon and with escapes.
 ACCEPTED: dict[str, Made] = {
     "unfoldable-names.safetensors": lambda: safetensors({f"{number}x": empty_tensor() for number in range(17_000)}),
@@ -186,14 +250,54 @@ NAMES = (
 )  # fmt: skip
 
 
-def linked_shards(folder: Path) -> Path:
-    """Write an index whose 60 shards are one file by many names; return its path."""
+# ---- inputs of several files: generator functions, `(folder) -> arguments` ----
+
+UNPRINTABLE = "a\x1b[2Jb\x07\x9b31m\u202ec\u2066d\u200be\r\n\x00"
+
+
+def _index(folder: Path, places: dict[str, str]) -> Path:
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": places}))
+    return path
+
+
+def copies_that_only_the_shards_together_make(folder: Path) -> list[object]:
+    """Each shard keeps within the limit; its one tensor comes after the copies of a list of 100,000 numbers."""
+    copies = b"\x80\x02]q\x00(" + b"K\0" * 100_000 + b"ectorch\nSize\nq\x01" + b"h\x01h\x00\x85R" * 9
+    for number in range(3):
+        (folder / f"{number}.bin").write_bytes(torch_zip(copies + tensors([b"%d" % number])[2:]))
+    return ["count", _index(folder, {str(number): f"{number}.bin" for number in range(3)})]
+
+
+def shards_that_are_one_file(folder: Path) -> list[object]:
     names = [f"x{number}" for number in range(6000)]
     first = folder / "s0.safetensors"
     first.write_bytes(safetensors({name: empty_tensor() for name in names}))
     for number in range(1, 60):
-        os.link(first, folder / f"s{number}.safetensors")
-    index = folder / "model.safetensors.index.json"
-    places = {name: f"s{number % 60}.safetensors" for number, name in enumerate(names)}
-    index.write_text(json.dumps({"weight_map": places}))
-    return index
+        (os.link if number % 2 else os.symlink)(first, folder / f"s{number}.safetensors")
+    return ["count", _index(folder, {name: f"s{number % 60}.safetensors" for number, name in enumerate(names)})]
+
+
+def an_index_of_ten_thousand_and_one_shards(folder: Path) -> list[object]:
+    return ["count", _index(folder, {f"t{number}": f"s{number}.bin" for number in range(10_001)})]
+
+
+def verified_names_that_are_not_printable(folder: Path) -> list[object]:
+    path = folder / "a\u202eb\x1b[31m.safetensors"
+    path.write_bytes(safetensors({UNPRINTABLE: entry(), "__metadata__": {UNPRINTABLE: UNPRINTABLE}}, bytes(8)))
+    return ["diff", "bert-tiny", path, "--format", "csv"]
+
+
+def a_factory_that_asks_where_nobody_answers(folder: Path) -> list[object]:
+    (folder / "asking_module.py").write_text("def build():\n    return input()\n")
+    return ["count", "asking_module:build"]
+
+
+# Generator -> exit code, and words of the line on stderr.
+FOLDERS: dict[Callable[[Path], list[object]], tuple[int, str]] = {
+    copies_that_only_the_shards_together_make: (2, "copied elements"),
+    shards_that_are_one_file: (2, "the shards s0.safetensors and s1.safetensors are one file"),
+    an_index_of_ten_thousand_and_one_shards: (2, "more than 10,000 shards"),
+    verified_names_that_are_not_printable: (1, ""),
+    a_factory_that_asks_where_nobody_answers: (2, "EOF"),
+}

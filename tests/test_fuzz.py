@@ -1,7 +1,6 @@
-"""Damaged files and names with a fixed seed, and inputs of the hostile review.
+"""Damaged files and names with a fixed seed, and hostile inputs of several files.
 
-`python benchmarks/fuzz.py` is the long run with damaged files. `tests/hostile_review.py` says which inputs of the
-review other tests hold.
+`python benchmarks/fuzz.py` is the long run with damaged files.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tests.child_server import loaded
 from tests.conftest import ROOT, Result
 from tests.corpus import BAIT, CODE, FAMILIES, RAN, baits, cases, filled, kinds, prepared
 from tests.fuzzing import judged, listening
-from tests.hostile_review import REVIEW
+from tests.hostile import FOLDERS
 
 SEED, RUNS = 20261121, 6
 REFUSED = ("deflated", "bzip2", "lzma")  # whose good file is refused
@@ -101,9 +100,9 @@ def test_the_files_that_are_damaged_are_good_before(made, tmp_path, kind):
         assert (verdict.code in (0, 1), verdict.faults) == (True, ()), (command, verdict)
 
 
-@pytest.mark.parametrize("name", REVIEW)
-def test_an_input_of_the_review_is_answered_soon_and_small(tmp_path, monkeypatch, name):
-    make, code, words = REVIEW[name]
+@pytest.mark.parametrize("make", FOLDERS, ids=lambda make: make.__name__)
+def test_an_input_of_several_files_is_answered_soon_and_small(tmp_path, monkeypatch, make):
+    code, words = FOLDERS[make]
     folder = tmp_path / "input"
     folder.mkdir()
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))

@@ -20,7 +20,7 @@ from bertscope.config import RULES
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
 from bertscope.model.lora import base_model_of, name_without_adapter
-from bertscope.model.state_dict import modern_name
+from bertscope.model.pretrained import modern_name
 from bertscope.progress import stage
 from bertscope.reports.base import Shape, Subject, Totals
 from bertscope.reports.diagram import GraphReport

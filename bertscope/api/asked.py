@@ -204,7 +204,7 @@ class Asked:
             if name in settings:
                 raise SelectionError(f"{question} does not depend on {name}; leave it out")
         if plan is not None:
-            from bertscope.sources.plan_files import read_plan
+            from bertscope.sources.training_files import read_plan
 
             report = plan if isinstance(plan, PlanReport) else read_plan(plan)
             found = Layer(report.settings, is_default=True, compared=("freeze", "input"), records=records)

@@ -98,16 +98,12 @@ def with_saved(report: CalibrationReport, path: Path) -> CalibrationReport:
 def calibrations() -> Iterator[Calibration]:
     """Yield the calibrations, first from the user's folder; other files there are passed over."""
     for folder, is_own in ((user_folder(), True), (SHIPPED, False)):
-        for path in _files(folder):
+        files: list[Path] = []
+        with suppress(OSError):
+            files = sorted(path for path in folder.iterdir() if path.suffix == ".json")
+        for path in files[:_MOST_FILES]:
             with suppress(SourceError):
                 yield Calibration(read_calibration(path), is_own)
-
-
-def _files(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".json")[:_MOST_FILES]
-    except OSError:
-        return []
 
 
 def calibration_of(card: Gpu) -> Calibration | None:

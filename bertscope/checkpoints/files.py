@@ -222,11 +222,6 @@ def use_of(name: str) -> str:
     return "optimizer state" if _OPTIMIZER.search(name) else "tensors"
 
 
-def of_model(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
-    """Return the tensors that are not state of an optimizer."""
-    return [tensor for tensor in tensors if use_of(tensor.name) == "tensors"]
-
-
 def is_plain(name: Any) -> bool:
     """Return True for the name of a file in the same folder."""
     is_name = isinstance(name, str) and PurePosixPath(name).name == name and not set(name) & set("\\\0:")

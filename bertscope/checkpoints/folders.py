@@ -19,7 +19,6 @@ from bertscope.checkpoints.files import (
     StoredFile,
     is_plain,
     is_size,
-    of_model,
     opened,
     use_of,
 )
@@ -52,8 +51,9 @@ def read_distcp(file: OpenFile) -> StoredFile:
         raise file.broken("metadata without tensors, or without their files")
     used = _distcp_files(file, places)
     first = next(iter(used), file.path.name)
-    tensors = of_model(_distcp_tensor(file, name, entry, first) for name, entry in entries.items()
-                       if isinstance(entry, Opaque) and entry.function.name == "TensorStorageMetadata")  # fmt: skip
+    tensors = [_distcp_tensor(file, name, entry, first) for name, entry in entries.items()
+               if isinstance(entry, Opaque) and entry.function.name == "TensorStorageMetadata"]  # fmt: skip
+    tensors = [tensor for tensor in tensors if use_of(tensor.name) == "tensors"]  # not of an optimizer
     if not tensors:
         raise file.broken("metadata without a tensor of a model")
     return file.stored("distcp", tensors, {"header": file.size}, used)
@@ -106,7 +106,7 @@ def read_zero(file: OpenFile) -> StoredFile:
         raise file.broken(
             f"a tensor-parallel part of a model in {len(ranks)} ({shown}); merge them and count the result"
         )
-    groups = [group for field in _SHAPES for group in _groups(top.get(field))]
+    groups = [group for field in _SHAPES for group in _listed(top.get(field)) if isinstance(group, PickledDict)]
     shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
     parts = [FilePart(file=path.name, what=_use(path), bytes=path.stat().st_size)
              for path in sorted(file.path.parent.iterdir()) if _use(path)]  # fmt: skip
@@ -116,17 +116,15 @@ def read_zero(file: OpenFile) -> StoredFile:
         found = read_zip(file)
         others = [part for part in parts if part.file != file.path.name]
         return replace(found, format="deepspeed", parts=(*found.parts, *others))
-    buffers = top.get("buffer_names")
-    names = [name for name in (buffers if isinstance(buffers, list) else []) if isinstance(name, str)]
+    names = [name for name in _listed(top.get("buffer_names")) if isinstance(name, str)]
     rows = [(name, "float32", shape) for name, shape in shapes.items()]  # the copies of the optimizer
     rows += [(name, stored[name].dtype, stored[name].shape) for name in names if name in stored]
     tensors = tuple(file.tensor(*row) for row in rows)
     return StoredFile(format="deepspeed ZeRO-3", tensors=tensors, parts=tuple(parts))
 
 
-def _groups(shapes: Any) -> list[PickledDict]:
-    """Return the groups of parameters: a list of tables, or one table."""
-    return [group for group in (shapes if isinstance(shapes, list) else [shapes]) if isinstance(group, PickledDict)]
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _use(path: Path) -> str:

@@ -119,22 +119,14 @@ def _quanto(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
     return (f"int{8 // int(elements)}", (scales.params, packed.shape[1])) if elements in (2, 4) else None
 
 
-def _mxfp4(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    """Return the rows of blocks: blocks are (..., groups, bytes), with a scale (..., groups)."""
-    packed, scales = parts["_blocks"], parts["_scales"]
-    if packed.dtype != "uint8" or packed.shape[:-1] != scales.shape or len(packed.shape) < 3:
+def _blocks(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return the rows of blocks of two elements a byte: (..., blocks, bytes), in MXFP4 with a scale (..., blocks)."""
+    main, packed = next(iter(parts.items()))
+    is_mxfp4 = main == "_blocks"
+    if packed.dtype != "uint8" or len(packed.shape) < 3 or (is_mxfp4 and packed.shape[:-1] != parts["_scales"].shape):
         return None
-    *front, groups, size = packed.shape
-    return "mxfp4", (*front, groups * size * 2)
-
-
-def _onnx_blocks(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    """Return (out, in) of blocks of two elements a byte: (out, blocks, bytes)."""
-    packed = next(tensor for end, tensor in parts.items() if end.startswith("_Q4"))
-    if packed.dtype != "uint8" or len(packed.shape) != 3:
-        return None
-    outputs, blocks, size = packed.shape
-    return "int4", (outputs, blocks * size * 2)
+    *front, blocks, size = packed.shape
+    return "mxfp4" if is_mxfp4 else "int4", (*front, blocks * size * 2)
 
 
 _INPUTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "k_scale",
@@ -152,9 +144,9 @@ _PACKINGS = (
     _Packing("torchao", "_weight_qdata", "weight", ("_weight_scale",), _scaled, ("_weight_zero_point",)),
     _Packing("quanto", "weight._data", "weight", ("weight._scale",), _scaled, _INPUTS),
     _Packing("quanto", "weight._data._data", "weight", ("weight._scale",), _quanto, ("weight._shift", *_INPUTS)),
-    _Packing("MXFP4", "_blocks", "", ("_scales",), _mxfp4),
+    _Packing("MXFP4", "_blocks", "", ("_scales",), _blocks),
     _Packing("onnxruntime", "_quantized", "", ("_scale",), _whole, ("_zero_point",), ("onnx",)),
-    *(_Packing("onnxruntime", end, "", ("_scales",), _onnx_blocks, ("_zero_points",), ("onnx",))
+    *(_Packing("onnxruntime", end, "", ("_scales",), _blocks, ("_zero_points",), ("onnx",))
       for end in ("_Q4", "_Q4G32", "_Q4G64", "_Q4G128")),
 )  # fmt: skip
 

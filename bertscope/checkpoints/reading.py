@@ -223,6 +223,16 @@ def _tree(tensors: list[StoredTensor], depth: int) -> Iterator[StoredRow]:
 def sums(checkpoint: Checkpoint) -> Stored:
     """Return the totals over all files."""
     distinct = [tensor for tensor in checkpoint.tensors if tensor.shares is None]
+    groups: dict[tuple[str, str], list[StoredTensor]] = defaultdict(list)
+    for tensor in distinct:
+        groups[tensor.dtype, tensor.packing or ""].append(tensor)
+    dtypes = (
+        DtypeRow(
+            dtype=dtype, tensors=sum(item.tensors for item in found), params=sum(item.params for item in found),
+            bytes=sum(item.bytes for item in found), packing=packing or None,
+        )
+        for (dtype, packing), found in sorted(groups.items())
+    )  # fmt: skip
     return Stored(
         name=checkpoint.name,
         format=checkpoint.format,
@@ -234,23 +244,12 @@ def sums(checkpoint: Checkpoint) -> Stored:
         weight_bytes=sum(tensor.bytes for tensor in distinct if tensor.is_weight),
         tensor_bytes=sum(part.bytes for part in checkpoint.parts if part.what == "tensors"),
         file_bytes=sum(part.bytes for part in checkpoint.parts),
-        dtypes=tuple(_dtypes(distinct)),
+        dtypes=tuple(dtypes),
         parts=checkpoint.parts,
         metadata=checkpoint.metadata,
         problems=checkpoint.problems,
         unknown_packing=checkpoint.unknown_packing,
     )
-
-
-def _dtypes(tensors: list[StoredTensor]) -> Iterator[DtypeRow]:
-    groups: dict[tuple[str, str], list[StoredTensor]] = defaultdict(list)
-    for tensor in tensors:
-        groups[tensor.dtype, tensor.packing or ""].append(tensor)
-    for (dtype, packing), found in sorted(groups.items()):
-        yield DtypeRow(
-            dtype=dtype, tensors=sum(item.tensors for item in found), params=sum(item.params for item in found),
-            bytes=sum(item.bytes for item in found), packing=packing or None,
-        )  # fmt: skip
 
 
 def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:

@@ -176,7 +176,6 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def storage(self) -> Storage:
-        """Pop the description of a storage, and return it."""
         found = storage_of(self.stack.pop())
         self.storages.setdefault(found.key, found)
         return found
@@ -193,7 +192,6 @@ class _Machine:
         return items
 
     def last(self, count: int) -> tuple[Any, ...]:
-        """Pop the last values."""
         items = tuple(self.stack[-count:])
         if len(items) < count:
             raise BadPickle("a tuple of more than there is")
@@ -201,7 +199,6 @@ class _Machine:
         return items
 
     def extend(self, items: list[Any]) -> None:
-        """Append values to the list on top."""
         self.top(list).extend(items)
 
     def set(self, items: list[Any]) -> None:
@@ -226,7 +223,6 @@ class _Machine:
         return self.stack[-1]
 
     def call(self) -> Any:
-        """Pop a function and its arguments, and return the result."""
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
             raise BadPickle("a call of what is no name")
@@ -396,7 +392,11 @@ def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, 
     tables = [table for table in _tables(top) if not _OPTIMIZER.search(table.path)]
     largest = max(tables, key=lambda table: (table.is_network, table.elements), default=None)
     if largest is None:
-        arrays = "; it has NumPy arrays, which are not read" if _has_arrays(top) else ""
+        arrays = (
+            "; it has NumPy arrays, which are not read"
+            if any(map(_is_array, top.values() if isinstance(top, PickledDict) else [top]))
+            else ""
+        )
         raise file.broken(f"it holds no table of tensors{arrays}")
     networks = [largest]
     for table in tables:
@@ -425,7 +425,6 @@ class _Table:
 
     @property
     def elements(self) -> int:
-        """Return the number of elements."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     @property
@@ -435,7 +434,6 @@ class _Table:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
@@ -459,10 +457,6 @@ def _tables(top: Any) -> list[_Table]:
         if tensors and isinstance(value, PickledDict):
             found.append(_Table(path, tensors))
     return found
-
-
-def _has_arrays(value: Any) -> bool:
-    return any(map(_is_array, value.values())) if isinstance(value, PickledDict) else _is_array(value)
 
 
 def _is_array(value: Any) -> bool:

@@ -8,6 +8,7 @@ A variable keeps its tensor until a function returns. Those that determine the p
 import math
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -221,26 +222,9 @@ class BertAttention(nn.Module):
         attention.all_head_size = size * attention.num_attention_heads
         self.pruned_heads |= heads
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_value: KeyValue | None = None,
-        output_attentions: bool = False,
-    ) -> tuple[Tensor | KeyValue, ...]:
-        """Map (B, S, H) to (B, S, H); also return the further outputs of BertSelfAttention."""
-        context, *others = self.self(
-            hidden_states,
-            attention_mask,
-            head_mask,
-            encoder_hidden_states,
-            encoder_attention_mask,
-            past_key_value,
-            output_attentions,
-        )
+    def forward(self, hidden_states: Tensor, *inputs: Any, **named: Any) -> tuple[Tensor | KeyValue, ...]:
+        """Map (B, S, H) to (B, S, H) with the inputs and the further outputs of BertSelfAttention."""
+        context, *others = self.self(hidden_states, *inputs, **named)
         return (self.output(context, hidden_states), *others)
 
 

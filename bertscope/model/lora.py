@@ -119,7 +119,9 @@ class PeftModel(nn.Module):
         model = self.get_base_model()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs, strategy=strategy)
         if strategy != NONE:
-            model.get_input_embeddings().register_forward_hook(_require_gradient)
+            model.get_input_embeddings().register_forward_hook(
+                lambda module, inputs, output: output.requires_grad_(True)
+            )
 
     def stored(self) -> dict[str, Tensor]:
         """Return the tensors that peft's `save_pretrained` writes, by their names in the file."""
@@ -175,10 +177,6 @@ def _ends(path: str) -> Iterator[str]:
     """Yield the ends of a path in whole parts: `a.b.c`, `b.c`, `c`."""
     parts = path.split(".")
     return (".".join(parts[start:]) for start in range(len(parts)))
-
-
-def _require_gradient(module: nn.Module, inputs: Any, output: Tensor) -> None:
-    output.requires_grad_(True)
 
 
 def base_model_of(module: nn.Module) -> Any:

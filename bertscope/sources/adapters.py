@@ -56,12 +56,16 @@ def read_adapter(entries: Mapping, path: Path, find_base: Callable[[str], ModelS
         raise entries["task_type"].error(
             f"task_type must be one of {', '.join(_TASKS)}; got {_shown(entries['task_type'])}"
         )
+    mapping = entries["auto_mapping"].value if "auto_mapping" in entries else None
+    recorded = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+    if recorded is not None and recorded not in ARCHITECTURES:
+        raise unknown_architecture(recorded).at(entries["auto_mapping"].where)
     lora = _lora(entries, head)
     base = _base(entries, path, find_base)
     return replace(
         base,
         path=path,
-        architecture=_class(entries) or architecture or base.architecture,
+        architecture=recorded or architecture or base.architecture,
         lora=lora,
         expected=(),
         stored_dtype=None,
@@ -88,15 +92,6 @@ def _lora(entries: Mapping, head: str) -> Lora:
     saved = (*lora.save, *filter(None, [head]))
     save = tuple(dict.fromkeys(name for name in saved if name != _NOT_OF_A_BERT))
     return replace(lora, target=tuple(sorted(lora.target)), save=save)  # peft writes a set, in any order
-
-
-def _class(entries: Mapping) -> str | None:
-    """Return the class of the base model that peft recorded, if it did."""
-    mapping = entries["auto_mapping"].value if "auto_mapping" in entries else None
-    name = mapping.get("base_model_class") if isinstance(mapping, dict) else None
-    if name is not None and name not in ARCHITECTURES:
-        raise unknown_architecture(name).at(entries["auto_mapping"].where)
-    return name
 
 
 def _base(entries: Mapping, path: Path, find_base: Callable[[str], ModelSource]) -> BertSource:

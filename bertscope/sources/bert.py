@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,19 +13,21 @@ from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.expectations import Expectation
+from bertscope.sources.model_source import ModelSource, SourceOptions
 from bertscope.units import visible
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from bertscope.model import BertPreTrainedModel, PeftModel
 
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertSource:
+class BertSource(ModelSource):
     """A BERT as its file describes it: configuration, class, and expected values."""
 
-    name: str
     config: BertConfig
     architecture: str
     path: Path | None = None
@@ -38,11 +39,9 @@ class BertSource:
     uses_transformers_masks: bool = False  # the same outputs, with the memory of transformers 4.43.4
     printed_attention: str | None = None  # the kernel that `tree --style torch` shows
     flash: str | None = None  # one of FLASH_KERNELS, which the class of the installed transformers may have
-    stored_dtype: str | None = None  # of the published weights, if a config.json has it
     file_note: str = ""  # on what its file says and no BERT has
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
     family = "a BERT"
-    has_own_dtypes = False
 
     def expected_params(self, key: str) -> int | None:
         """Return the expected count under `key`, or None."""
@@ -51,7 +50,6 @@ class BertSource:
 
     @property
     def notice(self) -> str:
-        """Return a note on layers that are not built and fields that do not affect a BERT."""
         noted = ("_name_or_path", "auto_map", "quantization_config")  # the first names the model
         ignored = ", ".join(visible(name) for name in self.config.ignored if name not in noted)
         ignored = f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
@@ -62,7 +60,7 @@ class BertSource:
             ignored and f"\n{ignored}"
         )
 
-    @property
+    @property  # type: ignore[misc]  # a field of the base class
     def settings(self) -> Mapping[str, Any]:
         """Return `add_pooling_layer` of a BertModel, and `lora`; `bert_config` has the other settings."""
         has_pooler = str(self.add_pooling_layer).lower()
@@ -71,27 +69,22 @@ class BertSource:
 
     @property
     def bert_config(self) -> BertConfig:
-        """Return the configuration."""
         return self.config
 
     @property
     def layers(self) -> int:
-        """Return the number of encoder layers."""
         return self.config.num_hidden_layers
 
     @property
     def layer_path(self) -> str:
-        """Return the path of the encoder's layers."""
         own = "encoder.layer" if self.architecture == "BertModel" else "bert.encoder.layer"
         return f"base_model.model.{own}" if self.lora else own
 
     @property
     def has_equal_layers(self) -> bool:
-        """Return True if no heads are pruned, and adapters are the same in all layers."""
         return not self.config.pruned_heads and (self.lora is None or self.lora.has_equal_layers)
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> BertPreTrainedModel | PeftModel:
-        """Build the model with the attention kernel of its configuration, and with its adapters."""
         from bertscope.model import PeftModel, build
 
         model = build(self.config, self.architecture, add_pooling_layer=self.add_pooling_layer, device=device)
@@ -100,7 +93,6 @@ class BertSource:
         return PeftModel(model, self.lora) if self.lora else model
 
     def to_data(self) -> dict[str, Any]:
-        """Return what builds the model as JSON data; raise SelectionError for a function as hidden_act."""
         if callable(self.config.hidden_act):
             raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
         data = {name: getattr(self, name) for name in ("name", "architecture", "add_pooling_layer", "flash")}
@@ -113,7 +105,6 @@ class BertSource:
         return cls(**{**data, "config": config, "lora": lora})
 
     def for_run(self) -> BertSource:
-        """Return the source as a run builds it, with the masks of transformers 4.43.4."""
         if not self.config.type_vocab_size:
             raise SelectionError("type_vocab_size is 0: an input has token types, and none has a row; give 1 or more")
         if self.flash:
@@ -123,35 +114,22 @@ class BertSource:
         return replace(self, uses_transformers_masks=True)
 
     def with_layers(self, layers: int) -> BertSource:
-        """Return the source with this number of encoder layers."""
         return self.with_fields({"num_hidden_layers": layers})
 
     def layer_counts(self, model: Any) -> Mapping[str, int]:
-        """Return the field with the number of encoder layers."""
         return {"num_hidden_layers": self.layers}
 
     def with_layer_counts(self, counts: Mapping[str, int]) -> BertSource:
-        """Return the source with another number of encoder layers."""
         return self.with_fields(counts)
 
-    def with_options(
-        self,
-        *,
-        architecture: str | None = None,
-        attention: str | None = None,
-        add_pooling_layer: bool | None = None,
-        lora: Lora | str | None = None,
-    ) -> BertSource:
-        """Return the source with another class, attention kernel, pooler or adapters.
-
-        Raises ConfigError for an unknown class, and for a text that `Lora.parse` does not accept.
-        """
+    def with_options(self, **options: Unpack[SourceOptions]) -> BertSource:
+        architecture, attention, lora = options.get("architecture"), options.get("attention"), options.get("lora")
         if lora is not None and self.lora is not None:
             raise ConfigError(
                 f"{self.name} has adapters already ({self.lora}); leave {name_of('lora')} out, or name its base model"
             )
-        changes: dict[str, Any] = {"architecture": architecture, "add_pooling_layer": add_pooling_layer}
-        changes["lora"] = Lora.parse(lora) if isinstance(lora, str) else lora
+        changes: dict[str, Any] = {**options, "lora": Lora.parse(lora) if isinstance(lora, str) else lora}
+        changes.pop("attention", None)
         if attention is not None:
             changes["flash"] = attention if attention in FLASH_KERNELS else ""
         if attention is not None and not changes["flash"]:
@@ -160,14 +138,13 @@ class BertSource:
         if source.architecture not in ARCHITECTURES:
             line = self.config_lines.get("architectures")
             raise unknown_architecture(source.architecture).at(f"{self.path}:{line}" if architecture is None else "")
-        if add_pooling_layer is not None and source.architecture != "BertModel":
+        if options.get("add_pooling_layer") is not None and source.architecture != "BertModel":
             raise ConfigError(
                 f"only BertModel comes with and without a pooler; {source.architecture} decides by itself"
             )
         return source
 
     def with_fields(self, fields: Mapping[str, object]) -> BertSource:
-        """Return the source with other fields of its configuration."""
         return replace(self, config=replace(self.config, **fields))  # type: ignore[arg-type]
 
     def without_dropout(self) -> BertSource:
@@ -176,7 +153,6 @@ class BertSource:
         return replace(self.with_fields(_NO_DROPOUT), lora=lora)
 
     def other_classes(self) -> tuple[BertSource, ...]:
-        """Return the sources of the other classes of the same configuration; none with adapters, which name modules."""
         return tuple(
             replace(self, architecture=name, add_pooling_layer=True)
             for name in ARCHITECTURES
@@ -184,19 +160,12 @@ class BertSource:
         )
 
     def strategies(self, model: Any) -> tuple[str, ...]:
-        """Return the strategies of checkpointing to compare by default."""
         return parse_strategies(CHEAPEST_FIRST)
 
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
-        """Make the built model recompute the layers that the strategy names."""
         model.gradient_checkpointing_enable({"use_reentrant": reentrant}, strategy=strategy)
 
-    def confined(self) -> AbstractContextManager[None]:
-        """Return an empty context: the code is bertscope's own."""
-        return nullcontext()
-
     def require(self, ability: str) -> BertSource:
-        """Return itself: a BERT can do everything, except that adapters have no other names."""
         if self.lora and ability == "--naming":
             raise SelectionError("adapters have no names of TensorFlow and Keras; leave --naming out")
         return self

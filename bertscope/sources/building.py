@@ -80,7 +80,6 @@ def _parameters_on_meta() -> Iterator[None]:
     from bertscope.torch_access import nn
 
     def to_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
-        """Return the parameter to register, None for the given one."""
         if type(param) is not nn.Parameter or param.is_meta:
             return None
         if not hasattr(param, _ON_META):
@@ -104,7 +103,6 @@ def at_most_real_bytes(what: str) -> AbstractContextManager[Any]:
     from bertscope.torch_access import DispatchMode, storage_key, torch, tree_leaves
 
     def tensors(tree: Any) -> list[torch.Tensor]:
-        """Return the tensors with values in a structure."""
         return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
 
     class Bounded(DispatchMode):
@@ -116,11 +114,9 @@ def at_most_real_bytes(what: str) -> AbstractContextManager[Any]:
             self.real_bytes = 0
 
         def free(self, key: int) -> None:
-            """Forget a storage."""
             self.real_bytes -= self.sizes.pop(key)
 
         def check(self, more_bytes: int) -> None:
-            """Raise SourceError if there are too many bytes with so many more."""
             if self.real_bytes + more_bytes > MAX_REAL_BYTES:
                 raise SourceError(
                     f"{what}, and on the CPU its tensors are more than {bytes_text(MAX_REAL_BYTES)}; count a smaller "

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -35,15 +34,17 @@ from bertscope.settings.code_names import NO_PERMIT, CodeName, is_code, with_per
 from bertscope.settings.losses import loss_parts
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import BertSource
-from bertscope.sources.families import check_complete, check_family, file_notes
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, SourceOptions
 from bertscope.sources.other_models import FactorySource, GivenModule
 from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_paths, read_preset
+from bertscope.sources.safe_config import check_complete, check_family, file_notes
 from bertscope.sources.transformers_models import TransformersSource, flash_kernel, from_config, stored_dtype
 from bertscope.text_files import Mapping as Entries
 from bertscope.text_files import read_json, read_mapping, readable
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from bertscope.checkpoints.reading import Checkpoint
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
@@ -152,23 +153,14 @@ def load(
 
 
 def find(
-    model: str | os.PathLike[str] = DEFAULT_MODEL,
-    *,
-    architecture: str | None = None,
-    attention: str | None = None,
-    add_pooling_layer: bool | None = None,
-    lora: Lora | str | None = None,
-    download: bool = False,
+    model: str | os.PathLike[str] = DEFAULT_MODEL, *, download: bool = False, **options: "Unpack[SourceOptions]"
 ) -> ModelSource:
     """Return the source that `model` names, of a BERT or of another model, with the given options.
 
     Raises the errors of `load`, SourceError for the name of code that is no CodeName, and MissingExtraError if another
     family's configuration needs transformers.
     """
-    found = _find(os.fspath(model), download)
-    return found.with_options(
-        architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer, lora=lora
-    )
+    return _find(os.fspath(model), download).with_options(**options)
 
 
 def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> ModelSource:
@@ -321,23 +313,8 @@ def _place(name: str | os.PathLike[str]) -> _Place:
         return _Place(path, exists, is_folder, has_weights, found)
 
 
-def _first_class(path: Path) -> str:
-    """Return the name of the first class of a Python file, without running it; `build` without one."""
-    if not path.is_file():
-        return "build"
-    with readable(str(path)), path.open(encoding="utf-8", errors="replace") as file:
-        found = re.search(r"^class (\w+)", file.read(2**20), re.MULTILINE)
-    return found[1] if found else "build"
-
-
 def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
     return fetched_folder(name, weights=weights) if download else cached_folder(name)
-
-
-def _base(folder: Path, name: str) -> _Found:
-    """Return the base model of an adapter in a folder: a path from there, or any name."""
-    beside = _place(folder / name)
-    return _find(str(beside.path) if beside.exists else name, download=False, is_base=True)
 
 
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
@@ -371,7 +348,12 @@ def _read(place: _Place, is_base: bool) -> _Found:
             "'bertscope count' what it stores"
         )
     if path.suffix == ".py":
-        raise SourceError(f"{path} is code; name a class or function in it, such as {path}:{_first_class(path)}")
+        classes: list[str] = []
+        if path.is_file():
+            with readable(str(path)), path.open(encoding="utf-8", errors="replace") as file:  # it is not run
+                classes = re.findall(r"^class (\w+)", file.read(2**20), re.MULTILINE)
+        example = f"{path}:{classes[0] if classes else 'build'}"
+        raise SourceError(f"{path} is code; name a class or function in it, such as {example}")
     if path.suffix != ".json":
         return read_preset(path)
     entries = read_mapping(path)
@@ -382,7 +364,12 @@ def _read(place: _Place, is_base: bool) -> _Found:
     if TYPE in entries and is_base:
         raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
     if TYPE in entries:
-        return read_adapter(entries, path, partial(_base, path.parent))
+
+        def base(model: str) -> _Found:
+            beside = _place(path.parent / model)  # a path from there, or any name
+            return _find(str(beside.path) if beside.exists else model, download=False, is_base=True)
+
+        return read_adapter(entries, path, base)
     return _configured(entries, path, name)
 
 
@@ -396,7 +383,6 @@ def _own_name(entries: Entries) -> str:
 
 
 def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:
-    """Return the BERT of a configuration with its first class."""
     architecture = config.architectures[0] if config.architectures else "BertModel"
     return BertSource(name=name, config=config, architecture=architecture, **fields)
 
@@ -417,11 +403,5 @@ def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
         check_complete(members)
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
-    own |= {
-        "path": path,
-        "config_lines": lines,
-        "stored_dtype": stored_dtype(members),
-        "flash": flash,
-        "file_note": file_notes(members),
-    }
-    return _bert(config, name or "bert", **own)
+    own |= {"path": path, "config_lines": lines, "stored_dtype": stored_dtype(members), "flash": flash}
+    return _bert(config, name or "bert", file_note=file_notes(members), **own)

@@ -80,8 +80,7 @@ def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:
     return found + Counter(count(texts)) if count else found
 
 
-def _length(value: Any) -> int:
-    """Return the length that a number or its text is; 0 for anything else."""
+def _length(value: Any) -> int:  # 0 for what is none
     if isinstance(value, str):
         value = float(value) if re.fullmatch(r"\s*[0-9]{1,10}(\.0*)?\s*", value, re.ASCII) else 0
     is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())

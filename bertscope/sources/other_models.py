@@ -1,4 +1,4 @@
-"""Sources of models from other code: their base class, `module:attribute`, and a module from Python."""
+"""Sources of models from other code: `module:attribute`, and a module from Python."""
 
 from __future__ import annotations
 
@@ -9,162 +9,26 @@ import inspect
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from bertscope.errors import (
-    BertscopeError,
-    ConfigError,
-    SelectionError,
-    SourceError,
-    is_out_of_memory,
-    name_of,
-    suggestion,
-)
+from bertscope.errors import BertscopeError, SelectionError, SourceError, is_out_of_memory, suggestion
 from bertscope.frozen import dataclass
-from bertscope.settings.checkpointing import FULL, NONE, SELECTIVE, Checkpointing
 from bertscope.settings.code_names import NO_PERMIT, CodeName
 from bertscope.sources.building import built_on, note_values
+from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
-    from bertscope.config import Lora
     from bertscope.torch_access import nn
 
 _folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
-_REMEDY = "count, tree, flops, estimate, profile, fit, report, explain, diagram, diff and check take any model"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherSource:
-    """A model that `bertscope.model` does not build, without known layers, fields and other classes."""
-
-    name: str
-    architecture: str | None = None
-    stored_dtype: str | None = None
-    where: str = ""  # `file:line` of its definition, if there is one
-    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)  # in its file, if there is one
-    bert_config = None
-    layers = 0
-    layer_path = ""
-    has_equal_layers = False
-    has_own_dtypes = False
-
-    @property
-    def family(self) -> str:
-        """Return the kind of model in a few words."""
-        return "a module"
-
-    @property
-    def notice(self) -> str:
-        """Return an empty string: there is nothing to note."""
-        return ""
-
-    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
-        """Build the model."""
-        raise NotImplementedError
-
-    def to_data(self) -> dict[str, Any]:
-        """Raise SelectionError: only Python has this model."""
-        raise SelectionError(f"{self.name} is {self.family}; another process measures only what it can build by name")
-
-    def for_run(self) -> OtherSource:
-        """Return itself: a run builds the same model."""
-        return self
-
-    def with_layers(self, layers: int) -> NoReturn:
-        """Raise SelectionError."""
-        raise SelectionError(f"{self.name} is {self.family}; its number of layers cannot be changed", where=self.where)
-
-    def layer_counts(self, model: Any) -> Mapping[str, int]:
-        """Return nothing: no field is known."""
-        return {}
-
-    def with_layer_counts(self, counts: Mapping[str, int]) -> OtherSource:
-        """Return the source, which has no such fields."""
-        return self
-
-    def with_options(
-        self,
-        *,
-        architecture: str | None = None,
-        attention: str | None = None,
-        add_pooling_layer: bool | None = None,
-        lora: Lora | str | None = None,
-    ) -> OtherSource:
-        """Return the source; raises ConfigError for any option that is not None."""
-        self._refuse_options_of_berts(add_pooling_layer, lora)
-        if architecture or attention:
-            raise ConfigError(
-                f"{self.name} decides its class and attention by itself; leave {name_of('architecture')} and "
-                f"{name_of('attention')}"
-            )
-        return self
-
-    def _refuse_options_of_berts(self, add_pooling_layer: bool | None, lora: Lora | str | None) -> None:
-        if add_pooling_layer is not None:
-            raise ConfigError(
-                f"only a BertModel comes with and without a pooler; {self.name} is {self.family}; leave "
-                f"{name_of('add_pooling_layer')} out"
-            )
-        if lora is not None:
-            raise ConfigError(
-                f"{name_of('lora')} is for BERTs, and {self.name} is {self.family}; give module:attribute of a "
-                "function that returns peft's model"
-            )
-
-    def with_fields(self, fields: Mapping[str, object]) -> OtherSource:
-        """Return the source; raises SelectionError for any field but the attention kernel, which it ignores."""
-        if names := [name for name in fields if name != "attn_implementation"]:
-            raise SelectionError(f"{self.name} is {self.family}; {', '.join(names)} can be set for a BERT only")
-        return self
-
-    def other_classes(self) -> tuple[()]:
-        """Return nothing: no other class is known."""
-        return ()
-
-    def strategies(self, model: Any) -> tuple[str, ...]:
-        """Return `none`, and `full` if the class of the built model supports it; such a class has `selective` too."""
-        return (NONE, FULL) if getattr(model, "supports_gradient_checkpointing", False) else (NONE,)
-
-    def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
-        """Make the built model recompute its layers, if its class can."""
-        if strategy == NONE:
-            return
-        chosen = Checkpointing.parse(strategy, use_reentrant=reentrant)
-        if chosen is not None and chosen.kept:
-            from bertscope.model.lists import keep_layers
-
-            keep_layers(model, chosen)
-            return
-        known = self.strategies(model)
-        if strategy not in known and (strategy != SELECTIVE or FULL not in known):
-            raise SelectionError(
-                f"{type(model).__name__} takes {name_of('checkpointing')} none, or selective and full where its "
-                "class supports it"
-            )
-        from bertscope.model.encoder import selective_contexts
-
-        options: dict[str, Any] = {"context_fn": selective_contexts} if strategy == SELECTIVE else {}
-        with warnings.catch_warnings():  # transformers 5 deprecates this name
-            warnings.simplefilter("ignore")
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant, **options})
-
-    def confined(self) -> AbstractContextManager[Any]:
-        """Return an empty context: the user asked for this code by its name."""
-        return contextlib.nullcontext()
-
-    def require(self, ability: str) -> NoReturn:
-        """Raise SelectionError with the remedy: an option or a setting can be left out."""
-        remedy = "leave it out" if ability.startswith(("--", name_of("")[0])) else _REMEDY
-        raise SelectionError(f"{self.name} is {self.family}; {ability} is for BERTs only; {remedy}", where=self.where)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GivenModule(OtherSource):
+class GivenModule(ModelSource):
     """A module that exists already in Python; it is not changed. `inputs`, or what makes them for a size, run it."""
 
     module: nn.Module
@@ -172,7 +36,6 @@ class GivenModule(OtherSource):
     has_own_dtypes = True
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
-        """Return a copy of the module on the device."""
         from bertscope.torch_access import nn, torch
 
         memo: dict[int, Any] = {}
@@ -190,7 +53,7 @@ class GivenModule(OtherSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FactorySource(OtherSource):
+class FactorySource(ModelSource):
     """The module that its name gives: the attribute is a module, or a function or class to call.
 
     The code is `package.module:attribute` or `path/to/file.py:attribute`; only a CodeName is imported.
@@ -199,18 +62,13 @@ class FactorySource(OtherSource):
     code: str
     has_own_dtypes = True
 
-    @property
-    def family(self) -> str:
-        """Return the kind of model in a few words."""
-        return "a factory's module"
+    family = "a factory's module"
 
     @property
     def notice(self) -> str:
-        """Return a note on the code that runs."""
         return f"runs your code: imports {self.code.rpartition(':')[0]} and takes {self.code} from it"
 
     def to_data(self) -> dict[str, Any]:
-        """Return the name and the code, which another process imports again if it has the permit."""
         return {"name": self.name, "code": str(self.code)}
 
     @classmethod
@@ -301,7 +159,6 @@ class FactorySource(OtherSource):
             )
 
     def _other_name(self, attribute: str) -> str:
-        """Return the name of another attribute of the same module."""
         return f"{self.code.rpartition(':')[0]}:{attribute}"
 
 

@@ -1,13 +1,14 @@
-"""Training files: `TrainingArguments` of transformers as JSON, and configurations of accelerate and of two trainers.
+"""Files that settings come from: TrainingArguments, configurations of accelerate and of two trainers, and plans.
 
 Each key has one of four effects on the memory of a training step: it sets settings of a run (rows name their keys), it
 has none, it is not modelled, or it is unknown.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import yaml
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.reports.memory import TrainingFile, TrainingKey
-from bertscope.settings.checkpointing import FULL, NONE
+from bertscope.reports.plan import PlanReport
+from bertscope.settings.checkpointing import FULL, NONE, Checkpointing
 from bertscope.settings.resolve import Layer
 from bertscope.settings.run_config import AUTOCAST, SETTINGS, TRAINER
 from bertscope.settings.training_arguments import NotModelledError, whole_number
-from bertscope.text_files import Entry, read_mapping, readable
+from bertscope.text_files import Entry, read_mapping, read_text, readable
 from bertscope.text_files import Mapping as Entries
 from bertscope.units import BF16, FP16
 
@@ -32,18 +34,22 @@ _WANTED = (
 # library).
 _ARCHIVES = (b"PK\x03\x04", b"\x80")
 Fields = dict[str, Any]  # settings and their values
-# Key -> the settings that it sets, each with its rule. Those of one format occur in files of the other without harm.
-_USED = {
-    key: {name: own.trainer[key] for name, own in SETTINGS.items() if key in own.trainer}
-    for row in SETTINGS.values()
-    for key in row.trainer
-}
+Rule = Callable[[Any, Mapping[str, Any]], Fields]  # of a key's value and all values; may raise as a rule of a setting
 
 
-def _fields(key: str, value: Any, given: Mapping[str, Any]) -> Fields:
-    """Return the settings that a key sets; raise NotModelledError or ValueError."""
-    found = {name: rule(value, given) for name, rule in _USED.get(key, {}).items()}
-    return {name: item for name, item in found.items() if item is not None}
+def _rule_of(key: str) -> Rule:
+    rules = {name: row.trainer[key] for name, row in SETTINGS.items() if key in row.trainer}
+
+    def fields(value: Any, given: Mapping[str, Any]) -> Fields:
+        """Return the settings that the key sets."""
+        found = {name: rule(value, given) for name, rule in rules.items()}
+        return {name: item for name, item in found.items() if item is not None}
+
+    return fields
+
+
+# Those of one format occur in files of the other without harm.
+_RULES = {key: _rule_of(key) for row in SETTINGS.values() for key in row.trainer}
 
 
 def _is_off(value: Any) -> bool:
@@ -54,55 +60,39 @@ def _is_off(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Absent:
-    """A feature that is not modelled: its effect, and the values with which it is not used."""
-
-    effect: str
-    off: tuple[Any, ...] = ()
-
-    def is_off(self, value: Any) -> bool:
-        """Return True if the feature is not used."""
-        return _is_off(value) or value in self.off
-
-
-@dataclass(frozen=True)
 class _Format:
     """A format of training files: the keys that identify it, and the effect of each key."""
 
     name: str
     identifying: tuple[str, ...]
-    absent: dict[str, _Absent]
-    no_effect: frozenset[str] = field(default_factory=frozenset)
+    absent: dict[str, dict[str, Any]]  # features that are not modelled: `effect`, and the values `unused`
+    no_effect: frozenset[str]
+    rules: dict[str, Rule]
     fields: Fields = field(default_factory=dict)  # whatever the keys are
     renamed: dict[str, str] = field(default_factory=dict)  # the key of TrainingArguments that a key becomes
-    settings: dict[str, Callable[[Any], Fields]] = field(default_factory=dict)  # of its own keys
     offloads: bool = False  # gradient_checkpointing may be `offload`, which needs less memory than full
     skips_null: bool = False  # a key without a value is a key that is not there
 
-    def is_of(self, keys: Collection[str]) -> bool:
-        """Return True if a file with these keys has the format."""
-        return not set(keys).isdisjoint(self.identifying)
+
+def _when(values: tuple[Any, ...], **fields: Any) -> Rule:
+    return lambda value, given: fields if value in values else {}
 
 
-def _when(values: tuple[Any, ...], **fields: Any) -> Callable[[Any], Fields]:
-    return lambda value: fields if value in values else {}
-
-
-def _length(value: Any) -> Fields:
-    return {"seq": whole_number(value, {})}
+def _length(value: Any, given: Mapping[str, Any]) -> Fields:
+    return {"seq": whole_number(value, given)}
 
 
 # What a file of a format sets beside the keys of training_keys.yaml. axolotl loads the weights in the dtype in which it
 # computes; LLaMA-Factory recomputes layers unless the file says otherwise (model/model_utils/checkpointing.py).
 _OWN: dict[str, dict[str, Any]] = {
     "LLaMA-Factory": {
-        "settings": {"cutoff_len": _length, "pure_bf16": _when((True,), precision=BF16.name),
-                     "disable_gradient_checkpointing": _when((True,), checkpointing=NONE)},
+        "rules": {"cutoff_len": _length, "pure_bf16": _when((True,), precision=BF16.name),
+                  "disable_gradient_checkpointing": _when((True,), checkpointing=NONE)},
         "fields": {"loop": TRAINER, "batch": 8, "checkpointing": FULL, "reentrant": True}, "skips_null": True,
     },
     "axolotl": {
-        "settings": {"sequence_len": _length, BF16.name: _when((True, "auto", "full", "true"), precision=BF16.name),
-                     FP16.name: _when((True, "true"), precision=f"{AUTOCAST}{FP16.name}")},
+        "rules": {"sequence_len": _length, BF16.name: _when((True, "auto", "full", "true"), precision=BF16.name),
+                  FP16.name: _when((True, "true"), precision=f"{AUTOCAST}{FP16.name}")},
         "fields": {"loop": TRAINER, "batch": 1}, "skips_null": True, "offloads": True,
     },
     "TrainingArguments": {"fields": {"loop": TRAINER}},
@@ -117,13 +107,13 @@ def _formats() -> tuple[_Format, ...]:
     found = []
     for name, own in _OWN.items():
         rows = [listed[name]] if name == "accelerate config" else [listed["TrainingArguments"], listed[name]]
-        effects = {key: row for one in rows for key, row in one["absent"].items()}
-        absent = {key: _Absent(row["effect"], tuple(row.get("unused", ()))) for key, row in effects.items()}
-        found.append(_Format(
-            name=name, identifying=tuple(listed[name]["identifying"]), absent=absent,
-            no_effect=frozenset(key for one in rows for key in one["no_effect"]),
-            renamed=listed[name].get("renamed", {}), **own,
-        ))  # fmt: skip
+        parts = {
+            "identifying": tuple(listed[name]["identifying"]), "renamed": listed[name].get("renamed", {}),
+            "absent": {key: row for one in rows for key, row in one["absent"].items()},
+            "no_effect": frozenset(key for one in rows for key in one["no_effect"]),
+            "rules": _RULES | own.get("rules", {}),
+        }  # fmt: skip
+        found.append(_Format(name, **own | parts))
     return tuple(found)
 
 
@@ -142,7 +132,7 @@ def read_training_file(path: Path | str) -> TrainingFile:
         entries = read_mapping(path)
     except SourceError as error:  # the remedy after the semicolon names presets
         raise SourceError(f"{error.message.partition(';')[0]}; {_WANTED}", where=error.where) from None
-    form = next((form for form in _formats() if form.is_of(entries)), None)
+    form = next((form for form in _formats() if not entries.keys().isdisjoint(form.identifying)), None)
     if form is None:
         names = ", ".join(name for form in reversed(_formats()) for name in form.identifying)
         raise SourceError(f"{path} describes no training, since it has none of {names}; {_WANTED}")
@@ -173,18 +163,17 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
         value = _finite(given[own])
         if form.offloads and key == "gradient_checkpointing" and str(value).startswith("offload"):
             value = given[own] = True
-        kind, effect = "unknown", ""
+        rule, absent = form.rules.get(key) or form.rules.get(own), form.absent.get(key)
         if value is None and form.skips_null:
-            kind = "no_effect"
-        elif key in form.settings:
-            kind, effect = _apply(key, value, form.settings[key], fields, entry)
-        elif own in _USED:
-            kind, effect = _apply(key, value, partial(_fields, own, given=given), fields, entry)
-        elif key in form.absent:
-            is_off = form.absent[key].is_off(value)
-            kind, effect = ("no_effect", "not used") if is_off else ("not_modelled", form.absent[key].effect)
-        elif key in form.no_effect:
-            kind = "no_effect"
+            kind, effect = "no_effect", ""
+        elif rule is not None:
+            kind, effect = _apply(key, rule, value, given, fields, entry)
+        elif absent is not None and (_is_off(value) or value in absent.get("unused", ())):
+            kind, effect = "no_effect", "not used"
+        elif absent is not None:
+            kind, effect = "not_modelled", absent["effect"]
+        else:
+            kind, effect = "no_effect" if key in form.no_effect else "unknown", ""
         shown = "hidden" if key.endswith("_token") else value
         lists[kind].append(TrainingKey(key=key, value=shown, effect=effect))
     return TrainingFile(
@@ -193,11 +182,11 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
 
 
 def _apply(
-    key: str, value: Any, read: Callable[[Any], Fields], fields: Fields, entry: Entry
+    key: str, rule: Rule, value: Any, given: Mapping[str, Any], fields: Fields, entry: Entry
 ) -> tuple[str, str]:  # fmt: skip
     """Add the fields that a key sets to `fields`; return the list that it belongs to, and its effect."""
     try:
-        found = read(value)
+        found = rule(value, given)
     except ValueError as error:
         raise entry.error(f"{key} must be {error}; got {value!r:.40}", key) from None
     except NotModelledError as reason:
@@ -227,3 +216,28 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- plan files: the JSON of `bertscope plan`, whose first plan other commands take ----
+
+_WANTED_PLAN = "give what 'bertscope plan ... --emit json' wrote"
+
+
+def read_plan(path: str | os.PathLike[str]) -> PlanReport:
+    """Return the report in a file; raises SourceError for another file, and for a plan that did not fit."""
+    from bertscope.reports.json import from_json
+
+    file = Path(path)
+    with readable(path):
+        if not file.exists():
+            raise SourceError(f"{file} does not exist; {_WANTED_PLAN}")
+    try:
+        report = from_json(read_text(file))
+        if not isinstance(report, PlanReport) or not report.rows:
+            raise SourceError(f"{file} is no plan; {_WANTED_PLAN}")
+        Checkpointing.parse(report.rows[0].checkpointing)
+    except BertscopeError as error:
+        raise error.at(f"{file}") from None
+    if not report.fits:
+        raise SourceError(f"{file}: no plan in it fits; {_WANTED_PLAN}")
+    return report

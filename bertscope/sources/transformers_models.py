@@ -27,13 +27,14 @@ from bertscope.errors import (
 from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.building import built_on, note_values
-from bertscope.sources.families import file_notes
-from bertscope.sources.other_models import OtherSource, as_source_error
-from bertscope.sources.safe_config import check_experts, check_setting, with_resnet, without_code
+from bertscope.sources.model_source import ModelSource, SourceOptions
+from bertscope.sources.other_models import as_source_error
+from bertscope.sources.safe_config import check_experts, check_setting, file_notes, with_resnet, without_code
 from bertscope.text_files import Mapping as Entries
 
 if TYPE_CHECKING:
-    from bertscope.config import Lora
+    from typing_extensions import Unpack
+
     from bertscope.torch_access import nn
 
 _REFUSE = object()
@@ -82,7 +83,6 @@ def _change(stack: ExitStack, place: str, name: str, value: Any) -> None:
 
 
 def _refusing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that raises PermissionError in this thread and calls the original in any other."""
     thread = threading.get_ident()
 
     def refuse(*args: Any, **options: Any) -> Any:
@@ -101,7 +101,7 @@ def _forget_connections() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformersSource(OtherSource):
+class TransformersSource(ModelSource):
     """A model that transformers builds from the configuration of another family than BERT's."""
 
     model_type: str
@@ -111,11 +111,9 @@ class TransformersSource(OtherSource):
 
     @property
     def family(self) -> str:
-        """Return the model type."""
         return f"a {self.model_type} of transformers"
 
     def to_data(self) -> dict[str, Any]:
-        """Return the fields as JSON data."""
         return {item.name: getattr(self, item.name) for item in fields(self)} | {"path": str(self.path)}
 
     @classmethod
@@ -140,7 +138,10 @@ class TransformersSource(OtherSource):
                 model_class = _model_class(transformers, self, type(config))
                 with _without_values() if device == "meta" else nullcontext():
                     model = model_class(config)
-                _set_padding(model)
+                if model_class.__name__.endswith("ForSequenceClassification"):
+                    for part in (config, getattr(config, "get_text_config", lambda: config)()):
+                        if getattr(part, "pad_token_id", 0) is None:  # without one it refuses batches above 1
+                            part.pad_token_id = part.eos_token_id if isinstance(part.eos_token_id, int) else 0
                 made: nn.Module = model.eval()
                 return made
 
@@ -151,7 +152,6 @@ class TransformersSource(OtherSource):
         return built
 
     def layer_counts(self, model: Any) -> Mapping[str, int]:
-        """Return the fields of the model's configuration, such as `vision_config.num_hidden_layers`, by their names."""
         return dict(_layer_counts(model.config.to_dict()))
 
     def with_layer_counts(self, counts: Mapping[str, int]) -> TransformersSource:
@@ -167,23 +167,15 @@ class TransformersSource(OtherSource):
             config |= shorter | {name: count}
         return replace(self, settings=settings)
 
-    def with_options(
-        self,
-        *,
-        architecture: str | None = None,
-        attention: str | None = None,
-        add_pooling_layer: bool | None = None,
-        lora: Lora | str | None = None,
-    ) -> TransformersSource:
-        """Return the source with another class or attention kernel; raises MissingExtraError without transformers."""
+    def with_options(self, **options: Unpack[SourceOptions]) -> TransformersSource:
         if find_spec("transformers") is None:
             what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
             raise MissingExtraError(what, "transformers")
-        self._refuse_options_of_berts(add_pooling_layer, lora)
+        self._refuse_options_of_berts(options)
+        architecture, attention = options.get("architecture"), options.get("attention")
         return replace(self, architecture=architecture or self.architecture, attention=attention or self.attention)
 
     def confined(self) -> AbstractContextManager[Any]:
-        """Run the model without messages of transformers, and confined as during `build`."""
         return quiet_transformers(stands_in=self.attention in FLASH_KERNELS)
 
 
@@ -253,7 +245,9 @@ def _config_class(transformers: Any, source: TransformersSource) -> Any:
 def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:
     """Return the class of the given name if it takes this configuration; without a name the class without a head."""
     family: dict[str, Any] = {}
-    for mapping in _mappings(transformers):
+    auto = transformers.models.auto.modeling_auto
+    names = (name for name in sorted(vars(auto)) if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING"))
+    for mapping in (getattr(auto, name) for name in ("MODEL_MAPPING", *names)):
         classes = mapping.get(config_class, ())
         family |= {cls.__name__: cls for cls in (classes if isinstance(classes, (list, tuple)) else [classes])}
     name = source.architecture or next(iter(family), "")
@@ -267,22 +261,6 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
             field="architecture",
         )
     return model_class
-
-
-def _set_padding(model: Any) -> None:
-    """Give a classifier of sequences a padding token if it has none; without, it refuses batches above 1."""
-    if type(model).__name__.endswith("ForSequenceClassification"):
-        for config in (model.config, getattr(model.config, "get_text_config", lambda: model.config)()):
-            if getattr(config, "pad_token_id", 0) is None:
-                config.pad_token_id = config.eos_token_id if isinstance(config.eos_token_id, int) else 0
-
-
-def _mappings(transformers: Any) -> Iterator[Any]:
-    auto = transformers.models.auto.modeling_auto
-    yield auto.MODEL_MAPPING
-    for name in sorted(vars(auto)):
-        if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING"):
-            yield getattr(auto, name)
 
 
 @contextmanager
@@ -303,18 +281,15 @@ def quiet_transformers(purpose: str = "a model of another family", *, stands_in:
         before = logging.get_verbosity()
         logging.set_verbosity_error()
         try:
-            with confined(), _flash_attn(stands_in):
+            with ExitStack() as stack:
+                stack.enter_context(confined())
+                if stands_in:
+                    from bertscope.transformers_access import flash_attn_stand_in
+
+                    stack.enter_context(flash_attn_stand_in())
                 yield transformers
         finally:
             logging.set_verbosity(before)
-
-
-def _flash_attn(stands_in: bool) -> AbstractContextManager[None]:
-    if not stands_in:
-        return nullcontext()
-    from bertscope.transformers_access import flash_attn_stand_in
-
-    return flash_attn_stand_in()
 
 
 @contextmanager
@@ -328,11 +303,9 @@ def _without_values() -> Iterator[None]:
             modeling_utils: Any = importlib.import_module("transformers.modeling_utils")
             stack.enter_context(modeling_utils.no_init_weights())
             modeling_utils._init_weights = True  # the context restores it
+            base = "transformers.modeling_utils:PreTrainedModel"
             for name in {"_initialize_weights", "initialize_weights"} & vars(modeling_utils.PreTrainedModel).keys():
-                stack.callback(
-                    setattr, modeling_utils.PreTrainedModel, name, getattr(modeling_utils.PreTrainedModel, name)
-                )
-                setattr(modeling_utils.PreTrainedModel, name, lambda *_: None)
+                _change(stack, base, name, lambda *_: None)
         yield
 
 

@@ -158,9 +158,9 @@ def test_the_cache_is_switched_off_with_a_warning(tiny, monkeypatch):
     "strategy",
     ["", "Full", "every", "every-", "every-0", "every--1", "layers:", "layers:a", "layers:1-", "2", "layers:0;1"],
 )
-def test_an_unknown_strategy_is_refused_with_the_known_ones(model, strategy):
+def test_an_unknown_strategy_is_refused_with_the_known_ones(strategy):
     with pytest.raises(ConfigError, match="checkpointing"):
-        model.gradient_checkpointing_enable(strategy=strategy)
+        Checkpointing.parse(strategy)
 
 
 def test_a_layer_that_is_not_there_is_refused(model):
@@ -192,7 +192,7 @@ def test_torch_refuses_two_runs_of_selective_checkpointing_in_one_autocast_block
         loss.backward()
 
 
-@pytest.mark.parametrize("strategy", [strategy for strategy in STRATEGIES if strategy != "selective"])
+@pytest.mark.parametrize("strategy", ["full", "layers:1-2"])
 def test_two_runs_in_one_autocast_block_have_the_same_gradients(model, strategy):
     def gradients() -> list[torch.Tensor]:
         torch.manual_seed(3)

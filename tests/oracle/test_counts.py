@@ -63,16 +63,6 @@ def test_a_report_on_the_references_model_equals_ours_row_by_row(pair, name, by)
     assert bertscope.tree(both.own).rows == bertscope.tree(both.reference).rows
 
 
-def test_distinct_is_what_torch_counts_and_rows_by_parameter_are_its_names(pair, name):
-    reference = pair(name, "meta", num_hidden_layers=2, hidden_size=24, vocab_size=50, intermediate_size=20).reference
-    report = bertscope.count(reference, by="parameter")
-    listed = {row.path: row for row in report.rows}
-    assert report.totals.distinct_params == sum(parameter.numel() for parameter in reference.parameters())
-    for path, parameter in reference.named_parameters(remove_duplicate=False):
-        assert listed.pop(path).params == parameter.numel()
-    assert listed == {}
-
-
 def test_torchscript_frees_the_decoder_as_in_the_reference(pair):
     both = pair("BertForMaskedLM", "meta", vocab_size=40, hidden_size=24, num_hidden_layers=1, torchscript=True)
     assert bertscope.count(both.own).totals == bertscope.count(both.reference).totals

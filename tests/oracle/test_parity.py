@@ -11,7 +11,9 @@ from functools import partial
 import pytest
 import torch
 
-from bertscope.model import CLASSES
+from bertscope.config import ACTIVATIONS
+from bertscope.model import CLASSES, BertModel
+from bertscope.model.activations import activation
 
 # That sdpa falls back to eager is said once; here it may be said.
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
@@ -339,3 +341,22 @@ def test_every_forward_has_the_references_parameters_in_its_order(pair, name):
     both = pair(name, "meta", **SIZES)
     own, reference = (list(inspect.signature(model.forward).parameters) for model in (both.own, both.reference))
     assert own == [parameter for parameter in reference if parameter != "kwargs"]
+
+
+def test_every_activation_equals_the_references():
+    from transformers.activations import ACT2FN
+
+    values = torch.linspace(-6, 6, 101)
+    for hidden_act in ACTIVATIONS:
+        torch.testing.assert_close(activation(hidden_act)(values), ACT2FN[hidden_act](values), msg=hidden_act)
+
+
+def test_a_model_without_pooler_gives_the_same_hidden_states(pair):
+    reference, own = same_weights(pair, "BertModel", "eager")
+    bare = BertModel(own.config, add_pooling_layer=False).eval()
+    bare.load_state_dict({key: value for key, value in own.state_dict().items() if not key.startswith("pooler")})
+    ids = tensors()["input_ids"]
+    output = bare(ids)
+    torch.testing.assert_close(output[0], reference(ids)[0], rtol=1e-6, atol=1e-5)
+    assert output.pooler_output is None
+    assert bare(ids, return_dict=False)[1] is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,8 @@ from bertscope.analyses.tracing.trace import source_shapes
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
-from bertscope.sources.other_models import FactorySource, GivenModule
+from bertscope.sources.other_models import GivenModule
 from bertscope.sources.presets import preset_dir, preset_paths, read_preset
-from bertscope.sources.transformers_models import TransformersSource
 from bertscope.text_files import read_json, read_yaml
 from tests.conftest import ROOT, cases
 
@@ -204,34 +202,6 @@ def test_json_is_read_as_the_standard_library_reads_it(data):
     assert read_json(json.dumps(data, indent=1), Path("x.json")).plain() == data
 
 
-def _mutants(text: str, count: int, seed: int) -> list[bytes]:
-    source = random.Random(seed)
-    alphabet = b"{}[]:,&*!|>'\"%@`#-?\n\t \x00\xff0129.eE_~\xe2\x82\xac" + text.encode()
-    made = []
-    for _ in range(count):
-        raw = bytearray(text.encode())
-        for _ in range(source.randint(1, 6)):
-            at = source.randrange(len(raw) + 1)
-            raw[at : at + source.choice((0, 0, 1, 5, 40))] = bytes(
-                source.choices(alphabet, k=source.choice((0, 1, 1, 8)))
-            )
-        made.append(bytes(raw))
-    return made
-
-
-def test_no_mutation_of_a_good_file_ends_in_anything_but_one_line(tmp_path):
-    config = json.dumps({**load("bert-tiny").config.to_dict(), "id2label": {"0": "a"}}, indent=2)
-    preset = (preset_dir() / "bert-tiny.yaml").read_text()
-    for name, text in (("mutant.yaml", preset), ("mutant.json", config)):
-        for raw in _mutants(text, 600, seed=20261121):
-            path = write(tmp_path, raw, name)
-            try:
-                load(path)
-            except BertscopeError as error:
-                assert len(str(error).splitlines()) == 1  # noqa: PT017
-                assert error.exit_code == 2  # noqa: PT017
-
-
 @pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
 def test_the_dtype_of_the_weights_is_read_under_both_of_its_names(tmp_path, key):
     path = tmp_path / "config.json"
@@ -265,13 +235,6 @@ class Tagger(nn.Module):
         return self.out(self.words(input_ids))
 
 
-OTHERS = (
-    GivenModule(name="given", module=Tagger()),
-    FactorySource(name="own:Tagger", code="own:Tagger"),
-    TransformersSource(name="gpt", model_type="gpt2", path=ROOT / "config.json", where=f"{ROOT}/config.json:3"),
-)
-
-
 def test_a_module_from_python_is_a_model_like_any_other():
     source = GivenModule(name="tagger", module=Tagger())
     flops = FlopsRun(source=source, run=RunConfig(mode="training", freeze=("words",))).at(2, 7).rows[0]
@@ -296,30 +259,6 @@ def test_a_tie_of_a_module_from_python_stays_a_tie():
     module["two"].weight = module["one"].weight
     built = GivenModule(name="tied", module=module).build()
     assert built["one"].weight is built["two"].weight
-
-
-@pytest.mark.parametrize("source", OTHERS, ids=lambda source: type(source).__name__)
-@pytest.mark.parametrize(
-    ("ask", "words"),
-    [
-        (
-            lambda source: source.require("this"),
-            "is for BERTs only; count, tree, .*, explain, diagram",
-        ),
-        (lambda source: source.require("--naming"), "--naming is for BERTs only; leave it out"),
-        (lambda source: source.with_layers(3), "its number of layers cannot be changed"),
-        (lambda source: source.with_fields({"is_decoder": True}), "is_decoder can be set for a BERT only"),
-        (lambda source: source.with_options(add_pooling_layer=True), "only a BertModel comes with and without"),
-        (
-            lambda source: source.checkpoint(nn.Linear(2, 2), "every-2"),
-            "Linear takes checkpointing none, or selective and full",
-        ),
-    ],
-)
-def test_a_source_says_in_one_line_what_it_cannot_do(source, ask, words):
-    with pytest.raises(BertscopeError, match=words) as caught:
-        ask(source)
-    assert "\n" not in str(caught.value)
 
 
 def test_only_the_sources_know_their_kinds():

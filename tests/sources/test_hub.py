@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import bertscope
-from bertscope.sources.find import is_hub_name
+from bertscope.sources.find import find, is_hub_name
 from tests.child_server import loaded
 from tests.conftest import ROOT, run_python
 
@@ -25,13 +24,10 @@ CLEAN = {key: value for key, value in os.environ.items()
          if not key.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_CACHE"))}  # fmt: skip
 
 
-def run(*words: object, **variables: object) -> subprocess.CompletedProcess:
+def ask(*arguments: object, **variables: object) -> subprocess.CompletedProcess:
+    words = [*loaded("bertscope", without="huggingface_hub transformers"), *arguments]
     env = CLEAN | {"PYTHONPATH": str(ROOT)} | {key: str(value) for key, value in variables.items()}
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env, check=False)
-
-
-def ask(*arguments: object, **variables: object) -> subprocess.CompletedProcess:
-    return run(*loaded("bertscope", without="huggingface_hub transformers"), *arguments, **variables)
 
 
 def cache(folder: Path, name: str, **config: object) -> Path:
@@ -59,13 +55,15 @@ def places(tmp_path: Path) -> dict[str, tuple[Path, dict[str, Path]]]:
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME",
                                       "TRANSFORMERS_CACHE"])  # fmt: skip
-def test_a_cached_model_is_found_where_the_variables_say(tmp_path, variable):
+def test_a_cached_model_is_found_where_the_variables_say(tmp_path, monkeypatch, variable):
     folder, variables = places(tmp_path)[variable]
     cache(folder, "someone/some-bert")
-    code = "from bertscope.sources.find import find; it = find('someone/some-bert'); print(it.name, it.config)"
-    done = run(sys.executable, "-c", code, **variables)  # as `count` does first, without torch
-    assert done.stdout.startswith("someone/some-bert BertConfig("), done.stderr
-    assert "hidden_size=12" in done.stdout
+    for key in os.environ.keys() - CLEAN.keys():
+        monkeypatch.delenv(key)
+    for key, value in variables.items():
+        monkeypatch.setenv(key, str(value))
+    found = find("someone/some-bert")
+    assert (found.name, found.bert_config.hidden_size) == ("someone/some-bert", 12)
 
 
 def test_a_cached_model_without_an_owner_and_its_weights_are_found(tmp_path):

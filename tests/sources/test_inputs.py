@@ -15,7 +15,6 @@ from tests.analyses.memory.plain_loop import peak_bytes
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
 
 SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
-VISION = SMALL | {"image_size": 32, "patch_size": 16}
 LANGUAGE = {"vocab_size": 60, "d_model": 12, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 3,
             "decoder_attention_heads": 3, "encoder_ffn_dim": 20, "decoder_ffn_dim": 16, "pad_token_id": 0,
             "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
@@ -23,17 +22,8 @@ TEXT = SMALL | {"vocab_size": 60, "max_position_embeddings": 40}
 IDS = {"input_ids": ((2, 7), torch.long), "attention_mask": ((2, 7), torch.long)}
 DECODER = {"decoder_input_ids": ((2, 7), torch.long)}
 IMAGE = {"pixel_values": ((2, 3, 32, 32), torch.float)}
-LARGE_IMAGE = {"pixel_values": ((2, 3, 224, 224), torch.float)}
 # Configuration, class, settings, and the inputs at batch 2 and sequence 7; test_families.py has the others.
 FAMILIES = {
-    "clip_vision": ("CLIPVisionConfig", "CLIPVisionModel", VISION, IMAGE),
-    "resnet": ("ResNetConfig", "ResNetForImageClassification",
-               {"embedding_size": 8, "hidden_sizes": [8, 12], "depths": [1, 2]}, LARGE_IMAGE),
-    "wav2vec2": ("Wav2Vec2Config", "Wav2Vec2Model",
-                 SMALL | {"conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 2],
-                          "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4,
-                          "num_conv_pos_embedding_groups": 2},
-                 {"input_values": ((2, (2 * 6 + 3 - 1) * 5 + 10), torch.float)}),
     "t5": ("T5Config", "T5ForConditionalGeneration", {"vocab_size": 60, "d_model": 12, "d_kv": 4, "d_ff": 20,
            "num_layers": 2, "num_heads": 3, "decoder_start_token_id": 0}, IDS | DECODER),
     "bart": ("BartConfig", "BartForConditionalGeneration", LANGUAGE | {"max_position_embeddings": 40}, IDS | DECODER),
@@ -56,7 +46,8 @@ def family(request, tmp_path):
     return reference, inputs, tmp_path
 
 
-def test_any_family_is_counted_and_its_flops_equal_torchs(cli, family):
+@pytest.mark.parametrize("family", ["layoutlmv3"], indirect=True)
+def test_a_model_of_text_and_image_is_counted_and_its_flops_equal_torchs(cli, family):
     reference, inputs, folder = family
     counted = cli("count", folder, "--format", "json")
     assert counted.code == 0, counted.err

@@ -29,7 +29,7 @@ from bertscope.settings.rows import rows
 from bertscope.settings.run_config import DEFAULTS, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.plan_files import read_plan
+from bertscope.sources.training_files import read_plan
 from bertscope.text_files import read_text, read_yaml, readable
 
 MAX_POINTS = 100_000  # a row has 1.5 KB, and a point takes 0.1 s or more
