@@ -38,7 +38,7 @@ class HeldBlock:
     part: str = BEFORE
 
 
-class Phase(NamedTuple):
+class StepPhase(NamedTuple):
     """A phase of a step: its first event, its name, and the number of its forward pass."""
 
     start: int
@@ -88,16 +88,16 @@ class History:
         self.last_update = max(updates, default=-1)
         return self
 
-    def _phases(self) -> list[Phase]:
+    def _phases(self) -> list[StepPhase]:
         """Return the phases in order.
 
         A pass begins after a backward pass or an update, and where the stack that marks the loop comes again.
         """
-        markers, found, seen = self._markers(), [Phase(-1, LOAD, 0)], set[int]()
+        markers, found, seen = self._markers(), [StepPhase(-1, LOAD, 0)], set[int]()
         for block in self.all_blocks:
             last, stack = found[-1], id(block.kind)
             if block.phase in _PHASES and (block.phase != last.name or stack in seen):
-                found.append(Phase(block.born, block.phase, last.forward_pass + (block.phase == FORWARD)))
+                found.append(StepPhase(block.born, block.phase, last.forward_pass + (block.phase == FORWARD)))
                 seen = set()
             seen |= {stack} & markers
         return found
@@ -119,11 +119,11 @@ class History:
                 found.add(next(stack for stack, count in stacks.items() if count == least))
         return found
 
-    def phase_at(self, event: int) -> Phase:
+    def phase_at(self, event: int) -> StepPhase:
         """Return the phase at an event."""
         return self.phases[bisect_right(self._starts, event) - 1]
 
-    def _part(self, block: HeldBlock, own: Phase, weights: set[int]) -> str:
+    def _part(self, block: HeldBlock, own: StepPhase, weights: set[int]) -> str:
         """Return the part of a block, from its frames and from the phase in which it is freed."""
         if block.kind.part:
             return block.kind.part
