@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertscope import __version__
 from bertscope.analyses.diagram.forward import Given, forward_diagram
@@ -26,14 +26,7 @@ from bertscope.reports.base import Shape, Subject, Totals
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import collapse, expand, in_order
 from bertscope.reports.memory import FitReport
-from bertscope.reports.page import (
-    DiffReport,
-    DiffRow,
-    FieldChange,
-    ModelPart,
-    PageReport,
-)
-from bertscope.reports.plan import PlanReport
+from bertscope.reports.page import DiffReport, DiffRow, FieldChange, ModelPart, PageReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
@@ -54,103 +47,80 @@ def diff(a: ModelSource | Checkpoint, b: ModelSource | Checkpoint, *, batch: int
     Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
     the same model without one, and without the wrappers of peft, so that only adapters differ.
     """
-    one, other = (_StoredSide(side) if isinstance(side, Checkpoint) else _Side(side) for side in (a, b))
+    one, other = (
+        _of_checkpoint(side) if isinstance(side, Checkpoint) else _of_model(side, batch, seq) for side in (a, b)
+    )
+    names = dict.fromkeys(("architecture", *one.fields, *other.fields))
+    values = {name: (one.settings.get(name), other.settings.get(name)) for name in names}
     return DiffReport(
         a=one.subject,
         b=other.subject,
-        fields=tuple(_fields(one, other)),
-        rows=tuple(_rows(one.tensors(), other.tensors())),
+        fields=tuple(
+            FieldChange(field=name, a=value, b=changed)
+            for name, (value, changed) in values.items()
+            if value != changed and name not in _RECORDED and not name.startswith("_")
+        ),
+        rows=tuple(_rows(one.tensors, other.tensors)),
         totals_a=one.totals,
         totals_b=other.totals,
         batch=batch,
         seq=seq,
-        forward_flops_a=one.forward_flops(batch, seq),
-        forward_flops_b=other.forward_flops(batch, seq),
+        forward_flops_a=one.forward_flops,
+        forward_flops_b=other.forward_flops,
     )
 
 
-class _Side:
-    """One of the two models, its parameters, and the prefix of its paths."""
+class _Side(NamedTuple):
+    """A model, or a checkpoint by its header."""
 
-    def __init__(self, source: ModelSource) -> None:
-        model = built_for_counting(source)
-        self.source = source
-        self.report = count(model, by="parameter", name=source.name)
-        self.subject, self.totals = self.report.subject, self.report.totals
-        self.prefix = f"{getattr(base_model_of(model), 'base_model_prefix', 'bert')}."
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings in its file, with the values of the built model."""
-        about = self.report.subject
-        return {**self.source.settings, **(about.config or {}), "architecture": about.architecture}
-
-    def tensors(self) -> dict[str, tuple[Shape, int]]:
-        """Return shape and number of elements by path; each tied tensor under its first path only."""
-        rows = [row for row in self.report.rows if row.tied_to is None]
-        paths = [name_without_adapter(row.path).removeprefix(self.prefix) for row in rows]
-        return {
-            path: (row.shapes[0], row.each_params)
-            for folded, row in zip(paths, rows, strict=True)
-            for path in (expand(folded) if row.copies > 1 else [folded])
-        }
-
-    def forward_flops(self, batch: int, seq: int) -> int | None:
-        """Return the FLOPs of a forward pass; None if it does not run."""
-        try:
-            return FlopsRun(source=self.source).at(batch, seq).rows[0].forward.matmul_flops
-        except BertscopeError:
-            if self.source.bert_config is not None:  # then the sizes are wrong
-                raise
-            return None
+    subject: Subject
+    totals: Totals
+    fields: Sequence[str]  # the settings that are compared, in their order
+    settings: dict[str, Any]
+    tensors: dict[str, tuple[Shape, int]]  # shape and number of elements by path; each tied tensor at its first path
+    forward_flops: int | None = None  # None: a forward pass does not run, or a file does not say how
 
 
-class _StoredSide:
-    """A checkpoint as one of the two models, by its header."""
+def _of_model(source: ModelSource, batch: int, seq: int) -> _Side:
+    model = built_for_counting(source)
+    report = count(model, by="parameter", name=source.name)
+    about, prefix = report.subject, f"{getattr(base_model_of(model), 'base_model_prefix', 'bert')}."
+    tensors = {}
+    for row in report.rows:
+        path = name_without_adapter(row.path).removeprefix(prefix)
+        for single in () if row.tied_to else expand(path) if row.copies > 1 else [path]:
+            tensors[single] = row.shapes[0], row.each_params
+    flops = None
+    try:
+        flops = FlopsRun(source=source).at(batch, seq).rows[0].forward.matmul_flops
+    except BertscopeError:
+        if source.bert_config is not None:  # then the sizes are wrong
+            raise
+    settings = {**source.settings, **(about.config or {}), "architecture": about.architecture}
+    fields = ("add_pooling_layer", *RULES, *source.settings)
+    return _Side(about, report.totals, fields, settings, tensors, flops)
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self.stored = sums(checkpoint)
-        self.subject = Subject(name=checkpoint.name, architecture=checkpoint.format, dtype="stored",
-                               torch_version=str(torch.__version__), bertscope_version=__version__,
-                               obtained="read from the file's header")  # fmt: skip
-        params, size = self.stored.distinct_params, self.stored.weight_bytes
-        self.totals = Totals(
-            distinct_params=params, layer_params=self.stored.stored_params, trainable_params=params, frozen_params=0,
+
+def _of_checkpoint(checkpoint: Checkpoint) -> _Side:
+    """Return a side whose names are those of torch without `bert.`; its settings are the format and the dtypes."""
+    stored = sums(checkpoint)
+    params, size = stored.distinct_params, stored.weight_bytes
+    dtypes = ", ".join(f"{row.dtype} ({row.packing})" if row.packing else row.dtype for row in stored.dtypes)
+    settings = {"architecture": stored.format, "dtypes": dtypes, "weight_bytes": size}
+    in_torch = name_in_torch if stored.format == "gguf" else str
+    return _Side(
+        Subject(name=checkpoint.name, architecture=checkpoint.format, dtype="stored",
+                torch_version=str(torch.__version__), bertscope_version=__version__,
+                obtained="read from the file's header"),
+        Totals(
+            distinct_params=params, layer_params=stored.stored_params, trainable_params=params, frozen_params=0,
             trainable_layer_params=params, frozen_layer_params=0, buffer_params=0, buffer_bytes=0, param_bytes=size,
             fp32_bytes=4 * params, bf16_bytes=2 * params, unknown_tensors=0,
-        )  # fmt: skip
-
-    def settings(self) -> dict[str, Any]:
-        """Return the format, and the dtypes with their packing."""
-        dtypes = (f"{row.dtype} ({row.packing})" if row.packing else row.dtype for row in self.stored.dtypes)
-        return {
-            "architecture": self.stored.format,
-            "dtypes": ", ".join(dtypes),
-            "weight_bytes": self.stored.weight_bytes,
-        }
-
-    def tensors(self) -> dict[str, tuple[Shape, int]]:
-        """Return shape and number of elements by name, in torch's names without `bert.`; each storage once."""
-        in_torch = name_in_torch if self.stored.format == "gguf" else str
-        return {
-            modern_name(in_torch(tensor.name)).removeprefix("bert."): (tensor.shape, tensor.params)
-            for tensor in self.checkpoint.tensors
-            if not tensor.shares
-        }
-
-    def forward_flops(self, batch: int, seq: int) -> int | None:
-        """Return None: a file does not say how its tensors are used."""
-        return None
-
-
-def _fields(a: _Side | _StoredSide, b: _Side | _StoredSide) -> Iterator[FieldChange]:
-    settings = [a.settings(), b.settings()]
-    known = () if isinstance(a, _StoredSide) else ("add_pooling_layer", *RULES)
-    own = [side.source.settings if isinstance(side, _Side) else side.settings() for side in (a, b)]
-    for field in dict.fromkeys(("architecture", *known, *(name for names in own for name in names))):
-        one, other = (setting.get(field) for setting in settings)
-        if one != other and field not in _RECORDED and not field.startswith("_"):
-            yield FieldChange(field=field, a=one, b=other)
+        ),
+        tuple(settings), settings,
+        {modern_name(in_torch(tensor.name)).removeprefix("bert."): (tensor.shape, tensor.params)
+         for tensor in checkpoint.tensors if not tensor.shares},
+    )  # fmt: skip
 
 
 def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> Iterator[DiffRow]:
@@ -184,14 +154,13 @@ def page_report(
     The fit table has all `variants` of a source. The other parts describe the step of those in the first precision.
     """
     card, limit = limit if isinstance(limit, Gpu) else None, limit if has_fit else None
-    models = tuple(
-        _model(source, runs, card, limit, context_bytes) for source, runs in zip(sources, variants, strict=True)
+    return PageReport(
+        models=tuple(
+            _model(source, runs, card, limit, context_bytes) for source, runs in zip(sources, variants, strict=True)
+        ),
+        diff=diff(*sources, batch=variants[0][0].batch, seq=variants[0][0].seq) if len(sources) == 2 else None,
+        written=time.strftime("%Y-%m-%d"),
     )
-    differences = None
-    if len(sources) == 2:
-        first = variants[0][0]
-        differences = diff(sources[0], sources[1], batch=first.batch, seq=first.seq)
-    return PageReport(models=models, diff=differences, written=time.strftime("%Y-%m-%d"))
 
 
 def _model(
@@ -227,8 +196,11 @@ def _model(
 
     # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
     with stage(f"{source.name}, fit") if limit is not None else nullcontext():
-        fit, asked = fits(), fits(batch)
-        plan = _plan(source, run_config, asked, limit, context_bytes)
+        fit, asked, plan = fits(), fits(batch), None
+        plain = [row for row in asked.rows if row.checkpointing == NONE] if asked else []
+        if limit is not None and plain and not any(row.fits for row in plain) and run_config.mode == TRAINING:
+            with suppress(BertscopeError):  # a model without layers whose products could be kept
+                plan = plan_report(source, run_config.changed(checkpointing=NONE), limit, context_bytes=context_bytes)
     with stage(f"{source.name}, memory"):
         memory = estimate_on(source, of_first, card, steps)[1]
     return ModelPart(
@@ -245,18 +217,6 @@ def _model(
         forward=forward,
         layer=_dataflow(source, model, layer, given) if layer else None,
     )
-
-
-def _plan(
-    source: ModelSource, run_config: RunConfig, asked: FitReport | None, limit: int | Gpu | None, context: int | None
-) -> PlanReport | None:
-    """Return the plans for the batch of the page, if it does not fit without recomputation."""
-    plain = [row for row in asked.rows if row.checkpointing == NONE] if asked else []
-    if limit is None or not plain or any(row.fits for row in plain) or run_config.mode != TRAINING:
-        return None
-    with suppress(BertscopeError):  # a model without layers whose products could be kept
-        return plan_report(source, run_config.changed(checkpointing=NONE), limit, context_bytes=context)
-    return None
 
 
 def _dataflow(source: ModelSource, model: nn.Module, path: str, given: Given) -> GraphReport | None:

@@ -8,7 +8,7 @@ from math import prod
 from operator import itemgetter
 from typing import Any
 
-from bertscope.analyses.modules.module_tree import Held, InOut, Node, fold, read_with
+from bertscope.analyses.modules.module_tree import Held, InOut, Node, fold, read
 from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
 from bertscope.errors import SelectionError
 from bertscope.model.lora import WRAPPED
@@ -112,23 +112,12 @@ ROW_NAMES = {
 WHOLE = ("pooler", "transform")  # rows that include everything below them
 
 
-def count(
-    model: nn.Module,
-    *,
-    by: str = "layer",
-    name: str | None = None,
-    dtype: str | None = None,
-    folded: bool | None = None,
-    sort: str = "model",
-    shapes: Mapping[str, InOut] | None = None,
-) -> CountReport:
+def count(model: nn.Module, *, by: str = "layer", **options: Any) -> CountReport:
     """Count the parameters of any torch module from the shapes of its tensors, without running it.
 
-    `by` is one of group, layer, module, parameter. Equal layers are folded unless `by="parameter"`; `folded`
-    overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. `shapes`,
-    as returned by `tracing.trace.shapes`, adds the shapes of inputs and outputs.
+    `by` is one of group, layer, module, parameter; the options are those of `counts`.
     """
-    return counts(model, (by,), name=name, dtype=dtype, folded=folded, sort=sort, shapes=shapes)[0]
+    return counts(model, (by,), **options)[0]
 
 
 def counts(
@@ -141,37 +130,51 @@ def counts(
     sort: str = "model",
     shapes: Mapping[str, InOut] | None = None,
 ) -> list[CountReport]:
-    """Return what `count` returns for each value of `by` in `tables`, from one reading of the model."""
+    """Return what `count` returns for each value of `by` in `tables`, from one reading of the model.
+
+    Equal layers are folded unless `by` is "parameter"; `folded` overrides this. `dtype` (fp32, bf16, fp16) sets the
+    bytes; by default they are those of the tensors. `shapes`, as returned by `tracing.trace.shapes`, adds the shapes of
+    inputs and outputs.
+    """
     for option, value, allowed in (
         *(("by", by, BY) for by in tables), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None)),
     ):  # fmt: skip
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
-    root = read_with(model, shapes)
+    root = _read(model, shapes)
     equal = fold(root)
     about, totalled, tied, unknown_paths = subject(model, name, dtype), totals(root, dtype), ties(root), unknown(root)
     rows = _Rows(totalled.layer_params, dtype)
     made = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
     of_equal = {by: list(made[by](equal)) for by in {"group", "layer", *tables} - {"parameter"}}
     sums = tuple(written_sums(of_equal["group"], of_equal["layer"]))
-
-    def shown(by: str) -> list[CountRow]:
-        """Return the rows of a table in the model's order."""
+    reports = []
+    for by in tables:
         is_folded = by != "parameter" if folded is None else folded
-        return of_equal[by] if is_folded and by in of_equal else list(made[by](equal if is_folded else root))
+        shown = of_equal[by] if is_folded and by in of_equal else made[by](equal if is_folded else root)
+        reports.append(CountReport(
+            subject=about, by=by, totals=totalled, rows=tuple(sorted(shown, key=SORTS[sort])), ties=tied,
+            unknown=unknown_paths, sums=sums,
+        ))  # fmt: skip
+    return reports
 
-    return [
-        CountReport(
-            subject=about,
-            by=by,
-            totals=totalled,
-            rows=tuple(sorted(shown(by), key=SORTS[sort])),
-            ties=tied,
-            unknown=unknown_paths,
-            sums=sums,
-        )
-        for by in tables
-    ]
+
+def _read(model: nn.Module, shapes: Mapping[str, InOut] | None) -> Node:
+    """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
+    return read(model, lambda path: (shapes or {}).get(path, ((), ())))
+
+
+def _sums(params: Sequence[Held], copies: int, layer_params: int) -> dict[str, Any]:
+    """Return what a row of `count` and one of `tree` say of the parameters of one copy."""
+    each = sum(held.layer_numel for held in params)
+    return {
+        "copies": copies,
+        "each_params": each,
+        "params": each * copies,
+        "distinct_params": copies * sum(held.distinct_numel for held in params),
+        "trainable_params": copies * sum(held.layer_numel for held in params if held.trainable),
+        "share": each * copies / layer_params if layer_params else 0.0,
+    }
 
 
 class _Rows:
@@ -186,7 +189,6 @@ class _Rows:
     ) -> CountRow:
         """Return one row from the tensors of one copy."""
         params = [item for item in held if item.is_parameter]
-        each = sum(item.layer_numel for item in params)
         own = {item.path for item in params}
         tied = [item.tied_to for item in params if item.tied_to and item.tied_to not in own]
         return CountRow(
@@ -194,16 +196,11 @@ class _Rows:
             path=path,
             type=kind,
             shapes=tuple(item.shape for item in params),
-            copies=copies,
-            each_params=each,
-            params=each * copies,
-            distinct_params=copies * sum(item.distinct_numel for item in params),
-            trainable_params=copies * sum(item.layer_numel for item in params if item.trainable),
             bytes=copies * sum(held_bytes(item, self.dtype) for item in params),
-            share=each * copies / self.layer_params if self.layer_params else 0.0,
             tied_to=", ".join(dict.fromkeys(tied)) or None,
             inputs=nodes[0].note[0] if nodes else (),
             outputs=nodes[-1].note[1] if nodes else (),
+            **_sums(params, copies, self.layer_params),
         )
 
     def by_group(self, root: Node) -> Iterator[CountRow]:
@@ -224,7 +221,8 @@ class _Rows:
         claimed: set[str] = set()
         is_transformer = all(block.descend(path) for path in ("attention.self", "output.LayerNorm"))
         for name, part in LAYER_PARTS.items() if is_transformer else ():
-            places = _places(part)
+            start, _, ends = part.partition("{")
+            places = [start + end for end in ends.rstrip("}").split(",")]
             nodes = [node for node in map(block.descend, places) if node is not None]
             if len(nodes) == len(places):
                 held = [item for node in nodes for item in node.params]
@@ -297,12 +295,6 @@ def _row_name(node: Node) -> str:
     return path or "(own)"
 
 
-def _places(part: str) -> list[str]:
-    """Return the paths that one text names, such as `attention.{self,output.dense}`."""
-    start, _, ends = part.partition("{")
-    return [start + end for end in ends.rstrip("}").split(",")]
-
-
 # ---- `tree`: the module tree of any torch module, with equal neighbours folded ----
 
 
@@ -319,45 +311,35 @@ def tree(
     The root has depth 0, so the totals are the same for every `depth`. `tracing.trace.shapes` returns `shapes`,
     whose FLOPs and calls the report has too.
     """
-    root = read_with(model, shapes)
+    root = _read(model, shapes)
     sums = totals(root, None)
-    rows = _rows(fold(root) if folded else root, sums.layer_params)
+    numbers: Counter[int] = Counter()  # of the modules at each depth
+    rows = []
+    for node, at, copies, is_last in (fold(root) if folded else root).rows():
+        index = f"{at}-{numbers[at] + 1}" if at else ""  # as in torchinfo: `3-6`
+        numbers[at] += node.copies
+        if depth is None or at <= depth:
+            rows.append(TreeRow(
+                name=node.name,
+                path=node.path,
+                type=node.type,
+                depth=at,
+                depth_index=index,
+                is_last=is_last,
+                same_as=node.same_as,
+                inputs=node.note[0],
+                outputs=node.note[1],
+                bytes=copies * sum(held.layer_numel * held.itemsize for held in node.params),
+                kernel_size=node.kernel_size,
+                **_sums(node.params, copies, sums.layer_params),
+            ))  # fmt: skip
     return TreeReport(
         subject=subject(model, name),
         max_depth=depth,
         totals=sums,
-        rows=tuple(row for row in rows if depth is None or row.depth <= depth),
+        rows=tuple(rows),
         ties=ties(root),
         unknown=unknown(root),
         matmul_flops=getattr(shapes, "matmul_flops", None),
         calls=tuple(getattr(shapes, "calls", ())),
     )
-
-
-def _rows(root: Node, layer_params: int) -> Iterator[TreeRow]:
-    """Yield the rows of all modules, numbered at each depth as in torchinfo: `3-6`."""
-    seen: Counter[int] = Counter()
-    for node, depth, copies, is_last in root.rows():
-        index = f"{depth}-{seen[depth] + 1}" if depth else ""
-        seen[depth] += node.copies
-        each = sum(held.layer_numel for held in node.params)
-        inputs, outputs = node.note
-        yield TreeRow(
-            name=node.name,
-            path=node.path,
-            type=node.type,
-            depth=depth,
-            depth_index=index,
-            copies=copies,
-            is_last=is_last,
-            each_params=each,
-            params=each * copies,
-            distinct_params=copies * sum(held.distinct_numel for held in node.params),
-            trainable_params=copies * sum(held.layer_numel for held in node.params if held.trainable),
-            share=each * copies / layer_params if layer_params else 0.0,
-            same_as=node.same_as,
-            inputs=inputs,
-            outputs=outputs,
-            bytes=copies * sum(held.layer_numel * held.itemsize for held in node.params),
-            kernel_size=node.kernel_size,
-        )

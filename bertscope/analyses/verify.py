@@ -60,20 +60,29 @@ def verify(
     ]  # fmt: skip
     findings = [*_folded(expected.rows(named))]
     if prefix and strip_prefix is None:
-        findings.append(_prefix_row(prefix, count))
+        findings.append(VerifyRow(
+            status="prefix", name=prefix, stored_name=prefix, copies=count, shape=None, stored_shape=None, dtype=None,
+            stored_dtype=None, params=0, is_wrong=True,
+            note=Reason(f"compared without it; {name_of('strip_prefix')} {prefix} (or auto) leaves it out"),
+        ))  # fmt: skip
     rows = [replace(row, is_wrong=False) if row.status in allowed else row for row in findings]
     wrong = {row.status for row in rows if row.is_wrong}
+    # The classes of the same configuration whose tensors the checkpoint has.
+    others = source.other_classes() if wrong & {"missing", "unexpected"} else ()
+    fitting = [str(other.architecture) for other in others
+               if not any(row.is_wrong for row in _ModelTensors(other.build(), None).rows(named))]  # fmt: skip
     return VerifyReport(
         subject=subject(model, source.name),
         stored=sums(checkpoint),
         fits=not wrong and not checkpoint.problems,
-        fitting=tuple(_fitting(source, named)) if wrong & {"missing", "unexpected"} else (),
+        fitting=tuple(fitting),
         new_modules=tuple(_new_modules(expected, findings)),
         matched_tensors=len(expected.found),
         model_tensors=len(expected.state),
-        model_distinct_params=sum({id(value): value.numel() for value in expected.parameters()}.values()),
+        model_distinct_params=sum({id(value): value.numel() for value in expected.state.values()
+                                   if isinstance(value, nn.Parameter)}.values()),
         rows=tuple(sorted(rows, key=lambda row: (not row.is_wrong, _ORDER.index(row.status)))),
-    )
+    )  # fmt: skip
 
 
 def _named(checkpoint: Checkpoint) -> _Named:
@@ -101,14 +110,6 @@ def _wrapper(named: _Named, expected: "_ModelTensors") -> str:
     return best if best and 2 * matches("") < matches(best) else ""
 
 
-def _prefix_row(prefix: str, count: int) -> VerifyRow:
-    return VerifyRow(
-        status="prefix", name=prefix, stored_name=prefix, copies=count, shape=None, stored_shape=None, dtype=None,
-        stored_dtype=None, params=0, is_wrong=True,
-        note=Reason(f"compared without it; {name_of('strip_prefix')} {prefix} (or auto) leaves it out"),
-    )  # fmt: skip
-
-
 def _new_modules(expected: "_ModelTensors", findings: Iterable[VerifyRow]) -> list[str]:
     """Return the modules of a head or pooler whose tensors are missing, if nothing else of the model is."""
     missing = [row.name for row in findings if row.status == "missing"]
@@ -117,14 +118,6 @@ def _new_modules(expected: "_ModelTensors", findings: Iterable[VerifyRow]) -> li
     if not expected.found or not all(is_new) or any(row.status == "shape" for row in findings):
         return []
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in missing))
-
-
-def _fitting(source: ModelSource, named: _Named) -> Iterator[str]:
-    """Yield the classes of the same configuration whose tensors the checkpoint has."""
-    for other in source.other_classes():
-        expected = _ModelTensors(other.build(), None)
-        if not any(row.is_wrong for row in expected.rows(named)):
-            yield str(other.architecture)
 
 
 class _ModelTensors:
@@ -136,14 +129,13 @@ class _ModelTensors:
         # Of a model with adapters only these and the saved modules are in a file.
         found = model.stored() if isinstance(model, PeftModel) else model.state_dict(keep_vars=True)
         self.state: Mapping[str, torch.Tensor] = found
-        self.ties = _ties(self.state)
+        names: dict[int, list[str]] = {}
+        for name, tensor in self.state.items():
+            names.setdefault(id(tensor), []).append(name)
+        self.ties = {name: names[id(tensor)] for name, tensor in self.state.items()}  # of each name all of its tensor
         self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         self.prefix = str(getattr(model, "base_model_prefix", "bert"))
         self.passed_over = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters among the tensors, one for each name."""
-        return (value for value in self.state.values() if isinstance(value, nn.Parameter))
 
     def own(self, name: str) -> str:
         """Return the name of the model for a name in the file."""
@@ -208,38 +200,30 @@ class _ModelTensors:
         )  # fmt: skip
 
 
-def _ties(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
-    """Return for each name every name of the same tensor, itself included."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        names.setdefault(id(tensor), []).append(name)
-    return {name: names[id(tensor)] for name, tensor in state.items()}
-
-
 def _how(stored: str, name: str, prefix: str) -> str:
+    """Return how the name of a tensor in the file differs from the model's."""
     ends = stored.removeprefix(f"{prefix}."), name.removeprefix(f"{prefix}.")
     if modern_name(ends[0]) != modern_name(ends[1]):
         return "names of another program"
-    parts = []
-    if modern_name(stored) != stored:
-        parts.append("TensorFlow's gamma and beta for weight and bias")
-    if stored.startswith(f"{prefix}.") != name.startswith(f"{prefix}."):
-        parts.append(f"prefix {prefix}. only in {'the file' if stored.startswith(f'{prefix}.') else 'the model'}")
-    return ", ".join(parts)
+    in_file, in_model = (path.startswith(f"{prefix}.") for path in (stored, name))
+    old = "TensorFlow's gamma and beta for weight and bias" if modern_name(stored) != stored else ""
+    extra = f"prefix {prefix}. only in {'the file' if in_file else 'the model'}" if in_file != in_model else ""
+    return ", ".join(filter(None, (old, extra)))
 
 
 def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
     """Merge equal rows of neighbouring layers, and renamed tensors by the kind of renaming."""
     ordered = sorted(rows, key=lambda row: in_order(row.name))
-    others = (row for row in ordered if row.status != "renamed")
-    for name, _, items in collapse((row.name, _likeness(row), row) for row in others):
+    others = ((row.name, _likeness(row), row) for row in ordered if row.status != "renamed")
+    for name, _, items in collapse(others):
         first = items[0]
-        if name == first.name:  # of one row
-            yield first
-            continue
         stored_name = first.stored_name if len(items) == 1 or first.stored_name is None else name
         params = sum(item.params for item in items)
-        yield replace(first, name=name, stored_name=stored_name, copies=len(items), params=params)
+        yield (
+            first
+            if name == first.name
+            else replace(first, name=name, stored_name=stored_name, copies=len(items), params=params)
+        )
     renamed = [row for row in ordered if row.status == "renamed"]
     for how in dict.fromkeys(row.note for row in renamed):
         alike = [row for row in renamed if row.note == how]

@@ -5,11 +5,10 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertscope.analyses.flops import flops_report, run_as_it_is
 from bertscope.analyses.modules.module_tree import Held, Node, fold, read
@@ -31,6 +30,9 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }  # fmt: skip
 _MAX_FORMULA = 500  # characters; the longest has about 150
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_MOST_TERMS = 6  # of a formula or a sum that names each of them
+_OWN_SUM = "own_sum"  # the key of the sentence on tensors without a formula of the class
+_OWN = "(own)"  # the name of the root, and of the group of its own tensors and products
 
 
 def formula(symbols: str, values: Mapping[str, object]) -> Formula:
@@ -58,12 +60,7 @@ def _computed(node: ast.expr) -> int:
     raise ValueError(f"a formula holds integers, +, -, * and parentheses; got {ast.unparse(node)[:40]!r}")
 
 
-OWN_SUM = "own_sum"  # the key of the sentence on tensors without a formula of the class
-MOST_TERMS = 6  # of a formula or a sum that names each of them
-
-
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """The shapes of a module's inputs and outputs in its first call, the FLOPs of its own products, and its calls."""
 
     inputs: tuple[tuple[int, ...], ...] = ()
@@ -72,8 +69,7 @@ class Run:
     calls: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleRule:
+class ModuleRule(NamedTuple):
     """The formulas of a class: of each tensor by its name, and of the FLOPs of a call, in names of attributes.
 
     In the FLOPs, `positions` is the number of elements of the output, or of the input, over its `channels`, or over
@@ -81,61 +77,51 @@ class ModuleRule:
     """
 
     key: str
-    tensors: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = {}
     flops: str = ""
     channels: str = ""
     of_input: bool = False
 
 
-_NORM = partial(ModuleRule, key="normalisation")
+def _norm(size: str = "") -> ModuleRule:
+    return ModuleRule("normalisation", dict.fromkeys(("weight", "bias"), size) if size else {})
+
+
 _KERNEL = "in_channels / groups * kernel_size"
-_CONVOLUTION = ModuleRule(
-    key="convolution",
-    tensors={"weight": f"out_channels * {_KERNEL}", "bias": "out_channels"},
-    flops=f"2 * positions * out_channels * {_KERNEL}",
-    channels="out_channels",
-)
-_TRANSPOSED = ModuleRule(
-    key="convolution",
-    tensors={"weight": "in_channels * out_channels / groups * kernel_size", "bias": "out_channels"},
-    flops="2 * positions * in_channels * out_channels / groups * kernel_size",
-    channels="in_channels",
-    of_input=True,
-)
-_LOOKUP = ModuleRule(key="lookup", tensors={"weight": "num_embeddings * embedding_dim"})
+_TRANSPOSED = "in_channels * out_channels / groups * kernel_size"
 _RULES: tuple[tuple[tuple[type, ...], ModuleRule], ...] = (
     ((nn.Linear,), ModuleRule(
-        key="linear",
-        tensors={"weight": "in_features * out_features", "bias": "out_features"},
-        flops="2 * positions * in_features * out_features",
-        channels="out_features",
+        "linear", {"weight": "in_features * out_features", "bias": "out_features"},
+        "2 * positions * in_features * out_features", "out_features",
     )),
-    ((nn.Embedding, nn.EmbeddingBag), _LOOKUP),
-    ((nn.LayerNorm, nn.RMSNorm), _NORM(tensors=dict.fromkeys(("weight", "bias"), "normalized_shape"))),
-    ((nn.GroupNorm,), _NORM(tensors=dict.fromkeys(("weight", "bias"), "num_channels"))),
+    ((nn.Embedding, nn.EmbeddingBag), ModuleRule("lookup", {"weight": "num_embeddings * embedding_dim"})),
+    ((nn.LayerNorm, nn.RMSNorm), _norm("normalized_shape")),
+    ((nn.GroupNorm,), _norm("num_channels")),
     ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-     _NORM(tensors=dict.fromkeys(("weight", "bias"), "num_features"))),
-    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONVOLUTION),
-    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _TRANSPOSED),
+     _norm("num_features")),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), ModuleRule(
+        "convolution", {"weight": f"out_channels * {_KERNEL}", "bias": "out_channels"},
+        f"2 * positions * out_channels * {_KERNEL}", "out_channels",
+    )),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), ModuleRule(
+        "convolution", {"weight": _TRANSPOSED, "bias": "out_channels"},
+        f"2 * positions * {_TRANSPOSED}", "in_channels", of_input=True,
+    )),
     ((nn.MultiheadAttention,), ModuleRule(
-        key="multihead",
-        tensors={
+        "multihead",
+        {
             "in_proj_weight": "3 * embed_dim * embed_dim", "in_proj_bias": "3 * embed_dim",
             "q_proj_weight": "embed_dim * embed_dim", "k_proj_weight": "embed_dim * kdim",
             "v_proj_weight": "embed_dim * vdim", "bias_k": "embed_dim", "bias_v": "embed_dim",
         },
-        flops="positions * (4 * 2 * embed_dim * embed_dim + 2 * 2 * keys * embed_dim)",
-        channels="embed_dim",
+        "positions * (4 * 2 * embed_dim * embed_dim + 2 * 2 * keys * embed_dim)", "embed_dim",
     )),
 )  # fmt: skip
 # A dense layer of transformers, by its name: its weight is stored as (nx, nf).
-_CONV1D = ModuleRule(
-    key="conv1d", tensors={"weight": "nx * nf", "bias": "nf"}, flops="2 * positions * nx * nf", channels="nf"
-)
-_PRODUCTS = ModuleRule(key="products", flops="2 * 2 * positions * keys * width")
+_CONV1D = ModuleRule("conv1d", {"weight": "nx * nf", "bias": "nf"}, "2 * positions * nx * nf", "nf")
 
 
-def rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> ModuleRule:
+def _rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> ModuleRule:
     """Return the formulas of a module's class; those without formulas have only the key of their sentence."""
     found = next((rule for kinds, rule in _RULES if isinstance(module, kinds)), None)
     if found is not None:
@@ -144,33 +130,30 @@ def rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> ModuleRule:
     if name == "Conv1D" and hasattr(module, "nf"):
         return _CONV1D
     if run.flops and "att" in name.lower():
-        return _PRODUCTS
+        return ModuleRule("products", flops="2 * 2 * positions * keys * width")
     if not own:
-        return ModuleRule(key="own_products")
+        return ModuleRule("own_products")
     is_norm = "norm" in name.lower() and all(len(held.shape or ()) == 1 for held in own)
-    return _NORM() if is_norm else ModuleRule(key=OWN_SUM)
+    return _norm() if is_norm else ModuleRule(_OWN_SUM)
 
 
-def params_formula(module: nn.Module, rule: ModuleRule, own: Sequence[Held]) -> Formula | None:
+def _params(values: dict[str, object], rule: ModuleRule, own: Sequence[Held]) -> Formula | None:
     """Return the formula of the module's own tensors: by its class, else the sizes of each."""
-    if not own:
-        return None
-    values: dict[str, object] = _attributes(module)
     terms = []
     for held in own:
-        by_class = rule.tensors.get(tensor_name(held))
-        if by_class is None or not _made(by_class, values, held.numel):  # a subclass may store it packed
-            name = tensor_name(held)
-            by_class = name if name.isidentifier() else f"_{name}"  # of a ParameterList
-            values[by_class] = _product(held.shape)
-        terms.append(by_class)
-    if len(terms) > MOST_TERMS:
+        name = held.path.rpartition(".")[2]
+        term = rule.tensors.get(name)
+        if term is None or not _made(term, values, held.numel):  # a subclass may store it packed
+            term = name if name.isidentifier() else f"_{name}"  # of a ParameterList
+            values = {**values, term: _product(held.shape)}
+        terms.append(term)
+    if len(terms) > _MOST_TERMS:
         sizes = Counter(_product(held.shape) for held in own)
         numbers = " + ".join(f"{times} x {size}" if times > 1 else size for size, times in sizes.items())
         total = sum(held.numel for held in own)
         return Formula(symbols=f"{len(own)} tensors", numbers=numbers.replace("*", "x"), value=total)
-    return formula(" + ".join(f"{times} * {term}" if times > 1 else term for term, times in Counter(terms).items()),
-                   values)  # fmt: skip
+    symbols = " + ".join(f"{times} * {term}" if times > 1 else term for term, times in Counter(terms).items())
+    return formula(symbols, values) if own else None
 
 
 def _made(symbols: str, values: Mapping[str, object], wanted: int) -> Formula | None:
@@ -199,32 +182,24 @@ def _attributes(module: nn.Module) -> dict[str, object]:
     return found
 
 
-def flops_formula(module: nn.Module, rule: ModuleRule, run: Run) -> Formula:
+def _flops(module: nn.Module, values: Mapping[str, object], rule: ModuleRule, run: Run) -> Formula:
     """Return the FLOPs of the module's own matrix products: a formula if one gives their number, else as counted.
 
     The number of keys of an attention is a length of one of its inputs; the width of all heads is that of the output or
     of one of its dense layers.
     """
     shape = next(iter(run.inputs if rule.of_input else run.outputs), ())
-    values: dict[str, object] = {"calls": run.calls, **_attributes(module)}
     channels = values.get(rule.channels, shape[-1] if shape else 0)
-    values["positions"] = prod(shape) // channels if isinstance(channels, int) and channels else 0
+    positions = prod(shape) // channels if isinstance(channels, int) and channels else 0
     lengths = sorted({given[-2] for given in run.inputs if len(given) > 2}) if "keys" in rule.flops else [0]
     dense = [layer.out_features for layer in module.children() if isinstance(layer, nn.Linear)]
     widths = dict.fromkeys([*shape[-1:], *dense]) if "width" in rule.flops else [0]
     for keys, width in product(lengths, widths):
+        of_run = {"positions": positions, "calls": run.calls, "keys": keys, "width": width}
         for text in (rule.flops, f"calls * {rule.flops}") if rule.flops else ():
-            if made := _made(text, values | {"keys": keys, "width": width}, run.flops):
+            if made := _made(text, {**values, **of_run}, run.flops):
                 return made
     return Formula(symbols="counted", numbers="", value=run.flops)
-
-
-def tensor_name(held: Held) -> str:
-    """Return the name of a tensor in its module."""
-    return held.path.rpartition(".")[2]
-
-
-_OWN = "(own)"  # the name of the root, and of the group of its own tensors and products
 
 
 def explain_modules(
@@ -241,26 +216,28 @@ def explain_modules(
     Without `inputs` a model whose forward pass cannot run is explained without shapes and FLOPs; the note has the
     reason. Raises SelectionError for a path that no module has, and the error of the run with `inputs`.
     """
-    recorded, runs, notes = None, dict[str, Run](), tuple[Note, ...]()
+    recorded, notes = None, tuple[Note, ...]()
 
     def made(device: str) -> nn.Module:
         """Return the model on a device."""
         return source.build(device=device, attention=META_ATTENTION)
 
+    def run(model: nn.Module, inputs: Any) -> Trace:
+        """Run the model without dropout."""
+        return run_as_it_is(model.eval(), inputs, training=False)[0]
+
     try:
         given = inputs_for(model, batch, seq, given=inputs)
-        recorded = run_without_values(source, model, given, _run, made, inputs)
-        runs = _runs(recorded)
+        recorded = run_without_values(source, model, given, run, made, inputs)
     except BertscopeError as error:
         if inputs:
             raise
         notes = (Note(key="explain_no_forward", values={"reason": Reason(error.text)}),)
-    root = read(model, lambda path: runs.get(path, Run()))
-    walk = _ModuleWalk(model, fold(root), tuple(runs))
-    steps = list(walk.steps(walk.root))
-    chosen, at = steps, ""
+    walk = _ModuleWalk(model, recorded)
+    steps, at = walk.steps(walk.root), ""
+    chosen = steps
     if path is not None:
-        node = _at(root, walk, path, f"{getattr(model, 'base_model_prefix', '')}.")
+        node = walk.find(path, f"{getattr(model, 'base_model_prefix', '')}.")
         numbers = {single: step.number for step in steps for single in expand(step.path)}
         at, chosen = node.path, [replace(step, number=numbers[next(expand(step.path))]) for step in walk.steps(node)]
     return ExplainReport(
@@ -268,15 +245,10 @@ def explain_modules(
         batch=None if recorded is None else batch,
         seq=None if recorded is None else seq,
         steps=tuple(chosen),
-        sums=tuple(_sums(model, walk, recorded, steps, at, chosen)),
+        sums=tuple(walk.sums(steps, at, chosen)),
         questions=(),
         notes=notes,
     )
-
-
-def _run(model: nn.Module, inputs: Any) -> Trace:
-    """Run the model without dropout; return the trace."""
-    return run_as_it_is(model.eval(), inputs, training=False)[0]
 
 
 def _runs(recorded: Trace) -> dict[str, Run]:
@@ -284,44 +256,42 @@ def _runs(recorded: Trace) -> dict[str, Run]:
     flops, calls = Counter[str](), Counter(call.path for call in recorded.modules)
     for (path, _, _), made in recorded.calls.items():
         flops[path] += made.work.matmul_flops
-    shapes = recorded.shapes()
-    found = {path: shapes.get(path, ((), ())) for path in (*shapes, *flops)}  # the root of TorchScript has no hooks
-    return {
-        path: Run(
-            tuple(given.shape for given in inputs), tuple(out.shape for out in outputs), flops[path], calls[path] or 1
-        )
-        for path, (inputs, outputs) in found.items()
-    }
-
-
-def _at(root: Node, walk: "_ModuleWalk", path: str, prefix: str) -> Node:
-    """Return the folded node at a path, of one layer (`encoder.layer.1`) or of a range as reports write it.
-
-    The path may lack the names of wrappers, such as `base_model.model` of peft, and lack or have the `prefix` of a
-    model in a class with a head, such as `bert.`.
-    """
-    for name in (path, f"{walk.top.path}.{path}", prefix + path, path.removeprefix(prefix)):
-        single, several = root.descend(name), walk.root.descend(name)
-        if path and (single or several):
-            return fold(single) if single else several  # type: ignore[return-value]  # one of them is a node
-    known = [node.path for node in walk.root.walk() if node.path]
-    raise SelectionError(f"no module is called {path[:100]!r}; {suggestion(path, known)}")
+    shapes, runs = recorded.shapes(), {}
+    for path in dict.fromkeys((*shapes, *flops)):  # the root of TorchScript has no hooks, so no shapes
+        inputs, outputs = (tuple(item.shape for item in items) for items in shapes.get(path, ((), ())))
+        runs[path] = Run(inputs, outputs, flops[path], calls[path] or 1)
+    return runs
 
 
 class _ModuleWalk:
-    """Maker of the steps of a folded tree."""
+    """The folded tree of a model with what was recorded of each module, its steps and their sums."""
 
-    def __init__(self, model: nn.Module, root: Node, order: Sequence[str]) -> None:
-        self.root = root
+    def __init__(self, model: nn.Module, recorded: Trace | None) -> None:
+        runs = {} if recorded is None else _runs(recorded)
+        self.model, self.recorded = model, recorded
         self.modules = dict(model.named_modules())
-        self.order = {path: place for place, path in enumerate(order)}
-        top = root
+        self.order = {path: place for place, path in enumerate(runs)}
+        self.plain = read(model, lambda path: runs.get(path, Run()))
+        top = self.root = fold(self.plain)
         while len(top.children) == 1 and top.children[0].children and top.children[0].copies == 1 and not top.held:
             (top,) = top.children
         self.top = top
         self.groups = {single: child for child in top.children for single in expand(child.path)}
 
-    def steps(self, root: Node) -> Iterator[Step]:
+    def find(self, path: str, prefix: str) -> Node:
+        """Return the folded node at a path, of one layer (`encoder.layer.1`) or of a range as reports write it.
+
+        The path may lack the names of wrappers, such as `base_model.model` of peft, and lack or have the `prefix` of a
+        model in a class with a head, such as `bert.`.
+        """
+        for name in (path, f"{self.top.path}.{path}", prefix + path, path.removeprefix(prefix)):
+            single, several = self.plain.descend(name), self.root.descend(name)
+            if path and (single or several):
+                return fold(single) if single else several  # type: ignore[return-value]  # one of them is a node
+        known = [node.path for node in self.root.walk() if node.path]
+        raise SelectionError(f"no module is called {path[:100]!r}; {suggestion(path, known)}")
+
+    def steps(self, root: Node) -> list[Step]:
         """Return the steps at and below a node; a module that did not run follows the module that has it."""
         places: dict[str, int] = {}
         rows = []
@@ -331,23 +301,20 @@ class _ModuleWalk:
             if node.note.flops or any(held.is_parameter and held.counts for held in node.held):
                 rows.append((node, copies))
         ordered = sorted(rows, key=lambda row: places[row[0].path])
-        return (self.step(number, node, copies) for number, (node, copies) in enumerate(ordered, 1))
-
-    def group(self, path: str) -> str:
-        """Return the path of the group of a module: of a child of the root, "" for the root itself."""
-        parts = next(expand(path)).split(".")
-        starts = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-        return next((self.groups[start].path for start in starts if start in self.groups), "")
+        return [self.step(number, node, copies) for number, (node, copies) in enumerate(ordered, 1)]
 
     def step(self, number: int, node: Node, copies: int) -> Step:
         """Return the step of a module."""
-        module, run = self.modules[next(expand(node.path))], node.note
+        path = next(expand(node.path))
+        module, run = self.modules[path], node.note
+        starts = (path[:end] for end in [*(dot.start() for dot in re.finditer(r"\.", path)), len(path)])
+        group = next((self.groups[start].path for start in starts if start in self.groups), "")  # of the root: none
         own = [held for held in node.held if held.is_parameter]
-        rule = rule_of(module, own, run)
-        keys = [rule.key, *([OWN_SUM] if own and not rule.tensors and rule.flops else [])]
-        said = [Note(key=key) for key in keys]
+        rule, values = _rule_of(module, own, run), _attributes(module)
+        said = [Note(key=rule.key)]
+        said += [Note(key=_OWN_SUM)] if own and not rule.tensors and rule.flops else []
         said += [
-            Note(key="tied", values={"name": tensor_name(held), "tied_to": held.tied_to})
+            Note(key="tied", values={"name": held.path.rpartition(".")[2], "tied_to": held.tied_to})
             for held in own
             if held.tied_to
         ]
@@ -355,66 +322,61 @@ class _ModuleWalk:
         said += [Note(key="not_called")] if self.order and not run.outputs else []
         return Step(
             number=number,
-            group=self.group(node.path) or _OWN,
+            group=group or _OWN,
             name=node.path or _OWN,
             path=node.path,
             tf_name="",
             type=node.type,
             inputs=tuple(map(_dims, run.inputs)),
             output=_dims(run.outputs[0]) if run.outputs else (),
-            params=params_formula(module, rule, [item for item in own if not item.tied_to and item.shape is not None]),
-            flops=flops_formula(module, rule, run) if run.flops else None,
+            params=_params(values, rule, [item for item in own if not item.tied_to and item.shape is not None]),
+            flops=_flops(module, values, rule, run) if run.flops else None,
             copies=copies,
             sentences=tuple(said),
         )
+
+    def sums(self, steps: Sequence[Step], at: str, chosen: Sequence[Step]) -> Iterator[Sum]:
+        """Yield the sum of the `chosen` steps if they are those at a path, that of each group, and that of all."""
+        counted = tree(self.model, folded=False)
+        params = {row.path: row.distinct_params for row in counted.rows}
+        flops: dict[str, int] = {}
+        if self.recorded is not None:
+            about: dict[str, Any] = {"mode": "inference", "checkpointing": NONE, "batch": None, "seq": None, "loss": ""}
+            for row in flops_report(self.model, self.recorded, None, **about).rows:
+                flops |= dict.fromkeys(expand(row.path), row.forward.matmul_flops // row.copies)
+        if at:
+            single = next(expand(at))
+            yield replace(sum_of(at, chosen, params[single], flops.get(single, 0)), symbols=_written(chosen))
+        whole = [counted.totals.distinct_params, flops.get("", 0)]
+        own = list(whole)
+        for path in dict.fromkeys(child.path for child in self.groups.values()):
+            below = [sum(found.get(single, 0) for single in expand(path)) for found in (params, flops)]
+            own = [left - part for left, part in zip(own, below, strict=True)]
+            if any(below):
+                yield sum_of(path, [step for step in steps if step.group == path], *below)
+        if any(own):
+            yield sum_of(_OWN, [step for step in steps if step.group == _OWN], *own)
+        yield sum_of("total", steps, *whole)
 
 
 def _dims(shape: tuple[int, ...]) -> Dims:
     return tuple(map(str, shape))
 
 
-# ---- sums ----
-
-
-def _sums(
-    model: nn.Module, walk: _ModuleWalk, recorded: Trace | None, steps: Sequence[Step], at: str, chosen: Sequence[Step]
-) -> Iterator[Sum]:  # fmt: skip
-    """Yield the sum of the `chosen` steps if they are those at a path, that of each group, and that of all steps."""
-    counted = tree(model, folded=False)
-    params = {row.path: row.distinct_params for row in counted.rows}
-    flops: dict[str, int] = {}
-    if recorded is not None:
-        about: dict[str, Any] = {"mode": "inference", "checkpointing": NONE, "batch": None, "seq": None, "loss": ""}
-        for row in flops_report(model, recorded, None, **about).rows:
-            flops |= dict.fromkeys(expand(row.path), row.forward.matmul_flops // row.copies)
-    if at:
-        single = next(expand(at))
-        yield replace(_sum(at, chosen, params[single], flops.get(single, 0)), symbols=_written(chosen))
-    whole = [counted.totals.distinct_params, flops.get("", 0)]
-    own = list(whole)
-    for path in dict.fromkeys(child.path for child in walk.groups.values()):
-        below = [sum(found.get(single, 0) for single in expand(path)) for found in (params, flops)]
-        own = [left - part for left, part in zip(own, below, strict=True)]
-        if any(below):
-            yield _sum(path, [step for step in steps if step.group == path], *below)
-    if any(own):
-        yield _sum(_OWN, [step for step in steps if step.group == _OWN], *own)
-    yield _sum("total", steps, *whole)
-
-
 def _written(steps: Sequence[Step]) -> str:
     """Return the sum of the formulas with numbers, equal ones once: `3 x (1024 x 1024 + 1024)`."""
     terms = Counter(step.params.numbers for step in steps for _ in range(step.copies) if step.params)
     written = [f"{times} x ({term})" if times > 1 else f"({term})" for term, times in terms.items()]
-    several = " + ".join(written) if len(written) <= MOST_TERMS else ""
+    several = " + ".join(written) if len(written) <= _MOST_TERMS else ""
     return several if steps[1:] else several.strip("()")
 
 
-def _sum(group: str, steps: Sequence[Step], counted_params: int, counted_flops: int) -> Sum:
+def sum_of(group: str, steps: Sequence[Step], counted_params: int, counted_flops: int) -> Sum:
+    """Return the sum of some steps in all of their copies, next to what is counted on the built model."""
     terms = [step.params.value * step.copies for step in steps if step.params]
     return Sum(
         group=group,
-        symbols=" + ".join(f"{term:,}" for term in terms) if len(terms) <= MOST_TERMS else "",
+        symbols=" + ".join(f"{term:,}" for term in terms) if len(terms) <= _MOST_TERMS else "",
         params=sum(terms),
         counted_params=counted_params,
         flops=sum(step.flops.value * step.copies for step in steps if step.flops),

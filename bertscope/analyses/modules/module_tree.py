@@ -10,7 +10,7 @@ Counting rules, the same for every module:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,15 +25,13 @@ from bertscope.torch_access import nn, torch
 
 
 def public(cls: type) -> type:
-    """Return the class, or for one of a private module its first base outside private modules."""
-    while _is_private(cls.__module__) and cls.__bases__ != (object,):
+    """Return the class, or for one of a private module, or of torch_access, its first base outside of these."""
+    while cls.__bases__ != (object,):
+        module = cls.__module__
+        if module != torch_access.__name__ and not any(part.startswith("_") for part in module.split(".")):
+            break
         cls = cls.__bases__[0]
     return cls
-
-
-def _is_private(module: str) -> bool:
-    """Return True for a private module, and for the module here that subclasses torch's classes."""
-    return module == torch_access.__name__ or any(part.startswith("_") for part in module.split("."))
 
 
 def type_name(cls: type, package: str) -> str:
@@ -89,7 +87,7 @@ class Held(NamedTuple):
         return 0 if self.tied_to else self.numel
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)  # frozen, it takes three times as long to make
 class Node:
     """One module. A folded node represents `copies` equal neighbours and has the children of the first."""
 
@@ -105,9 +103,9 @@ class Node:
     note: Any = None  # data of an analysis on the module itself
 
     @cached_property
-    def likeness(self) -> object:
-        """Return a value that is equal for modules that differ only in their path and number of copies."""
-        return _likeness(self, self.path)
+    def likeness(self) -> Node:
+        """Return a node that is equal for modules that differ only in their path and number of copies."""
+        return replace(moved(self, self.path, ""), name="", copies=1)
 
     @cached_property
     def all_held(self) -> tuple[Held, ...]:
@@ -148,43 +146,79 @@ def read(model: nn.Module, note_of: Callable[[str], object] = lambda path: None)
     `note_of` returns the note of the module at a path; only modules with equal notes fold. The two layers of
     `built_for_counting` are one node with the copies of all.
     """
-    return _node(_Reading(*_found(model), {}, note_of), model, "", "")
+    return _Reader(model, note_of).node(model, "", "")
 
 
-class _Reading(NamedTuple):
-    """The reading of a model. No closure holds it, whose cycle would keep the model until the next collection."""
+class _Reader:
+    """The reader of a model. No closure holds it, whose cycle would keep the model until the next collection."""
 
-    found: dict[int, tuple[list[_Tensor], frozenset[int]]]
-    homes: dict[int, str]
-    met: dict[int, str]  # the first path of each module that was read
-    note_of: Callable[[str], object]
+    def __init__(self, model: nn.Module, note_of: Callable[[str], object]) -> None:
+        self.note_of = note_of
+        self.met: dict[int, str] = {}  # the first path of each module that was read
+        self.own: dict[int, tuple[list[_Tensor], set[int]]] = {}  # of each module, and those of modules below it
+        self.homes: dict[int, str] = {}  # the first path at which each tensor counts
+        others: dict[int, str] = {}
+        for path, module in model.named_modules():
+            if own := tensors_of(module):
+                inside = module.modules() if module._modules else ()
+                below = {id(tensor) for inner in inside if inner is not module for _, tensor, _ in tensors_of(inner)}
+                self.own[id(module)] = own, below
+                for name, tensor, _ in own:
+                    (others if id(tensor) in below else self.homes).setdefault(id(tensor), _join(path, name))
+        self.homes = others | self.homes  # every module of a cycle holds the tensors that have no other path
+
+    def node(self, module: nn.Module, name: str, path: str) -> Node:
+        """Return the node of a module."""
+        kind, note = type(module).__name__, self.note_of(path)
+        first = self.met.setdefault(id(module), path)
+        if first != path:
+            return Node(name=name, path=path, type=kind, same_as=first, note=note)
+        parts = [(part, child) for part, child in module._modules.items() if child is not None]
+        children = tuple([self.node(child, part, _join(path, part)) for part, child in parts])
+        if (layers := vars(module).get(REPEATED)) is not None:
+            children = (_repeated(children, path, layers),)
+        size = vars(module).get("kernel_size")
+        size = tuple(size) if isinstance(size, (tuple, list)) else size
+        is_size = all(isinstance(number, int) for number in (size if isinstance(size, tuple) else (size,)))
+        return Node(
+            name=name,
+            path=path,
+            type=kind,
+            held=tuple(self.held(module, path)),
+            children=children,
+            is_list=isinstance(module, nn.ModuleList),
+            kernel_size=size if is_size else None,
+            note=note,
+        )
+
+    def held(self, module: nn.Module, path: str) -> Iterator[Held]:
+        """Yield the tensors of a module."""
+        own, below = self.own.get(id(module), ((), ()))
+        first_names: dict[int, str] = {}  # the module itself may hold a tensor twice
+        for name, tensor, is_parameter in own:
+            address, home = _join(path, name), self.homes[id(tensor)]
+            is_first = first_names.setdefault(id(tensor), name) == name
+            unknown = nn.parameter.is_lazy(tensor)
+            yield Held(
+                path=address,
+                shape=None if unknown else tuple(tensor.shape),
+                numel=0 if unknown else tensor.numel(),
+                itemsize=tensor.dtype.itemsize,
+                is_parameter=is_parameter,
+                trainable=is_parameter and tensor.requires_grad,
+                counts=home == address or (is_first and id(tensor) not in below),
+                tied_to=None if home == address else home,
+            )
 
 
-def _node(reading: _Reading, module: nn.Module, name: str, path: str) -> Node:
-    """Return the node of a module."""
-    kind, note, found = type(module).__name__, reading.note_of(path), reading.found.get(id(module))
-    first = reading.met.setdefault(id(module), path)
-    if first != path:
-        return Node(name=name, path=path, type=kind, same_as=first, note=note)
-    children = tuple(
-        [
-            _node(reading, child, child_name, _join(path, child_name))
-            for child_name, child in module._modules.items()
-            if child is not None
-        ]
-    )
-    if (layers := vars(module).get(REPEATED)) is not None:
-        children = (_repeated(children, path, layers),)
-    return Node(
-        name=name,
-        path=path,
-        type=kind,
-        held=tuple(_held(*found, path, reading.homes)) if found else (),
-        children=children,
-        is_list=isinstance(module, nn.ModuleList),
-        kernel_size=_kernel_size(module),
-        note=note,
-    )
+def tensors_of(module: nn.Module) -> list[_Tensor]:
+    """Return the name of each parameter and buffer of the module itself, the tensor, and True for a parameter."""
+    kinds = ((module._parameters, True), (module._buffers, False))
+    return [(name, tensor, kind) for tensors, kind in kinds for name, tensor in tensors.items() if tensor is not None]
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _repeated(layers: tuple[Node, ...], path: str, copies: int) -> Node:
@@ -198,90 +232,24 @@ def _repeated(layers: tuple[Node, ...], path: str, copies: int) -> Node:
     return _named(replace(one, copies=copies))
 
 
-def read_with(model: nn.Module, found: Mapping[str, InOut] | None) -> Node:
-    """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
-    nothing: InOut = ((), ())
-    return read(model, lambda path: (found or {}).get(path, nothing))
-
-
-def _kernel_size(module: nn.Module) -> int | tuple[int, ...] | None:
-    size = vars(module).get("kernel_size")
-    if isinstance(size, (tuple, list)):
-        return tuple(size) if all(isinstance(number, int) for number in size) else None
-    return size if isinstance(size, int) else None
-
-
-def _held(own: list[_Tensor], below: frozenset[int], path: str, homes: dict[int, str]) -> Iterator[Held]:
-    """Yield the tensors of a module at this path; `below` are the ids of those of the modules below it."""
-    first_names: dict[int, str] = {}  # the module itself may hold a tensor twice
-    for name, tensor, is_parameter in own:
-        address, home = _join(path, name), homes[id(tensor)]
-        is_first = first_names.setdefault(id(tensor), name) == name
-        unknown = nn.parameter.is_lazy(tensor)
-        yield Held(
-            path=address,
-            shape=None if unknown else tuple(tensor.shape),
-            numel=0 if unknown else tensor.numel(),
-            itemsize=tensor.dtype.itemsize,
-            is_parameter=is_parameter,
-            trainable=is_parameter and tensor.requires_grad,
-            counts=home == address or (is_first and id(tensor) not in below),
-            tied_to=None if home == address else home,
-        )
-
-
-def tensors_of(module: nn.Module) -> list[_Tensor]:
-    """Return the name of each parameter and buffer of the module itself, the tensor, and True for a parameter."""
-    kinds = ((module._parameters, True), (module._buffers, False))
-    return [(name, tensor, kind) for tensors, kind in kinds for name, tensor in tensors.items() if tensor is not None]
-
-
-def _found(model: nn.Module) -> tuple[dict[int, tuple[list[_Tensor], frozenset[int]]], dict[int, str]]:
-    """Return the own tensors of each module with the ids of those below it, and the first path of each tensor."""
-    found: dict[int, tuple[list[_Tensor], frozenset[int]]] = {}
-    homes: dict[int, str] = {}
-    others: dict[int, str] = {}
-    for path, module in model.named_modules():
-        if own := tensors_of(module):
-            below = _held_below(module) if module._modules else frozenset()
-            found[id(module)] = own, below
-            for name, tensor, _ in own:
-                (others if id(tensor) in below else homes).setdefault(id(tensor), _join(path, name))
-    return found, others | homes  # every module of a cycle holds the tensors that have no other path
-
-
-def _held_below(module: nn.Module) -> frozenset[int]:
-    """Return the ids of the tensors held by modules below this one."""
-    below = (inner for inner in module.modules() if inner is not module)  # a child may hold its parent
-    return frozenset(id(tensor) for inner in below for _, tensor, _ in tensors_of(inner))
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
 def fold(node: Node) -> Node:
     """Return the same tree with equal, consecutively numbered neighbours as one node: `0-11`, 12 copies."""
-    runs: list[list[Node]] = []
+    runs: list[tuple[Node, int]] = []  # the first of equal ones, and their number
     for child in map(fold, node.children):
-        if runs and _continues(runs[-1], child):
-            runs[-1].append(child)
+        number = number_of(child.name)
+        first, copies = runs[-1] if runs else (child, 0)
+        follows = number is not None and child.same_as is None and number_of(first.name) == number - copies
+        if copies and follows and first.likeness == child.likeness:
+            runs[-1] = first, copies + 1
         else:
-            runs.append([child])
-    children = tuple([_named(run[0] if len(run) == 1 else replace(run[0], copies=len(run))) for run in runs])
+            runs.append((child, 1))
+    children = tuple([_named(first if copies == 1 else replace(first, copies=copies)) for first, copies in runs])
     return node if children == node.children else replace(node, children=children)
 
 
 def row_paths(model: nn.Module) -> dict[str, str]:
     """Return, for the path of every module, the path of its row in the folded tree."""
     return {path: row.path for row in fold(read(model)).walk() for path in expand(row.path)}
-
-
-def _continues(run: list[Node], child: Node) -> bool:
-    number, first = number_of(child.name), number_of(run[0].name)
-    if number is None or first is None or child.same_as is not None:
-        return False
-    return number == first + len(run) and run[0].likeness == child.likeness
 
 
 def _named(node: Node) -> Node:
@@ -295,35 +263,23 @@ def _named(node: Node) -> Node:
     return replace(moved(node, node.path, node.path.removesuffix(node.name) + numbers), name=numbers)
 
 
-def _likeness(node: Node, base: str) -> object:
-    """Return all that a node is, except its name and copies, with the paths below `base` relative to it."""
-
-    def relative(path: str | None) -> str | None:
-        return _renamed(path, base, "")
-
-    held = [
-        (relative(item.path), item.shape, item.numel, item.itemsize, item.is_parameter, item.trainable, item.counts,
-         relative(item.tied_to))
-        for item in node.held
-    ]  # fmt: skip
-    children = [(child.name, child.copies, _likeness(child, base)) for child in node.children]
-    return (
-        node.type, node.is_list, node.kernel_size, node.note, relative(node.same_as), tuple(held), tuple(children)
-    )  # fmt: skip
-
-
 def moved(node: Node, old: str, new: str) -> Node:
     """Return a node at or below the path `old` with its paths below `new`."""
-    return replace(
-        node,
-        path=new + node.path[len(old) :],
-        held=tuple(
-            held._replace(path=new + held.path[len(old) :], tied_to=_renamed(held.tied_to, old, new))
-            for held in node.held
-        ),
+    start = len(old)
+    return Node(  # `replace` takes four times as long
+        name=node.name,
+        path=new + node.path[start:],
+        type=node.type,
+        held=tuple([
+            Held(new + held.path[start:], *held[1:-1], _renamed(held.tied_to, old, new)) for held in node.held
+        ]),
+        children=tuple([moved(child, old, new) for child in node.children]),
+        copies=node.copies,
+        is_list=node.is_list,
         same_as=_renamed(node.same_as, old, new),
-        children=tuple(moved(child, old, new) for child in node.children),
-    )
+        kernel_size=node.kernel_size,
+        note=node.note,
+    )  # fmt: skip
 
 
 def _renamed(path: str | None, old: str, new: str) -> str | None:

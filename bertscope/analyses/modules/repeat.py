@@ -111,12 +111,20 @@ def layer_stacks(
         kinds = [(operators,) for operators in chosen.kept_in(source.layer_path, source.layers)]
         return (LayerStack.of(source.layer_path, field, kinds),)
     try:
-        model = _frozen(source, {}, frozen)
-        found = [stack for field, layers in source.layer_counts(model).items()
-                 if (stack := _stack(source, model, field, layers, chosen, frozen))]  # fmt: skip
+        model, found = _frozen(source, {}, frozen), list[LayerStack]()
+        lists = _lists(model)
+        for field, layers in source.layer_counts(model).items():
+            # The list that has fewer layers if the field has, unless it is another one too.
+            few = min(RAN, layers - 1)
+            fewer = {path: len(own) for path, own in _lists(_frozen(source, {field: few}, frozen)).items()}
+            changed = [path for path, own in lists.items() if fewer.get(path, len(own)) != len(own)]
+            if len(changed) == 1 and fewer[changed[0]] == few and len(lists[changed[0]]) == layers:
+                covered, settings = chosen.kept_in(changed[0], layers), _settings(model, changed[0], field)
+                kinds = [(one, *other) for one, other in zip(covered, settings, strict=True)]
+                found.append(LayerStack.of(changed[0], field, kinds))
         for units in (RAN, RAN + 1) if found else ():
-            fewer = _frozen(source, {stack.field: len(stack.few(units)) for stack in found}, frozen)
-            if any(_settings(fewer, stack.path, stack.field) != [kind[1:] for kind in stack.few(units)]
+            short = _frozen(source, {stack.field: len(stack.few(units)) for stack in found}, frozen)
+            if any(_settings(short, stack.path, stack.field) != [kind[1:] for kind in stack.few(units)]
                    for stack in found):  # fmt: skip
                 return ()
     except BertscopeError:  # such as a pattern that names a layer
@@ -140,20 +148,6 @@ def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
         return kept_text(Kept(path=path, operators=operators, layers=frozenset(numbers))
                          for (path, operators), numbers in groups.items())  # fmt: skip
     return f"layers:{ranges_text(next(iter(groups.values())))}" if len(stacks) == 1 else checkpointing
-
-
-def _stack(
-    source: ModelSource, model: Any, field: str, layers: int, chosen: Checkpointing, frozen: Sequence[str]
-) -> LayerStack | None:
-    """Return the one list of the model that has fewer layers if the field has; None if no or another list has."""
-    few = min(RAN, layers - 1)
-    fewer = {path: len(layers) for path, layers in _lists(_frozen(source, {field: few}, frozen)).items()}
-    changed = [path for path, found in _lists(model).items() if fewer.get(path, len(found)) != len(found)]
-    if len(changed) != 1 or fewer[changed[0]] != few or len(_lists(model)[changed[0]]) != layers:
-        return None
-    covered = chosen.kept_in(changed[0], layers)
-    settings = _settings(model, changed[0], field)
-    return LayerStack.of(changed[0], field, [(one, *other) for one, other in zip(covered, settings, strict=True)])
 
 
 def _frozen(source: ModelSource, counts: Mapping[str, int], frozen: Sequence[str]) -> Any:
@@ -206,12 +200,6 @@ def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield from ((f"{prefix}{number}{path.removeprefix(f'{prefix}1')}", param) for path, param in named)
 
 
-def equal_layers(root: Node, path: str) -> tuple[Node, ...]:
-    """Return the layers of the list at `path` in a folded tree; equal neighbours are one node."""
-    stack = root.descend(path)
-    return stack.children if stack else ()
-
-
 @dataclass(frozen=True)
 class Repeated:
     """A folded tree in which a layer that ran counts with its copies."""
@@ -232,6 +220,41 @@ class Repeated:
         return cost
 
 
+def repeated(root: Node, copies: Mapping[str, Copies]) -> Repeated | None:
+    """Return the folded tree with the copies of all layers; None if a unit is unlike the copied one next to it."""
+    for path, own in copies.items():
+        stack = root.descend(path)
+        ran = _each(stack) if stack else []
+        if len(ran) != len(own):
+            return None
+        for number, (unit, distances) in enumerate(own):
+            period = sum(other == unit for other, _ in own)
+            alike = (ran[number + step].likeness for step in (-period, period) if len(distances) > 1)
+            if any(other != ran[number].likeness for other in alike):
+                return None
+
+    def change(node: Node) -> Node:
+        if node.path not in copies:
+            return replace(node, children=tuple(map(change, node.children)))
+        spans: list[tuple[int, int, Node]] = []  # the first and the last number of equal layers; there may be many
+        for first, last, layer in sorted(_places(copies[node.path], _each(node)), key=itemgetter(0)):
+            if spans and spans[-1][1] + 1 == first and spans[-1][2].likeness == layer.likeness:
+                first = spans.pop()[0]
+            spans.append((first, last, layer))
+        numbered = ((LayerRange(first, last), layer) for first, last, layer in spans)
+        return replace(node, children=tuple(
+            replace(moved(layer, layer.path, f"{node.path}.{numbers}"), name=str(numbers), copies=len(numbers))
+            for numbers, layer in numbered
+        ))  # fmt: skip
+
+    return Repeated(change(root), copies)
+
+
+def _each(stack: Node) -> list[Node]:
+    """Return the layers of a list in a folded tree, a node for each of equal ones."""
+    return [layer for layer in stack.children for _ in range(layer.copies)]
+
+
 def _places(copies: Copies, ran: Sequence[Node]) -> Iterator[tuple[int, int, Node]]:
     """Yield the first and the last place of each layer that ran, or if units have several layers each place."""
     for number, ((_, distances), layer) in enumerate(zip(copies, ran, strict=True)):
@@ -239,34 +262,3 @@ def _places(copies: Copies, ran: Sequence[Node]) -> Iterator[tuple[int, int, Nod
             yield number + distances[0], number + distances[-1], layer
         else:
             yield from ((number + distance, number + distance, layer) for distance in distances)
-
-
-def _numbered(path: str, layer: Node, numbers: LayerRange) -> Node:
-    """Return a layer of the list at `path` as those of these numbers."""
-    return replace(moved(layer, layer.path, f"{path}.{numbers}"), name=str(numbers), copies=len(numbers))
-
-
-def repeated(root: Node, copies: Mapping[str, Copies]) -> Repeated | None:
-    """Return the folded tree with the copies of all layers; None if a unit is unlike the copied one next to it."""
-
-    def change(node: Node) -> Node:
-        if node.path not in copies:
-            return replace(node, children=tuple(map(change, node.children)))
-        ran = [layer for layer in node.children for _ in range(layer.copies)]
-        spans: list[tuple[int, int, Node]] = []  # first and last place; there may be many
-        for first, last, layer in sorted(_places(copies[node.path], ran), key=itemgetter(0)):
-            if spans and spans[-1][1] + 1 == first and spans[-1][2].likeness == layer.likeness:
-                first = spans.pop()[0]
-            spans.append((first, last, layer))
-        children = (_numbered(node.path, layer, LayerRange(first, last)) for first, last, layer in spans)
-        return replace(node, children=tuple(children))
-
-    for path, own in copies.items():
-        ran = [layer.likeness for layer in equal_layers(root, path) for _ in range(layer.copies)]
-        if len(ran) != len(own):
-            return None
-        for number, (unit, distances) in enumerate(own):
-            period = sum(other == unit for other, _ in own)
-            if len(distances) > 1 and not ran[number - period] == ran[number] == ran[number + period]:
-                return None
-    return Repeated(change(root), copies)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from importlib.metadata import version
-from typing import Any
 
 from bertscope import __version__
 from bertscope.analyses.modules.module_tree import Held, Node
@@ -27,18 +26,17 @@ def held_bytes(held: Held, dtype: str | None) -> int:
 def totals(root: Node, dtype: str | None) -> Totals:
     """Return all sums over an unfolded tree."""
     params = root.params
+    trainable = [held for held in params if held.trainable]
     buffers = [held for held in root.all_held if not held.is_parameter]
-    distinct = sum(held.distinct_numel for held in params)
-    layers = sum(held.layer_numel for held in params)
-    trainable = sum(held.distinct_numel for held in params if held.trainable)
-    trainable_layers = sum(held.layer_numel for held in params if held.trainable)
+    distinct, of_trainable = (sum(held.distinct_numel for held in some) for some in (params, trainable))
+    layers, of_trainable_layers = (sum(held.layer_numel for held in some) for some in (params, trainable))
     return Totals(
         distinct_params=distinct,
         layer_params=layers,
-        trainable_params=trainable,
-        frozen_params=distinct - trainable,
-        trainable_layer_params=trainable_layers,
-        frozen_layer_params=layers - trainable_layers,
+        trainable_params=of_trainable,
+        frozen_params=distinct - of_trainable,
+        trainable_layer_params=of_trainable_layers,
+        frozen_layer_params=layers - of_trainable_layers,
         buffer_params=sum(held.distinct_numel for held in buffers),
         buffer_bytes=sum(held_bytes(held, None) for held in buffers),
         param_bytes=sum(held_bytes(held, dtype) for held in params),
@@ -66,36 +64,29 @@ def unknown(root: Node) -> tuple[str, ...]:
 
 def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None = None) -> Subject:
     """Return the subject of a report on `model`, with its configuration if it has one."""
-    config = getattr(model, "config", None)
+    base, config = base_model_of(model), getattr(model, "config", None)
     own = config if isinstance(config, BertConfig) else None
+    to_dict = getattr(config, "to_dict", None)  # of transformers
+    plain = json.loads(json.dumps(to_dict(), default=str)) if own is None and callable(to_dict) else None
     lora = str(model.lora) if isinstance(model, PeftModel) else None
-    architecture = type(base_model_of(model) if lora else model).__name__
+    architecture = type(base if lora else model).__name__
+    implementation = None  # of a module of the user's own
+    if isinstance(base, BertPreTrainedModel):
+        implementation = AS_IN_TRANSFORMERS if base.base_model.uses_transformers_masks else "bertscope's own"
+    elif type(base).__module__.startswith("transformers."):
+        implementation = f"transformers {version('transformers')}"
     return Subject(
         name=name or architecture,
         architecture=architecture,
         dtype=dtype or "stored",
-        implementation=_implementation(model),
+        implementation=implementation,
         attention=own.attn_implementation if own else getattr(config, "_attn_implementation", None),
         lora=lora,
-        config=own.to_dict() if own else _plain(config),
+        config=own.to_dict() if own else plain,
         ignored_fields=own.ignored if own else (),
         torch_version=str(torch.__version__),
         bertscope_version=__version__,
     )
-
-
-def _implementation(model: torch.nn.Module) -> str | None:
-    """Return whose BERT or other model of transformers it is; None for a module of the user's own."""
-    model = base_model_of(model)
-    if isinstance(model, BertPreTrainedModel):
-        return AS_IN_TRANSFORMERS if model.base_model.uses_transformers_masks else "bertscope's own"
-    return f"transformers {version('transformers')}" if type(model).__module__.startswith("transformers.") else None
-
-
-def _plain(config: object) -> dict[str, Any] | None:
-    """Return a configuration of transformers as JSON data."""
-    to_dict = getattr(config, "to_dict", None)
-    return json.loads(json.dumps(to_dict(), default=str)) if callable(to_dict) else None
 
 
 # ---- freezing of the parameters that match patterns ----
@@ -129,10 +120,13 @@ def untie(model: nn.Module) -> int:
 
     The new tensors are on meta, so the model can be counted and not run.
     """
-    before = sum(parameter.numel() for parameter in model.parameters() if not nn.parameter.is_lazy(parameter))
+    before = _known(model)
     _separate(model, {id(model)}, set(), (model,))
-    after = sum(parameter.numel() for parameter in model.parameters() if not nn.parameter.is_lazy(parameter))
-    return after - before
+    return _known(model) - before
+
+
+def _known(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if not nn.parameter.is_lazy(parameter))
 
 
 def _separate(module: nn.Module, modules: set[int], tensors: set[int], above: tuple[nn.Module, ...]) -> None:

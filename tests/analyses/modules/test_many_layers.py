@@ -12,7 +12,7 @@ from torch import nn
 import bertscope
 from bertscope.analyses import check as checks
 from bertscope.analyses.modules.module_tree import fold, read
-from bertscope.analyses.modules.repeat import LayerStack, equal_layers, equal_runs, layer_stacks, repeated, shortened
+from bertscope.analyses.modules.repeat import LayerStack, equal_runs, layer_stacks, repeated, shortened
 from bertscope.analyses.params import counts, tree
 from bertscope.analyses.tracing.trace import shapes_of, source_shapes
 from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS
@@ -252,7 +252,7 @@ def test_layers_that_alternate_repeat_in_pairs():
 def test_a_tree_whose_layers_differ_is_not_repeated():
     assert repeated(fold(read(stack(4, 4, 5))), copies(10)) is None
     assert repeated(fold(read(stack(4, 4))), {"no.such.path": copies(10)["body"]}) is None
-    assert [node.name for node in equal_layers(fold(read(stack(4, 4, 5))), "body")] == ["0-1", "2"]
+    assert [node.name for node in fold(read(stack(4, 4, 5))).descend("body").children] == ["0-1", "2"]
 
 
 @pytest.mark.parametrize(

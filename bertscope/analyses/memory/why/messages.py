@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from bertscope.analyses.memory.why.findings import finding
-from bertscope.analyses.memory.why.stacks import ATTENTION_SCORES, LOGITS, NO_STACK, StackKind, stack_kind
+from bertscope.analyses.memory.why.stacks import ATTENTION_SCORES, LOGITS, StackKind, stack_kind
 from bertscope.errors import SourceError
 from bertscope.reports.why import MESSAGE, OOM, WhyFinding, WhyReport
 from bertscope.units import parse_bytes
@@ -35,7 +35,6 @@ _NUMBERS = {
     "private": rf"with {_SIZE} allocated in private pools",
     "driver": rf"other allocations: {_SIZE}",
 }
-_PROCESS = re.compile(rf"Process [0-9]{{1,10}} has {_SIZE} memory in use")
 _FRAME = re.compile(r'File "([^"\n]{1,500})", line ([0-9]{1,9}), in (\S{1,200})')
 # Memory of a process outside torch's allocator: the context is at most 1,486 MiB (gpus.py), NCCL and others add some.
 _OUTSIDE = 2 * 2**30
@@ -48,7 +47,7 @@ def message_report(text: str, name: str) -> WhyReport:
     allocated, total = numbers.get("allocated", 0), numbers.get("total")
     reserved = numbers.get("reserved", allocated + numbers.get("unallocated", 0))
     other = _other(numbers, reserved)
-    values = {**numbers, "reserved": reserved, "unallocated": max(reserved - allocated, 0), "other": other}
+    values = {**numbers, "unallocated": max(reserved - allocated, 0), "other": other}
     found = sorted(_findings(values, kind), key=lambda reason: -reason.frees_bytes)
     if len(found) > 1 and allocated < _FULL_SHARE * (total or allocated):
         found = [reason for reason in found if reason.key != "why_full"]
@@ -61,42 +60,29 @@ def message_report(text: str, name: str) -> WhyReport:
 
 
 def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
-    """Return the numbers of the last message with any, and the stack of the traceback before it."""
+    """Return the numbers of the last message with any, and the stack of the last traceback before it."""
     starts = deque((match.start() for match in _START.finditer(text)), _MOST_STARTS)
     for start in reversed(starts):
         message = " ".join(text[start : start + _REACH].split())
         following = _START.search(message, 200)  # of the next message, in a log of several ranks
-        numbers = dict(_numbers(message[: following.start()] if following else message))
+        message = message[: following.start()] if following else message
+        found = {name: re.search(pattern, message) for name, pattern in _NUMBERS.items()}
+        numbers = {name: _bytes(match) for name, match in found.items() if match}
         if numbers.get("tried") and ("allocated" in numbers or "total" in numbers):
-            return numbers, _stack(text[:start])
+            first_frame = max(text.rfind("Traceback (most recent call last)", 0, start), 0)
+            frames = [{"filename": file, "line": int(line), "name": name.rstrip(",")}
+                      for file, line, name in _FRAME.findall(text, first_frame, start)]  # fmt: skip
+            return numbers, stack_kind(frames[::-1])
     raise SourceError(
         "no out-of-memory message of torch with its numbers ('Tried to allocate ...'), and no memory snapshot; give "
         "the whole message, or what torch.cuda.memory._dump_snapshot wrote", where=name
     )  # fmt: skip
 
 
-def _numbers(message: str) -> Iterator[tuple[str, int]]:
-    for name, pattern in _NUMBERS.items():
-        if match := re.search(pattern, message):
-            amount, unit = [group for group in match.groups() if group]
-            yield name, _bytes(amount, unit)
-    processes = [_bytes(*match.groups()) for match in _PROCESS.finditer(message)]
-    if processes:
-        yield "processes", sum(processes)
-        yield "count", len(processes)
-
-
-def _bytes(amount: str, unit: str) -> int:
+def _bytes(match: re.Match[str]) -> int:
     """Return the bytes of `1.24 GiB`; MPS says GB and means GiB."""
+    amount, unit = filter(None, match.groups())
     return parse_bytes(f"{amount.replace(',', '')}{'B' if unit == 'bytes' else f'{unit[0]}iB'}")
-
-
-def _stack(text: str) -> StackKind:
-    """Return the stack of the last traceback in a text."""
-    start = text.rfind("Traceback (most recent call last)")
-    frames = [{"filename": file, "line": int(line), "name": name.rstrip(",")}
-              for file, line, name in _FRAME.findall(text, max(start, 0))]  # fmt: skip
-    return stack_kind(frames[::-1]) if frames else NO_STACK
 
 
 def _other(numbers: dict[str, int], reserved: int) -> int:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from bertscope.analyses.memory.why.explained import snapshot_report
+from bertscope.analyses.memory.why.findings import snapshot_report
 from bertscope.analyses.memory.why.messages import message_report
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.processes.child import Child, die_with_parent, sender
@@ -63,28 +63,23 @@ def read_why(file: str) -> WhyReport:
     if not is_file:
         raise SourceError(f"{file} is a folder, a pipe or a device; {_GIVE}")
     worker = Worker(Child("bertscope.analyses.memory.why.reading:explain_file"), lambda line: tuple(json.loads(line)))
+    deadline, message = time.monotonic() + _WAIT_SECONDS, None
     try:
         worker.send([os.path.abspath(path), path.name])
-        return _answer(worker, path.name)
+        while message is None and time.monotonic() < deadline:
+            progress(f"reading {path.name}")
+            message = worker.receive(_POLL_SECONDS)
+        end = worker.death() if message is None or message[0] == ENDED else ""
     finally:
         worker.stop(0.0)
-
-
-def _answer(worker: Worker, name: str) -> WhyReport:
-    """Return the report that the child sends in time; raises SourceError for any other end."""
-    deadline, message = time.monotonic() + _WAIT_SECONDS, None
-    while message is None and time.monotonic() < deadline:
-        progress(f"reading {name}")
-        message = worker.receive(_POLL_SECONDS)
     kind, content = message or ("", "")
     if kind == "report" and isinstance(found := from_json(content), WhyReport):
         return found
     if kind == "refused":
         raise SourceError(str(content))
-    end = worker.death()
     if not kind or worker.process.returncode == -signal.SIGXCPU:
         end = f"it takes more than {MAX_SECONDS} s"
-    raise SourceError(f"it cannot be read: {end if kind in ('', ENDED) else content}; {_LESS}", where=name)
+    raise SourceError(f"it cannot be read: {end or content}; {_LESS}", where=path.name)
 
 
 def explain_file() -> None:
@@ -117,18 +112,15 @@ def report_of(file: BinaryIO, name: str) -> WhyReport:
     start = file.read(64).lstrip()
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
-    if start[:1] == b"\x80":
-        if size > MAX_SNAPSHOT_BYTES:
-            raise SourceError(f"larger than {MAX_SNAPSHOT_BYTES:,} bytes; {_LESS}", where=name)
-        return snapshot_report(PlainUnpickler(file).load(), name)
-    if start[:2] == b"\x1f\x8b":
-        raise SourceError(f"a gzip file, such as a memory timeline of torch's profiler; {_READS}", where=name)
-    file.seek(max(size - MAX_LOG_BYTES, 0))
-    text = file.read(MAX_LOG_BYTES).decode(errors="replace")
     try:
-        return message_report(text, name)
-    except SourceError:
-        if start[:2] != b"[[":
-            raise
+        if start[:1] == b"\x80":
+            if size > MAX_SNAPSHOT_BYTES:
+                raise SourceError(f"larger than {MAX_SNAPSHOT_BYTES:,} bytes; {_LESS}")
+            return snapshot_report(PlainUnpickler(file).load(), name)
+        if start[:2] == b"\x1f\x8b":
+            raise SourceError(f"a gzip file, such as a memory timeline of torch's profiler; {_READS}")
+        file.seek(max(size - MAX_LOG_BYTES, 0))
+        return message_report(file.read(MAX_LOG_BYTES).decode(errors="replace"), name)
+    except SourceError as error:
         what = f"a list of lists, such as a memory timeline of torch's profiler; {_READS}"
-        raise SourceError(what, where=name) from None
+        raise (SourceError(what) if start[:2] == b"[[" else error).at(name) from None

@@ -96,11 +96,10 @@ class _Frame(NamedTuple):
 def _frame(file: str, line: int, name: str) -> _Frame:
     """Return what a frame tells; a few hundred frames occur in all stacks of a run."""
     key = f"{file}:{name}"
-    place = re.split(r"[/\\]", file)[-1][-_MOST_TEXT:]
-    shown = name.rpartition("::")[2] or name
-    rule = next(((phase, part) for pattern, phase, part in _RULES if pattern.search(key)), None)
+    place = re.split(r"[/\\]", file)[-1][-_MOST_TEXT:] + (f":{line}" if line else "")
     return _Frame(
-        f"{place}:{line} ({shown})" if line else f"{place} ({shown})", key, rule,
+        f"{place} ({name.rpartition('::')[2] or name})", key,
+        next(((phase, part) for pattern, phase, part in _RULES if pattern.search(key)), None),
         frozenset() if re.search(_NATIVE, file) else frozenset(mark for mark, own in _MARKS if own.search(key)),
         is_own=not _LIBRARY.search(file), is_other=not _TORCH.search(file), is_call=bool(_CALL.search(key)),
         is_forward=name.rpartition(".")[2].endswith("forward"),
@@ -121,18 +120,16 @@ def stack_kind(frames: Any) -> StackKind:
         marks -= {ATTENTION_SCORES}  # a projection
     if phase == FORWARD and RECOMPUTED in marks:
         phase, part = BACKWARD, "activations"
-    calls = [number for number, frame in enumerate(found) if frame.is_call]
-    outside = found[calls[-1] + 1 :] if calls else found
+    outside = found[max((number for number, frame in enumerate(found) if frame.is_call), default=-1) + 1 :]
     own = [frame for frame in found if frame.is_own] or [frame for frame in found if frame.is_other]
     modules = [frame for frame in found if frame.is_forward]
-    loop = next((frame.key for frame in outside if frame.is_other), "")
     return StackKind(
         phase, part,
         lines=tuple(frame.text for frame in own),
         module=next((frame.text for frame in modules if frame.is_other and frame not in own[:1]),
                     modules[0].text if modules else ""),
         caller=next((frame.text for frame in outside if frame.is_own), own[0].text if own else ""),
-        loop=loop, marks=marks,
+        loop=next((frame.key for frame in outside if frame.is_other), ""), marks=marks,
     )  # fmt: skip
 
 
@@ -151,6 +148,6 @@ def _own_kind(frames: Sequence[dict[str, Any]]) -> StackKind:
     if match is None:
         return NO_STACK
     phase = match[2] if match[2] in (FORWARD, BACKWARD, OPTIMIZER) else BACKWARD if match[2] == "recompute" else LOAD
-    path = without_numbers(path)  # equal layers are one row
     marks = frozenset({FOREACH} if operator.startswith("_foreach") else ())
+    path = without_numbers(path)  # equal layers are one row
     return StackKind(phase, match[1], lines=(operator,), module=path, caller=operator, loop="a step", marks=marks)
