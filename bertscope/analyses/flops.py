@@ -18,7 +18,7 @@ from bertscope.analyses.saved import not_negative, saved
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts, loss_function
-from bertscope.analyses.tracing.trace import Trace, trace
+from bertscope.analyses.tracing.operators import Trace, trace
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, name_of
 from bertscope.reports.base import as_data, to_json

@@ -19,7 +19,8 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
 from bertscope.analyses.tracing.inputs import arguments, example_inputs, inputs_for, positions, running_module
 from bertscope.analyses.tracing.operator_costs import shape_of, tensors
-from bertscope.analyses.tracing.trace import hooks, trace
+from bertscope.analyses.tracing.operators import trace
+from bertscope.analyses.tracing.trace import hooks
 from bertscope.errors import SelectionError, SourceError, suggestion
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
 from bertscope.model.lora import WRAPPED, base_model_of
