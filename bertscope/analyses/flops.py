@@ -139,7 +139,6 @@ def work_tree(module: nn.Module, recorded: Trace) -> Node:
 
 
 def _subtree(node: Node) -> list[Work]:
-    """Return the work in each phase at and below one copy of the node."""
     works: list[Work] = node.note
     for child in node.children:
         works = [own + below * child.copies for own, below in zip(works, _subtree(child), strict=True)]
@@ -238,7 +237,6 @@ def conventions(
 
 
 def _elementwise(report: FlopsReport, weights: dict[str, int]) -> int:
-    """Return the weighted elements of the operators of forward."""
     return sum(weights.get(row.operator, 0) * row.elements for row in report.operators if row.phase == "forward")
 
 
@@ -282,7 +280,6 @@ class FlopsRun:
         source = source.for_run()
 
         def made(device: str = "meta") -> nn.Module:
-            """Return the model on a device."""
             build = partial(_built, device=device)
             model = build(source)
             freeze(model, self.run.freeze)

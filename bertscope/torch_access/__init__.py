@@ -338,7 +338,6 @@ def _fake_of(layout: torch.Tensor, given: Any) -> Any:
 
 
 def _on_meta(given: torch.Tensor, shape: Any, stride: Any, dtype: Any, offset: int) -> torch.Tensor:
-    """Return a meta tensor of that layout in the storage of a fake one."""
     return torch.empty(0, dtype=dtype, device="meta").set_(given.untyped_storage(), offset, shape, stride)
 
 

@@ -216,17 +216,21 @@ class Recorder(DispatchMode):
                 of_all, enter, leave = torch.nn.modules.module, partial(self._entered, None), partial(self._left, None)
                 stack.callback(of_all.register_module_forward_pre_hook(enter).remove)
                 stack.callback(of_all.register_module_forward_hook(leave, always_call=True).remove)
-            stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
-            stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
-            stack.enter_context(watched_resizes(self._resized))
-            for place, name, wrapped in (
-                (torch, "get_rng_state", self._random_state), (torch.autograd, "backward", self._backward),
-                (torch.optim.Optimizer, "__init__", self._made),
-            ):  # fmt: skip
-                given = getattr(place, name)
-                stack.callback(setattr, place, name, given)
-                setattr(place, name, _method(wrapped, given) if isinstance(place, type) else partial(wrapped, given))
+            if self.device.has_memory:
+                self._watch_memory(stack)
             yield
+
+    def _watch_memory(self, stack: ExitStack) -> None:
+        stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
+        stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        stack.enter_context(watched_resizes(self._resized))
+        for place, name, wrapped in (
+            (torch, "get_rng_state", self._random_state), (torch.autograd, "backward", self._backward),
+            (torch.optim.Optimizer, "__init__", self._made),
+        ):  # fmt: skip
+            given = getattr(place, name)
+            stack.callback(setattr, place, name, given)
+            setattr(place, name, _method(wrapped, given) if isinstance(place, type) else partial(wrapped, given))
 
     def close(self) -> None:
         """Note no further ends of blocks: what ends with the program is part of no step."""
@@ -368,7 +372,6 @@ class Recorder(DispatchMode):
         return out
 
     def _allocated(self, operator: Any, args: Any, out: Any, at: RunPlace, summed: int | None) -> None:
-        """Add the blocks of the results, and of what the kernel and its library take besides."""
         device = self.device
         if summed in self.numbers:
             self._follow(self.numbers.pop(summed), out)
@@ -489,7 +492,6 @@ class _Trial(Device):
         self.seen: list[tuple[int, int] | None] = []
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator."""
         if operator is _ADD and autograd_node() is not None:
             self.seen.append(use_counts(args[0]))
         return operator(*args, **kwargs)

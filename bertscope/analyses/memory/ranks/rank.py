@@ -89,8 +89,6 @@ class BucketMode(DispatchMode):
 
 
 class _LiveRunMode(RunMode):
-    """A mode that records the memory of real tensors."""
-
     def __init__(self, step: ModelStep) -> None:
         super().__init__(step)
         self.scratch_bytes = lambda operator, args: 0
@@ -102,7 +100,6 @@ class _LiveRunMode(RunMode):
         return run(operator, args, kwargs or {})
 
     def result(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator."""
         return operator(*args, **kwargs)
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
@@ -179,7 +176,6 @@ def _run(job: Job, launch: RankLaunch, send: Say) -> None:
 
 
 def _built(job: Job) -> Any:
-    """Return the step of this rank's part of the model."""
     from bertscope.analyses.memory.profiler_run import real_step
     from bertscope.analyses.parallel.strategies import layers_of, make_meshes, parallelize
 
@@ -214,7 +210,6 @@ def _put_in_ddp(step: Any) -> None:
 
 
 def _measured(step: Any, job: Job, send: Say) -> RankRow:
-    """Measure the memory and the traffic of a step; the first rank of a machine sends its whole report."""
     from bertscope.analyses.memory.profiler_run import measured_device_terms
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
@@ -250,11 +245,8 @@ def _measured(step: Any, job: Job, send: Say) -> RankRow:
 
 
 def _stages(send: Say, step_name: str) -> Callable[[str], Any]:
-    """Return a function that sends the phase which begins."""
-
     @contextmanager
     def stage(name: str) -> Iterator[None]:
-        """Send the phase."""
         send("stage", f"in the {name} phase of {step_name}")
         yield
 
