@@ -18,7 +18,7 @@ from bertscope.analyses.saved import not_negative, saved
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
 from bertscope.analyses.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.analyses.tracing.losses import add_teacher, batch_of_texts, loss_function
-from bertscope.analyses.tracing.trace import Trace, trace
+from bertscope.analyses.tracing.operators import Trace, trace
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, name_of
 from bertscope.reports.base import as_data, to_json
@@ -139,7 +139,6 @@ def work_tree(module: nn.Module, recorded: Trace) -> Node:
 
 
 def _subtree(node: Node) -> list[Work]:
-    """Return the work in each phase at and below one copy of the node."""
     works: list[Work] = node.note
     for child in node.children:
         works = [own + below * child.copies for own, below in zip(works, _subtree(child), strict=True)]
@@ -238,7 +237,6 @@ def conventions(
 
 
 def _elementwise(report: FlopsReport, weights: dict[str, int]) -> int:
-    """Return the weighted elements of the operators of forward."""
     return sum(weights.get(row.operator, 0) * row.elements for row in report.operators if row.phase == "forward")
 
 
@@ -282,7 +280,6 @@ class FlopsRun:
         source = source.for_run()
 
         def made(device: str = "meta") -> nn.Module:
-            """Return the model on a device."""
             build = partial(_built, device=device)
             model = build(source)
             freeze(model, self.run.freeze)

@@ -215,6 +215,6 @@ class ShapeOptions(SizeOptions):
         """Return the shapes of a forward pass on meta, if they are wanted or needed."""
         if not self.shapes and not is_needed:
             return None
-        from bertscope.analyses.tracing.trace import source_shapes
+        from bertscope.analyses.tracing.operators import source_shapes
 
         return source_shapes(source, self.batch, self.length(source), self.inputs or ())

@@ -219,7 +219,6 @@ def _run_file(asked: ScriptRun) -> None:
 
 
 def _place(error: BaseException, folder: str) -> str:
-    """Return the innermost line of the user's code in a traceback: `train.py:31`."""
     from bertscope.analyses.tracing.record import is_library
     from bertscope.dry_run.recording import short_line
 

@@ -53,11 +53,9 @@ class Limits:
         given, made, limits = loader.__iter__, loader.__init__, self
 
         def begin(own: Any, *args: Any, **kwargs: Any) -> None:
-            """Make a loader that pins no memory."""
             made(own, *args, **(kwargs | ({"pin_memory": False} if kwargs.get("pin_memory") else {})))
 
         def batches(own: Any) -> Iterator[Any]:
-            """Yield the batches of a loader, as many as a dry run needs."""
             return limits._batches(own, given(own))
 
         with ExitStack() as stack:
@@ -107,7 +105,6 @@ class Limits:
         given = flow.on_step_end
 
         def on_step_end(own: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            """Decide what follows a step."""
             control = given(own, args, state, control, **kwargs)
             evaluates = str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no"
             control.should_evaluate |= evaluates and state.global_step >= limits.steps

@@ -112,7 +112,6 @@ class Recording:
         begun = numbers[0]
 
         def block(number: int) -> Block:
-            """Return a block as a trace has it."""
             own = log.blocks[number]
             is_again = log.events[own.born].place.recomputation > 0
             return Block(self.parts[number], own.owner, self.operator(own.call), own.shape, own.dtype, is_again)
@@ -189,11 +188,6 @@ def evaluation(found: Recording, limits: Limits) -> RunEvaluation | None:
 
 
 def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEvaluation | None:
-    """Return an evaluation over all batches.
-
-    What each batch adds is what lives after it and not before it. A tensor that joins those of the batches that ran is
-    that much larger over all batches, and so is what is computed of it, which has as many rows.
-    """
     log, calls = found.log, all_calls[one.first : one.first + one.ran * one.each : one.each]
     if len(calls) < one.ran or one.ran < 3:
         return None

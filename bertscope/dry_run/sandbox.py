@@ -48,12 +48,10 @@ class _System:
         self.library = ctypes.CDLL(None, use_errno=True)
 
     def mount(self, source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-        """Mount a file system."""
         given = (text.encode() or None for text in (source, target, kind))
         _call(self.library.mount(*given, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
 
     def read_only(self, path: str) -> None:
-        """Make a mount read-only, with all below it."""
         attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
         _call(self.library.syscall(_MOUNT_SETATTR, -100, path.encode(), _AT_RECURSIVE, attributes, 32), f"mount {path}")
 
@@ -94,7 +92,6 @@ def enter(folder: str, *, network: bool = False) -> None:
 
 
 def _wait_and_leave(child: int) -> None:
-    """Wait for a child, remove others that end, and end as it does."""
     while True:
         with suppress(InterruptedError):
             pid, status = os.waitpid(-1, 0)
@@ -128,7 +125,6 @@ class _Cover:
         system.mount(self.root, self.root, flags=_BIND)  # a new root has to be a mount
 
     def add(self, path: str) -> None:
-        """Cover a folder with all below it."""
         if path in ("/dev", "/proc", "/sys", self.folder) or self.mounts.get(path) in _VIRTUAL:
             return
         target = self.root + path

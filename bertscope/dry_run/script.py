@@ -82,7 +82,6 @@ def run_here(function: Callable[[], Any], asked: ScriptRun) -> tuple[RunReport, 
 
 
 def _report(asked: ScriptRun, found: dict[str, Any]) -> tuple[RunReport, bytes | None]:
-    """Return the report with the fields that a run gave, and the snapshot."""
     picture = found.pop("snapshot", None)
     report = RunReport(
         script=asked.script, arguments=asked.arguments, card=asked.gpu, budget_bytes=asked.budget_bytes, **found
@@ -131,7 +130,6 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
     rows: dict[int, RunFit] = {}
 
     def fits(value: int) -> bool:
-        """Run the script with this value."""
         if value not in rows:
             progress(f"running with {name} {value}")
             report = run(replace(asked, arguments=tuple(with_value(asked.arguments, name, value))))

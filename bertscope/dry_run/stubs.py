@@ -95,7 +95,6 @@ class _Inference(torch.no_grad):
     """Inference mode, which fake tensors do not take: without gradients the same is allocated."""
 
     def __new__(cls, mode: Any = True) -> Any:
-        """Return the context, or decorate a function."""
         return cls()(mode) if callable(mode) else super().__new__(cls)
 
     def __init__(self, mode: bool = True) -> None:
@@ -111,7 +110,6 @@ class _Inference(torch.no_grad):
             super().__exit__(*error)
 
     def clone(self) -> "_Inference":
-        """Return a further context, for a decorated function."""
         return type(self)(self.mode)
 
 
@@ -146,7 +144,6 @@ def stubbed(
 
 
 def _set_environment(values: Mapping[str, str]) -> None:
-    """Set the variables of the environment to what they were."""
     os.environ.clear()
     os.environ.update(values)
 
@@ -223,7 +220,6 @@ def _cuda(put: Put, card: FakeCard) -> None:
     state = torch.zeros(16, dtype=torch.uint8)
 
     def stats(*_: Any) -> Any:
-        """Return the counters that scripts read, by torch's names."""
         found: dict[str, int] = defaultdict(int)
         for kind in ("allocated", "reserved"):
             found[f"{kind}_bytes.all.current"] = getattr(allocator, f"{kind}_bytes")
@@ -231,13 +227,11 @@ def _cuda(put: Put, card: FakeCard) -> None:
         return found
 
     def reset(*_: Any) -> None:
-        """Begin new peaks."""
         allocator.peak_allocated_bytes, allocator.peak_reserved_bytes = (
             allocator.allocated_bytes, allocator.reserved_bytes,
         )  # fmt: skip
 
     def has_bf16(including_emulation: bool = True) -> bool:
-        """Return True from capability 8.0 on."""
         return able >= (8, 0) or including_emulation
 
     answers = {name: lambda *_, **__: None for name in _IGNORED} | {
@@ -321,7 +315,6 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
     put(functional, scaled_dot_product_attention=scaled)
 
     def uncompiled(model: Any = None, **_: Any) -> Any:
-        """Return what torch.compile was given: a dry run is eager."""
         card.remarks["torch.compile ran eagerly; compiled code needs less memory, or a little more"] = None
         return model if model is not None else lambda function: function
 
@@ -334,8 +327,6 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
     given = torch.Generator
 
     class Generator(given):  # type: ignore[misc, valid-type]
-        """A generator of the CPU, also for the card."""
-
         def __new__(cls, device: Any = None) -> Any:
             return given.__new__(cls)
 
@@ -354,11 +345,9 @@ def _saving(put: Put) -> Callable[..., None]:
     given_load = torch.load
 
     def key(file: Any) -> str:
-        """Return the absolute path of a file, or a name of a file object."""
         return os.path.abspath(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else f"<{id(file)}>"
 
     def save(content: Any, file: Any, *_: Any, **__: Any) -> None:
-        """Keep the content, and make an empty file."""
         saved[key(file)] = content
         if isinstance(file, (str, os.PathLike)):
             Path(file).touch()

@@ -194,7 +194,6 @@ def sender() -> Callable[[str, Any], None]:
     out = output_for_parent()
 
     def send(kind: str, content: Any) -> None:
-        """Send one message."""
         out.write(json.dumps([kind, content], default=vars).encode() + b"\n")
         out.flush()
 

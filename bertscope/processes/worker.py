@@ -75,7 +75,6 @@ class Worker:
             return GARBLED, f"printed {shown!r} where its parent expected a message"
 
     def _collect(self) -> None:
-        """Keep the last lines of standard error."""
         with suppress(OSError, ValueError):
             while line := self.process.stderr.readline(2**16):  # type: ignore[union-attr]
                 self.last_lines.append(line)

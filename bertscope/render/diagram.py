@@ -91,7 +91,6 @@ def _flowchart(report: GraphReport) -> Iterator[str]:
 
 
 def _group_of_mermaid(path: str, report: GraphReport, level: int) -> Iterator[str]:
-    """Yield the nodes of one open module, then the modules open in it."""
     indent = "  " * level
     for node in report.nodes:
         if node.group == path:
@@ -230,7 +229,6 @@ def _classes(report: ClassReport) -> Iterator[str]:
 
 
 def _record(box: ClassBox, package: str) -> str:
-    """Return a box of three parts: the address, the attributes, and the settings that some of them depend on."""
     parts = ([f"+{attribute}" for attribute in attributes(box)], [*conditions(box)])
     shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
     return '"{' + "|".join([_in_record(box.address.removeprefix(package)), *shown]) + '}"'
@@ -339,7 +337,6 @@ def _box(node: DiagramNode) -> str:
 
 
 def _lines(lines: list[str]) -> str:
-    """Return a label of several lines, centred."""
     return '"' + "\\n".join(_quoted(_as_text(line))[1:-1] for line in lines) + '"'
 
 

@@ -257,7 +257,7 @@ def is_view(operator: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
-def written_tensors(operator: Any, args: Any, *, or_returned: bool = False) -> list[torch.Tensor]:
+def written_tensors(operator: Any, args: Any, *, or_returned: bool = False) -> list[Any]:
     """Return the tensors that an operator writes and does not return, as `_foreach_add_` does. Fallback: none.
 
     With `or_returned` those too that it returns, as `relu_` does.
@@ -267,7 +267,7 @@ def written_tensors(operator: Any, args: Any, *, or_returned: bool = False) -> l
         return []
     pairs = zip(schema.arguments, args, strict=False)
     given = [value for row, value in pairs if row.alias_info is not None and row.alias_info.is_write]
-    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(given) if hasattr(leaf, "itemsize")]  # a tensor, also in a log
 
 
 def close_library(library: torch.library.Library) -> None:
@@ -338,7 +338,6 @@ def _fake_of(layout: torch.Tensor, given: Any) -> Any:
 
 
 def _on_meta(given: torch.Tensor, shape: Any, stride: Any, dtype: Any, offset: int) -> torch.Tensor:
-    """Return a meta tensor of that layout in the storage of a fake one."""
     return torch.empty(0, dtype=dtype, device="meta").set_(given.untyped_storage(), offset, shape, stride)
 
 

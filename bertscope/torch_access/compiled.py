@@ -44,7 +44,6 @@ def uncompiled_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_within(path: str, paths: Collection[str]) -> bool:
-    """Return True if a module is one of those of the paths, or inside one."""
     return any(not outer or path == outer or path.startswith(f"{outer}.") for outer in paths)
 
 

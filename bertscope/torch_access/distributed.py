@@ -46,7 +46,6 @@ def watched_resizes(resized: Callable[[int, Any, int], None]) -> Iterator[None]:
     original = torch.UntypedStorage.resize_
 
     def resize(storage: Any, size_bytes: int) -> Any:
-        """Resize the storage."""
         before = storage.nbytes()
         result = original(storage, size_bytes)
         resized(key_of(storage), storage, before)
@@ -73,7 +72,6 @@ def watched_gathers(gathering: Callable[[str], AbstractContextManager[None]]) ->
     original: Any = FSDPParamGroup.unshard
 
     def unshard(group: Any, *args: Any, **kwargs: Any) -> Any:
-        """Gather the parameters of a module."""
         with gathering(getattr(group, "_module_fqn", None) or ""):
             return original(group, *args, **kwargs)
 

@@ -181,7 +181,6 @@ def _set_data(data: Any, own: Any, new: Any) -> None:
 
 @contextmanager
 def _without_weak_references() -> Iterator[None]:
-    """Swap in spite of weak references: FakeTensorMode's memo has one to each tensor."""
     weakref: Any = torch.utils.swap_tensors.__globals__["weakref"]
     given = weakref.getweakrefs
     weakref.getweakrefs = lambda _: []

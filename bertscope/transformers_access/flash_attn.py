@@ -87,7 +87,6 @@ class _Attention(torch.autograd.Function):
 
 
 def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
-    """Return a function of flash-attn, with its parameters."""
     tensors = _FUNCTIONS[name].split()
     kind, defaults = inspect.Parameter.POSITIONAL_OR_KEYWORD, {"causal": False, "window_size": (-1, -1)}
     signature = inspect.Signature([
@@ -96,7 +95,6 @@ def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
     ])  # fmt: skip
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute attention by operators that have shapes only."""
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given, first = bound.arguments, bound.args[0]

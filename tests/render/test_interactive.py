@@ -17,7 +17,7 @@ from torch import nn
 from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.params import count, tree
-from bertscope.analyses.tracing.trace import source_shapes
+from bertscope.analyses.tracing.operators import source_shapes
 from bertscope.checkpoints.reading import stored_report
 from bertscope.commands.tree import EXAMPLES
 from bertscope.config import BertConfig

@@ -88,7 +88,6 @@ def _package_of(model: nn.Module) -> str:
 
 
 def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Module:
-    """Build a model of the same class and configuration with other settings, on meta."""
     if package not in IMPLEMENTATIONS:
         raise SelectionError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {package!r}")
     architecture = changes.pop("architecture", type(model).__name__)
@@ -115,7 +114,6 @@ class _ClassReader:
         self.links: dict[tuple[str, str, str], ClassLink] = {}
 
     def read(self, model: nn.Module, when: str) -> None:
-        """Add the classes of a model and of its configuration; a model of other settings adds attributes only."""
         config = getattr(model, "config", None)
         self.config_class = None if config is None else type(config)
         for module in model.modules():
@@ -154,7 +152,6 @@ class _ClassReader:
                 self.links.setdefault((link.owner, link.part, name), link)
 
     def _meet(self, cls: type) -> None:
-        """Add a class and its public bases, bases first."""
         for base in _public_bases(cls):
             if base is not object:
                 self._meet(base) if base is not nn.Module else self.classes.setdefault(base, {})
@@ -191,7 +188,6 @@ def _public_bases(cls: type) -> Iterator[type]:
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
-    """Return the public attributes of an instance, submodules and tensors included, that not every module has."""
     own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and name[0] != "_"}
     return own | module._modules | module._parameters | module._buffers
 
@@ -209,7 +205,6 @@ def _stored_by(code: CodeType) -> tuple[str, ...]:
 
 
 def _fields(config_class: type) -> Iterator[ClassAttribute]:
-    """Yield the parameters of a configuration's constructor, with types and defaults."""
     for parameter in list(inspect.signature(config_class.__init__).parameters.values())[1:]:  # type: ignore[misc]
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
@@ -224,7 +219,6 @@ def _fields(config_class: type) -> Iterator[ClassAttribute]:
 def _around(
     classes: tuple[ClassBox, ...], links: tuple[ClassLink, ...], name: str
 ) -> tuple[tuple[ClassBox, ...], tuple[ClassLink, ...]]:
-    """Return one class, its parts, and the bases of all of these."""
     known = {box.name: box for box in classes}
     if name not in known:
         raise SelectionError(f"no class {name!r} in this model; {suggestion(name, known)}")

@@ -19,7 +19,8 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
 from bertscope.analyses.tracing.inputs import arguments, example_inputs, inputs_for, positions, running_module
 from bertscope.analyses.tracing.operator_costs import shape_of, tensors
-from bertscope.analyses.tracing.trace import hooks, trace
+from bertscope.analyses.tracing.operators import trace
+from bertscope.analyses.tracing.trace import hooks
 from bertscope.errors import SelectionError, SourceError, suggestion
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
 from bertscope.model.lora import WRAPPED, base_model_of
@@ -264,7 +265,6 @@ def _drawn(
     model: nn.Module, path: str, given: Given, device: str, *, name: str | None, depth: int | None,
     direction: str | None,
 ) -> GraphReport:  # fmt: skip
-    """Return the dataflow in a run on meta, or on fake CPU tensors."""
     base = base_model_of(model)
     is_bert = isinstance(base, BertPreTrainedModel)
     inputs: Any = None if is_bert else _other_inputs(base, given, device)
@@ -305,7 +305,6 @@ def _run(model: nn.Module, inputs: Any, device: str) -> Any:
 
 
 def _other_inputs(model: nn.Module, given: Given, device: str) -> Any:
-    """Return the inputs of a model that is no BERT, without a cache."""
     inputs = inputs_for(model, given.batch, given.seq, given=given.input)
     inputs = fake_like(inputs) if device == CPU else on_meta(inputs)
     if not isinstance(inputs, Mapping):
@@ -366,13 +365,11 @@ def _with_each_layer_once(
 
 
 def _ranges(names: Mapping[str, str], stack: str) -> list[LayerRange]:
-    """Return the layers that each layer of the stack in the short model represents."""
     shown = (name.rpartition(".")[2] for path, name in names.items() if path.rpartition(".")[0] == stack)
     return [layers for name in shown if (layers := LayerRange.parse(name))]
 
 
 def _encoder_stack(model: BertPreTrainedModel) -> str:
-    """Return the path of the layers of a BERT."""
     (path, *_) = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     return str(path)
 
@@ -408,7 +405,6 @@ def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path:
 
 
 def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
-    """Return the inputs of the run, on meta."""
     config, cache = model.config, given.cache or 0
     inputs: dict[str, Any] = example_inputs(model, given.batch, given.seq)
     if given.mask:
@@ -497,14 +493,11 @@ def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
 
 
 class _Report:
-    """Conversion of the graph of the short model to that of the whole model."""
-
     def __init__(self, flow: Flow, names: Mapping[str, str], scope: str, runs: Sequence[LayerRange]) -> None:
         self.flow, self.names, self.scope = flow, names, scope
         self.runs = runs
 
     def report(self, **about: Any) -> GraphReport:
-        """Return the graph without unused inputs."""
         edges = tuple(replace(edge, views=tuple(map(self._numbered, edge.views))) for edge in self.flow.edges)
         used = {end for edge in edges for end in (edge.source, edge.target)}
         nodes = tuple(self._node(node) for node in self.flow.nodes.values() if node.id in used)
@@ -529,7 +522,6 @@ class _Report:
         )
 
     def _below(self, path: str, group: str) -> str:
-        """Return a path relative to the open module around it."""
         around = group or self.names[self.scope]
         return path.removeprefix(f"{around}.") if around else path
 

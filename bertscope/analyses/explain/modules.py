@@ -16,7 +16,7 @@ from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params import tree
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
-from bertscope.analyses.tracing.trace import Trace
+from bertscope.analyses.tracing.operators import Trace
 from bertscope.errors import BertscopeError, Reason, SelectionError, suggestion
 from bertscope.reports.base import Note, Shape
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum

@@ -13,7 +13,7 @@ from bertscope.analyses.memory.step import meta_inputs, run_model
 from bertscope.analyses.modules.repeat import layer_stacks
 from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost, tensors
-from bertscope.analyses.tracing.trace import ModuleTracker
+from bertscope.analyses.tracing.record import Call, Device, Recorder, RunLog
 from bertscope.model.keep import call_name, keep_operators
 from bertscope.model.lists import layer_lists
 from bertscope.reports.plan import PlanOperator
@@ -21,7 +21,7 @@ from bertscope.settings.checkpointing import NONE
 from bertscope.settings.losses import MODEL
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import DispatchMode, in_backward, storage_key, written_tensors
+from bertscope.torch_access import in_backward, written_tensors
 
 _UNITS = 2  # of layers that run: the first may do what the others do not, such as the position bias of T5
 
@@ -60,87 +60,84 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False)
     model = run_model(few, run_config)
     keep_operators(model, {})  # no layer yet: it switches the cache of keys off
-    records = {path: _Recorder(model.get_submodule(layers[-1]))
+    records = {path: _LayerRuns(model.get_submodule(layers[-1]))
                for path, layers in layer_lists(model).items() if path in deep}  # fmt: skip
     inputs = meta_inputs(model, run_config)
     with running(few, model, "fake tensors", run_config.input):
         module_trace(model, inputs, run_config, None, few.layer_path)
-    return [record.costs(path, deep[path]) for path, record in records.items() if record.operators and record.again]
+    return [
+        record.costs(path, deep[path]) for path, record in records.items() if record.first is not None and record.again
+    ]
 
 
-class _Recorder(DispatchMode):
-    """The operators of a layer in forward, and the number of those that run again in backward.
-
-    The layer is recomputed, up to the last operator whose output backward needs.
-    """
+class _LayerRuns:
+    """The logs of a layer's first call and of its repetition, up to the last operator whose output backward needs."""
 
     def __init__(self, layer: Any) -> None:
         from torch.utils.checkpoint import checkpoint
 
-        super().__init__()
-        self.operators: list[PlanOperator] = []
-        self.moved: list[int] = []  # bytes, for each operator
-        self.overwritten: set[int] = set()  # operators whose output a later one changes, as relu_ does
-        self.again = 0
-        self.calls: Counter[str] = Counter()
-        self.makers: dict[Any, int] = {}  # storage -> the operator whose output it is
-        self.tracker = ModuleTracker()
+        self.first: RunLog | None = None
+        self.again = 0  # operators of the repetition
         layer.forward = partial(checkpoint, partial(self.run, layer.forward), use_reentrant=False)
 
-    def __deepcopy__(self, memo: object) -> _Recorder:
+    def __deepcopy__(self, memo: object) -> _LayerRuns:
         """Return the same: a copy of the layer adds to its record."""
         return self
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the layer, and record its first call and its repetition."""
-        if in_backward():
-            self.again = 0
-        elif self.operators:  # a later call, such as that of shared layers
+        if self.first is not None and not in_backward():  # a later call, such as that of shared layers
             return forward(*args, **kwargs)
-        with self.tracker.track(forward.__self__), self:  # type: ignore[attr-defined]  # a bound method
-            return forward(*args, **kwargs)
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = operator(*args, **kwargs)
-        # Not what torch adds to a repetition: questions such as prim::device, and detach of what it saves.
-        if operator.name().startswith(("prim::", "aten::detach")):
-            return out
-        if in_backward():
-            self.again += 1
-            return out
-        name = call_name(operator)
-        given = {storage_key(tensor) for tensor in tensors((args, kwargs))}
-        made = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors(out)}
-        written = {storage_key(tensor) for tensor in written_tensors(operator, args, or_returned=True)}
-        self.overwritten.update(self.makers[key] for key in written if key in self.makers)
-        self.makers.update({key: len(self.operators) for key in made if key not in given})
-        self.operators.append(
-            PlanOperator(
-                name=name,
-                number=self.calls[name],
-                torch_name=operator.name().removeprefix("aten::"),
-                module=self.tracker.current()[0],
-                kept_bytes=sum(size for key, size in made.items() if key not in given),
-                flops=cost(operator, args, kwargs, out)[1],
-                again=False,
-            )
-        )
-        self.moved.append(bytes_moved(operator, args, kwargs, out))
-        self.calls[name] += 1
-        return out
+        recorder = Recorder(Device(), forward.__self__, keeps_args=True)  # type: ignore[attr-defined]  # a bound method
+        recorder.hold("inputs", (("", tensor) for tensor in tensors((args, kwargs))))
+        try:
+            with recorder.watching():
+                return forward(*args, **kwargs)
+        finally:
+            recorder.close()
+            if in_backward():
+                self.again = sum(map(_counts, recorder.log.calls))
+            else:
+                self.first = recorder.log
 
     def costs(self, path: str, layers: Sequence[str]) -> LayerCosts:
         """Return the costs of a layer of the list at this path."""
-        ran = [replace(operator, again=number < self.again, calls=self.calls[operator.name])
-               for number, operator in enumerate(self.operators)]  # fmt: skip
-        lost = [ran[number] for number in self.overwritten]
-        moved = zip(ran, self.moved, strict=True)
+        assert self.first is not None  # noqa: S101 the caller has looked
+        log, made, calls = self.first, Counter[int](), Counter[str]()
+        for block in log.blocks:
+            made[block.call] += block.size_bytes
+        overwritten = {log.blocks[seen.block].call for call in log.calls  # by a later operator, as relu_ does
+                       for seen in written_tensors(call.operator, call.args, or_returned=True)}  # fmt: skip
+        ran, lost, moved = list[PlanOperator](), list[PlanOperator](), 0
+        for number, call in enumerate(log.calls):
+            if not _counts(call):
+                continue
+            name, row = call_name(call.operator), (call.operator, call.args, call.kwargs, call.out)
+            operator = PlanOperator(
+                name=name,
+                number=calls[name],
+                torch_name=call.operator.name().removeprefix("aten::"),
+                module=call.place.path,
+                kept_bytes=made[number],
+                flops=cost(*row)[1],
+                again=len(ran) < self.again,
+            )
+            ran.append(operator)
+            calls[name] += 1
+            moved += bytes_moved(*row) if operator.again and not operator.flops else 0
+            if number in overwritten:
+                lost.append(operator)
         return LayerCosts(
             path=path,
             layer_paths=tuple(layers),
-            operators=tuple(product for product in ran if product.flops and product.kept_bytes and product not in lost),
+            operators=tuple(replace(product, calls=calls[product.name]) for product in ran
+                            if product.flops and product.kept_bytes and product not in lost),
             flops=sum(operator.flops for operator in ran),
             always_flops=sum(product.flops for product in lost if product.again),
-            moved_bytes=sum(size for operator, size in moved if operator.again and not operator.flops),
-        )
+            moved_bytes=moved,
+        )  # fmt: skip
+
+
+def _counts(call: Call) -> bool:
+    """Return False for what torch adds to a repetition: detach of what it saves."""
+    return not call.operator.name().startswith("aten::detach")

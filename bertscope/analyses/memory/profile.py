@@ -84,7 +84,6 @@ def profile_report(
 
 
 def _take_turns(children: Sequence[_Child]) -> None:
-    """Run a timed step of each child, then the next step of each; an interruption ends them all."""
     steps = timed_steps(children[0].job.steps, (child.first_seconds for child in children)) if children else 0
     expect(steps if len(children) > 1 else 0)
     for number in range(steps):
@@ -175,12 +174,10 @@ class _Child:
 
     @property
     def is_stopped(self) -> bool:
-        """Return True if the child was ended."""
         return self.worker.is_stopped
 
     @property
     def first_seconds(self) -> float:
-        """Return what a step took before the timed ones."""
         return self.sent.timing.warmup_seconds if self.sent.timing else 0.0
 
     def measure(self) -> None:
@@ -256,7 +253,6 @@ class _Child:
             self.problem = (kind, content)
 
     def _look_at_ranks(self) -> None:
-        """Keep what the ranks have sent, and find the one that failed or hangs."""
         assert self.watch is not None  # noqa: S101 the caller has looked
         for message in self.watch.read():
             self._keep(*message)
@@ -266,7 +262,6 @@ class _Child:
         self.sent.ranks = self.watch.folded()
 
     def stop(self) -> None:
-        """End the child, and its ranks."""
         if self.is_stopped:
             return
         if self.watch is not None and self.sent.ended is None:
@@ -276,7 +271,6 @@ class _Child:
             self.watch.close()
 
     def variant(self) -> Variant:
-        """Return what the child sent as a row of the report."""
         run_config, sent = self.job.run_config, self.sent
         sequences = run_config.accumulate * run_config.batch * run_config.texts * run_config.parallelism.batches
         timing = None
@@ -298,7 +292,6 @@ class _Child:
         )
 
     def calibration(self) -> CalibrationReport | None:
-        """Return the calibration with the step of this child; None if it did not send the card."""
         run, sent = self.job.run_config, self.sent
         measured = sent.measured.device if sent.measured else None
         estimated = sent.estimated.device if sent.estimated else None
@@ -323,13 +316,11 @@ class _Child:
 
 
 def _message(line: bytes) -> tuple[str, Any]:
-    """Return the kind and the content of a message; raises an error for any other line."""
     kind, content = json.loads(line)
     return kind, typed(MESSAGES[kind], content, kind)
 
 
 def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
-    """Return a text on the failure, the stage that it happened in, and a remedy."""
     taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
     limit: str = ""
     if job.memory_limit_bytes:

@@ -87,12 +87,10 @@ def _measure(step: Any, job: Job, send: Say) -> float:
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
-        """Send the phase of a step before the measured one."""
         send("stage", f"in the {name} phase of the first steps")
         yield
 
     def of_process(run: Callable[[], None]) -> None:
-        """Measure the process over a run."""
         send("stage", f"measuring the process{f', a step takes {warmup:.1f} s' if warmup else ''}")
         if process := high_water(run):
             send("process", process)

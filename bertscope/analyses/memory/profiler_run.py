@@ -57,7 +57,6 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
 
     @contextmanager
     def marked(phase: str) -> Iterator[None]:
-        """Mark a phase of the step, and note the addresses of the gradients at its end."""
         on_phase(phase)
         with mark(_PHASE + phase):
             yield
@@ -78,7 +77,6 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
 
 @contextmanager
 def _marked_modules(model: nn.Module) -> Iterator[None]:
-    """Mark the forward of every module in the profile."""
     entered: list[tuple[str, Any]] = []
 
     def enter(path: str, *_: object) -> None:
@@ -153,7 +151,6 @@ def profile(
 
 @contextmanager
 def _restored(module: nn.Module) -> Iterator[None]:
-    """Restore the modes and gradients of a module at the end."""
     modes = {part: part.training for part in module.modules()}
     gradients = [(param, param.grad) for param in module.parameters()]
     module.zero_grad(set_to_none=True)
@@ -199,7 +196,6 @@ class _EventReader:
                 self.read(event, Place())
 
     def read(self, event: Any, place: Place) -> None:
-        """Read one event and its children."""
         name = event.name
         if name == "[memory]":
             self._memory(event.extra_fields, place)

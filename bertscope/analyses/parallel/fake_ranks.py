@@ -68,7 +68,6 @@ def _with_buckets(model: nn.Module) -> dict[str, torch.Tensor]:
     buckets = {path: torch.zeros_like(param) for path, param in model.named_parameters() if param.requires_grad}
 
     def broadcast(*_: Any) -> None:
-        """Broadcast the buffers of each dtype as one tensor."""
         buffers = list(model.buffers())
         for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
             flat = torch.cat([buffer.flatten() for buffer in buffers if buffer.dtype == dtype])

@@ -57,7 +57,6 @@ def _runs(model: nn.Module, parallelism: Parallelism, layer_path: str) -> Iterat
 
 
 def _rows(shape: tuple[int, ...], rank: int, ranks: int) -> int:
-    """Return the rows that a rank has of a tensor."""
     rows = shape[0] if shape else 1
     most = -(-rows // ranks)
     return min(most, max(rows - rank * most, 0))
@@ -159,7 +158,6 @@ def parallelize(model: nn.Module, layers: list[nn.Module], parallelism: Parallel
 
 
 def _shard(modules: Iterable[nn.Module], parallelism: Parallelism, mesh: Any) -> None:
-    """Shard the parameters of each module that are not sharded yet."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     name = parallelism.param_dtype
@@ -169,7 +167,6 @@ def _shard(modules: Iterable[nn.Module], parallelism: Parallelism, mesh: Any) ->
 
 
 def _divide_projections(layer: nn.Module, mesh: Any) -> None:
-    """Divide the heads and the intermediate units of a layer among the ranks of a mesh."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     if not isinstance(layer, BertLayer):

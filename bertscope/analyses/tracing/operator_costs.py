@@ -63,8 +63,32 @@ _ATTENTION = {
 _FLASH = "_flash_attn_"  # operators of flash-attn: (batch, length, heads, width), varlen (tokens, heads, width)
 
 
-def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[str, int, int]:
-    """Return the role, matmul FLOPs and elementwise FLOPs of one call."""
+class SeenTensor(tuple[int, ...]):
+    """A tensor in a log: its shape, as torch's formulas of FLOPs take it, with its dtype and its block of memory."""
+
+    dtype: str
+    itemsize: int
+    block: int  # -1: no block on the device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the sizes as a tuple of no other class."""
+        return tuple(self)
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self)
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return prod(self)
+
+
+_TENSORS = (torch.Tensor, SeenTensor)
+
+
+def cost(operator: Any, args: Any, kwargs: dict[str, Any], out: Any) -> tuple[str, int, int]:
+    """Return the role, matmul FLOPs and elementwise FLOPs of one call on tensors, or on `SeenTensor`s."""
     from torch.utils.flop_counter import flop_registry
 
     packet = operator_packet(operator)
@@ -83,10 +107,10 @@ def cost(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     if is_view(operator) or name in _MOVEMENT:
         return "movement", 0, 0
     if name in _PER_INPUT:
-        return "elementwise", 0, numel(args[0])
+        return "elementwise", 0, _numel(args[0])
     if name in _PER_ELEMENT:
-        first = out[0] if isinstance(out, (tuple, list)) and out else out
-        return "elementwise", 0, _PER_ELEMENT[name] * numel(first)
+        first = out[0] if type(out) in (tuple, list) and out else out
+        return "elementwise", 0, _PER_ELEMENT[name] * _numel(first)
     return "unknown", 0, 0
 
 
@@ -116,22 +140,24 @@ def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors((args, kwargs, out)))
 
 
-def tensors(tree: Any) -> list[torch.Tensor]:
-    """Return all tensors in nested containers, or in an output object that is a dataclass or has `to_tuple`."""
+def tensors(tree: Any) -> list[Any]:
+    """Return all tensors in nested containers, or in an output object that is a dataclass or has `to_tuple`.
+
+    The arguments and results in a log have `SeenTensor`s.
+    """
     if isinstance(tree, torch.Tensor):  # the result of most operators
         return [tree]
     if hasattr(tree, "to_tuple"):
         plain = tree.to_tuple()
     else:
         plain = [getattr(tree, field.name) for field in fields(tree)] if is_dataclass(tree) else tree
-    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, _TENSORS)]
 
 
-def shape_of(tensor: torch.Tensor) -> TensorShape:
+def shape_of(tensor: torch.Tensor | SeenTensor) -> TensorShape:
     """Return shape and dtype as plain data."""
     return TensorShape(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
-def numel(value: Any) -> int:
-    """Return the number of elements of a tensor, 0 for any other value."""
-    return value.numel() if isinstance(value, torch.Tensor) else 0
+def _numel(value: Any) -> int:
+    return value.numel() if isinstance(value, _TENSORS) else 0

@@ -14,8 +14,8 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 import bertscope
-from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.analyses.tracing.trace import ModuleTracker
+from bertscope.analyses.tracing.operator_costs import SeenTensor, tensors
+from bertscope.analyses.tracing.trace import ModuleTracker, hooks
 from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.torch_access import (
     DispatchMode,
@@ -47,21 +47,28 @@ class RunPlace(NamedTuple):
     recomputation: int = 0  # its number; 0 outside
 
 
-class Call(NamedTuple):
-    """A row: a call of an operator."""
+@dataclass
+class Call:
+    """A row: a call of an operator. Arguments and results are there if the recorder keeps them."""
 
     operator: Any
     place: RunPlace
     line: str  # of the user's code: file and number
-    args: Any = ()  # positional and named, each tensor as `SeenTensor`; only if the recorder keeps them
+    args: tuple[Any, ...] = ()  # each tensor as `SeenTensor`
+    kwargs: Any = None
+    out: Any = None
 
 
-class SeenTensor(NamedTuple):
-    """A tensor in the log: its layout, and its block; -1 for one that is not on the device."""
+@dataclass
+class ModuleRun:
+    """A row: a call of a module, which begins before the operator of that number and ends before the last one."""
 
-    shape: tuple[int, ...]
-    dtype: str
-    block: int
+    path: str
+    inputs: list[SeenTensor]
+    begun: int
+    outputs: list[SeenTensor] = field(default_factory=list)
+    ended: int = -1
+    own: list[int] = field(default_factory=list)  # the operators that run in no module inside it
 
 
 @dataclass
@@ -93,6 +100,7 @@ class RunLog:
     """The rows of a run, and the marks that the program's loaders set."""
 
     calls: list[Call] = field(default_factory=list)
+    modules: list[ModuleRun] = field(default_factory=list)  # if the recorder keeps arguments
     blocks: list[LoggedBlock] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     begun: dict[tuple[int, str], int] = field(default_factory=dict)  # step and phase -> the event when it first began
@@ -127,6 +135,7 @@ class RunLog:
 class Device:
     """A real CPU: what the recorder asks of a device."""
 
+    has_memory = True  # whose blocks the recorder follows
     counts_random_states = True  # checkpointing saves that of the CPU
     allocator: Any = None
 
@@ -175,10 +184,11 @@ class Recorder(DispatchMode):
     backward, before which the gradient of the loss is made; and what kernels and libraries allocate (`Device`).
     """
 
-    def __init__(self, device: Device, *, keeps_args: bool = False) -> None:
+    def __init__(self, device: Device, model: nn.Module | None = None, *, keeps_args: bool = False) -> None:
         super().__init__()
-        self.device, self.keeps_args, self.log = device, keeps_args, RunLog()
-        self.tracker = ModuleTracker()
+        self.device, self.model, self.keeps_args, self.log = device, model, keeps_args, RunLog()
+        self.tracker = ModuleTracker(self._begin_module, self._end_module) if keeps_args else ModuleTracker()
+        self.running: list[ModuleRun] = []  # the calls of modules that have not ended
         self.numbers: dict[int, int] = {}  # storage -> block
         self.ends: dict[int, Any] = {}  # storage -> the reference that notes its end
         self.living: dict[int, Any] = {}  # block -> the allocator's
@@ -187,7 +197,7 @@ class Recorder(DispatchMode):
         self.updates = 0  # optimizer steps that ended
         self.updating = 0  # that run
         self.first_optimizer: Any = None  # of several the first one counts the steps
-        self.own_counts = owned_by_autograd()
+        self.own_counts = owned_by_autograd() if device.has_memory else None
         self.main, self.refusal = get_ident(), ""
         self.libraries: dict[Any, bool] = {}  # code -> whether it is of a library
         self.on_update: list[Callable[[int], None]] = []  # called with the number of optimizer steps that ended
@@ -200,20 +210,27 @@ class Recorder(DispatchMode):
         """Record what happens in this context."""
         with ExitStack() as stack:
             stack.enter_context(self)
-            modules = torch.nn.modules.module
-            stack.callback(modules.register_module_forward_pre_hook(self._entered).remove)
-            stack.callback(modules.register_module_forward_hook(self._left, always_call=True).remove)
-            stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
-            stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
-            stack.enter_context(watched_resizes(self._resized))
-            for place, name, wrapped in (
-                (torch, "get_rng_state", self._random_state), (torch.autograd, "backward", self._backward),
-                (torch.optim.Optimizer, "__init__", self._made),
-            ):  # fmt: skip
-                given = getattr(place, name)
-                stack.callback(setattr, place, name, given)
-                setattr(place, name, _method(wrapped, given) if isinstance(place, type) else partial(wrapped, given))
+            if self.model is not None:
+                stack.enter_context(hooks(self.model, "", self._entered, self._left))
+            else:
+                of_all, enter, leave = torch.nn.modules.module, partial(self._entered, None), partial(self._left, None)
+                stack.callback(of_all.register_module_forward_pre_hook(enter).remove)
+                stack.callback(of_all.register_module_forward_hook(leave, always_call=True).remove)
+            if self.device.has_memory:
+                self._watch_memory(stack)
             yield
+
+    def _watch_memory(self, stack: ExitStack) -> None:
+        stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
+        stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        stack.enter_context(watched_resizes(self._resized))
+        for place, name, wrapped in (
+            (torch, "get_rng_state", self._random_state), (torch.autograd, "backward", self._backward),
+            (torch.optim.Optimizer, "__init__", self._made),
+        ):  # fmt: skip
+            given = getattr(place, name)
+            stack.callback(setattr, place, name, given)
+            setattr(place, name, _method(wrapped, given) if isinstance(place, type) else partial(wrapped, given))
 
     def close(self) -> None:
         """Note no further ends of blocks: what ends with the program is part of no step."""
@@ -229,7 +246,7 @@ class Recorder(DispatchMode):
 
     # ---- where the run is ----
 
-    def _entered(self, module: nn.Module, args: Any) -> None:
+    def _entered(self, path: str | None, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if get_ident() != self.main and not in_backward():
             self.refusal = f"{type(module).__name__} runs in another thread than the script, where nothing is recorded"
         is_root = not self.tracker.stack and not in_backward()
@@ -250,10 +267,22 @@ class Recorder(DispatchMode):
                 self.steps += self.is_updated  # a step ends where the next forward pass begins
                 self.is_updated = False
             self._begin(FORWARD if is_training else EVALUATING)
-        self.tracker._enter(self.names.get(module, type(module).__name__), module, args, {})
+        self.tracker._enter(self._name(path, module), module, args, kwargs or {})
 
-    def _left(self, module: nn.Module, args: Any, out: Any) -> None:
-        self.tracker._leave(self.names.get(module, type(module).__name__), module, args, {}, out)
+    def _left(self, path: str | None, module: nn.Module, args: Any, *rest: Any) -> None:
+        self.tracker._leave(self._name(path, module), module, args, {}, rest[-1])  # without or with keywords
+
+    def _name(self, path: str | None, module: nn.Module) -> str:
+        return self.names.get(module, type(module).__name__) if path is None else path
+
+    def _begin_module(self, path: str, tree: Any) -> None:
+        self.running.append(ModuleRun(path, list(map(self._seen, tensors(tree))), len(self.log.calls)))
+        self.log.modules.append(self.running[-1])
+
+    def _end_module(self, path: str, tree: Any) -> None:
+        while self.running and (run := self.running.pop()).path != path:
+            pass  # recomputation may stop in the middle of a module
+        run.outputs, run.ended = list(map(self._seen, tensors(tree))), len(self.log.calls)
 
     def _made(self, given: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         self.first_optimizer = self.first_optimizer or weakref.ref(optimizer)
@@ -334,14 +363,22 @@ class Recorder(DispatchMode):
         at = self.place()
         given = (self._seen(args), self._seen(kwargs)) if self.keeps_args else ()
         out = device.run(operator, args, kwargs)
-        self.log.calls.append(Call(operator, at, self.line(), given))
+        self.log.calls.append(call := Call(operator, at, self.line() if device.has_memory else "", *given))
+        if self.running:
+            self.running[-1].own.append(len(self.log.calls) - 1)
+        if device.has_memory:
+            self._allocated(operator, args, out, at, summed)
+        call.out = self._seen(out) if self.keeps_args else None
+        return out
+
+    def _allocated(self, operator: Any, args: Any, out: Any, at: RunPlace, summed: int | None) -> None:
+        device = self.device
         if summed in self.numbers:
             self._follow(self.numbers.pop(summed), out)
         self._add_results(operator, args, out, at)
         if extra := device.scratch(operator, args):
             numbers, rule = getattr(extra, "numbers", ()), getattr(extra, "rule", "")
             self._free(self._allocate(getattr(extra, "size_bytes", extra), numbers, rule or "scratch", at.path, at), at)
-        return out
 
     def _add_results(self, operator: Any, args: Any, out: Any, at: RunPlace) -> None:
         results = tensors(out)
@@ -359,7 +396,10 @@ class Recorder(DispatchMode):
 
     def _seen(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return SeenTensor(tuple(value.shape), str(value.dtype)[6:], self.numbers.get(storage_key(value), -1))
+            seen = SeenTensor(value.shape)
+            seen.dtype, seen.itemsize = _dtype_name(value.dtype), value.itemsize
+            seen.block = self.numbers.get(storage_key(value), -1) if self.numbers else -1
+            return seen
         if isinstance(value, dict):
             return {name: self._seen(inner) for name, inner in value.items()}
         return tuple(map(self._seen, value)) if isinstance(value, (tuple, list)) else value
@@ -372,7 +412,7 @@ class Recorder(DispatchMode):
         """Add the block of a tensor whose storage is new; `size` for another one than the storage says."""
         stored = tensor.untyped_storage().nbytes()
         if stored and storage_key(tensor) not in self.numbers:
-            dtype = "float32" if size else str(tensor.dtype)[6:]
+            dtype = "float32" if size else _dtype_name(tensor.dtype)
             self._follow(self._allocate(size or stored, tensor.shape, dtype, owner, at or self.place(), part), tensor)
 
     def _allocate(self, size: int, shape: Any, dtype: str, owner: str, at: RunPlace, part: str = "") -> int:
@@ -443,17 +483,18 @@ class Recorder(DispatchMode):
         return state
 
 
-class _Trial(DispatchMode):
-    """A mode that notes the use counts of the sums that autograd adds to."""
+class _Trial(Device):
+    """A device that notes the use counts of the sums that autograd adds to."""
+
+    has_memory = False
 
     def __init__(self) -> None:
-        super().__init__()
         self.seen: list[tuple[int, int] | None] = []
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         if operator is _ADD and autograd_node() is not None:
             self.seen.append(use_counts(args[0]))
-        return operator(*args, **(kwargs or {}))
+        return operator(*args, **kwargs)
 
 
 @cache
@@ -463,10 +504,15 @@ def owned_by_autograd() -> tuple[int, int] | None:
     None if torch has no use counts: sums then count as new tensors, and an estimate may be too high.
     """
     trial = _Trial()
-    with torch.enable_grad(), trial:
+    with torch.enable_grad(), Recorder(trial):
         start = torch.ones(8, requires_grad=True).clone()
         torch.autograd.backward(start * 2 + start * 3 + start * 4, torch.ones(8))
     return trial.seen[-1] if trial.seen else None
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype)[6:]
 
 
 @cache

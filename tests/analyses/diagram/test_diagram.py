@@ -13,7 +13,7 @@ import torch
 import bertscope
 from bertscope.analyses.diagram.forward import Given, dataflow
 from bertscope.analyses.tracing.inputs import example_inputs
-from bertscope.analyses.tracing.trace import shapes, trace
+from bertscope.analyses.tracing.operators import shapes, trace
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from tests.conftest import GOLDEN

@@ -14,7 +14,7 @@ from bertscope.analyses import check as checks
 from bertscope.analyses.modules.module_tree import fold, read
 from bertscope.analyses.modules.repeat import LayerStack, equal_runs, layer_stacks, repeated, shortened
 from bertscope.analyses.params import counts, tree
-from bertscope.analyses.tracing.trace import shapes_of, source_shapes
+from bertscope.analyses.tracing.operators import shapes_of, source_shapes
 from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS
 from bertscope.errors import BertscopeError, ConfigError, SelectionError
 from bertscope.model import BertModel, encoder

@@ -18,7 +18,7 @@ from bertscope.analyses.memory.step import meta_inputs, run_model
 from bertscope.analyses.tracing import fake_tensors as fake_tensors_module
 from bertscope.analyses.tracing.fake_tensors import OperatorResults, fake_tensors
 from bertscope.analyses.tracing.inputs import known_shapes
-from bertscope.analyses.tracing.trace import shapes
+from bertscope.analyses.tracing.operators import shapes
 from bertscope.analyses.tracing.windows import Window, windows_of
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build

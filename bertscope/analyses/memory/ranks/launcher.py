@@ -70,7 +70,6 @@ def _estimate_in_fork(job: Job, send: Say) -> bool:
 
 
 def _estimate(job: Job, send: Say) -> None:
-    """Send the estimate of one rank, and the FLOPs of all."""
     flops = estimate_job(job, send)
     parallelism = job.run_config.parallelism
     send("timing", Timing(warmup_seconds=0.0, flops=flops * parallelism.batches))
@@ -115,7 +114,6 @@ def _environment(launch: RankLaunch, rank: int) -> dict[str, str]:
 
 
 def _forked(launch: RankLaunch, rank: int) -> int:
-    """Fork a rank, and return its process id."""
     if pid := os.fork():
         return pid
     code = 1
@@ -137,7 +135,6 @@ def _forked(launch: RankLaunch, rank: int) -> int:
 
 
 def _spawned(launch: RankLaunch, rank: int) -> int:
-    """Start a rank as a new process, which CUDA needs, and return its process id."""
     environment = os.environ | _environment(launch, rank)
     with open(printed_file(launch.folder, rank), "wb", 0) as printed:
         process = subprocess.Popen(  # noqa: S603 words of this program

@@ -31,10 +31,11 @@ from bertscope.analyses.memory.profile_job import (
 )
 from bertscope.analyses.memory.step import ModelStep, Phase
 from bertscope.analyses.parallel.collectives import NAMESPACES, kind_of
+from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
+from bertscope.analyses.tracing.record import Device, Recorder
 from bertscope.reports.memory import ALL_REDUCE, RankRow
 from bertscope.settings.parallelism import ONE_PROCESS
-from bertscope.torch_access import DispatchMode, in_backward, operator_name, storage_key, torch, tree_leaves
-from bertscope.torch_access.distributed import is_wrapper
+from bertscope.torch_access import in_backward, operator_name, storage_key, torch, tree_leaves
 
 _PAUSE_SECONDS = 0.05  # for the threads of gloo to free what they hold of the last collective
 _STEPS = 2  # such a thread may be late all the same: of several steps the one with the lowest peaks counts
@@ -66,43 +67,44 @@ def _live_runs(step: ModelStep, phase: Phase) -> Iterator[MemoryTrace]:
             yield mode.trace()
 
 
-class BucketMode(DispatchMode):
-    """A mode that finds the buckets of DDP: it makes views of them when it is built, and reduces them in backward."""
+class _Buckets(Device):
+    """A device that notes the buckets of DDP: it makes views of them when it is built, and reduces them in backward."""
+
+    has_memory = False
 
     def __init__(self) -> None:
-        super().__init__()
         self.found: dict[int, torch.Tensor] = {}
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator."""
         if in_backward():
             is_use = operator.namespace in NAMESPACES and kind_of(operator_name(operator)) == ALL_REDUCE
         else:
             is_use = operator is torch.ops.aten.as_strided.default
         if is_use:
             self.found |= {storage_key(leaf): leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
-        return operator(*args, **(kwargs or {}))
+        return operator(*args, **kwargs)
 
-    @property
-    def buckets(self) -> dict[str, torch.Tensor]:
-        """Return the buckets by number."""
-        return {str(number): bucket for number, bucket in enumerate(self.found.values())}
+
+class _TrueAnswers(DataDependentAnswers):
+    """The values of real tensors."""
+
+    def note(self, operator: Any, args: Any, out: Any) -> None:
+        """Do nothing: a real tensor has its value."""
+
+    def value(self, operator: Any, asked: torch.Tensor, *, otherwise: int | None = None) -> Any:
+        """Return the value of a tensor of one element."""
+        return operator(asked)
 
 
 class _LiveRunMode(RunMode):
-    """A mode that records the memory of real tensors."""
+    """A mode that records real tensors; kernels' scratch, which no mode sees, follows the rules of an estimate."""
 
     def __init__(self, step: ModelStep) -> None:
         super().__init__(step)
-        self.scratch_bytes = lambda operator, args: 0
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(is_wrapper, types)):
-            return NotImplemented  # the operators on the tensors inside come next
-        run = self.recorded if self.is_recording else self.result
-        return run(operator, args, kwargs or {})
+        self.answers = _TrueAnswers(is_masked=False)
 
     def result(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator."""
         return operator(*args, **kwargs)
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
@@ -179,7 +181,6 @@ def _run(job: Job, launch: RankLaunch, send: Say) -> None:
 
 
 def _built(job: Job) -> Any:
-    """Return the step of this rank's part of the model."""
     from bertscope.analyses.memory.profiler_run import real_step
     from bertscope.analyses.parallel.strategies import layers_of, make_meshes, parallelize
 
@@ -202,19 +203,20 @@ def _put_in_ddp(step: Any) -> None:
         step.run_micro_batch()
     has_unused = any(param.grad is None for param in step.model.parameters() if param.requires_grad)
     step.model.zero_grad(set_to_none=True)
-    with BucketMode() as mode:
+    buckets = _Buckets()
+    with Recorder(buckets):
         wrapped = DistributedDataParallel(step.model, find_unused_parameters=is_training and has_unused)
     step.wrapper, loss = wrapped, step.loss
     step.loss = lambda _, inputs: loss(wrapped, inputs)
     if is_training:
         step.run()
-        with BucketMode() as mode:
+        buckets = _Buckets()
+        with Recorder(buckets):
             step.run()
-    step.buckets = mode.buckets
+    step.buckets = {str(number): bucket for number, bucket in enumerate(buckets.found.values())}
 
 
 def _measured(step: Any, job: Job, send: Say) -> RankRow:
-    """Measure the memory and the traffic of a step; the first rank of a machine sends its whole report."""
     from bertscope.analyses.memory.profiler_run import measured_device_terms
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
@@ -231,7 +233,7 @@ def _measured(step: Any, job: Job, send: Say) -> RankRow:
     found = memory(trace, "measured", rows, terms)
     in_buckets = (BACKWARD, ALL_REDUCE) if parallelism.row.has_buckets else ()  # which belong to no module
     calls = (call._replace(path="") if call[:2] == in_buckets else call for call in trace.collectives)
-    sent = traffic(calls, rows, step.model, ONE_PROCESS)
+    sent = traffic(calls, rows, 0, ONE_PROCESS)
     if int(os.environ["LOCAL_RANK"]) == 0:
         if job.wants_snapshot:
             send("snapshot", b64encode(snapshot(trace)).decode())
@@ -250,11 +252,8 @@ def _measured(step: Any, job: Job, send: Say) -> RankRow:
 
 
 def _stages(send: Say, step_name: str) -> Callable[[str], Any]:
-    """Return a function that sends the phase which begins."""
-
     @contextmanager
     def stage(name: str) -> Iterator[None]:
-        """Send the phase."""
         send("stage", f"in the {name} phase of {step_name}")
         yield
 

@@ -41,7 +41,6 @@ class _Rank:
 
     @property
     def name(self) -> str:
-        """Return the name of the rank."""
         return f"rank {self.number}"
 
 
@@ -135,7 +134,6 @@ class RanksWatch:
         return rank, kind, text
 
     def _last_words(self, rank: _Rank) -> str:
-        """Return the last line that a rank printed on standard error."""
         lines = self._stderr(rank).strip().splitlines()
         return f" (its last words: {one_line(lines[-1], limit=200)})" if lines else ""
 
@@ -171,7 +169,6 @@ class RanksWatch:
         return _FRAME.findall(self._stderr(rank).rpartition("most recent call first")[2])
 
     def _stderr(self, rank: _Rank) -> str:
-        """Return the end of what a rank printed."""
         path = printed_file(str(self.folder), rank.number)
         if not path.exists():
             return ""
@@ -194,7 +191,6 @@ class RanksWatch:
         """Return the measurements with the ranks that agree as one row, the largest group first."""
 
         def kind(row: RankRow) -> Any:
-            """Return what ranks have to share."""
             return row.state_bytes, [(phase.phase, phase.peak_bytes) for phase in row.phases], row.traffic
 
         groups: list[list[RankRow]] = []
