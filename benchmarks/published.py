@@ -25,12 +25,10 @@ from unittest.mock import patch
 from torch.distributed import fsdp
 
 from bertscope import load
-from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed
-from bertscope.analyses.memory.deepening import deepened
+from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed, requests
+from bertscope.analyses.memory.deepening import with_copies
 from bertscope.analyses.memory.estimate import module_trace
-from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter
-from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth, in_loop, requests
 from bertscope.analyses.memory.kernels.overhead import (
     LT_WORKSPACE_BYTES,
     Overhead,
@@ -40,6 +38,7 @@ from bertscope.analyses.memory.kernels.overhead import (
 )
 from bertscope.analyses.memory.step_time import PUBLISHED_RANGE, data_sheet_bound
 from bertscope.analyses.memory.steps import Steps, estimate_report
+from bertscope.analyses.memory.trace import MemoryTrace
 from bertscope.analyses.modules import repeat
 from bertscope.gpus import find_gpu
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
@@ -205,9 +204,8 @@ def script_trace(row: Published) -> MemoryTrace:
     ids = torch.zeros(row.batch, row.seq, dtype=torch.long, device="meta")
     freed = module_trace(model, {"input_ids": ids}, run_config, lambda built, given: built(**given).logits.sum())
     stack = repeat.LayerStack.of(layers, "num_hidden_layers", [()] * wanted)
-    growth = MemoryGrowth.of(freed)
-    growth = deepened(growth, layers, stack.copies(ran)) if layers else growth
-    return growth.in_loop(run_config, run_config.loop).trace(SMALLEST)
+    deep = with_copies(freed, layers, stack.copies(ran)) if layers else freed
+    return deep.in_loop(run_config, run_config.loop)
 
 
 def workspaces(row: Published) -> list[tuple[str, int]]:
@@ -313,7 +311,7 @@ def reserved_bytes(row: Published) -> int:
     in_fp32 = partial(fsdp.MixedPrecisionPolicy, reduce_dtype=torch.float32)  # as torchtitan; no setting of a run
     with patch.object(fsdp, "MixedPrecisionPolicy", in_fp32):
         trace = module_trace(model, inputs, run_config, published_models.loss_of, "layers")
-    trace = in_loop(trace, run_config, run_config.loop)
+    trace = trace.in_loop(run_config, run_config.loop)
     run = requests(trace, workspaces(row))
     return replayed(run).peak_reserved_bytes
 

@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 from itertools import accumulate
 from typing import Any
 
-from bertscope.analyses.memory.events import GRANULE_BYTES, Block, MemoryEvent, MemoryTrace, rounded
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.memory.trace import GRANULE_BYTES, Block, MemoryEvent, MemoryTrace, rounded
 from bertscope.analyses.tracing.record import SETUP, Recorder, RunLog, RunPlace
 from bertscope.dry_run.device import FakeCard
 from bertscope.dry_run.limits import Evaluated, Limits
@@ -127,7 +127,7 @@ class Recording:
                 events.append(
                     MemoryEvent(size if event.block >= 0 else -size, block(own), place.phase, place.path, what)
                 )
-        return MemoryTrace(tuple(state), tuple(events), self.granule)
+        return MemoryTrace.of(state, events, self.granule)
 
 
 def short_line(line: str, folder: str) -> str:

@@ -14,9 +14,9 @@ import bertscope
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.events import same_events
 from bertscope.analyses.memory.profile_job import Job
 from bertscope.analyses.memory.step import run_model
+from bertscope.analyses.memory.trace import same_events
 from bertscope.config import LORA_BIASES, Lora
 from bertscope.errors import ConfigError
 from bertscope.settings.run_config import RunConfig

@@ -20,9 +20,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
+from bertscope.analyses.memory.trace import Layout, MemoryTrace, Where
 from bertscope.frozen import dataclass
+from bertscope.reports.memory import BACKWARD, OPTIMIZER
 
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
@@ -30,6 +33,7 @@ _SMALL_SEGMENT, _LARGE_SEGMENT, _OWN_FROM, _OWN_STEP = 2 * _MIB, 20 * _MIB, 10 *
 _RANGE = 32 * _MIB  # of addresses, which cudaMalloc hands out whole
 _ADDRESSES = 2**20 * _LARGE_SEGMENT  # of one expandable segment: more than any GPU has memory
 PoolKey = tuple[str, bool]  # the stream of its blocks, and if they are small
+_MOST_LAYOUTS = 16  # of steps whose requests are kept
 STEPS = 4  # the first, which lays down the state of the optimizer, and three with this state
 
 
@@ -319,3 +323,88 @@ def _take_steps(
         if allocator.missing_bytes:
             break
     return used
+
+
+# ---- the requests of a step ----
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+Workspaces = Sequence[tuple[str, int]]  # phase and bytes
+
+
+def requests(trace: MemoryTrace, workspaces: Workspaces = ()) -> Requests:
+    """Return the requests of a run whose steady step this is; each workspace has the phase whose product makes it."""
+    kinds = trace.kind_bytes
+    sizes = [kinds[number] for number in trace.held]
+    sizes += [kinds[number] if number >= 0 else 0 for number in trace.changes]
+    run = _requests(trace.layout, tuple(phase for phase, _ in workspaces))
+    return run.of_sizes([*sizes, *(size for _, size in workspaces)])
+
+
+@lru_cache(_MOST_LAYOUTS)
+def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
+    """Return the requests at all batches, without sizes.
+
+    A run moves the parameters to the device in the order of the model. The first optimizer step creates the state
+    of every parameter before it updates any. Gradients that exist before a step of the trace are laid down by a
+    backward pass before it, each when backward reaches its module. The workspaces, given by their phases, are
+    laid down by the first matrix product there, and stay: they may split a free block that a later step needs whole.
+    What a variable of the loop refers to is allocated in each step while that of the step before still exists.
+    """
+    trace, blocks, places = layout.trace, [kind.block for kind in layout.trace.kinds], layout.places
+    held = [blocks[kind] for kind in trace.held]
+    step = list(trace.matched())
+    made_by = {number: blocks[kind] for number, kind in enumerate(trace.changes, len(held)) if kind >= 0}
+    gradients = [number for number, block in enumerate(held) if block.part == "gradients"]
+    made = [number for number, block in enumerate(held) if block.part == "optimizer_state"]
+    # Dictionaries instead of ordered sets.
+    previous = dict.fromkeys(number for number, block in enumerate(held) if block.variable)
+    kept = dict.fromkeys(number for _, number in step if number >= 0 and made_by[number].variable)
+    later = {*gradients, *made, *previous}
+    passes = [(places[event], number) for event, number in step if places[event][0] != OPTIMIZER]
+    micro_batch = [number for _, number in passes]
+    update = [number for event, number in step if places[event][0] == OPTIMIZER]
+    laying = list(_laying_down(passes, {number: held[number].path for number in gradients}))
+    laying += _left(micro_batch)
+    laying = [number for number in laying if ~number not in previous]
+    update += [number for number in _left(number for _, number in step) if ~number not in kept]
+    freed = {~number for _, number in step if number < 0}
+    first = [*(laying if gradients else ()), *(n for n in micro_batch if ~n not in previous), *made, *update]
+    numbered = list(enumerate(workspaces, len(held) + len(trace.changes)))
+    for number, phase in reversed(numbered):  # so that those of one phase follow its product in their order
+        products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in PRODUCTS)
+        product = next(products, None)
+        first.insert(0 if product is None else first.index(product) + 1, number)
+    streams = [made_by[number].stream if number in made_by else ""
+               for number in range(len(held) + len(trace.changes))]  # fmt: skip
+    return Requests(
+        sizes=[],
+        streams=[*streams, *("" for _ in workspaces)],
+        start=[number for number in range(len(held)) if number not in later],
+        first=first,
+        step=[*(laying if freed.intersection(gradients) else ()), *micro_batch, *update],
+        renamed=dict(zip(kept, previous, strict=True)),
+    )
+
+
+def _left(numbers: Iterable[int]) -> list[int]:
+    """Return the frees of the blocks that the requests leave."""
+    left: dict[int, None] = {}
+    for number in numbers:
+        if number >= 0:
+            left[number] = None
+        else:
+            left.pop(~number, None)
+    return [~number for number in left]
+
+
+def _laying_down(passes: Iterable[tuple[Where, int]], gradients: dict[int, str]) -> Iterator[int]:
+    """Yield the requests of a forward and backward pass, with each gradient where backward reaches its module."""
+    waiting: dict[str, list[int]] = defaultdict(list)
+    for number, path in gradients.items():
+        waiting[path.rpartition(".")[0]].append(number)
+    for (phase, path, _), number in passes:
+        if phase == BACKWARD:
+            yield from waiting.pop(path, ())
+        yield number
+    for numbers in waiting.values():
+        yield from numbers

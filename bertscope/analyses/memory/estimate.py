@@ -13,13 +13,12 @@ from functools import cache, lru_cache, partial
 from typing import Any
 from unittest.mock import patch
 
-from bertscope.analyses.memory.deepening import deepened
-from bertscope.analyses.memory.events import MemoryTrace, same_events
+from bertscope.analyses.memory.deepening import with_copies
 from bertscope.analyses.memory.fake_run import fake_run
-from bertscope.analyses.memory.growth import FAR, SMALLEST, MemoryGrowth, grown, in_loop
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.analyses.memory.summary import estimated, memory_report, uncounted_notes
+from bertscope.analyses.memory.trace import FAR, SMALLEST, MemoryTrace, same_events
 from bertscope.analyses.memory.zero import idle, with_update, without_broadcasts
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
@@ -58,15 +57,15 @@ class MemoryTraces:
         """Return the trace of the step, from runs of this batch."""
         if not self._repeats(run_config):
             return self._whole(run_config)
-        short, kind = MemoryGrowth.of(self._shallow(run_config, RAN)), _kind(run_config)
+        short, kind = self._shallow(run_config, RAN), _kind(run_config)
         if kind not in self.verified:
-            longer = self._deepened(short, run_config, RAN, RAN + 1).trace(SMALLEST)
+            longer = self._repeated(short, run_config, RAN, RAN + 1)
             self.verified[kind] = same_events(longer, self._shallow(run_config, RAN + 1))
         if not self.verified[kind]:
             return self._whole(run_config)
-        return self._finished(self._deepened(short, run_config, RAN), run_config).trace(SMALLEST)
+        return self._finished(self._repeated(short, run_config, RAN), run_config)
 
-    def growth(self, run_config: RunConfig) -> MemoryGrowth | None:
+    def growth(self, run_config: RunConfig) -> MemoryTrace | None:
         """Return the memory of a step as a function of the batch; None if its events change with the batch.
 
         With a loss of mini-batches it is a function of the examples after the first one. If layers may repeat, the run
@@ -77,14 +76,13 @@ class MemoryTraces:
             return None  # the batch decides inductor's program
         first = mini_batch(run_config.loss)
         one, far = (replace(run_config, batch=first + batch, loop=FREED) for batch in (SMALLEST, FAR))
-        found: MemoryGrowth | None = None
+        found: MemoryTrace | None = None
         if self._repeats(run_config):
-            longer = self._deepened(MemoryGrowth.of(self._shallow(one, RAN)), one, RAN, RAN + 1).trace(SMALLEST)
-            lines = grown(longer, self._shallow(far, RAN + 1))
-            found = self._deepened(MemoryGrowth.of(lines), run_config, RAN + 1) if lines else None
+            longer = self._repeated(self._shallow(one, RAN), one, RAN, RAN + 1)
+            found = longer.growing(self._shallow(far, RAN + 1))
+            found = found and self._repeated(found, run_config, RAN + 1)
         if found is None:
-            lines = grown(self.freed(one), self.freed(far))
-            found = MemoryGrowth.of(lines) if lines else None
+            found = self.freed(one).growing(self.freed(far))
         return found and self._finished(found, run_config)
 
     def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:
@@ -109,13 +107,13 @@ class MemoryTraces:
 
     def _whole(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of a run of all layers."""
-        return self._finished(MemoryGrowth.of(self.freed(replace(run_config, loop=FREED))), run_config).trace(SMALLEST)
+        return self._finished(self.freed(replace(run_config, loop=FREED)), run_config)
 
-    def _finished(self, growth: MemoryGrowth, run_config: RunConfig) -> MemoryGrowth:
+    def _finished(self, trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
         """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
         if run_config.parallelism.row.divides_optimizer:
-            growth = with_update(growth, self.parameters(_kind(run_config)), run_config)
-        return growth.in_loop(run_config, run_config.loop)
+            trace = with_update(trace, self.parameters(_kind(run_config)), run_config)
+        return trace.in_loop(run_config, run_config.loop)
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source
@@ -123,14 +121,12 @@ class MemoryTraces:
             return source_trace(source, run_config)
         return without_broadcasts(source_trace(source, replace(run_config, parallelism=idle(run_config.parallelism))))
 
-    def _deepened(
-        self, growth: MemoryGrowth, run_config: RunConfig, ran: int, wanted: int | None = None
-    ) -> MemoryGrowth:
+    def _repeated(self, trace: MemoryTrace, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
         """Return the memory of runs of `wanted` units of layers, by default of all, from that of `ran` units."""
         stacks = self._repeats(run_config)
         for stack in stacks:
-            growth = deepened(growth, stack.path, stack.copies(ran, wanted))
-        return replace(growth, traced_layers=sum(len(stack.few(RAN)) for stack in stacks))
+            trace = with_copies(trace, stack.path, stack.copies(ran, wanted))
+        return replace(trace, traced_layers=sum(len(stack.few(RAN)) for stack in stacks))
 
 
 def _kind(run_config: RunConfig) -> RunConfig:
@@ -169,8 +165,8 @@ def module_memory(
     """Return the memory of a step of any module, and a note on what is not counted."""
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = module_trace(module, inputs, run_config, loss)
-    other = in_loop(trace, run_config, run_config.other_loop).peak_bytes
-    found = estimated(in_loop(trace, run_config, run_config.loop), other, run_config, row_paths(module))
+    trace = trace.in_loop(run_config, run_config.loop)
+    found = estimated(trace, trace.other_peak_bytes, run_config, row_paths(module))
     return found, uncounted_notes(trace, run_config)
 
 
@@ -233,8 +229,8 @@ def _traced(
             trace = fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, buckets=buckets))
             if parallelism == run_config.parallelism:
                 return trace
-            calls = (call._replace(ranks=run_config.parallelism.world_size) for call in trace.collectives)
-            return replace(trace, collectives=tuple(calls))
+            calls = [(call._replace(ranks=run_config.parallelism.world_size), slope) for call, slope in trace.calls]
+            return replace(trace, calls=calls)
         except value_errors() as error:
             raise UnknownValueError(
                 f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "

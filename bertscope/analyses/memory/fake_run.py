@@ -6,27 +6,28 @@ state of the CPU.
 """
 
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import repeat
+from typing import Any, NamedTuple
 
-from bertscope.analyses.memory.events import (
-    CAT,
-    RETURN,
-    STACK,
-    UPDATE,
-    Allocation,
-    MemoryTrace,
-    MemoryTraceRecorder,
-    Place,
-)
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
 from bertscope.analyses.memory.kernels.overhead import resident_threads
 from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.analyses.memory.step import ModelStep, dtype_name
+from bertscope.analyses.memory.trace import (
+    CAT,
+    GRANULE_BYTES,
+    RETURN,
+    STACK,
+    UPDATE,
+    Block,
+    MemoryEvent,
+    MemoryTrace,
+)
 from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
 from bertscope.analyses.tracing.operator_costs import tensors
@@ -57,7 +58,8 @@ from bertscope.torch_access.distributed import (
 _RESULTS = OperatorResults()
 _GATHER, _REDUCE = "_allgather_base_", "_reduce_scatter_base_"  # of FSDP2
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
-_UPDATES: dict[Hashable, MemoryTrace] = {}
+_Rows = list[list[Any]]  # of the state, the events and the collectives
+_UPDATES: dict[Hashable, _Rows] = {}
 _MOST_UPDATES = 16
 # The fields of RunConfig that change the optimizer step only by the gradients that they leave.
 _GRADIENT_FIELDS = {"batch", "seq", "checkpointing", "reentrant"}
@@ -86,28 +88,113 @@ def fake_run(step: ModelStep) -> MemoryTrace:
         step.run_micro_batch(mode.phase)
         if step.optimizer is None:
             return mode.trace()
-        before, known = mode.trace(), mode.update_key()
+        before, known = mode.rows(), mode.update_key()
         if known not in _UPDATES:
             with mode.unrecorded_phase(OPTIMIZER):
                 step.optimizer.step()
             mode.add_state()
             step.update(mode.phase)
-            whole = mode.trace()
             while len(_UPDATES) >= _MOST_UPDATES:
                 _UPDATES.pop(next(iter(_UPDATES)))
-            _UPDATES[known] = replace(
-                whole,
-                state=whole.state[len(before.state) :],
-                events=whole.events[len(before.events) :],
-                collectives=whole.collectives[len(before.collectives) :],
-            )
-    update = _UPDATES[known]
-    return replace(
-        before,
-        state=before.state + update.state,
-        events=before.events + update.events,
-        collectives=before.collectives + update.collectives,
-    )
+            _UPDATES[known] = [rows[len(own) :] for rows, own in zip(mode.rows(), before, strict=True)]
+    state, events, calls = (own + rows for own, rows in zip(before, _UPDATES[known], strict=True))
+    return MemoryTrace.of(state, events, GRANULE_BYTES[step.run_config.device], calls)
+
+
+class Place(NamedTuple):
+    """The phase, module and operator that run at one time."""
+
+    phase: str = ""
+    path: str = ""
+    operator: str = ""
+    recompute: int = 0  # the number of the recomputation; 0 for none
+
+
+@dataclass
+class Allocation:
+    """A storage while its trace is recorded, with the place that allocated it."""
+
+    size_bytes: int
+    place: Place
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    part: str = ""
+    is_saved: bool = False  # freed after the forward pass or the recomputation that allocated it
+    variable: str = ""  # that refers to it
+    stream: str = ""
+
+    @cached_property
+    def block(self) -> Block:
+        """Return its kind of block, which is known at the end of the step."""
+        part = self.part or ("activations" if self.is_saved else "temporaries")
+        is_recomputed = self.place.recompute > 0
+        return Block(part, *self.place[1:3], self.shape, self.dtype, is_recomputed, self.variable, self.stream)
+
+
+@dataclass
+class MemoryTraceRecorder:
+    """A recorder of allocations and frees."""
+
+    state: list[tuple[Block, int]] = field(default_factory=list)
+    log: list[tuple[int, Allocation, Place]] = field(default_factory=list)
+    living: dict[int, Allocation] = field(default_factory=dict)  # by key; only storages that the step allocated
+    left: int = 0  # last entries of the state, which the step before allocated
+
+    def allocate(self, key: int, made: Allocation, place: Place) -> None:
+        """Record an allocation."""
+        self.living[key] = made
+        self.log.append((made.size_bytes, made, place))
+
+    def free(self, key: int, place: Place) -> None:
+        """Record a free; ignore a key that was allocated before the step."""
+        made = self.living.pop(key, None)
+        if made is None:
+            return
+        if made.place.recompute and place.recompute != made.place.recompute:
+            made.is_saved = True
+        self.log.append((-made.size_bytes, made, place))
+
+    def end_forward(self) -> None:
+        """Mark every allocated block as saved for backward."""
+        for made in self.living.values():
+            made.is_saved = True
+
+    def refer(self, keys: Iterable[int], variable: str) -> None:
+        """Note the variable of the loop that refers to allocated blocks; the first output of several calls counts."""
+        for key in keys:
+            if key in self.living:
+                self.living[key].variable = self.living[key].variable or variable
+
+    def mark(self, place: Place, paths: Iterable[str], counts: Iterable[int] = repeat(1)) -> None:
+        """Mark a place by an event of no bytes for each path, with a number of elements.
+
+        That is the return of the model's forward; the parameters with a gradient, before their update; and the tensors
+        that are stacked or concatenated, by their parameters or buffers.
+        """
+        for path, count in zip(paths, counts, strict=False):
+            self.log.append((0, Allocation(0, place._replace(path=path), (count,)), place))
+
+    def restart(self, known: Collection[int] = ()) -> None:
+        """Begin a step: the blocks that the one before leaves are its state, with those that were state `known`."""
+        left = [(made.block, made.size_bytes) for key, made in self.living.items() if key not in known]
+        del self.state[len(self.state) - self.left :]
+        self.state += left
+        self.left = len(left)
+        self.log.clear()
+
+    def name(self, keys: Iterable[int], part: str) -> None:
+        """Assign allocated blocks to a part."""
+        for key in keys:
+            if key in self.living:
+                self.living[key].part = part
+
+    def events(self) -> list[MemoryEvent]:
+        """Return the events of the step until now."""
+        return [MemoryEvent(size, made.block, *place[:3]) for size, made, place in self.log]
+
+    def trace(self, device: str, calls: Iterable[Collective] = ()) -> MemoryTrace:
+        """Return the trace, with the sizes of the device's allocator."""
+        return MemoryTrace.of(self.state, self.events(), GRANULE_BYTES[device], calls)
 
 
 class RunMode(DispatchMode):
@@ -126,7 +213,7 @@ class RunMode(DispatchMode):
         self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
         self.has_labels = any("label" in name for name in step.inputs)  # the model's own code may select the valid ones
         self.watched: dict[int, weakref.ref[Any]] = {}
-        self.name, self.operator, self.updated = "", "", ""
+        self.name, self.operator, self.owner = "", "", ""
         self.is_recording = False
         self.known: set[int] = set()  # storages that are state
         self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
@@ -161,9 +248,13 @@ class RunMode(DispatchMode):
         yield
         self.gathered = None
 
+    def rows(self) -> _Rows:
+        """Return what was recorded until now."""
+        return [list(self.recorder.state), self.recorder.events(), list(self.collectives)]
+
     def trace(self) -> MemoryTrace:
         """Return the trace of what was recorded until now."""
-        return replace(self.recorder.trace(self.step.run_config.device), collectives=tuple(self.collectives))
+        return self.recorder.trace(self.step.run_config.device, self.collectives)
 
     def assigned(self, name: str, value: Any, number: int = 0) -> None:
         """Note the blocks that a variable of the loop refers to; an output may have a graph that no backward frees."""
@@ -248,7 +339,7 @@ class RunMode(DispatchMode):
         self.operator = operator_name(operator)
         if self.name == OPTIMIZER:  # it updates one parameter after the other; their state says which
             first = args[0] if args else None
-            self.updated = self.owners.get(storage_key(first), self.updated) if isinstance(first, torch.Tensor) else ""
+            self.owner = self.owners.get(storage_key(first), self.owner) if isinstance(first, torch.Tensor) else ""
         reused = storage_key(args[0]) if self._adds_in_place(operator, args) else None
         out = self.result(operator, args, kwargs)
         if operator.namespace in NAMESPACES and (kind := kind_of(self.operator)):
@@ -284,11 +375,11 @@ class RunMode(DispatchMode):
         """
         lists = [given for given in args if isinstance(given, (list, tuple)) and len(given) == results]
         given = (one[number] for one in lists if isinstance(one[number], torch.Tensor))
-        return next(filter(None, (self.owners.get(storage_key(tensor)) for tensor in given)), self.updated)
+        return next(filter(None, (self.owners.get(storage_key(tensor)) for tensor in given)), self.owner)
 
     def _place(self) -> Place:
         """Return the place of the running operator; in the optimizer step its path is that of the parameter."""
-        path = self.updated if self.name == OPTIMIZER else self.tracker.current()[0]
+        path = self.owner if self.name == OPTIMIZER else self.tracker.current()[0]
         return Place(self.name, path, self.operator, self.tracker.recomputation)
 
     def _adds_in_place(self, operator: Any, args: Any) -> bool:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bertscope.analyses.memory.caching_allocator import Allocator, Requests, replayed
-from bertscope.analyses.memory.growth import largest, near, requests, upper
+from bertscope.analyses.memory.caching_allocator import Allocator, Requests, replayed, requests
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
-from bertscope.analyses.memory.steps import Steps, estimate_report
+from bertscope.analyses.memory.steps import Steps, estimate_report, largest, near
 from bertscope.analyses.memory.summary import on_card, uncounted_notes
 from bertscope.config import HEADS
 from bertscope.gpus import Gpu
@@ -73,7 +72,7 @@ class Fitter:
             extra_flops=flops / plain - 1 if plain else 0.0,
             strategy=run_config.parallelism.strategy,
             ranks=run_config.parallelism.world_size,
-            other_loop_bytes=self.steps.other_peak_bytes(run_config) - peak,
+            other_loop_bytes=self.trace(run_config).other_peak_bytes - peak,
             largest_batch=largest_batch,
         )
 
@@ -102,7 +101,7 @@ class Fitter:
     def _requests(self, run_config: RunConfig) -> Requests:
         """Return the requests to the allocator with the most memory that a version of torch needs for the run."""
         workspaces, trace = by_thread(run_config, self.overhead.workspace_bytes), self.trace(run_config)
-        return requests(upper(trace) if self.overhead.margin else trace, workspaces)
+        return requests(trace.upper if self.overhead.margin else trace, workspaces)
 
     def reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
         """Return the bytes that the allocator reserves, on a CPU the peak; at the limit it frees segments."""
@@ -123,9 +122,11 @@ class Fitter:
             return self.trace(replace(run_config, batch=batch)).peak_bytes <= tensor_bytes
 
         growth = self.steps.growth(run_config)
-        # A batch of 1 is traced, and each batch of a user's own code.
-        traced = growth.peak_bytes if growth else lambda batch: self.trace(replace(run_config, batch=batch)).peak_bytes
-        return largest(fits, near=near(traced, tensor_bytes))
+
+        def peak_bytes(batch: int) -> int:  # a batch of 1 is traced, and each batch of a user's own code
+            return (growth.scaled(batch) if growth else self.trace(replace(run_config, batch=batch))).peak_bytes
+
+        return largest(fits, near=near(peak_bytes, tensor_bytes))
 
     def _largest_served(self, run_config: RunConfig, most: int) -> int:
         """Return the largest batch up to `most` that fits.
@@ -351,6 +352,6 @@ class _BatchSearch:
         def fits(size: int) -> bool:
             """Return True if the tensors should fit with that number of ranks."""
             own = self.on(run_config, ranks, size)
-            return growth.peak_bytes(own.batch) - divided * (1 - share(size) / share(2)) <= limit
+            return growth.scaled(own.batch).peak_bytes - divided * (1 - share(size) / share(2)) <= limit
 
         return min(bisect_left(self.world_sizes, True, key=fits), len(self.world_sizes) - 1)

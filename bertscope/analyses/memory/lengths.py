@@ -17,8 +17,8 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import exp, lgamma, prod
 
-from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fit import Fitter
+from bertscope.analyses.memory.trace import MemoryTrace
 from bertscope.errors import SelectionError, name_of
 from bertscope.reports.memory import LengthBatch, LengthsRow
 from bertscope.settings.run_config import RunConfig

@@ -18,8 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
-from bertscope.analyses.memory.growth import LARGEST_BATCH, largest
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.steps import LARGEST_BATCH, Steps, largest
 from bertscope.analyses.memory.summary import on_card
 from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
 from bertscope.gpus import Gpu

@@ -11,9 +11,10 @@ from functools import cache, partial
 from typing import Any
 
 from bertscope.analyses.memory.estimate import module_memory, named_inputs
-from bertscope.analyses.memory.events import Allocation, MemoryTrace, MemoryTraceRecorder, Place
+from bertscope.analyses.memory.fake_run import Allocation, MemoryTraceRecorder, Place
 from bertscope.analyses.memory.step import Loss, ModelStep, real_inputs, run_model, waiting_inputs
 from bertscope.analyses.memory.summary import memory, memory_report
+from bertscope.analyses.memory.trace import MemoryTrace
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.inputs import running_module

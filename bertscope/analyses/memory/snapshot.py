@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from bertscope.analyses.memory.events import MemoryEvent, MemoryTrace, matched
+from bertscope.analyses.memory.trace import MemoryEvent, MemoryTrace
 
 _STEP_BYTES = 512
 _BATCH = 1000  # items for one instruction, as in the standard library
@@ -13,24 +13,25 @@ _BATCH = 1000  # items for one instruction, as in the standard library
 
 def snapshot(trace: MemoryTrace) -> bytes:
     """Return the pickle that `torch.cuda.memory._dump_snapshot` would write for the step, with invented addresses."""
-    state = (MemoryEvent(size, block, "before the step", "", "") for block, size in trace.state)
-    entries = list(_entries((*state, *trace.events)))
+    entries = list(_entries(trace))
     return pickled({"segments": [], "device_traces": [entries]})
 
 
-def _entries(events: tuple[MemoryEvent, ...]) -> Iterator[dict[str, Any]]:
-    """Yield allocations and frees."""
+def _entries(trace: MemoryTrace) -> Iterator[dict[str, Any]]:
     addresses: dict[int, int] = {}  # of the blocks by number
     next_address = _STEP_BYTES
-    for time, (event, number) in enumerate(matched(events)):
-        if event.size_bytes > 0:
+    before = [MemoryEvent(size, block, "before the step", "", "") for block, size in trace.state]
+    events = (*before, *trace.events)
+    steps = [*enumerate(range(len(before))), *((event + len(before), number) for event, number in trace.matched())]
+    for time, (event, number) in enumerate(steps):
+        size, block, phase, *_ = events[event]
+        if number >= 0:
             addresses[number] = next_address
-            next_address += event.size_bytes + _STEP_BYTES
-        block = event.block
-        names = (block.operator or "(before the step)", block.path or "(model)", f"{block.part}, {event.phase}")
+            next_address += size + _STEP_BYTES
+        names = (block.operator or "(before the step)", block.path or "(model)", f"{block.part}, {phase}")
         frames = [{"name": name, "filename": "", "line": 0} for name in names]
-        for action in ("alloc",) if event.size_bytes > 0 else ("free_requested", "free_completed"):
-            yield {"action": action, "addr": addresses[number], "size": abs(event.size_bytes), "stream": 0,
+        for action in ("alloc",) if number >= 0 else ("free_requested", "free_completed"):
+            yield {"action": action, "addr": addresses[max(number, ~number)], "size": abs(size), "stream": 0,
                    "frames": frames, "time_us": time}  # fmt: skip
 
 

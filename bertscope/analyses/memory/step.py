@@ -10,7 +10,7 @@ from typing import Any
 
 from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory import optimizers
-from bertscope.analyses.memory.events import Block
+from bertscope.analyses.memory.trace import Block
 from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.tracing.fake_tensors import attribute_tensors, valid_tokens
 from bertscope.analyses.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values

@@ -1,21 +1,19 @@
 """The steps of one model as reports need them: traces at any batch, FLOPs, and facts of the model.
 
-Two runs of a kind of step give its memory at any batch (growth.py). What was found is kept in the user's cache
+Two runs of a kind of step give its memory at any batch (trace.py). What was found is kept in the user's cache
 (saved.py): a further report on the same kind of step imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.growth import LARGEST_BATCH, SMALLEST, MemoryGrowth, largest, of_trace
-from bertscope.analyses.memory.growth_files import growth_data, read_growth
 from bertscope.analyses.memory.summary import estimated, memory_report, uncounted_notes
+from bertscope.analyses.memory.trace import SMALLEST, MemoryTrace
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import NUMBER, checked, is_saved, not_negative, saved
 from bertscope.errors import BertscopeError
@@ -31,6 +29,7 @@ from bertscope.sources.model_source import ModelSource
 if TYPE_CHECKING:
     from bertscope.analyses.memory.estimate import MemoryTraces
 
+LARGEST_BATCH, _MOST_LINES = 2**20, 8
 _SHOWN_BATCHES = (8, 32)
 _KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next budget those of the same runs
 
@@ -81,44 +80,29 @@ class Steps:
         return all(is_saved(name, self.source, run, threads) for name, run in needed.items())
 
     def _trace(self, run_config: RunConfig) -> MemoryTrace:
-        """Return the trace of a step; that of a user's own code is of this very batch."""
-        growth, batch = self._growth_to(run_config)
-        if growth is not None:
-            return growth.trace(batch)
-        found = saved(
-            "trace", self.source, run_config, lambda: of_trace(self.traces.trace(run_config)).growth,
-            growth_data, read_growth,
-        )  # fmt: skip
-        return found.trace(SMALLEST)
+        """Return the trace of a step; that of a user's own code is of this very batch.
 
-    def other_peak_bytes(self, run_config: RunConfig) -> int:
-        """Return the peak of the same step in the other loop."""
-        growth, batch = self._growth_to(run_config)
-        if growth is not None:
-            return growth.other_peak_bytes(batch)
-        return self.trace(replace(run_config, loop=run_config.other_loop)).peak_bytes
-
-    def growth(self, run_config: RunConfig) -> MemoryGrowth | None:
-        """Return the memory of a step as a function of the batch; None if its events change with the batch."""
-        return None if mini_batch(run_config.loss) else self._grown(replace(run_config, batch=SMALLEST))
-
-    def _growth_to(self, run_config: RunConfig) -> tuple[MemoryGrowth | None, int]:
-        """Return the growth that gives the step at this batch, if the batch itself need not run, and its batch there.
-
-        With mini-batches it is that of the examples after the first one; a CPU has a random state for each mini-batch.
+        With mini-batches it is extrapolated in the examples after the first one; a CPU has a random state for each.
         """
         size = mini_batch(run_config.loss)
         batch = run_config.batch - size
-        if self.one_batch or batch < SMALLEST or (size and run_config.device != CUDA):
-            return None, 0
-        return self._grown(replace(run_config, batch=SMALLEST)), batch
+        if not self.one_batch and batch >= SMALLEST and (run_config.device == CUDA or not size):
+            growing = self._grown(replace(run_config, batch=SMALLEST))
+            if growing is not None:
+                return growing.scaled(batch)
+        return saved("trace", self.source, run_config, lambda: self.traces.trace(run_config), MemoryTrace.data,
+                     MemoryTrace.read)  # fmt: skip
 
-    def _growth(self, run_config: RunConfig) -> MemoryGrowth | None:
-        found: MemoryGrowth | None = None
+    def growth(self, run_config: RunConfig) -> MemoryTrace | None:
+        """Return the trace from which those of all batches are scaled; None if its events change with the batch."""
+        return None if mini_batch(run_config.loss) else self._grown(replace(run_config, batch=SMALLEST))
+
+    def _growth(self, run_config: RunConfig) -> MemoryTrace | None:
+        found: MemoryTrace | None = None
         with suppress(BertscopeError):  # of a model or shape that takes no other batch: each batch runs by itself
             found = saved(
                 "growth", self.source, run_config, lambda: self.traces.growth(run_config),
-                lambda found: found and growth_data(found), lambda data: None if data is None else read_growth(data),
+                lambda found: found and found.data(), lambda data: None if data is None else MemoryTrace.read(data),
             )  # fmt: skip
         return found
 
@@ -176,22 +160,26 @@ def _counted(run_config: RunConfig) -> RunConfig:
     return run_config.counted(accumulate=run_config.accumulate, batch=batch)
 
 
-def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int) -> BreakEven | None:
+def break_even(one: MemoryTrace | None, other: MemoryTrace | None, above: int) -> BreakEven | None:
     """Return the least batch at which `other` has the lower peak, and both peaks at batches above `above`.
 
     None if it is not known.
     """
     if one is None or other is None:
         return None
-    first, second = one, other
-    behind = largest(lambda batch: second.peak_bytes(batch) >= first.peak_bytes(batch))
+
+    def peaks(batch: int) -> tuple[int, int]:
+        return one.scaled(batch).peak_bytes, other.scaled(batch).peak_bytes
+
+    def is_behind(batch: int) -> bool:
+        first, second = peaks(batch)
+        return second >= first
+
+    behind = largest(is_behind)
     if behind >= LARGEST_BATCH // 2:
         return None
-    points = tuple(
-        BreakEvenPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
-        for batch in _SHOWN_BATCHES
-        if batch > max(above, behind)
-    )
+    shown = [(batch, *peaks(batch)) for batch in _SHOWN_BATCHES if batch > max(above, behind)]
+    points = tuple(BreakEvenPoint(batch=batch, first_bytes=first, peak_bytes=second) for batch, first, second in shown)
     return BreakEven(pays_from_batch=behind + 1, points=points)
 
 
@@ -199,7 +187,8 @@ def estimate_memory(source: ModelSource, run_config: RunConfig, steps: Steps | N
     """Return the memory of a step of the model of `source`; `steps` are this model's, by default new ones."""
     steps = steps or Steps(source)
     rows = steps.facts(run_config).rows
-    return estimated(steps.trace(run_config), steps.other_peak_bytes(run_config), run_config, rows)
+    trace = steps.trace(run_config)
+    return estimated(trace, trace.other_peak_bytes, run_config, rows)
 
 
 def estimate_report(
@@ -215,7 +204,7 @@ def estimate_report(
     for run_config in run_configs:
         progress(f"estimating {run_config.checkpointing}")
         trace = steps.trace(run_config)
-        found = estimated(trace, steps.other_peak_bytes(run_config), run_config, facts.rows, card)
+        found = estimated(trace, trace.other_peak_bytes, run_config, facts.rows, card)
         variant = Variant(
             checkpointing=run_config.checkpointing,
             reentrant=run_config.reentrant,
@@ -234,3 +223,37 @@ def estimate_report(
     if run_configs[0].parallelism.world_size == 1:
         return report
     return replace(report, ranks=facts.groups, units=facts.units)
+
+
+# ---- searches ----
+
+
+def near(peak_bytes: Callable[[int], int], limit_bytes: int) -> int:
+    """Return about the largest batch within a limit, where lines through the peaks of two batches end."""
+    before, batch = SMALLEST, 8 * SMALLEST
+    for _ in range(_MOST_LINES):
+        first, second = peak_bytes(before), peak_bytes(batch)
+        slope, room = (second - first) / (batch - before), limit_bytes - second
+        end = batch + room / slope if slope > 0 else LARGEST_BATCH if room >= 0 else 1
+        before, batch = batch, int(min(max(end, 1), 8 * batch, LARGEST_BATCH))
+        if abs(batch - before) <= 1:
+            break
+    return batch
+
+
+def largest(fits: Callable[[int], bool], most: int = LARGEST_BATCH, near: int = 1) -> int:
+    """Return the largest number up to `most` that fits, 0 for none; every smaller one fits too.
+
+    The search goes from `near` in steps that double, until it is between one that fits and one that does not.
+    """
+    low, high, place, step = 0, most + 1, near, 1
+    while high - low > 1:
+        place = min(max(place, low + 1), high - 1)
+        if fits(place):
+            low, place = place, place + step
+        else:
+            high, place = place, place - step
+        if low > 0 and high <= most:
+            place = (low + high) // 2
+        step *= 2
+    return low

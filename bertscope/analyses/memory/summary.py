@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from bertscope.analyses.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed
-from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.growth import requests
+from bertscope.analyses.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
+from bertscope.analyses.memory.trace import MemoryTrace
 from bertscope.gpus import CONTEXT_BYTES, Gpu, card_threads, sdpa_kernel
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.memory import (

@@ -9,12 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bertscope.analyses.memory.deepening import deepened
-from bertscope.analyses.memory.events import UPDATE, MemoryTrace, same_events
+from bertscope.analyses.memory.deepening import with_copies
 from bertscope.analyses.memory.fake_run import fake_run
-from bertscope.analyses.memory.growth import SMALLEST, MemoryGrowth
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import ModelStep
+from bertscope.analyses.memory.trace import UPDATE, MemoryTrace, same_events
 from bertscope.analyses.modules.repeat import RAN, LayerStack
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.analyses.parallel.strategies import zero_shares
@@ -35,56 +34,53 @@ def idle(parallelism: Parallelism) -> Parallelism:
 
 def without_broadcasts(trace: MemoryTrace) -> MemoryTrace:
     """Return the trace without the broadcasts of the parameters, of which a deeper model has more."""
-    calls = tuple(call for call in trace.collectives if (call.phase, call.kind) != (OPTIMIZER, BROADCAST))
-    return replace(trace, collectives=calls)
+    calls = [(call, slope) for call, slope in trace.calls if (call.phase, call.kind) != (OPTIMIZER, BROADCAST)]
+    return replace(trace, calls=calls)
 
 
-def with_update(
-    growth: MemoryGrowth, params: Sequence[tuple[str, nn.Parameter]], run_config: RunConfig
-) -> MemoryGrowth:
+def with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]], run_config: RunConfig) -> MemoryTrace:
     """Return the memory of a rank from that of an idle one; `params` are all of the model with their paths."""
     ranks, rank = run_config.parallelism.world_size, run_config.parallelism.rank
-    calls = [(call._replace(ranks=ranks), slope) for call, slope in growth.collectives]
-    marks = {number for number, place in enumerate(growth.places) if place[2] == UPDATE}
-    at = next((number for number, place in enumerate(growth.place_of) if place in marks), None)
+    calls = [(call._replace(ranks=ranks), slope) for call, slope in trace.calls]
+    marks = {number for number, place in enumerate(trace.places) if place[2] == UPDATE}
+    at = next((number for number, place in enumerate(trace.place_of) if place in marks), None)
     if at is None:  # no optimizer step
-        return replace(growth, collectives=calls)
+        return replace(trace, calls=calls)
     trained = [(path, param) for path, param in params if param.requires_grad]
     calls += [(Collective(OPTIMIZER, BROADCAST, "", param.nbytes, ranks), 0) for _, param in trained]
     shares = zero_shares([param.numel() for _, param in trained], ranks)
     own = [trained[number] for number in shares[rank]] if rank < len(shares) else []
-    with_gradient = {kind.block.path for kind in growth.kinds if kind.block.operator == UPDATE}
+    with_gradient = {kind.block.path for kind in trace.kinds if kind.block.operator == UPDATE}
     kinds = [(param.shape, param.dtype, path in with_gradient) for path, param in own]
     update = _renamed(_update(kinds, run_config), [path for path, _ in own])
-    first, place = len(growth.kinds), len(growth.places)
-    state = [first + number for number in update.state if update.kinds[number].block.part == "optimizer_state"]
-    events, place_of = list(growth.events), list(growth.place_of)
-    events[at:at] = [number + first if number >= 0 else number - first for number in update.events]
+    first, place = len(trace.kinds), len(trace.places)
+    held = [first + number for number in update.held if update.kinds[number].block.part == "optimizer_state"]
+    changes, place_of = list(trace.changes), list(trace.place_of)
+    changes[at:at] = [number + first if number >= 0 else number - first for number in update.changes]
     place_of[at:at] = [place + number for number in update.place_of]
-    return replace(growth, kinds=growth.kinds + update.kinds, state=growth.state + state, events=events,
-                   places=growth.places + update.places, place_of=place_of, collectives=calls)  # fmt: skip
+    return replace(trace, kinds=trace.kinds + update.kinds, held=trace.held + held, changes=changes,
+                   places=trace.places + update.places, place_of=place_of, calls=calls)  # fmt: skip
 
 
-def _update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryGrowth:
+def _update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
     """Return the memory of an update of parameters of these kinds."""
     stack = LayerStack.of(_PATH, "", kinds)
     few, more = (_traced(stack.few(units), run_config) for units in (RAN, RAN + 1))
-    growth = MemoryGrowth.of(few)
-    if not same_events(deepened(growth, _PATH, stack.copies(RAN, RAN + 1)).trace(SMALLEST), more):
-        return MemoryGrowth.of(_traced(kinds, run_config))
-    return deepened(growth, _PATH, stack.copies(RAN))
+    if not same_events(with_copies(few, _PATH, stack.copies(RAN, RAN + 1)), more):
+        return _traced(kinds, run_config)
+    return with_copies(few, _PATH, stack.copies(RAN))
 
 
-def _renamed(growth: MemoryGrowth, paths: Sequence[str]) -> MemoryGrowth:
+def _renamed(trace: MemoryTrace, paths: Sequence[str]) -> MemoryTrace:
     """Return the memory of an update of the parameters with these paths."""
 
     def renamed(path: str) -> str:
         number, dot, rest = path.removeprefix(f"{_PATH}.").partition(".")
         return f"{paths[int(number)]}{dot}{rest}" if path.startswith(f"{_PATH}.") else path
 
-    kinds = [kind._replace(block=kind.block._replace(path=renamed(kind.block.path))) for kind in growth.kinds]
-    places = [(phase, renamed(path), operator) for phase, path, operator in growth.places]
-    return replace(growth, kinds=kinds, places=places)
+    kinds = [kind._replace(block=kind.block._replace(path=renamed(kind.block.path))) for kind in trace.kinds]
+    places = [(phase, renamed(path), operator) for phase, path, operator in trace.places]
+    return replace(trace, kinds=kinds, places=places)
 
 
 def _traced(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from bertscope.analyses.memory.fit import Fitter
-from bertscope.analyses.memory.growth import SMALLEST
 from bertscope.analyses.memory.kernels.overhead import overhead
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import device_terms, on_card
+from bertscope.analyses.memory.trace import SMALLEST
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import choose_threads
 from bertscope.analyses.sweep.grid import Task, versions

@@ -7,10 +7,9 @@ from typing import Any
 
 from bertscope import load
 from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
-from bertscope.analyses.memory.events import MemoryTrace
-from bertscope.analyses.memory.growth import in_loop
 from bertscope.analyses.memory.profiler_run import measured
 from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
+from bertscope.analyses.memory.trace import MemoryTrace
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.torch_access import has_bf16_products
@@ -35,7 +34,7 @@ def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
 
 def whole_trace(source: Any, run_config: RunConfig) -> MemoryTrace:
     """The trace of a run of all layers, without the one that repeats a few."""
-    return in_loop(source_trace(source, replace(run_config, loop="freed")), run_config, run_config.loop)
+    return source_trace(source, replace(run_config, loop="freed")).in_loop(run_config, run_config.loop)
 
 
 def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
@@ -64,4 +63,4 @@ def without_scratch(trace: MemoryTrace, precision: str) -> MemoryTrace:
             continue
         kept.append(here)
         place += 1
-    return replace(trace, events=tuple(kept))
+    return MemoryTrace.of(trace.state, kept, trace.granule_bytes, trace.collectives)

@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertscope import load
-from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock, replayed
+from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
-from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, kernel_for
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes, overhead, workspace_bytes
 from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.memory.summary import device_terms
+from bertscope.analyses.memory.trace import Block, MemoryEvent, MemoryTrace
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.settings.run_config import RunConfig
@@ -185,7 +184,7 @@ def test_a_run_begins_with_the_parameters_and_lays_down_the_state_in_the_first_o
         made("activations", "a", -100, "backward"), made("temporaries", "a", 5, "optimizer"),
         made("temporaries", "a", -5, "optimizer"), made("gradients", "a", -10, "optimizer"),
     )  # fmt: skip
-    trace = MemoryTrace(tuple((Block(part, path, ""), 10) for part, path in state), events)
+    trace = MemoryTrace.of(tuple((Block(part, path, ""), 10) for part, path in state), events)
     run = requests(trace)
     assert run.start == [0, 1]
     assert run.first == [4, 5, ~4, 2, 3, 7, ~7, ~5]  # the activation is free when the state comes, the gradient is not
@@ -194,7 +193,7 @@ def test_a_run_begins_with_the_parameters_and_lays_down_the_state_in_the_first_o
 
 
 def test_gradients_that_stay_are_laid_down_where_the_first_backward_pass_reaches_their_module():
-    trace = MemoryTrace(
+    trace = MemoryTrace.of(
         ((Block("parameters", "a.weight", ""), 10), (Block("gradients", "a.weight", ""), 10)),
         (made("activations", "a", 100, "forward"), made("temporaries", "a", 7, "backward"),
          made("temporaries", "a", -7, "backward"), made("activations", "a", -100, "backward")),
@@ -251,7 +250,7 @@ def test_a_replayed_step_reserves_at_least_its_peak_and_leaves_only_its_state(ch
 def test_equal_blocks_of_a_tape_are_given_back_last_come_first():
     block = Block("temporaries", "", "add")
     sizes = (30 * MIB, 30 * MIB, -30 * MIB, 20 * MIB, -20 * MIB, -30 * MIB)
-    trace = MemoryTrace((), tuple(MemoryEvent(size, block, "forward", "", "add") for size in sizes), 512)
+    trace = MemoryTrace.of((), tuple(MemoryEvent(size, block, "forward", "", "add") for size in sizes), 512)
     assert replayed(requests(trace), steps=1).peak_reserved_bytes == 60 * MIB
 
 
@@ -417,14 +416,14 @@ def test_a_workspace_of_backward_splits_a_free_block_that_the_next_step_needs_wh
         MemoryEvent(12 * MIB, gradient, "backward", "", "mm"),
         MemoryEvent(-12 * MIB, gradient, "optimizer", "", ""),
     )
-    trace = MemoryTrace((), events, 512)
+    trace = MemoryTrace.of((), events, 512)
     assert replayed(requests(trace)).peak_reserved_bytes == 100 * MIB
     run = requests(trace, (("forward", 32 * MIB), ("backward", 32 * MIB)))
     assert run.first == [0, 4, ~0, 2, 5, ~2]
     assert run.step == [0, ~0, 2, ~2]
     assert replayed(run, steps=1).peak_reserved_bytes == 132 * MIB  # the second lies in the block of the scores
     assert replayed(run).peak_reserved_bytes == 232 * MIB  # not 164: the scores need another block
-    without = MemoryTrace((), tuple(event._replace(operator="add") for event in events), 512)
+    without = MemoryTrace.of((), tuple(event._replace(operator="add") for event in events), 512)
     assert requests(without, (("forward", MIB),)).first[0] == 4  # a step without products: first of all
 
 

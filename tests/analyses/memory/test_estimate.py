@@ -15,15 +15,13 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.memory import fake_run as live
-from bertscope.analyses.memory.caching_allocator import replayed
+from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
-from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
-from bertscope.analyses.memory.growth import FAR, MemoryGrowth, grown, requests, upper
-from bertscope.analyses.memory.growth_files import growth_data, read_growth
 from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING
 from bertscope.analyses.memory.step import real_inputs, run_model
 from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.memory.trace import FAR, Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.model import build
@@ -556,11 +554,10 @@ def test_the_norms_to_clip_are_a_number_for_each_parameter_of_all_layers():
 def test_a_tape_that_differs_is_seen_to_differ():
     trace = source_trace(small(), RunConfig(batch=1, seq=4))
     assert same_events(trace, trace)
-    first = trace.events[0]
-    assert not same_events(
-        trace, replace(trace, events=(first._replace(size_bytes=first.size_bytes + 1), *trace.events[1:]))
-    )
-    assert not same_events(trace, replace(trace, events=trace.events[:-1]))
+    first, *others = trace.events
+    larger = first._replace(size_bytes=first.size_bytes + 1)
+    assert not same_events(trace, MemoryTrace.of(trace.state, [larger, *others]))
+    assert not same_events(trace, MemoryTrace.of(trace.state, trace.events[:-1]))
 
 
 GROWING = (
@@ -575,7 +572,7 @@ ONE_LAYER = small()
 
 
 @functools.cache
-def growth(run_config: RunConfig) -> MemoryGrowth:
+def growth(run_config: RunConfig) -> MemoryTrace:
     return MemoryTraces(ONE_LAYER).growth(run_config)
 
 
@@ -583,27 +580,27 @@ def growth(run_config: RunConfig) -> MemoryGrowth:
 @given(st.sampled_from(GROWING), st.integers(2, 5000))
 def test_two_batches_give_the_memory_of_every_other(run_config, batch):
     of_batch = replace(run_config, batch=batch)
-    trace, found = whole_trace(ONE_LAYER, of_batch), growth(run_config).trace(batch)
+    trace, found = whole_trace(ONE_LAYER, of_batch), growth(run_config).scaled(batch)
     assert (found.peaks(), sorted(found.state)) == (trace.peaks(), sorted(trace.state))
     assert ordered_frees(found.events) == ordered_frees(trace.events)
     one, other = (memory(each, "estimated", {}) for each in (found, trace))
     assert (one.phases, one.kept) == (other.phases, other.kept)
     of_growth, of_trace = (requests(each, (("forward", 0), ("backward", 0))) for each in (found, trace))
     assert replayed(of_growth).peak_reserved_bytes == replayed(of_trace).peak_reserved_bytes
-    assert upper(found).peak_bytes == upper(trace).peak_bytes
+    assert found.upper.peak_bytes == trace.upper.peak_bytes
 
 
 def with_sizes(*sizes: int) -> MemoryTrace:
     """A step that allocates and frees blocks of these sizes, with 100 bytes between steps."""
     block = Block("activations", "", "add")
     events = [MemoryEvent(sign * size, block, "forward", "", "add") for size in sizes for sign in (1, -1)]
-    return MemoryTrace(((block, 100),), tuple(events))
+    return MemoryTrace.of([(block, 100)], events)
 
 
 def test_the_peak_of_a_block_that_grows_by_10_bytes_a_sequence_is_found_by_hand():
     two, far = with_sizes(5 + 2 * 10), with_sizes(5 + FAR * 10)
     assert two.peak_bytes == 125
-    assert MemoryGrowth.of(grown(two, far)).peak_bytes(7) == 100 + 5 + 7 * 10
+    assert two.growing(far).scaled(7).peak_bytes == 100 + 5 + 7 * 10
 
 
 @pytest.mark.parametrize("size_at", [
@@ -611,27 +608,27 @@ def test_the_peak_of_a_block_that_grows_by_10_bytes_a_sequence_is_found_by_hand(
     lambda batch: 512 if batch < 100 else 256, lambda batch: max(1000, 8 * batch),
 ], ids=["square", "minimum", "quotient", "fewer", "maximum"])  # fmt: skip
 def test_a_size_that_does_not_grow_evenly_has_no_growth(size_at):
-    assert grown(with_sizes(size_at(2)), with_sizes(size_at(FAR))) is None
+    assert with_sizes(size_at(2)).growing(with_sizes(size_at(FAR))) is None
 
 
 def test_steps_of_other_operators_or_another_number_of_events_have_no_growth():
     two, far = with_sizes(20), with_sizes(10 * FAR)
-    other = replace(far, events=tuple(event._replace(operator="mul") for event in far.events))
-    assert grown(two, far) is not None
-    assert grown(two, other) is grown(two, with_sizes(10, FAR)) is None
+    other = MemoryTrace.of(far.state, [event._replace(operator="mul") for event in far.events])
+    assert two.growing(far) is not None
+    assert two.growing(other) is two.growing(with_sizes(10, FAR)) is None
 
 
 def test_a_growth_is_the_same_from_json():
     found = growth(GROWING[1])
-    again = read_growth(json.loads(json.dumps(growth_data(found))))
+    again = MemoryTrace.read(json.loads(json.dumps(found.data())))
     assert again == found
-    assert memory(again.trace(7), "estimated", {}) == memory(found.trace(7), "estimated", {})
+    assert memory(again.scaled(7), "estimated", {}) == memory(found.scaled(7), "estimated", {})
 
 
 def test_the_scratch_of_embeddings_follows_its_rule_at_each_batch():
     """Up to 3,072 ids are added without memory; 1 more needs sorted ids and partial sums."""
     found = growth(GROWING[1])
-    sizes = {batch: sum(size for size, kind in zip(found.kind_bytes(batch), found.kinds, strict=True)
+    sizes = {batch: sum(size for size, kind in zip(found.scaled(batch).kind_bytes, found.kinds, strict=True)
                         if kind.block.dtype == EMBEDDING) for batch in (102, 103)}  # fmt: skip
     assert (sizes[102], sizes[103] > 0) == (0, True)  # 102 x 30 = 3,060 ids, 103 x 30 = 3,090
 
@@ -655,7 +652,7 @@ def test_nothing_is_allocated():
 def test_the_tape_rounds_up_what_comes_and_gives_back_as_much():
     block = Block("temporaries", "", "add")
     events = tuple(MemoryEvent(size, block, "forward", "", "add") for size in (1, 513, -513, -1))
-    trace = MemoryTrace((), events, granule_bytes=512)
+    trace = MemoryTrace.of((), events, granule_bytes=512)
     assert trace.live_bytes() == [512, 1536, 512, 0]
     assert trace.peak_bytes == 1536
 

@@ -15,23 +15,12 @@ from hypothesis import strategies as st
 
 import bertscope
 from bertscope.analyses.memory import estimate
-from bertscope.analyses.memory.caching_allocator import replayed
+from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.events import Block, ordered_frees
 from bertscope.analyses.memory.fit import Fitter, fit_report, other_head
-from bertscope.analyses.memory.growth import (
-    FAR,
-    SMALLEST,
-    Kind,
-    MemoryGrowth,
-    in_loop,
-    largest,
-    near,
-    requests,
-    upper,
-)
 from bertscope.analyses.memory.kernels.overhead import by_thread, overhead
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.steps import Steps, largest, near
+from bertscope.analyses.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace, ordered_frees
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.render import fit as fit_renderer
@@ -116,8 +105,8 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
 def test_of_30_bytes_a_sequence_and_100_for_the_model_as_many_fit_as_a_hand_finds(budget, batch):
     block = Block("activations", "", "add")
     kinds = [Kind(block, 100, 0, ()), Kind(block, 30 * SMALLEST, 30, ())]
-    growth = MemoryGrowth(kinds, [0], [1, ~1], [("forward", "", "add")], [0, 0], 1, None, [], [], [])
-    assert largest(lambda size: growth.peak_bytes(size) <= budget) == batch
+    trace = MemoryTrace(kinds, [0], [1, ~1], [("forward", "", "add")], [0, 0])
+    assert largest(lambda size: trace.scaled(size).peak_bytes <= budget) == batch
 
 
 def test_the_search_needs_no_memory_growth(monkeypatch):
@@ -152,10 +141,13 @@ def test_a_peak_that_grows_little_up_to_the_batch_of_the_growth_is_searched_in_f
     There a sequence adds 152 bytes, those of its inputs and outputs, and above thousands.
     """
     steps, run = Steps(small("BertModel", vocab_size=100_000)), RunConfig(seq=1, checkpointing="full")
-    growth = steps.growth(run)
-    assert growth.peak_bytes(FAR) - growth.peak_bytes(SMALLEST) == (FAR - SMALLEST) * 152
-    budget = growth.peak_bytes(300_000)
-    assert abs(near(growth.peak_bytes, budget) - 300_000) < 10
+
+    def peak_bytes(batch):
+        return steps.growth(run).scaled(batch).peak_bytes
+
+    assert peak_bytes(FAR) - peak_bytes(SMALLEST) == (FAR - SMALLEST) * 152
+    budget = peak_bytes(300_000)
+    assert abs(near(peak_bytes, budget) - 300_000) < 10
     tried, real = [], steps.trace
     monkeypatch.setattr(steps, "trace", lambda run: tried.append(run.batch) or real(run))
     assert Fitter(steps, budget)._largest_by_bytes(run) == 300_000
@@ -198,7 +190,7 @@ def test_two_shallow_runs_give_the_growth_of_a_deep_model_and_verify_it(device, 
     assert runs == [(3, SMALLEST), (4, FAR)]
     for batch in (2, 7):
         whole = whole_trace(DEEP, replace(run_config, batch=batch))
-        assert (growth.trace(batch).state, growth.trace(batch).peaks()) == (whole.state, whole.peaks())
+        assert (growth.scaled(batch).state, growth.scaled(batch).peaks()) == (whole.state, whole.peaks())
 
 
 def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
@@ -210,13 +202,13 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
             event._replace(size_bytes=2 * event.size_bytes) if ".layer.2.intermediate" in event.block.path else event
             for event in trace.events
         ]
-        return replace(trace, events=tuple(events))
+        return MemoryTrace.of(trace.state, events, trace.granule_bytes)
 
     monkeypatch.setattr(estimate, "source_trace", uneven)
     run_config = RunConfig(seq=8, batch=5, optimizer="sgd")
     traces = MemoryTraces(DEEP)
-    expected = in_loop(uneven(DEEP, run_config), run_config, run_config.loop)
-    assert ordered_frees(traces.growth(run_config).trace(5).events) == ordered_frees(expected.events)
+    expected = uneven(DEEP, run_config).in_loop(run_config, run_config.loop)
+    assert ordered_frees(traces.growth(run_config).scaled(5).events) == ordered_frees(expected.events)
     assert traces.trace(run_config) == expected
     assert list(traces.verified.values()) == [False]
 
@@ -300,7 +292,7 @@ def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_u
     assert limit == int((1 - report.margin) * (card.memory_bytes - high))
     workspaces = by_thread(run_config, report.overhead_bytes - high)
     for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
-        trace = upper(estimated_trace(source, replace(run_config, batch=batch)))
+        trace = estimated_trace(source, replace(run_config, batch=batch)).upper
         assert (replayed(requests(trace, workspaces), limit).missing_bytes == 0) == is_served
 
 
@@ -308,12 +300,12 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_
     """torch before 1.11 saves them: a tensor as large as the probabilities, for each layer."""
     run_config = RunConfig(device="cuda", seq=32, batch=64)
     trace = estimated_trace(small(attention="eager"), run_config)
-    more = upper(trace)
+    more = trace.upper
     scores, logits = 64 * 2 * 32 * 32 * 4, 64 * 32 * 99 * 4  # of two heads; of 99 words
     assert more.peak_bytes == trace.peak_bytes + scores + logits
     assert more.live_bytes()[-1] == trace.live_bytes()[-1]
     fused = estimated_trace(small(), run_config)
-    assert upper(fused).peaks() == fused.peaks()
+    assert fused.upper.peaks() == fused.peaks()
     card = replace(find_gpu("t4"), context_low_bytes=MIB, context_high_bytes=MIB)
     unknown, known = (
         fit_report(

@@ -11,8 +11,8 @@ import torch
 import bertscope
 from bertscope.analyses.memory import fake_run, optimizers
 from bertscope.analyses.memory.estimate import module_trace
-from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.step import TORCH_DTYPES, make_optimizer, meta_inputs, run_model
+from bertscope.analyses.memory.trace import MemoryTrace
 from bertscope.errors import SelectionError
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig

@@ -195,9 +195,9 @@ def test_two_batches_give_the_memory_of_a_matrix_of_all_pairs_at_any_batch():
     run, steps = run_of({"loss": "mnrl", "hard_negatives": 2}), Steps(ENCODER)
     growth = steps.growth(run)
     for batch in (3, 300):
-        assert growth.peak_bytes(batch) == estimated_trace(ENCODER, replace(run, batch=batch)).peak_bytes
+        assert growth.scaled(batch).peak_bytes == estimated_trace(ENCODER, replace(run, batch=batch)).peak_bytes
     # 3 x 300 scores for each of 300 queries: 300 x 900 numbers of 4 bytes.
-    sizes = {event.block.shape: event.size_bytes for event in growth.trace(300).events}
+    sizes = {event.block.shape: event.size_bytes for event in growth.scaled(300).events}
     assert abs(sizes[300, 900]) == 1_080_000
 
 
@@ -208,7 +208,7 @@ def test_two_batches_give_the_memory_of_mini_batches_on_a_card(negatives):
     for batch in (4, 6, 301):
         at = replace(run, batch=batch)
         assert steps.trace(at).peak_bytes == alone.trace(at).peak_bytes
-    assert steps._growth_to(run)[0] is not None
+    assert steps._grown(replace(run, batch=2)) is not None
 
 
 @pytest.mark.parametrize(("settings", "texts"), [({"loss": "mnrl"}, 2), ({"loss": "cached-mnrl:2"}, 2)], ids=str)

@@ -13,10 +13,10 @@ import torch
 import bertscope
 from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.events import same_events
 from bertscope.analyses.memory.fit import fit_report
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job
+from bertscope.analyses.memory.trace import same_events
 from bertscope.analyses.modules.repeat import layer_stacks
 from bertscope.errors import BertscopeWarning, SelectionError
 from bertscope.settings.code_names import CodeName

@@ -8,8 +8,8 @@ import pickletools
 
 import pytest
 
-from bertscope.analyses.memory.events import Block, MemoryEvent, MemoryTrace
 from bertscope.analyses.memory.snapshot import pickled, snapshot
+from bertscope.analyses.memory.trace import Block, MemoryEvent, MemoryTrace
 
 # The instructions that the viewer's own reader knows (pytorch, torch/utils/viz/MemoryViz.js, unpickleData).
 VIEWER = {"PROTO", "EMPTY_DICT", "EMPTY_LIST", "MARK", "SETITEMS", "APPENDS", "BINUNICODE", "MEMOIZE", "LONG_BINGET",
@@ -46,7 +46,7 @@ def test_what_no_snapshot_holds_is_refused(value):
 def test_a_step_of_three_events_has_the_entries_that_a_reader_can_count():
     weight, product = Block("parameters", "linear", ""), Block("activations", "linear", "mm")
     events = (MemoryEvent(8, product, "forward", "linear", "mm"), MemoryEvent(-8, product, "backward", "linear", "mm"))
-    found = pickle.loads(snapshot(MemoryTrace(state=((weight, 100),), events=events)))
+    found = pickle.loads(snapshot(MemoryTrace.of([(weight, 100)], events)))
     entries = found["device_traces"][0]
     assert [(entry["action"], entry["addr"], entry["size"]) for entry in entries] == [
         ("alloc", 512, 100), ("alloc", 1124, 8), ("free_requested", 1124, 8), ("free_completed", 1124, 8),

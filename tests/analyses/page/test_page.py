@@ -12,7 +12,7 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.memory import estimate
-from bertscope.analyses.memory.growth import FAR, SMALLEST
+from bertscope.analyses.memory.trace import FAR, SMALLEST
 from bertscope.analyses.modules.repeat import RAN
 from bertscope.analyses.page import page_report
 from bertscope.errors import SelectionError

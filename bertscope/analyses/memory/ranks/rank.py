@@ -17,7 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bertscope.analyses.memory.events import MemoryTrace
 from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.profile_job import (
     Job,
@@ -30,6 +29,7 @@ from bertscope.analyses.memory.profile_job import (
     set_up_process,
 )
 from bertscope.analyses.memory.step import ModelStep, Phase
+from bertscope.analyses.memory.trace import MemoryTrace
 from bertscope.analyses.parallel.collectives import NAMESPACES, kind_of
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
 from bertscope.analyses.tracing.record import Device, Recorder
