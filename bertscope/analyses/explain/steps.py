@@ -145,7 +145,9 @@ class _Writer:
         """Return the outputs of the class in the order of its tuple, as if all of them were asked for."""
         config, layers = self.config, self.layers
         made: list[Point] = []
-        returned = typing.get_type_hints(CLASSES[self.architecture].forward)["return"].__args__[0]
+        model_class = CLASSES[self.architecture]
+        hint = typing.get_type_hints(model_class.forward)["return"].__args__[0]
+        returned = getattr(model_class, "output", hint)  # of the classes that share a forward
         every = (*dataclasses.fields(BaseModelOutputWithPoolingAndCrossAttentions), *dataclasses.fields(returned))
         kinds = {item.name: str(item.type) for item in every}  # the tuple of a head may have more than its class
 
