@@ -35,7 +35,6 @@ ATTENTION_KERNELS = ("eager", "sdpa")
 class Head:
     """A class of BERT: what its forward takes and returns, and its counterparts in other tools."""
 
-    module: str = "heads"  # of `model/`
     logits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the outputs after the loss, and their sizes
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the arguments of the loss, and their sizes
     layer: str = ""  # the classifier; it has num_labels outputs, or one for each choice
@@ -67,7 +66,7 @@ class Head:
 _TOKENS = ("batch", "seq")
 _SENTENCE, _MASKED_LM = "BertForSequenceClassification", "BertForMaskedLM"
 HEADS = {
-    "BertModel": Head(module="bert", takes_encoder=True, task_type="FEATURE_EXTRACTION"),
+    "BertModel": Head(takes_encoder=True, task_type="FEATURE_EXTRACTION"),
     "BertForPreTraining": Head(
         logits={"prediction_logits": (*_TOKENS, "vocab_size"), "seq_relationship_logits": ("batch", "2")},
         labels={"labels": _TOKENS, "next_sentence_label": ("batch",)}, other=_SENTENCE,

@@ -1,6 +1,7 @@
 """Known GPUs.
 
-A GPU has the memory that CUDA offers, which is less than the nominal size, a compute capability and peak rates.
+A GPU has the memory that CUDA offers, which is less than the nominal size, a compute capability and peak rates: the
+table is gpus.json, each figure with its source.
 
 Memory is torch's "total capacity" where a source has it, else the total of nvidia-smi, which may be up to 1 GiB
 more. It varies with the driver; `--budget` sets it exactly. Peak FLOP/s are dense, and for tensor cores with sums in
@@ -14,29 +15,18 @@ what is neither reserved nor free. The messages round to 0.01 GiB, so such a siz
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.frozen import dataclass
 from bertscope.units import BF16, FP16, FP32
 
-_GIB, _MIB = 2**30, 2**20
-
-
-def _issue(place: str) -> str:
-    return f"capacity reported by torch, in GitHub issue {place}"
-
-
-def _smi(place: str) -> str:
-    return f"nvidia-smi, GitHub issue {place}"
-
-
-def _oom(places: str) -> str:
-    return f"out of memory, GitHub issues {places}"
-
-
+_MIB = 2**20
+_UNITS = {"gib": 2**30, "mib": _MIB, "bytes": 1}  # of memory in the table
 Capability = tuple[int, int]
 
 
@@ -67,78 +57,19 @@ class _Row:
     bandwidth_gb_per_second: float = 0  # of memory
 
 
-_ROWS = {
-    "k80": _Row(11.17 * _GIB, _issue("lllyasviel/Fooocus 2436 (one of its two halves)"), (3, 7), 13,
-                "Tesla K80 data sheet, halved", 4.37, 0, 240),
-    "t4": _Row(14.56 * _GIB, _issue("Zheng-Chong/CatVTON 133"), (7, 5), 40, "T4 product brief", 8.1, 65, 320),
-    "p100-16gb": _Row(15.90 * _GIB, _issue("rmokady/CLIP_prefix_caption 7"), (6, 0), 56,
-                      "Tesla P100 PCIe data sheet (no tensor cores)", 9.3, 0, 732),
-    "v100-16gb": _Row(16160 * _MIB, "nvidia-smi, transformers documentation, model memory anatomy", (7, 0), 80,
-                      "V100 data sheet (SXM2)", 15.7, 125, 900),
-    "v100-32gb": _Row(31.74 * _GIB, _issue("liucongg/ChatGLM-Finetuning 73"), (7, 0), 80,
-                      "V100 data sheet (SXM2)", 15.7, 125, 900),
-    "titan-x-12gb": _Row(11.91 * _GIB, _issue("microsoft/Bringing-Old-Photos-Back-to-Life 87"), (6, 1), 28,
-                         "announcement of the Titan X (Pascal)", 11, 0, 480),
-    "gtx-1080-ti": _Row(11171 * _MIB, "total in MiB, GitHub issue fyu/drn 22", (6, 1), 28,
-                        "Turing architecture whitepaper", 11.3, 0, 484),
-    "rtx-2080-ti": _Row(10.76 * _GIB, _issue("JDAI-CV/image-captioning 11"), (7, 5), 68,
-                        "Turing architecture whitepaper (reference clocks)", 13.4, 53.8, 616),
-    "rtx-3060-12gb": _Row(11.75 * _GIB, _issue("Kunhao-Liu/StyleGaussian 12"), (8, 6), 28,
-                          "published boost clock", 12.7, 0, 360),
-    "rtx-3070-8gb": _Row(7.78 * _GIB, _issue("akshitac8/OW-DETR 46"), (8, 6), 46,
-                         "published boost clock", 20.3, 0, 448),
-    "rtx-3080-10gb": _Row(9.78 * _GIB, _issue("zai-org/CogVideo 34"), (8, 6), 68,
-                          "GA102 architecture whitepaper", 29.8, 59.5, 760),
-    "rtx-3090": _Row(23.70 * _GIB, _issue("GaoLii/DSP 10"), (8, 6), 82, "GA102 architecture whitepaper", 35.6, 71, 936),
-    "rtx-4090": _Row(23.64 * _GIB, _issue("ali-vilab/VGen 104"), (8, 9), 128,
-                     "Ada architecture whitepaper", 82.6, 165.2, 1008),
-    "a10": _Row(23028 * _MIB, _smi("mayooot/detect-gpu 3"), (8, 6), 72, "A10 data sheet", 31.2, 125, 600),
-    "a30": _Row(23.53 * _GIB, _issue("google/RB-Modulation 5"), (8, 0), 56, "A30 data sheet", 10.3, 165, 933),
-    "a40": _Row(44.4 * _GIB, "CUDA driver's total, GitHub issue ollama/ollama 9858", (8, 6), 84,
-                "A40 data sheet", 37.4, 149.7, 696),
-    "l4": _Row(22.03 * _GIB, _issue("ArcInstitute/evo2 190"), (8, 9), 58,
-               "L4 data sheet, without sparsity", 30.3, 121, 300),
-    "l40s": _Row(44.42 * _GIB, _issue("stepfun-ai/Step-Video-T2V 8"), (8, 9), 142, "L40S data sheet", 91.6, 362, 864),
-    "a100-40gb": _Row(42_298_834_944,
-                      "deviceQuery, GitHub pull request bottlerocket-os/bottlerocket 3873",
-                      (8, 0), 108, "A100 data sheet", 19.5, 312, 1555),
-    "a100-80gb": _Row(79.14 * _GIB, _issue("lianqi1008/Control-GIC 6"), (8, 0), 108,
-                      "A100 data sheet (SXM)", 19.5, 312, 2039),
-    "h100-80gb": _Row(81559 * _MIB, _smi("NVIDIA/nccl 1264"), (9, 0), 132,
-                      "H100 data sheet (SXM), without sparsity", 67, 989.5, 3350),
-    "h200": _Row(143771 * _MIB, _smi("sgl-project/sglang 3196"), (9, 0), 132,
-                 "H200 data sheet (SXM), without sparsity", 67, 989.5, 4800),
-    "b200": _Row(178.35 * _GIB, "CUDA device query, GitHub pull request pytorch/ao 4002",
-                  (10, 0), 148),
-}  # fmt: skip
-_OF_A100 = "nvidia-smi of a model of 4,093 parameters (3,000 runs: at least 1,443 MiB)"
-_OF_V100 = "pytorch/pytorch 20532 (16 GB, torch 1.1)"
-_XMEM = "runs of xMem (Middleware 2025), the memory of the process less what torch has reserved"
-_ANATOMY = "transformers documentation, model memory anatomy"
+def _row(*, source: str, capability: list[int], processors: int, **others: Any) -> _Row:
+    (memory,) = (others.pop(unit) * size for unit, size in _UNITS.items() if unit in others)
+    return _Row(memory, source, (capability[0], capability[1]), processors, **others)
+
+
+_TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_ROWS = {name: _row(**row) for name, row in _TABLE["gpus"].items()}
 # The lowest and the highest CUDA context of a GPU that was published, in MiB, and the source of each.
-_CONTEXTS = {
-    "k80": (293, 311, _oom("microsoft/unilm 137 and YuvalNirkin/fsgan 20 (both 2020)")),
-    "t4": (135, 1083, _oom("Zheng-Chong/CatVTON 133 (2025), leeesangwon/PyTorch-Image-Retrieval 19 (2021)")),
-    "p100-16gb": (809, 1081, _oom("openai/jukebox 145 (2020), googlecolab/colabtools 2860 (2022)")),
-    "v100-16gb": (300, 1343, f"GitHub issue {_OF_V100}; {_ANATOMY}"),
-    "v100-32gb": (300, 1352, f"GitHub issue {_OF_V100}; {_oom('IndoNLP/indonlu 35 (2021)')}"),
-    "gtx-1080-ti": (630, 630, _oom("huggingface/sentence-transformers 57 (2019)")),
-    "rtx-2080-ti": (877, 1343, f"GitHub issue pytorch/pytorch 49877 (torch 1.6); {_oom('ispc-lab/TMA 5 (2024)')}"),
-    "rtx-3090": (256, 1486, "GitHub issue pytorch/pytorch 49877 (torch 1.7); invoke-ai/InvokeAI 9413 (torch 2.7)"),
-    "rtx-3060-12gb": (141, 1486, f"{_XMEM} (at most 141 MiB); as an rtx-3090 at most"),
-    "rtx-a4000": (210, 210, _oom("DengKaiCQ/VGGT-Long 6 (2025)")),
-    "a10g": (282, 282, _oom("meta-pytorch/torchtune 229 (2024)")),
-    "rtx-4060": (106, 115, f"{_XMEM} (at most 106 MiB); {_oom('ESRSchao/EdgeRegNet 2 (2025)')}"),
-    "rtx-4090": (450, 504, _oom("Soul-AILab/SoulX-FlashTalk 5 (2026), 3DTopia/Phidias-Diffusion 8 (2025)")),
-    "l40": (507, 507, _oom("QwenLM/Qwen3-VL 2097 (2026)")),
-    "h200": (763, 779, "measured in this project, torch 2.11 and driver 580 (2026), in fp32 and in 16 bits"),
-    "a100-40gb": (501, 1451, f"{_oom('TianheWu/CoSeR 10 (2025)')}; {_OF_A100}"),
-    "a100-80gb": (409, 1451, f"{_oom('HiDream-ai/VAREdit 6 (2025)')}; {_OF_A100}"),
-}  # fmt: skip
+_CONTEXTS: dict[str, list[Any]] = _TABLE["contexts_mib"]
 # Cards of that table which are not in the first one: their contexts are those of their compute capability.
-_OTHERS: dict[str, Capability] = {"rtx-a4000": (8, 6), "a10g": (8, 6), "rtx-4060": (8, 9), "l40": (8, 9)}
+_OTHERS: dict[str, Capability] = {name: (major, minor) for name, (major, minor) in _TABLE["other_capabilities"].items()}
 # The range over all GPUs with a published context, for those without one of their compute capability.
-CONTEXT_BYTES = (
+CONTEXT_BYTES: tuple[int, int] = (
     min(low for low, _, _ in _CONTEXTS.values()) * _MIB, max(high for _, high, _ in _CONTEXTS.values()) * _MIB
 )  # fmt: skip
 
@@ -149,7 +80,8 @@ def _context(name: str, row: _Row) -> tuple[int, int, str]:
     A single figure of another card is no range.
     """
     if name in _CONTEXTS:
-        return _CONTEXTS[name]
+        low, high, own = _CONTEXTS[name]
+        return low, high, own
     known = _OTHERS | {card: other.capability for card, other in _ROWS.items()}
     alike = [card for card in _CONTEXTS if known[card] == row.capability]
     least, most = (choose(alike, key=lambda card: _CONTEXTS[card][at], default="")

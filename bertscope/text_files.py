@@ -284,44 +284,38 @@ def read_json(text: str, path: Path) -> Mapping:
 
 
 def _json_members(text: str, path: Path) -> Mapping:
-    decoder, found = json.JSONDecoder(), Mapping()
-    position = _expect(text, _skip(text, 0), "{", "an object '{...}' was expected")
-    position = _skip(text, position)
-    counted, line = 0, 1
-    while text[position : position + 1] != "}":
+    decoder, found, position, counted, line = json.JSONDecoder(), Mapping(), 0, 0, 1
+
+    def take(wanted: str, message: str) -> str:
+        """Go behind the next character but spaces, and return it; raise unless it is one of `wanted`."""
+        nonlocal position
+        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]  # it matches no space too
+        character = text[position : position + 1]
+        if not character or character not in wanted:
+            raise json.JSONDecodeError(message, text, position)
+        position += 1
+        return character
+
+    take("{", "an object '{...}' was expected")
+    mark = take('"}', "a key in double quotes was expected")
+    while mark == '"':
         line += text.count("\n", counted, position)
         counted = position
         if len(found) >= MAX_FIELDS:
             raise SourceError(
                 f"more than {MAX_FIELDS:,} fields; that is no configuration of a BERT", where=f"{path}:{line}"
             )
-        position = _expect(text, position, '"', "a key in double quotes was expected")
         key, position = scanstring(text, position, True)
-        position = _expect(text, _skip(text, position), ":", "':' was expected")
-        value, position = decoder.raw_decode(text, _skip(text, position))
+        take(":", "':' was expected")
+        value, position = decoder.raw_decode(text, _SPACE.match(text, position).end())  # type: ignore[union-attr]
         if key in found:
             raise SourceError(
                 f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}"
             )
         found[key] = Entry(value, path, line)
-        position = _skip(text, position)
-        if text[position : position + 1] == ",":
-            position = _skip(text, position + 1)
-            if text[position : position + 1] == "}":
-                raise json.JSONDecodeError("a comma before the closing '}'", text, position)
-        elif text[position : position + 1] != "}":
-            raise json.JSONDecodeError("',' or '}' was expected", text, position)
-    if _skip(text, position + 1) != len(text):
-        raise json.JSONDecodeError("text after the closing '}'", text, _skip(text, position + 1))
+        mark = take(",}", "',' or '}' was expected")
+        if mark == "," and (mark := take('"}', "a key in double quotes was expected")) == "}":
+            raise json.JSONDecodeError("a comma before the closing '}'", text, position - 1)
+    if text[position:].strip(" \t\n\r"):
+        raise json.JSONDecodeError("text after the closing '}'", text, _SPACE.match(text, position).end())  # type: ignore[union-attr]
     return found
-
-
-def _skip(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    return match.end() if match else position
-
-
-def _expect(text: str, position: int, character: str, message: str) -> int:
-    if text[position : position + 1] != character:
-        raise json.JSONDecodeError(message, text, position)
-    return position + 1

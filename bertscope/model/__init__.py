@@ -6,7 +6,7 @@ Attribute names equal the published checkpoints' keys, so `load_state_dict` need
 import torch
 
 from bertscope.config import HEADS, BertConfig, unknown_architecture
-from bertscope.model import bert, heads
+from bertscope.model import heads
 from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, BertSelfAttention, BertSelfOutput
 from bertscope.model.bert import BertModel
 from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
@@ -14,10 +14,7 @@ from bertscope.model.lora import PeftModel
 from bertscope.model.pretrained import BertPreTrainedModel
 from bertscope.torch_access import on_device
 
-_MODULES = {"bert": bert, "heads": heads}
-CLASSES: dict[str, type[BertPreTrainedModel]] = {
-    name: getattr(_MODULES[head.module], name) for name, head in HEADS.items()
-}
+CLASSES: dict[str, type[BertPreTrainedModel]] = {name: getattr(heads, name) for name in HEADS}
 
 __all__ = [
     "CLASSES",

@@ -142,7 +142,9 @@ class BertSdpaSelfAttention(BertSelfAttention):
         output_attentions: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the context (B, S, H) without probabilities; fall back to eager for unsupported inputs."""
-        obstacle = self._obstacle(head_mask, output_attentions)
+        obstacle = "a head mask" if head_mask is not None else "output_attentions" if output_attentions else ""
+        if self.position_embedding_type != "absolute":
+            obstacle = f"position_embedding_type {self.position_embedding_type}"
         if obstacle:
             say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
             return super().attend(query, key, value, mask, head_mask, is_causal, output_attentions)
@@ -155,13 +157,6 @@ class BertSdpaSelfAttention(BertSelfAttention):
             is_causal=is_causal and mask is None,
         )
         return self.merge_heads(context), None
-
-    def _obstacle(self, head_mask: Tensor | None, output_attentions: bool) -> str:
-        if self.position_embedding_type != "absolute":
-            return f"position_embedding_type {self.position_embedding_type}"
-        if head_mask is not None:
-            return "a head mask"
-        return "output_attentions" if output_attentions else ""
 
 
 _said: set[str] = set()

@@ -20,6 +20,7 @@ from bertscope.model.inputs import Cache
 from bertscope.model.outputs import (
     BertForPreTrainingOutput,
     CausalLMOutputWithCrossAttentions,
+    LossAndLogits,
     MaskedLMOutput,
     ModelOutput,
     MultipleChoiceModelOutput,
@@ -246,8 +247,45 @@ def _check_labels(logits: Tensor, labels: Tensor) -> None:
 # ---- tasks ----
 
 
-class BertForNextSentencePrediction(WithHead):
-    """Classification of sentence pairs: the second sentence follows the first, or not.
+class _WithLabels(WithHead):
+    """The base of the classes with one tensor of logits, for the sequence, its choices or its tokens."""
+
+    output: type[LossAndLogits]
+    has_choices = False  # inputs are (B, C, S), and the classifier has one output for each
+
+    def forward(
+        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
+        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
+        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
+        output_hidden_states: Flag = None, return_dict: Flag = None,
+    ) -> LossAndLogits | tuple[Any, ...]:  # fmt: skip
+        """Return the logits of the class, and with labels the loss."""
+        ids, mask, types, positions, embeds = (
+            _flat(tensor) if self.has_choices and tensor is not None else tensor
+            for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        )
+        body = self._body(
+            ids, mask, types, positions, head_mask, embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
+        )  # fmt: skip
+        logits, _hidden = self._logits(body)  # `_hidden` exists until the loss is computed, as in transformers
+        if self.has_choices:
+            given: Any = input_ids if input_ids is not None else inputs_embeds
+            logits = logits.view(-1, given.shape[1])
+        loss = self._loss(logits, labels) if labels is not None else None
+        return self._returned(body, return_dict, self.output, loss, logits)
+
+    def _logits(self, body: Any) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return token_loss(logits, labels)
+
+
+class BertForNextSentencePrediction(_WithLabels):
+    """Classification of sentence pairs: the second sentence follows the first (0), or is a random one (1).
+
+    logits (B, 2), labels (B,)
 
     >>> model = bertscope.BertForNextSentencePrediction(bertscope.load("bert-tiny").config)
     >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
@@ -255,129 +293,82 @@ class BertForNextSentencePrediction(WithHead):
     """
 
     add_pooling_layer = True
+    output = NextSentencePredictorOutput
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.cls = BertOnlyNSPHead(config)
         self.post_init()
 
-    def forward(
-        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
-        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
-        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
-        output_hidden_states: Flag = None, return_dict: Flag = None,
-    ) -> NextSentencePredictorOutput | tuple[Any, ...]:  # fmt: skip
-        """Return logits (B, 2), and with labels (B,) the loss; 0 is a continuation, 1 a random sentence."""
-        body = self._body(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
-        logits = self.cls(body.pooler_output)
-        loss = token_loss(logits, labels) if labels is not None else None
-        return self._returned(body, return_dict, NextSentencePredictorOutput, loss, logits)
+    def _logits(self, body: Any) -> tuple[Tensor, Tensor]:
+        return self.cls(body.pooler_output), body.pooler_output
 
 
-class _WithClassifier(WithHead):
+class _WithClassifier(_WithLabels):
     """The base of classes with dropout and one linear layer, `classifier`."""
 
-    def __init__(self, config: BertConfig, num_outputs: int | None = None) -> None:
+    add_pooling_layer = True
+    features = "pooler_output"  # the output of BertModel that is classified
+
+    def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
         rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(rate)
-        self.classifier = nn.Linear(config.hidden_size, num_outputs or config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, 1 if self.has_choices else config.num_labels)
         self.post_init()
+
+    def _logits(self, body: Any) -> tuple[Tensor, Tensor]:
+        hidden = self.dropout(getattr(body, self.features))
+        return self.classifier(hidden), hidden
 
 
 class BertForSequenceClassification(_WithClassifier):
     """One or several labels, or a number, for the whole sequence.
+
+    logits (B, L), labels (B,) or (B, L), by `problem_type`
 
     >>> model = bertscope.BertForSequenceClassification(bertscope.load("bert-tiny").config)
     >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
     (2, 2)
     """
 
-    add_pooling_layer = True
+    output = SequenceClassifierOutput
 
-    def forward(
-        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
-        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
-        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
-        output_hidden_states: Flag = None, return_dict: Flag = None,
-    ) -> SequenceClassifierOutput | tuple[Any, ...]:  # fmt: skip
-        """Return logits (B, L), and with labels (B,) or (B, L), by `problem_type`, the loss."""
-        body = self._body(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
-        pooled = self.dropout(body.pooler_output)  # exists until the loss is computed, as in transformers
-        logits = self.classifier(pooled)
-        loss = _classification_loss(logits, labels, self.config.problem_type) if labels is not None else None
-        return self._returned(body, return_dict, SequenceClassifierOutput, loss, logits)
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return _classification_loss(logits, labels, self.config.problem_type)
 
 
 class BertForMultipleChoice(_WithClassifier):
     """One score for each of several continuations.
+
+    inputs (B, C, S), logits (B, C), labels (B,), the indices of choices
 
     >>> model = bertscope.BertForMultipleChoice(bertscope.load("bert-tiny").config)
     >>> tuple(model(torch.zeros(2, 4, 16, dtype=torch.long)).logits.shape)  # a question with four answers
     (2, 4)
     """
 
-    add_pooling_layer = True
+    output = MultipleChoiceModelOutput
+    has_choices = True
 
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config, num_outputs=1)
-
-    def forward(
-        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
-        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
-        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
-        output_hidden_states: Flag = None, return_dict: Flag = None,
-    ) -> MultipleChoiceModelOutput | tuple[Any, ...]:  # fmt: skip
-        """Map inputs (B, C, S) to logits (B, C), and with labels (B,), the indices of choices, return the loss."""
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is None:
-            raise ValueError("give either input_ids or inputs_embeds; neither was given")
-        choices = given.shape[1]
-        flat = [
-            None if tensor is None else _flat(tensor)
-            for tensor in (input_ids, attention_mask, token_type_ids, position_ids)
-        ]
-        embeds = None if inputs_embeds is None else inputs_embeds.flatten(0, 1)
-        body = self._body(
-            *flat, head_mask, embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
-        pooled = self.dropout(body.pooler_output)  # exists until the loss is computed, as in transformers
-        logits = self.classifier(pooled).view(-1, choices)
-        loss = functional.cross_entropy(logits, labels) if labels is not None else None
-        return self._returned(body, return_dict, MultipleChoiceModelOutput, loss, logits)
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, labels)
 
 
 class BertForTokenClassification(_WithClassifier):
     """A label for every token.
+
+    logits (B, S, L), labels (B, S)
 
     >>> model = bertscope.BertForTokenClassification(bertscope.load("bert-tiny").config)
     >>> tuple(model(torch.zeros(2, 16, dtype=torch.long)).logits.shape)
     (2, 16, 2)
     """
 
-    def forward(
-        self, input_ids: OptionalTensor = None, attention_mask: OptionalTensor = None,
-        token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
-        inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
-        output_hidden_states: Flag = None, return_dict: Flag = None,
-    ) -> TokenClassifierOutput | tuple[Any, ...]:  # fmt: skip
-        """Return logits (B, S, L), and with labels (B, S) the loss."""
-        body = self._body(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
-        hidden = self.dropout(body.last_hidden_state)  # exists until the loss is computed, as in transformers
-        logits = self.classifier(hidden)
-        loss = token_loss(logits, labels) if labels is not None else None
-        return self._returned(body, return_dict, TokenClassifierOutput, loss, logits)
+    add_pooling_layer = False
+    output = TokenClassifierOutput
+    features = "last_hidden_state"
 
 
 class BertForQuestionAnswering(WithHead):

@@ -83,7 +83,7 @@ class BertForPreTrainingOutput(ModelOutput):
 
 
 @dataclass(eq=False)
-class _LossAndLogits(ModelOutput):
+class LossAndLogits(ModelOutput):
     """A loss (), logits, and the further outputs of BertModel."""
 
     loss: Tensor | None = None
@@ -93,27 +93,27 @@ class _LossAndLogits(ModelOutput):
 
 
 @dataclass(eq=False)
-class MaskedLMOutput(_LossAndLogits):
+class MaskedLMOutput(LossAndLogits):
     """The output of BertForMaskedLM; logits (B, S, V)."""
 
 
 @dataclass(eq=False)
-class NextSentencePredictorOutput(_LossAndLogits):
+class NextSentencePredictorOutput(LossAndLogits):
     """The output of BertForNextSentencePrediction; logits (B, 2)."""
 
 
 @dataclass(eq=False)
-class SequenceClassifierOutput(_LossAndLogits):
+class SequenceClassifierOutput(LossAndLogits):
     """The output of BertForSequenceClassification; logits (B, num_labels)."""
 
 
 @dataclass(eq=False)
-class MultipleChoiceModelOutput(_LossAndLogits):
+class MultipleChoiceModelOutput(LossAndLogits):
     """The output of BertForMultipleChoice; logits (B, C)."""
 
 
 @dataclass(eq=False)
-class TokenClassifierOutput(_LossAndLogits):
+class TokenClassifierOutput(LossAndLogits):
     """The output of BertForTokenClassification; logits (B, S, num_labels)."""
 
 
@@ -142,5 +142,5 @@ class QuestionAnsweringModelOutput(ModelOutput):
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.6 warns of a name that it uses itself
-    for _kind in ModelOutput.__subclasses__() + _LossAndLogits.__subclasses__():
+    for _kind in ModelOutput.__subclasses__() + LossAndLogits.__subclasses__():
         torch.export.register_dataclass(_kind)  # for torch.export and torch.func

@@ -240,7 +240,7 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     for known, path in configs.items():
         if f'"{name}"' in path.read_text(encoding="utf-8"):
             return _find(known, download, is_base=is_base)
-    folder = _hub_folder(name, download)
+    folder = fetched_folder(name) if download else cached_folder(name)
     if folder is None:
         raise _unknown(name, presets | configs)
     found = _read(_place(folder), is_base)
@@ -256,7 +256,7 @@ def weights_path(model: str, *, download: bool = False) -> Path:
             raise SourceError(f"{model} has no weights beside it; name a file with tensors, an index, or a folder")
     if place.exists or place.has_weights:
         return place.path
-    folder = _hub_folder(model, download, weights=True)
+    folder = fetched_folder(model, weights=True) if download else cached_folder(model)
     if folder is None:
         raise SourceError(
             f"no checkpoint {model[:100]!r}; name a file with tensors, an index, a folder with one, "
@@ -311,10 +311,6 @@ def _place(name: str | os.PathLike[str]) -> _Place:
         configs = [folder / name for folder in folders for name in (ADAPTER_CONFIG, _CONFIG)]
         found = next(filter(Path.exists, configs), None) if exists and (is_folder or has_weights) else None
         return _Place(path, exists, is_folder, has_weights, found)
-
-
-def _hub_folder(name: str, download: bool, *, weights: bool = False) -> Path | None:
-    return fetched_folder(name, weights=weights) if download else cached_folder(name)
 
 
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:

@@ -128,7 +128,15 @@ class TransformersSource(ModelSource):
         """
         kernel = self.attention or attention
         with quiet_transformers(stands_in=kernel in FLASH_KERNELS) as transformers:
-            config_class = _config_class(transformers, self)
+            known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+            if self.model_type not in known:
+                own = "; the code in its repository (auto_map) is not run" if "auto_map" in self.settings else ""
+                raise SourceError(
+                    f"transformers {transformers.__version__} does not know the model type {self.model_type!r}; "
+                    f"a newer one may{own}",
+                    where=str(self.path),
+                )
+            config_class = known[self.model_type]
             options = {"attn_implementation": kernel} if kernel else {}
             what = f"{self.path}: transformers {transformers.__version__} cannot build this {self.model_type}"
 
@@ -139,7 +147,8 @@ class TransformersSource(ModelSource):
                 with _without_values() if device == "meta" else nullcontext():
                     model = model_class(config)
                 if model_class.__name__.endswith("ForSequenceClassification"):
-                    for part in (config, getattr(config, "get_text_config", lambda: config)()):
+                    parts = (model.config, getattr(model.config, "get_text_config", lambda: model.config)())
+                    for part in parts:
                         if getattr(part, "pad_token_id", 0) is None:  # without one it refuses batches above 1
                             part.pad_token_id = part.eos_token_id if isinstance(part.eos_token_id, int) else 0
                 made: nn.Module = model.eval()
@@ -228,18 +237,6 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
     """Return the dtype of the published weights in a `config.json`; transformers calls it `dtype` since 4.56."""
     dtype = config.get("torch_dtype", config.get("dtype"))
     return dtype if isinstance(dtype, str) else None
-
-
-def _config_class(transformers: Any, source: TransformersSource) -> Any:
-    try:
-        return transformers.models.auto.configuration_auto.CONFIG_MAPPING[source.model_type]
-    except KeyError:
-        own = "; the code in its repository (auto_map) is not run" if "auto_map" in source.settings else ""
-        raise SourceError(
-            f"transformers {transformers.__version__} does not know the model type {source.model_type!r}; "
-            f"a newer one may{own}",
-            where=str(source.path),
-        ) from None
 
 
 def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:

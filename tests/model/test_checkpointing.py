@@ -52,22 +52,14 @@ def saved_bytes(model) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_loss_and_gradients_are_the_same_bit_for_bit(model, strategy):
+@pytest.mark.parametrize(("strategy", "reentrant"), [*((strategy, False) for strategy in STRATEGIES), ("full", True)])
+def test_loss_and_gradients_are_the_same_bit_for_bit(model, strategy, reentrant):
     loss, gradients = step(model)
-    model.gradient_checkpointing_enable(strategy=strategy)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant}, strategy=strategy)
     again, recomputed = step(model)
     assert torch.equal(loss, again)
     for name, gradient in gradients.items():
         assert torch.equal(gradient, recomputed[name]), name
-
-
-def test_reentrant_checkpointing_has_the_same_gradients_too(model):
-    loss, gradients = step(model)
-    model.gradient_checkpointing_enable({"use_reentrant": True})
-    again, recomputed = step(model)
-    assert torch.equal(loss, again)
-    assert all(torch.equal(gradient, recomputed[name]) for name, gradient in gradients.items())
 
 
 def layer_runs(model) -> list[int]:

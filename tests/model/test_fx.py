@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ import torch
 from bertscope.config import ARCHITECTURES, BertConfig
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.model.outputs import ModelOutput
-from tests.child_server import loaded
-from tests.conftest import ROOT
 
 SMALL = {
     "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
@@ -115,28 +112,6 @@ def test_a_graph_checks_its_inputs_as_the_model_does():
             graph(**good | {name: wrong})
 
 
-def trace_with_transformers() -> None:
-    from transformers.utils.fx import HFTracer, symbolic_trace
-
-    class Tracer(HFTracer):
-        supported_archs = (BertPreTrainedModel,)
-
-    for architecture in ("BertModel", "BertForSequenceClassification"):
-        model, names = model_of(architecture), TEXT if architecture == "BertModel" else TEXT + LABELS
-        dummies = inputs_of(model, names, 2, 5)  # it makes its own only for a PreTrainedModel
-        graph = torch.fx.GraphModule(model, HFTracer().trace(model, dummy_inputs=dummies))
-        assert_equal_outputs(graph, model, names)
-        model = model_of(architecture, use_cache=False)
-        assert_equal_outputs(symbolic_trace(model, TEXT, tracer_cls=Tracer), model, TEXT)
-
-
-def test_the_tracer_of_transformers_takes_the_model():
-    pytest.importorskip("transformers.utils.fx")  # transformers 5 has no tracer
-    # In its own process: after this tracer torch.compile does not accept torch.finfo.
-    done = subprocess.run(loaded(__name__), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_an_exported_model_has_the_same_outputs_at_every_size():
     model = model_of("BertModel")
     batch, seq = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("seq", min=2, max=32)
@@ -145,7 +120,3 @@ def test_an_exported_model_has_the_same_outputs_at_every_size():
     for size in ((3, 4), (4, 9)):
         inputs = inputs_of(model, TEXT, *size)
         torch.testing.assert_close(exported(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
-
-
-if __name__ == "__main__":
-    trace_with_transformers()

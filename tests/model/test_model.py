@@ -126,16 +126,6 @@ def test_outputs_are_mappings_that_accelerate_converts(tiny):
     assert output != converted
 
 
-def test_without_return_dict_the_documents_order_of_the_tuple_holds(tiny):
-    model = bertscope.BertModel(replace(tiny, attn_implementation="eager")).eval()
-    last, pooled, hidden, attentions = model(
-        torch.ones(1, 4, dtype=torch.long), output_hidden_states=True, output_attentions=True, return_dict=False
-    )
-    assert (last.shape, pooled.shape) == ((1, 4, 8), (1, 8))
-    assert len(hidden) == 3
-    assert [tuple(layer.shape) for layer in attentions] == [(1, 2, 4, 4)] * 2
-
-
 def test_sdpa_says_once_that_it_falls_back(tiny, monkeypatch):
     monkeypatch.setattr(attention_module, "_said", set())
     model = bertscope.BertModel(tiny).eval()

@@ -269,9 +269,12 @@ def test_without_return_dict_the_tuples_are_the_references(pair, name, attention
     reference, own = same_weights(pair, name, "eager")
     inputs = of_choices(name, case("outputs")) | {"return_dict": False}
     wanted = labels(name)
-    got, expected = own(**inputs, **wanted), reference(**inputs, **wanted)
+    assert_same_tuple(own(**inputs, **wanted), reference(**inputs, **wanted))
+
+
+def assert_same_tuple(got, expected) -> None:
     assert isinstance(got, tuple)
-    assert len(got) == len(expected)
+    assert [type(item) for item in got] == [type(item) for item in expected]
     for one, other in zip(flat(got), flat(expected), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
@@ -280,10 +283,7 @@ def test_without_return_dict_the_tuples_are_the_references(pair, name, attention
 def test_without_return_dict_a_decoders_tuple_is_the_references(pair, decoder):
     reference, own = same_weights(pair, decoder, "eager", is_decoder=True, add_cross_attention=True)
     given = case("outputs") | {"encoder_hidden_states": tensors()["encoder_hidden_states"], "return_dict": False}
-    got, expected = own(**given), reference(**given)
-    assert [type(item) for item in got] == [type(item) for item in expected]
-    for one, other in zip(flat(got), flat(expected), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert_same_tuple(own(**given), reference(**given))
 
 
 def test_pruned_heads_give_the_references_weights_and_outputs(pair, name, positions):
@@ -329,10 +329,7 @@ def test_in_train_mode_the_same_seed_drops_the_same(pair, name, attention, posit
 def test_a_decoders_cache_is_in_the_tuple_of_every_head(pair, name):
     reference, own = same_weights(pair, name, "eager", is_decoder=True)
     given = {"input_ids": tensors()["input_ids"], "return_dict": False}
-    got, expected = own(**given), reference(**given)
-    assert len(got) == len(expected)
-    for one, other in zip(flat(got), flat(expected), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert_same_tuple(own(**given), reference(**given))
 
 
 def test_every_forward_has_the_references_parameters_in_its_order(pair, name):

@@ -36,12 +36,6 @@ config:
   layer_norm_eps: 1e-12
 """
 
-NEEDED = {"bert-base-cased", "bert-base-uncased", "bert-large-zh"}  # those of the project's five documents
-
-
-def test_the_presets_of_the_documents_are_there():
-    assert set(preset_paths()) >= NEEDED
-
 
 @pytest.mark.parametrize("name", preset_paths())
 def test_a_preset_is_complete_in_itself_and_says_its_source(name):

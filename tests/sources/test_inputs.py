@@ -91,6 +91,7 @@ def test_a_class_that_transformers_does_not_export_at_its_top_is_found(cli, tmp_
 
 def test_settings_that_are_no_numbers_of_modules_are_not_bounded_as_such(cli, tmp_path):
     """The values of facebook/wav2vec2-base and Qwen/Qwen1.5-MoE-A2.7B."""
-    settings = {"num_codevectors_per_group": 320, "shared_expert_intermediate_size": 5632} | SMALL | {"vocab_size": 60}
+    settings = {"num_codevectors_per_group": 320, "shared_expert_intermediate_size": 5632, "block_size": 1024}
+    settings |= SMALL | {"vocab_size": 60}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"} | settings))
     assert cli("count", tmp_path).code == 0

@@ -122,12 +122,6 @@ class Orthogonal(nn.Linear):
 def weight_norm():
     return nn.utils.weight_norm(nn.Conv1d(4, 4, 3))
 
-def parametrized():
-    return nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
-
-def spectral():
-    return nn.utils.spectral_norm(nn.Linear(4, 4))
-
 class Huge(nn.Module):
     def __init__(self):
         super().__init__()
@@ -182,11 +176,10 @@ def test_a_factory_runs_on_example_inputs(cli, code):
 
 
 def test_what_cannot_run_on_meta_runs_on_fake_tensors(cli, code):
-    for name in ("NotOnMeta", "Tagger"):
-        flops = cli("flops", f"{code}:{name}", "--seq", 7, "--mode", "training", "--format", "json").json
-        assert flops["rows"][0]["forward"]["matmul_flops"] == 2 * 7 * 6 * 3
-        shapes = cli("tree", f"{code}:{name}", "--shapes", "--seq", 7, "--format", "json").json
-        assert shapes["rows"][0]["outputs"][0]["shape"] == [1, 7, 3]
+    flops = cli("flops", f"{code}:NotOnMeta", "--seq", 7, "--mode", "training", "--format", "json").json
+    assert flops["rows"][0]["forward"]["matmul_flops"] == 2 * 7 * 6 * 3
+    shapes = cli("tree", f"{code}:NotOnMeta", "--shapes", "--seq", 7, "--format", "json").json
+    assert shapes["rows"][0]["outputs"][0]["shape"] == [1, 7, 3]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +201,7 @@ def test_a_constructor_that_reads_values_is_built_with_values_and_says_so(code, 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
     "attribute",
-    ["Rates", "OwnWeight", "Orthogonal", "weight_norm", "parametrized", "spectral", "scripted", "traced", "quantized"],
+    ["Rates", "OwnWeight", "Orthogonal", "weight_norm", "scripted", "traced", "quantized"],
 )
 def test_count_gives_what_torch_counts_however_the_module_is_built(cli, code, attribute):
     counted = cli("count", f"{code}:{attribute}", "--format", "json")
@@ -422,18 +415,3 @@ def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, 
     assert "BertModel" in cli("tree", tmp_path / "pytorch_model.bin").out
     assert cli("count", tmp_path, "--format", "json").json["kind"] == "count"
     assert cli("count", tmp_path, "--stored", "--format", "json").json["kind"] == "checkpoint"
-
-
-def test_layers_and_experts_are_bounded_together(cli, tmp_path):
-    config = tmp_path / "config.json"
-    config.write_text('{"model_type": "mixtral", "num_hidden_layers": 128, "num_local_experts": 256}')
-    result = cli("count", config)
-    assert result.code == 2
-    assert "128 layers of 256 experts are 32,768 modules; at most 24,576" in result.err
-
-
-def test_the_size_of_a_block_is_no_number_of_blocks(cli, tmp_path):
-    config = tmp_path / "config.json"
-    sizes = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
-    config.write_text(json.dumps({"model_type": "roberta", "block_size": 1024, "intermediate_size": 20, **sizes}))
-    assert cli("count", config).code == 0

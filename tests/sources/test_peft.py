@@ -47,7 +47,7 @@ def measured(make, run_config: RunConfig) -> int:
 TEXTS = ["r=8,alpha=16,dropout=0.05", "r=4,target=all-linear,save=LayerNorm,bias=all"]
 
 
-@pytest.mark.parametrize(("text", "loop"), [*((TEXTS[0], loop) for loop in LOOPS[1:5]), (TEXTS[1], LOOPS[5])], ids=str)
+@pytest.mark.parametrize(("text", "loop"), [*((TEXTS[0], loop) for loop in LOOPS[2:5]), (TEXTS[1], LOOPS[5])], ids=str)
 def test_the_estimate_of_our_model_is_the_peak_of_a_plain_loop(text, loop):
     run_config = RunConfig(batch=BATCH, seq=SEQ, **loop)
     name, config, lora = "BertForSequenceClassification", BertConfig(**WIDE), Lora.parse(text)
@@ -76,7 +76,7 @@ def test_the_estimate_of_a_frozen_model_is_the_peak_of_a_plain_loop(patterns):
     assert found == pytest.approx(measured(make, run_config), rel=1e-3)
 
 
-@pytest.mark.parametrize("loop", [LOOPS[0], LOOPS[2], LOOPS[5]], ids=str)
+@pytest.mark.parametrize("loop", [LOOPS[2], LOOPS[5]], ids=str)
 def test_the_estimate_of_pefts_model_is_the_peak_of_a_plain_loop(loop):
     import peft  # here, since it takes seconds: the other workers of the tests need none
 
@@ -100,7 +100,7 @@ def test_the_estimate_of_pefts_model_is_the_peak_of_a_plain_loop(loop):
 
 FACTORY = """
 import transformers
-from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PrefixTuningConfig, get_peft_model
 
 def base():
     sizes = dict(vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24)
@@ -109,17 +109,11 @@ def base():
 def lora():
     return get_peft_model(base(), LoraConfig(task_type="SEQ_CLS", r=4, lora_dropout=0.1))
 
-def without_task():
-    return get_peft_model(base(), LoraConfig(r=4, target_modules=["word_embeddings", "dense"]))
-
 def dora():
     return get_peft_model(base(), LoraConfig(r=4, target_modules=["query"], use_dora=True))
 
 def ia3():
     return get_peft_model(base(), IA3Config(task_type="SEQ_CLS"))
-
-def prompt():
-    return get_peft_model(base(), PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3))
 
 def prefix():
     return get_peft_model(base(), PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3))

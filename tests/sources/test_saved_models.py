@@ -184,6 +184,8 @@ def test_every_command_answers_for_another_family(cli, kept, family):
         ({"model_type": "t5", "num_decoder_layers": 10**6}, "num_decoder_layers may be at most 150 here"),
         ({"model_type": "roberta", "num_labels": 10**9}, "num_labels may be at most 100,000 here"),
         ({"model_type": "roberta", "hidden_size": 10}, "multiple of the number of attention heads"),
+        ({"model_type": "mixtral", "num_hidden_layers": 128, "num_local_experts": 256},
+         "128 layers of 256 experts are 32,768 modules; at most 24,576"),
         ({"model_type": "../roberta"}, "must be the name of a model family"),
         ({"model_type": 5}, "must be the name of a model family"),
     ],

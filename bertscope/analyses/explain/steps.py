@@ -271,7 +271,9 @@ class _Bert:
 
     def _outputs(self) -> tuple[Any, ...]:
         """Return the outputs of the class in the order of its tuple, as if all of them were asked for."""
-        returned = typing.get_type_hints(CLASSES[self.source.architecture].forward)["return"].__args__[0]
+        model_class = CLASSES[self.source.architecture]
+        hint = typing.get_type_hints(model_class.forward)["return"].__args__[0]
+        returned = getattr(model_class, "output", hint)  # of the classes that share a forward
         every = (*dataclasses.fields(BaseModelOutputWithPoolingAndCrossAttentions), *dataclasses.fields(returned))
         kinds = {item.name: str(item.type) for item in every}  # the tuple of a head may have more than its class
         layers = ("layers", self.layers)
