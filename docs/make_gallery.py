@@ -39,7 +39,7 @@ COMMANDS = (
     "profile bert-mini --batch 8 --checkpointing",
     "run --gpu t4 train.py",
     "fit bert-base-uncased -a BertForSequenceClassification --gpu t4 --seq 128 --precision autocast-fp16",
-    "plan bert-base-uncased --budget 6GiB --batch 32 --seq 512",
+    "plan bert-mini --budget 1536MiB --batch 32 --seq 512",
     "why oom.log",
     "sweep grid.yaml -o results.jsonl",
     "report bert-tiny --no-fit -o report.html",

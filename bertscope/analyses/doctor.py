@@ -32,10 +32,7 @@ EXTRAS = {
     "transformers": (("transformers",), "models of other families, diagram --implementation transformers"),
     "peft": (("peft",), "models of peft from module:attribute"),
     "hub": (("huggingface-hub",), "models in the Hugging Face cache by name, --download"),
-    "plot": (
-        ("matplotlib",),
-        "pictures of memory over time as SVG and PNG, report.plot()",
-    ),
+    "plot": (("matplotlib",), "pictures of memory over time as SVG and PNG, report.plot()"),
     "interactive": (("textual",), "tree --interactive"),
     "pandas": (("pandas",), "to_pandas of a report in Python"),
     "dask": (("distributed",), "sweep --engine dask, on a cluster"),
@@ -78,23 +75,20 @@ def doctor() -> DoctorReport:
 
 
 def _packages() -> Iterator[PackageRow]:
-    for name, purpose in NEEDED.items():
-        yield _row(name, "", purpose, f"pip install {name}")
-    for extra, (names, purpose) in EXTRAS.items():
-        for name in names:
-            yield _row(name, extra, purpose, install_command(extra))
-
-
-def _row(name: str, extra: str, purpose: str, command: str) -> PackageRow:
-    """Return the row of a package, which is not imported."""
-    version: str | None
-    try:
-        version = metadata.version(name) or "unknown"
-    except metadata.PackageNotFoundError:
-        version = None
-    except Exception:  # unreadable metadata must not stop the report
-        version = "unknown"
-    return PackageRow(name=name, version=version, extra=extra, purpose=purpose, remedy="" if version else command)
+    """Yield the row of each package, which is not imported."""
+    needed = [(name, "", purpose, f"pip install {name}") for name, purpose in NEEDED.items()]
+    optional = [
+        (name, extra, purpose, install_command(extra)) for extra, (names, purpose) in EXTRAS.items() for name in names
+    ]
+    for name, extra, purpose, command in (*needed, *optional):
+        version: str | None
+        try:
+            version = metadata.version(name) or "unknown"
+        except metadata.PackageNotFoundError:
+            version = None
+        except Exception:  # unreadable metadata must not stop the report
+            version = "unknown"
+        yield PackageRow(name=name, version=version, extra=extra, purpose=purpose, remedy="" if version else command)
 
 
 _TIMEOUT_SECONDS = 120  # an import of torch takes about 1 s, and longer on a busy machine
@@ -125,15 +119,12 @@ def tell() -> None:
         sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
     answer: dict[str, Any] = {"version": str(torch.__version__), "threads": torch.get_num_threads(), "problems": []}
     try:
-        found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        cards = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
         answer["cards"] = [
-            {
-                "name": f"cuda:{number}",
-                "description": f"{card.name}, compute capability {card.major}.{card.minor}",
-                "memory_bytes": card.total_memory,
-            }
-            for number, card in enumerate(found)
-        ]
+            {"name": f"cuda:{number}", "description": f"{card.name}, compute capability {card.major}.{card.minor}",
+             "memory_bytes": card.total_memory}
+            for number, card in enumerate(cards)
+        ]  # fmt: skip
     except Exception as error:  # a driver may fail in any way
         answer["problems"].append(f"CUDA does not answer: {one_line(str(error), limit=300)}")
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -146,7 +146,7 @@ def counts(
     about, totalled, tied, unknown_paths = subject(model, name, dtype), totals(root, dtype), ties(root), unknown(root)
     rows = _Rows(totalled.layer_params, dtype)
     made = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
-    of_equal = {by: list(made[by](equal)) for by in {"group", "layer", *tables} - {"parameter"}}
+    of_equal = {by: made[by](equal) for by in {"group", "layer", *tables} - {"parameter"}}
     sums = tuple(written_sums(of_equal["group"], of_equal["layer"]))
     reports = []
     for by in tables:
@@ -184,37 +184,34 @@ class _Rows:
         self.layer_params = layer_params
         self.dtype = dtype
 
-    def row(
-        self, name: str, path: str, kind: str, held: Iterable[Held], copies: int = 1, nodes: Sequence[Node] = ()
-    ) -> CountRow:
-        """Return one row from the tensors of one copy."""
+    def row(self, node: Node, held: Iterable[Held], copies: int, **fields: Any) -> CountRow:
+        """Return one row from the tensors of one copy; `fields` are those that differ from the node's."""
         params = [item for item in held if item.is_parameter]
         own = {item.path for item in params}
         tied = [item.tied_to for item in params if item.tied_to and item.tied_to not in own]
-        return CountRow(
-            name=name,
-            path=path,
-            type=kind,
-            shapes=tuple(item.shape for item in params),
-            bytes=copies * sum(held_bytes(item, self.dtype) for item in params),
-            tied_to=", ".join(dict.fromkeys(tied)) or None,
-            inputs=nodes[0].note[0] if nodes else (),
-            outputs=nodes[-1].note[1] if nodes else (),
-            **_sums(params, copies, self.layer_params),
-        )
+        found: dict[str, Any] = {
+            "name": node.name,
+            "path": node.path,
+            "type": node.type,
+            "shapes": tuple(item.shape for item in params),
+            "bytes": copies * sum(held_bytes(item, self.dtype) for item in params),
+            "tied_to": ", ".join(dict.fromkeys(tied)) or None,
+            "inputs": node.note[0],
+            "outputs": node.note[1],
+        }
+        return CountRow(**found | _sums(params, copies, self.layer_params) | fields)
 
-    def by_group(self, root: Node) -> Iterator[CountRow]:
-        """Yield the rows of embeddings, encoder, pooler and head: the top modules, and for the body its children."""
-        for node, copies in _groups(root):
-            if node.params:
-                yield self.row(node.name, node.path, node.type, node.params, copies, [node])
+    def by_group(self, root: Node) -> list[CountRow]:
+        """Return the rows of embeddings, encoder, pooler and head: the top modules, and for the body its children."""
+        return [self.row(node, node.params, copies) for node, copies in _groups(root) if node.params]
 
-    def by_layer(self, root: Node) -> Iterator[CountRow]:
-        """Yield the rows of the layers; a layer range is one row with parts."""
-        for node, copies, is_block in _layer_nodes(root):
-            if node.params:
-                row = self.row(_row_name(node), node.path, node.type, node.params, copies, [node])
-                yield replace(row, parts=tuple(self._parts(node, copies))) if is_block else row
+    def by_layer(self, root: Node) -> list[CountRow]:
+        """Return the rows of the layers; a layer range is one row with parts."""
+        return [
+            self.row(node, node.params, copies, name=_row_name(node),
+                     parts=tuple(self._parts(node, copies)) if is_block else ())
+            for node, copies, is_block in _layer_nodes(root) if node.params
+        ]  # fmt: skip
 
     def _parts(self, block: Node, copies: int) -> Iterator[CountRow]:
         """Yield the named parts of a transformer layer, then its other parameters."""
@@ -228,27 +225,25 @@ class _Rows:
                 held = [item for node in nodes for item in node.params]
                 claimed.update(item.path for item in held)
                 kind = " + ".join(node.type for node in nodes)
-                yield self.row(name, f"{block.path}.{part}", kind, held, copies, nodes)
+                path, outputs = f"{block.path}.{part}", nodes[-1].note[1]
+                yield self.row(nodes[0], held, copies, name=name, path=path, type=kind, outputs=outputs)
         for node, _, within, _ in block.rows():
             left = [item for item in node.held if item.is_parameter and item.path not in claimed]
             if left:
                 name = node.path[len(block.path) + 1 :] or "(own)"
-                times = within // block.copies
-                yield self.row(name, node.path, node.type, left * times, copies, [node])
+                yield self.row(node, left * (within // block.copies), copies, name=name)
 
-    def by_module(self, root: Node) -> Iterator[CountRow]:
-        """Yield a row for every module that holds parameters itself."""
-        for node, _, copies, _ in root.rows():
-            if _holds_own(node):
-                yield self.row(node.name, node.path, node.type, node.held, copies, [node])
+    def by_module(self, root: Node) -> list[CountRow]:
+        """Return a row for every module that holds parameters itself."""
+        return [self.row(node, node.held, copies) for node, _, copies, _ in root.rows() if _holds_own(node)]
 
-    def by_parameter(self, root: Node) -> Iterator[CountRow]:
-        """Yield a row for every path of every parameter, also for one that a layer below counts."""
-        for node, _, copies, _ in root.rows():
-            for held in node.held:
-                if held.is_parameter:
-                    row = self.row(held.path, held.path, "Parameter", [held._replace(counts=True)], copies)
-                    yield replace(row, in_layer_sum=held.counts)
+    def by_parameter(self, root: Node) -> list[CountRow]:
+        """Return a row for every path of every parameter, also for one that a layer below counts."""
+        return [
+            self.row(node, [held._replace(counts=True)], copies, name=held.path, path=held.path, type="Parameter",
+                     in_layer_sum=held.counts, inputs=(), outputs=())
+            for node, _, copies, _ in root.rows() for held in node.held if held.is_parameter
+        ]  # fmt: skip
 
 
 def _groups(root: Node) -> Iterator[tuple[Node, int]]:

@@ -79,10 +79,11 @@ def verify(
         new_modules=tuple(_new_modules(expected, findings)),
         matched_tensors=len(expected.found),
         model_tensors=len(expected.state),
-        model_distinct_params=sum({id(value): value.numel() for value in expected.state.values()
-                                   if isinstance(value, nn.Parameter)}.values()),
+        model_distinct_params=sum(
+            {id(value): value.numel() for value in expected.state.values() if isinstance(value, nn.Parameter)}.values()
+        ),
         rows=tuple(sorted(rows, key=lambda row: (not row.is_wrong, _ORDER.index(row.status)))),
-    )  # fmt: skip
+    )
 
 
 def _named(checkpoint: Checkpoint) -> _Named:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from bertscope.analyses.flops import flops_report, run_as_it_is
 from bertscope.analyses.modules.module_tree import Held, Node, fold, read
 from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.params import tree
 from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
 from bertscope.analyses.tracing.inputs import inputs_for
 from bertscope.analyses.tracing.operators import Trace
@@ -337,8 +336,7 @@ class _ModuleWalk:
 
     def sums(self, steps: Sequence[Step], at: str, chosen: Sequence[Step]) -> Iterator[Sum]:
         """Yield the sum of the `chosen` steps if they are those at a path, that of each group, and that of all."""
-        counted = tree(self.model, folded=False)
-        params = {row.path: row.distinct_params for row in counted.rows}
+        params = {node.path: sum(held.distinct_numel for held in node.params) for node in self.plain.walk()}
         flops: dict[str, int] = {}
         if self.recorded is not None:
             about: dict[str, Any] = {"mode": "inference", "checkpointing": NONE, "batch": None, "seq": None, "loss": ""}
@@ -347,7 +345,7 @@ class _ModuleWalk:
         if at:
             single = next(expand(at))
             yield replace(sum_of(at, chosen, params[single], flops.get(single, 0)), symbols=_written(chosen))
-        whole = [counted.totals.distinct_params, flops.get("", 0)]
+        whole = [params[""], flops.get("", 0)]
         own = list(whole)
         for path in dict.fromkeys(child.path for child in self.groups.values()):
             below = [sum(found.get(single, 0) for single in expand(path)) for found in (params, flops)]

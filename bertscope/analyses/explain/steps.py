@@ -40,9 +40,8 @@ _Times = Sequence[tuple[str, int]]  # names and numbers of the items of nested t
 
 
 def explain(
-    source: ModelSource, path: str | None = None, *, batch: int = 1, seq: int = 128,
-    inputs: Sequence[str] = (),
-) -> ExplainReport:  # fmt: skip
+    source: ModelSource, path: str | None = None, *, batch: int = 1, seq: int = 128, inputs: Sequence[str] = ()
+) -> ExplainReport:
     """Return the steps of the model, or those under `path` (in any of the three namings), and the sums of its levels.
 
     FLOPs are those of the matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no
@@ -290,10 +289,11 @@ class _Bert:
         if self.pairs == 4:
             rows.append(("cross_attentions", (self.batch, "heads", "seq", "encoder_seq"), (layers,)))
         points = [
-            self.point("no_pooler" if dims is None else name, dims, times, name=f"output[{number}] {name}",
-                       kind=kinds[name])
+            self.point(
+                "no_pooler" if dims is None else name, dims, times, name=f"output[{number}] {name}", kind=kinds[name]
+            )
             for number, (name, dims, times) in enumerate(rows)
-        ]  # fmt: skip
+        ]
         values = {"architecture": self.source.architecture, "place": place, "output": returned.__name__}
         return ["class", "order", "encoder" * (not self.config.is_decoder)], points, values
 

@@ -270,16 +270,16 @@ def moved(node: Node, old: str, new: str) -> Node:
         name=node.name,
         path=new + node.path[start:],
         type=node.type,
-        held=tuple([
-            Held(new + held.path[start:], *held[1:-1], _renamed(held.tied_to, old, new)) for held in node.held
-        ]),
+        held=tuple(
+            [Held(new + held.path[start:], *held[1:-1], _renamed(held.tied_to, old, new)) for held in node.held]
+        ),
         children=tuple([moved(child, old, new) for child in node.children]),
         copies=node.copies,
         is_list=node.is_list,
         same_as=_renamed(node.same_as, old, new),
         kernel_size=node.kernel_size,
         note=node.note,
-    )  # fmt: skip
+    )
 
 
 def _renamed(path: str | None, old: str, new: str) -> str | None:

@@ -124,8 +124,9 @@ def layer_stacks(
                 found.append(LayerStack.of(changed[0], field, kinds))
         for units in (RAN, RAN + 1) if found else ():
             short = _frozen(source, {stack.field: len(stack.few(units)) for stack in found}, frozen)
-            if any(_settings(short, stack.path, stack.field) != [kind[1:] for kind in stack.few(units)]
-                   for stack in found):  # fmt: skip
+            if any(
+                _settings(short, stack.path, stack.field) != [kind[1:] for kind in stack.few(units)] for stack in found
+            ):
                 return ()
     except BertscopeError:  # such as a pattern that names a layer
         return ()

@@ -73,19 +73,13 @@ def test_a_tie_that_is_left_out_is_filled_in(verified, state):
     ]
 
 
-def test_a_tie_that_is_stored_apart_is_told(verified, state):
+def test_a_tie_that_is_stored_apart_and_one_storage_for_two_tensors_are_told(verified, state):
     state["cls.predictions.decoder.weight"] = state["cls.predictions.decoder.weight"].clone()
-    report = verified(state)
-    assert report.fits
-    assert told(report) == {"duplicate": ["cls.predictions.decoder.weight"]}
-    assert report.stored.distinct_params == report.model_distinct_params + 32 * 8
-
-
-def test_one_storage_for_two_tensors_is_told(verified, state):
     state[f"{BERT}.1.output.dense.bias"] = state[f"{BERT}.0.output.dense.bias"]
     report = verified(state)
     assert report.fits
-    assert told(report) == {"shared": [f"{BERT}.1.output.dense.bias"]}
+    assert told(report) == {"duplicate": ["cls.predictions.decoder.weight"], "shared": [f"{BERT}.1.output.dense.bias"]}
+    assert report.stored.distinct_params == report.model_distinct_params + 32 * 8 - 8
 
 
 def test_a_pooler_nobody_asked_for_is_unexpected_and_can_be_allowed(verified, state):
@@ -129,9 +123,9 @@ def test_bert_in_front_is_taken_off_or_put_on(verified, tiny, architecture):
 
 def test_a_name_under_two_spellings_is_told(verified, state):
     state["bert.embeddings.LayerNorm.gamma"] = torch.ones(8)
-    report = verified(state)
-    assert told(report) == {"unexpected": ["bert.embeddings.LayerNorm.gamma"]}
-    assert "stored as well" in report.rows[0].note
+    (row,) = verified(state).rows
+    assert (row.status, row.name) == ("unexpected", "bert.embeddings.LayerNorm.gamma")
+    assert "stored as well" in row.note
 
 
 def test_dtypes_are_compared_where_they_are_said(verified, state, source):
@@ -152,14 +146,12 @@ def test_the_class_that_fits_is_named(verified, tiny, source):
     assert verified(weights, replace(source, architecture="BertForPreTraining")).fitting == ()
 
 
-def test_verify_says_what_loading_says(verified, tiny, source, state):
-    """The second witness: load_state_dict on the model itself."""
+def test_verify_says_what_load_state_dict_says(verified, tiny, state):
     del state["cls.predictions.transform.dense.weight"]
     state["cls.seq_relationship.weight"] = torch.ones(2, 8)
     result = bertscope.BertForMaskedLM(tiny).load_state_dict(state, strict=False)
     found = told(verified(state))
-    assert found["missing"] == result.missing_keys
-    assert found["unexpected"] == result.unexpected_keys
+    assert (found["missing"], found["unexpected"]) == (result.missing_keys, result.unexpected_keys)
 
 
 def test_every_byte_of_a_gigabyte_is_explained_without_being_read(tmp_path, cli):
@@ -190,30 +182,24 @@ def test_the_answer_is_the_exit_code(cli, tmp_path):
     no = cli("diff", "bert-mini", tmp_path / "x.bin")
     assert no.code == 1
     assert no.out.startswith("no: x.bin does not hold bert-mini (BertModel): 32 missing, 39 of another shape\n")
+    for fmt in ("csv", "markdown"):
+        assert cli("diff", "bert-mini", tmp_path / "x.bin", "--format", fmt).out.count("shape") >= 23
     for arguments in (("diff", "bert-tiny"), ("diff", "bert-tiny", tmp_path / "x.bin", "--allow", "all")):
         result = cli(*arguments)
         assert (result.code, result.err.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize("fmt", ["csv", "markdown"])
-def test_every_format_says_the_same(cli, tmp_path, fmt):
-    torch.save(bertscope.build(bertscope.load("bert-tiny").config, device="cpu").state_dict(), tmp_path / "x.bin")
-    result = cli("diff", "bert-mini", tmp_path / "x.bin", "--format", fmt)
-    assert result.code == 1
-    assert result.out.count("shape") >= 23
-    assert "missing" in result.out
-
-
 @pytest.mark.parametrize(("by", "rows"), [("layer", 23), ("parameter", 39), ("module", 21)])
 def test_count_shows_what_is_stored(cli, tmp_path, by, rows):
     torch.save(bertscope.build(bertscope.load("bert-tiny").config, device="cpu").state_dict(), tmp_path / "x.bin")
-    for fmt in ("json", "csv", "markdown", "table"):
-        assert cli("count", tmp_path / "x.bin", "--by", by, "--format", fmt).code == 0
     data = cli("count", tmp_path / "x.bin", "--by", by, "--format", "json").json
     assert (data["kind"], len(data["rows"])) == ("checkpoint", rows)
     assert sum(row["params"] for row in data["rows"]) == data["stored"]["stored_params"] == 4_385_920
-    assert "as expected" in cli("count", tmp_path / "x.bin", "--expect", "4385920").err
-    assert "no groups" in cli("count", tmp_path / "x.bin", "--by", "group").err
+    for fmt in ("csv", "markdown", "table"):
+        assert cli("count", tmp_path / "x.bin", "--by", by, "--format", fmt).code == 0
+    if by == "layer":
+        assert "as expected" in cli("count", tmp_path / "x.bin", "--expect", "4385920").err
+        assert "no groups" in cli("count", tmp_path / "x.bin", "--by", "group").err
 
 
 # ---- what `diff` takes for a checkpoint ----
@@ -237,20 +223,16 @@ def folders(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "kind", "name"),
     [
-        ("my-bert", "verify", "my-bert"),
-        ("my-bert/config.json", "verify", "my-bert"),
-        ("bert-tiny stored", "verify", "stored"),
-        ("bert-tiny x.bin", "verify", "x.bin"),
-        ("x.bin bert-tiny", "verify", "x.bin"),
+        ("my-bert", "verify", "my-bert"), ("my-bert/config.json", "verify", "my-bert"),
+        ("bert-tiny stored", "verify", "stored"), ("x.bin bert-tiny", "verify", "x.bin"),
         ("bert-tiny my-bert/model.safetensors", "verify", "model.safetensors"),
         ("bert-tiny my-bert --allow missing", "verify", "my-bert"),
         ("bert-tiny my-bert --strip-prefix auto", "verify", "my-bert"),
         ("my-bert/model.safetensors --dtype fp32", "verify", "model.safetensors"),
-        ("bert-tiny my-bert --seq 8", "diff", "my-bert"),
-        ("my-bert described --seq 8", "diff", "described"),
+        ("bert-tiny my-bert --seq 8", "diff", "my-bert"), ("my-bert described --seq 8", "diff", "described"),
         ("x.bin stored", "diff", "stored"),
     ],
-)
+)  # fmt: skip
 def test_a_model_and_a_checkpoint_are_verified_and_two_of_a_kind_are_compared(cli, folders, words, kind, name):
     result = cli("diff", *words.split(), "--format", "json")
     assert (result.code, result.json["kind"]) == (0, kind), result.err
@@ -269,10 +251,8 @@ def test_a_model_and_a_checkpoint_are_verified_and_two_of_a_kind_are_compared(cl
         ("x.bin stored --seq 8", "--seq has no effect with two files with tensors"),
         ("bert-tiny bert-mini --allow missing", "no checkpoint 'bert-mini'; name a file with tensors"),
         ("bert-tiny", "no checkpoint 'bert-tiny'; name a file with tensors"),
-        ("described", "described"),
         ("described/config.json", "described/config.json has no weights beside it; name a file with tensors"),
         ("stored", "contains tensors and no configuration"),
-        ("x.bin stored --allow missing", "contains tensors and no configuration"),
         ("bert-tiny absent.bin", "absent.bin cannot be read"),
     ],
 )

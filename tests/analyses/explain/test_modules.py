@@ -222,16 +222,13 @@ def test_the_command_shows_steps_in_every_format_and_both_languages(cli):
     name = f"{__name__}:Net"
     out = cli("explain", name, "--seq", 5).out
     for text in (
-        "blocks.0-2.norm (3 x): LayerNorm",
-        "[1, 8, 5] -> [1, 6, 5]",
-        "FLOPs: 768 (counted)",
-        "6 x 8 / 2 x 3 + 6 = 78",
+        "blocks.0-2.norm (3 x): LayerNorm", "[1, 8, 5] -> [1, 6, 5]", "FLOPs: 768 (counted)", "6 x 8 / 2 x 3 + 6 = 78",
         "equal to the built model",
-    ):
+    ):  # fmt: skip
         assert text in out
     assert "NOT equal" not in out
     assert "查表" in cli("explain", name, "--lang", "zh").out
     assert bertscope.from_json(cli("explain", name, "-f", "json").out).steps[2].type == "Embedding"
     assert "Conv1d,down" in cli("explain", name, "-f", "csv").out
-    assert "| down: Conv1d |" in cli("explain", name, "-f", "markdown").out
-    assert "kernel\\_size" in cli("explain", name, "-f", "markdown").out
+    assert "| down: Conv1d |" in (markdown := cli("explain", name, "-f", "markdown").out)
+    assert "kernel\\_size" in markdown

@@ -54,24 +54,17 @@ def test_two_layers_repeated_give_the_reports_of_the_real_modules(architecture, 
     assert tree(short) == tree(real)
 
 
-def test_ten_thousand_layers_are_counted_as_by_hand():
+def test_ten_thousand_layers_are_counted_from_two_as_by_hand_in_as_small_a_report_as_twelve(monkeypatch):
+    built, layer = [], encoder.BertLayer
+    monkeypatch.setattr(encoder, "BertLayer", lambda config: built.append(config) or layer(config))
     found = bertscope.count(config(MAX_LAYERS), by="parameter")
+    assert len(built) == 2
     assert found.totals.distinct_params == REST + MAX_LAYERS * LAYER
     row = found["encoder.layer.0-9999.attention.self.query.weight"]
     assert (row.copies, row.each_params, row.params) == (10_000, 16, 160_000)
     assert bertscope.tree(config(MAX_LAYERS))["encoder.layer.0-9999"].params == MAX_LAYERS * LAYER
-
-
-def test_only_two_layers_are_built_and_the_report_is_as_small_as_of_twelve(monkeypatch):
-    built = []
-    layer = encoder.BertLayer
-    monkeypatch.setattr(encoder, "BertLayer", lambda config: built.append(config) or layer(config))
-    texts = {}
-    for layers in (12, MAX_LAYERS):
-        built.clear()
-        texts[layers] = [bertscope.to_json(bertscope.count(config(layers), by=by)) for by in ("group", "module")]
-    assert len(built) == 2 * 2
-    assert sum(map(len, texts[MAX_LAYERS])) < 1.1 * sum(map(len, texts[12]))
+    many, twelve = (len(bertscope.to_json(bertscope.count(config(layers), by="module"))) for layers in (MAX_LAYERS, 12))
+    assert many < 1.1 * twelve
 
 
 def test_up_to_256_layers_the_real_modules_are_built_as_before():
@@ -100,12 +93,8 @@ def test_the_flops_next_to_shapes_are_those_of_all_layers():
 
 
 @pytest.mark.parametrize(
-    "run",
-    [
-        {"checkpointing": "full", "device": "cuda"}, {"strategy": "fsdp", "world_size": 2},
-        {"strategy": "zero1", "world_size": 8, "optimizer": "adamw"},
-    ],
-)  # fmt: skip
+    "run", [{"checkpointing": "full", "device": "cuda"}, {"strategy": "zero1", "world_size": 8, "optimizer": "adamw"}]
+)
 def test_the_memory_of_many_layers_grows_as_that_of_few(run):
     of = {}
     for layers in (4, 5, 257):
@@ -117,15 +106,12 @@ def test_the_memory_of_many_layers_grows_as_that_of_few(run):
         assert many == four + 253 * (five - four)
 
 
-def test_of_many_layers_the_batch_that_fit_finds_fits_and_one_more_does_not():
+def test_of_many_layers_the_batch_that_fit_finds_fits_and_the_weights_are_as_by_hand():
     row = bertscope.fit(config(300), "1GiB", seq=8, checkpointing="none", precision="fp32")["none, fp32, seq 8"]
     assert row.peak_bytes <= 2**30 < row.next_peak_bytes
-
-
-def test_the_weights_of_3_000_layers_are_as_by_hand_and_few_of_them_ran():
-    report = bertscope.estimate(config(3_000), batch=2, seq=8, optimizer="sgd", optimizer_implementation="fused")
+    report = bertscope.estimate(config(300), batch=2, seq=8, optimizer="sgd", optimizer_implementation="fused")
     memory = report.variants[0].estimated
-    assert memory.peak.parts.parameters == 4 * (REST + 3_000 * LAYER)
+    assert memory.peak.parts.parameters == 4 * (REST + 300 * LAYER)
     assert memory.traced_layers == 3
 
 
@@ -134,12 +120,6 @@ def test_a_difference_names_the_layers_that_only_one_model_has():
     assert {row.path.removeprefix("encoder.layer.").partition(".")[0] for row in rows} == {"998-999"}
     assert sum(row.params_a for row in rows) == 2 * LAYER
     assert {(row.status, row.copies) for row in rows} == {("removed", 2)}
-
-
-def test_explain_finds_each_layer_and_its_sums_are_those_counted():
-    report = bertscope.explain(config(1_000), seq=8)
-    assert all(row.params == row.counted_params and row.flops == row.counted_flops for row in report.sums)
-    assert bertscope.explain(config(1_000), "encoder.layer.999", seq=8).steps
 
 
 def test_a_printed_model_has_the_number_of_all_layers(cli, tmp_path):
@@ -157,10 +137,11 @@ def test_a_printed_model_has_the_number_of_all_layers(cli, tmp_path):
     lambda: bertscope.count(config(257, pruned_heads={3: [0]})),
 ])  # fmt: skip
 def test_a_question_that_needs_every_layer_is_refused_with_what_to_do(make):
-    with pytest.raises(
-        ConfigError, match=r"this builds every layer, and 25[78] are more than 256; .* lower num_hidden_layers"
-    ):
+    words = r"this builds every layer, and 25[78] are more than 256; .* lower num_hidden_layers"
+    with pytest.raises(ConfigError, match=words):
         make()
+    with pytest.raises(BertscopeError, match="at most 10,000"):
+        config(MAX_LAYERS + 1)
 
 
 def test_layers_that_a_pattern_makes_differ_are_refused(cli, tmp_path):
@@ -214,11 +195,6 @@ def test_layers_that_differ_are_an_error_of_a_count_from_two():
     model.encoder.layer[1].output.dense = model.encoder.layer[1].intermediate.dense
     with pytest.raises(SelectionError, match="300 layers are counted from two equal ones"):
         bertscope.count(model)
-
-
-def test_the_number_of_layers_has_a_limit():
-    with pytest.raises(BertscopeError, match="at most 10,000"):
-        config(MAX_LAYERS + 1)
 
 
 def stack(*widths: int) -> nn.Module:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.sources.presets import preset_dir, preset_paths
+from bertscope.sources.presets import preset_dir
 
 
 def source(preset: str = "bert-tiny", architecture: str | None = None, **fields):
@@ -15,7 +15,7 @@ def source(preset: str = "bert-tiny", architecture: str | None = None, **fields)
     return replace(found, config=replace(found.config, **fields))
 
 
-@pytest.mark.parametrize("preset", preset_paths())
+@pytest.mark.parametrize("preset", ["bert-tiny", "bert-base-cased"])
 def test_a_model_does_not_differ_from_itself(preset):
     report = bertscope.diff(source(preset), source(preset))
     assert report.is_empty
@@ -36,22 +36,17 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_the_other_way_round_is_the_mirror_image(a, b):
+def test_the_rows_explain_the_difference_of_the_totals_and_the_other_way_round_is_the_mirror_image(a, b):
     there, back = bertscope.diff(a, b), bertscope.diff(b, a)
+    assert not there.is_empty
     assert [(c.field, c.a, c.b) for c in there.fields] == [(c.field, c.b, c.a) for c in back.fields]
     mirrored = {"added": "removed", "removed": "added", "changed": "changed"}
     assert {(r.path, r.status, r.shape_a, r.shape_b, r.params_a, r.params_b) for r in there.rows} == {
         (r.path, mirrored[r.status], r.shape_b, r.shape_a, r.params_b, r.params_a) for r in back.rows
     }
     assert (there.totals_a, there.forward_flops_a) == (back.totals_b, back.forward_flops_b)
-
-
-@pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_the_rows_explain_the_difference_of_the_totals(a, b):
-    report = bertscope.diff(a, b)
-    assert not report.is_empty
-    explained = sum(row.params_b - row.params_a for row in report.rows)
-    assert explained == report.totals_b.distinct_params - report.totals_a.distinct_params
+    explained = sum(row.params_b - row.params_a for row in there.rows)
+    assert explained == there.totals_b.distinct_params - there.totals_a.distinct_params
 
 
 def test_equal_changes_of_neighbouring_layers_are_one_row():

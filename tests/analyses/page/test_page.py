@@ -23,17 +23,14 @@ from bertscope.sources.find import load
 OPTIONS = ("--optimizer", "sgd", "--momentum", "0.5", "--accumulate", "2", "--freeze", "embeddings")
 
 
-@pytest.mark.parametrize(
-    ("device", "budget", "precision"), [("cpu", "128MiB", "fp32,autocast-bf16"), ("cuda", "2GiB", "fp32")]
-)
-def test_the_batches_of_the_page_are_those_of_fit(device, budget, precision):
-    run = {"seq": 16, "device": device, "precision": precision, "optimizer": "sgd"}
-    page = bertscope.report("bert-tiny", batch=3, budget=budget, **run)
+def test_the_batches_of_the_page_are_those_of_fit():
+    run = {"seq": 16, "device": "cuda", "precision": "fp32", "optimizer": "sgd"}
+    page = bertscope.report("bert-tiny", batch=3, budget="2GiB", **run)
     same = {**run, "checkpointing": "none,full"}
-    fit = bertscope.fit("bert-tiny", budget, **same)
+    fit = bertscope.fit("bert-tiny", "2GiB", **same)
     assert page.models[0].fit.rows == fit.rows
     assert all(row.fits for row in fit.rows)
-    assert page.models[0].asked.rows == bertscope.fit("bert-tiny", budget, batch=3, **same).rows
+    assert page.models[0].asked.rows == bertscope.fit("bert-tiny", "2GiB", batch=3, **same).rows
 
 
 def test_a_deep_model_is_run_with_few_layers_and_few_batches(monkeypatch):
@@ -144,7 +141,7 @@ def gpt2(tmp_path):
     return path
 
 
-def test_the_page_of_another_family_has_the_numbers_of_the_commands(cli, gpt2):
+def test_the_page_of_another_family_has_the_numbers_of_the_commands_and_its_dataflow(cli, gpt2, tmp_path):
     (page,) = cli("report", gpt2, *SIZES, "--budget", "4MiB", "--format", "json").json["models"]
     count = cli("count", gpt2, "--format", "json").json
     memory = cli("estimate", gpt2, *SIZES, "--checkpointing", "--format", "json").json
@@ -158,19 +155,13 @@ def test_the_page_of_another_family_has_the_numbers_of_the_commands(cli, gpt2):
     drawn = [(node["path"], node["copies"]) for node in page["forward"]["nodes"] if node["role"] == "module"]
     assert [copies for path, copies in drawn if "h.0" in path] == [2]
     assert page["layer"]["path"] == "transformer.h.0-1"
-
-
-def test_the_page_of_another_family_draws_its_dataflow(cli, gpt2, tmp_path):
-    result = cli("report", gpt2, *SIZES, "--no-fit", "-o", tmp_path / "gpt2.html")
-    assert result.code == 0, result.err
+    assert cli("report", gpt2, *SIZES, "--no-fit", "-o", tmp_path / "gpt2.html").code == 0
     text = (tmp_path / "gpt2.html").read_text()
     assert "left out" not in text
     assert text.count('<svg class="wide"') == 2
 
 
-@pytest.mark.parametrize(
-    "limit", [{"gpu": "t4"}, {"gpu": "t4", "fit": False}, {"budget": "2GiB", "device": "cuda"}], ids=str
-)
+@pytest.mark.parametrize("limit", [{"gpu": "t4"}, {"budget": "2GiB", "device": "cuda"}], ids=str)
 def test_the_memory_of_the_page_is_that_of_its_fit_table_and_of_estimate(limit):
     run = {"batch": 4, "seq": 16, "precision": "autocast-fp16"}
     (model,) = bertscope.report("bert-tiny", **run, **limit).models

@@ -155,8 +155,9 @@ def _leaks(history: History) -> Iterator[WhyFinding]:
 
 def _open_graph(history: History) -> Iterator[WhyFinding]:
     """Yield the graph of a forward pass of an evaluation that runs at the moment."""
-    of_pass = [block for block in history.all_blocks
-               if block.forward_pass == history.last_pass and block.phase == FORWARD]  # fmt: skip
+    of_pass = [
+        block for block in history.all_blocks if block.forward_pass == history.last_pass and block.phase == FORWARD
+    ]
     blocks = [block for block in history.of("activations")
               if block.forward_pass == history.last_pass and block.phase == FORWARD]  # fmt: skip
     size = size_of(blocks)

@@ -75,8 +75,9 @@ def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
             return numbers, stack_kind(frames[::-1])
     raise SourceError(
         "no out-of-memory message of torch with its numbers ('Tried to allocate ...'), and no memory snapshot; give "
-        "the whole message, or what torch.cuda.memory._dump_snapshot wrote", where=name
-    )  # fmt: skip
+        "the whole message, or what torch.cuda.memory._dump_snapshot wrote",
+        where=name,
+    )
 
 
 def _bytes(match: re.Match[str]) -> int:

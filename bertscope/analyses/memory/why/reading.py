@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from bertscope.analyses.memory.why.findings import snapshot_report
 from bertscope.analyses.memory.why.messages import message_report
-from bertscope.errors import BertscopeError, SourceError
+from bertscope.errors import BertscopeError, SourceError, one_line
 from bertscope.processes.child import Child, die_with_parent, sender
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import progress
@@ -94,17 +94,23 @@ def explain_file() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS + 1))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     gc.disable()  # of millions of dicts none is part of a cycle
+    with suppress(MemoryError):
+        send(*answer_of(path, name))
+    os._exit(0)  # freeing millions of objects takes a second
+
+
+def answer_of(path: str, name: str) -> tuple[str, str]:
+    """Return "report" and the report of a file as JSON, or "refused" and the reason on one line."""
     try:
         with open(path, "rb") as file:
-            send("report", to_json(report_of(file, name)))
+            return "report", to_json(report_of(file, name))
     except BertscopeError as error:
-        send("refused", str(error))
+        return "refused", str(error)
     except MemoryError:
-        "memory"
+        raise
     except Exception as error:  # damaged bytes raise many kinds
-        words = f"{name}: damaged, or no file that 'why' reads ({type(error).__name__}: {str(error)[:80]}); {_GIVE}"
-        send("refused", words)
-    os._exit(0)  # freeing millions of objects takes a second
+        what = one_line(f"{type(error).__name__}: {str(error)[:80]}")
+        return "refused", f"{name}: damaged, or no file that 'why' reads ({what}); {_GIVE}"
 
 
 def report_of(file: BinaryIO, name: str) -> WhyReport:

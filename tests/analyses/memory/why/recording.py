@@ -196,15 +196,15 @@ class Loop:
         self.card.free(*self.gradients)
         self.gradients = []
 
-    def train(self, steps: int, **sizes: Any) -> None:
-        """Run steps without a fault."""
+    def train(self, steps: int, *, foreach: bool = False, keeps_loss: bool = False, **sizes: Any) -> None:
+        """Run steps without a fault, or with losses that are kept."""
         for _ in range(steps):
             saved, output = self.forward(**sizes)
             loss = self.loss()
             self.backward(saved)
-            self.step()
+            self.step(foreach=foreach)
             self.zero_grad()
-            self.card.free(output, loss)
+            self.card.free(output, *[loss] * (not keeps_loss))
 
 
 def documented() -> bytes:

@@ -10,30 +10,14 @@ import pytest
 
 from bertscope.analyses.memory.why.reading import report_of
 from bertscope.reports.why import WhyReport
-from tests.analyses.memory.why.recording import (
-    BERT,
-    MIB,
-    MODULE,
-    TRAIN,
-    Loop,
-    Recording,
-    forward,
-    frame,
-    load,
-    own,
-)  # fmt: skip
+from tests.analyses.memory.why.recording import BERT, MIB, MODULE, TRAIN, Loop, Recording, forward, frame, load, own
 
 FAULTS: dict[str, tuple[str, Callable[[Recording], None]]] = {}
 
 
-def fault(key: str) -> Callable[[Callable[[Recording], None]], Callable[[Recording], None]]:
+def fault(key: str):
     """Register a loop with a fault, and the key of the finding that names it."""
-
-    def register(function: Callable[[Recording], None]) -> Callable[[Recording], None]:
-        FAULTS[function.__name__] = f"why_{key}", function
-        return function
-
-    return register
+    return lambda plant: FAULTS.update({plant.__name__: (f"why_{key}", plant)})
 
 
 @fault("activations")
@@ -67,14 +51,7 @@ def graph_kept_by_retain_graph(card: Recording) -> None:
 
 @fault("losses")
 def losses_in_a_list(card: Recording) -> None:
-    loop = Loop(card)
-    for _ in range(20):
-        saved, output = loop.forward(batch=1, seq=16)
-        loop.loss()
-        loop.backward(saved)
-        loop.step()
-        loop.zero_grad()
-        card.free(output)
+    Loop(card).train(20, keeps_loss=True, batch=1, seq=16)
 
 
 @fault("outputs")
@@ -207,13 +184,7 @@ def logits_in_the_loss(card: Recording) -> None:
 
 @fault("foreach")
 def temporaries_of_a_foreach_optimizer(card: Recording) -> None:
-    loop = Loop(card)
-    for _ in range(2):
-        saved, output = loop.forward(batch=1, seq=16)
-        loop.backward(saved)
-        card.free(output)
-        loop.step(foreach=True)
-        loop.zero_grad()
+    Loop(card).train(2, foreach=True, batch=1, seq=16)
 
 
 @fault("buckets")
