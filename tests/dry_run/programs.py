@@ -109,17 +109,6 @@ def recomputed_reentrant():
 
 
 @program
-def zero_between_forward_and_backward():
-    model = Net().to(device())
-    optimizer = torch.optim.Adam(model.parameters())
-    for ids in batches(3):
-        loss = loss_of(model, moved(ids))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-@program
 def accumulated_and_clipped():
     model = Net().to(device())
     optimizer = torch.optim.AdamW(model.parameters())
@@ -271,11 +260,6 @@ def evaluated(count, batch, keep, data=4):
 
 
 @program
-def evaluation_with_the_same_batch():
-    evaluated(4, 4, keep=False)
-
-
-@program
 def evaluation_with_a_larger_batch():
     evaluated(3, 16, keep=False)
 
@@ -354,23 +338,6 @@ def trainer():
         Trainer(
             model=small_bert(), args=args, train_dataset=Rows(24), eval_dataset=Rows(40), data_collator=padded
         ).train()
-
-
-@program
-def accelerated():
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(gradient_accumulation_steps=2)
-    model = small_bert()
-    loader = DataLoader(Rows(24), 4, collate_fn=padded)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
-    for batch in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(model(**batch).loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 @program

@@ -23,8 +23,8 @@ import torch
 import bertscope
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory import profile_job
-from bertscope.analyses.memory.profile import _message, profile_report
-from bertscope.analyses.memory.profile_job import MESSAGES, Job
+from bertscope.analyses.memory.profile import profile_report
+from bertscope.analyses.memory.profile_job import MESSAGES, Job, read_message
 from bertscope.analyses.memory.step import run_model
 from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.memory.summary import memory
@@ -248,7 +248,7 @@ def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monk
         "import json, sys; print(open(json.loads(sys.stdin.readline())['run_config']['checkpointing']).read(), end='')"
     )
     monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
-    monkeypatch.setattr(profile_module, "can_fork", lambda: False)
+    monkeypatch.setattr(child_module, "can_fork", lambda: False)
     result = cli("profile", "small.yaml", "--batch", "512", "--memory-limit", "800MiB", "--steps", "1",
                  "--checkpointing", "--optimizer", "sgd", "--format", "json")  # fmt: skip
     none, full = result.json["variants"]
@@ -270,7 +270,7 @@ def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, monkeypatc
         "for line in sys.stdin:\n    open('log', 'a').write('t')\n    say('seconds', 2.0)\n"
     )
     monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
-    monkeypatch.setattr(profile_module, "can_fork", lambda: False)
+    monkeypatch.setattr(child_module, "can_fork", lambda: False)
     monkeypatch.setattr(profile_module, "available_bytes", lambda: available)
     jobs = [Job(source=small(), run_config=RunConfig(checkpointing=name), steps=1) for name in ("none", "full")]
     report, *_ = profile_report(jobs)
@@ -300,7 +300,7 @@ def test_a_timed_step_ends_at_the_timeout_too_and_the_memory_is_kept(folder, mon
         "    len(open('log').read()) == 3 or say('seconds', 10.0)\n"
     )
     monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
-    monkeypatch.setattr(profile_module, "can_fork", lambda: False)
+    monkeypatch.setattr(child_module, "can_fork", lambda: False)
     # In the third step each look at this clock takes 10 s, whether the step began before the parent waited or after.
     looks = count()
     clock = SimpleNamespace(monotonic=lambda: 10.0 * next(looks) if (folder / "log").stat().st_size == 3 else 0.0)
@@ -451,10 +451,10 @@ def test_an_activation_without_a_name_is_refused_before_a_child_starts():
 
 def test_an_answer_arrives_as_it_was():
     memory_ = estimate_memory(small(), RunConfig(batch=2, seq=8, checkpointing="full"))
-    assert _message(json.dumps(["estimated", memory_], default=vars).encode()) == ("estimated", memory_)
+    assert read_message(json.dumps(["estimated", memory_], default=vars).encode()) == ("estimated", memory_)
     for kind in MESSAGES.keys() - {"outlook"}:  # which may be None
         with pytest.raises(SourceError, match="must be"):
-            _message(json.dumps([kind, None]).encode())
+            read_message(json.dumps([kind, None]).encode())
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_an_answer_arrives_as_it_was():
 @pytest.mark.usefixtures("as_the_program_starts_it")
 def test_a_child_that_prints_no_message_is_one_line(folder, monkeypatch, code, words):
     monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
-    monkeypatch.setattr(profile_module, "can_fork", lambda: False)
+    monkeypatch.setattr(child_module, "can_fork", lambda: False)
     monkeypatch.setattr("bertscope.processes.worker._MAX_MESSAGE_BYTES", 2**20)
     report, *_ = profile_report([Job(source=small(), run_config=RunConfig())], timeout_seconds=20)
     (variant,) = report.variants

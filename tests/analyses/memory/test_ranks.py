@@ -16,7 +16,7 @@ import pytest
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job, RankLaunch, job_error
-from bertscope.analyses.memory.ranks import launcher, rank
+from bertscope.analyses.memory.ranks import rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.steps import estimate_report
 from bertscope.commands import profile as command_module
@@ -352,9 +352,9 @@ def test_where_ranks_are_not_forked_each_is_a_command_of_its_own(monkeypatch, tm
         seen.append((words, env))
         return SimpleNamespace(pid=os.fork() or os._exit(0))
 
-    monkeypatch.setattr(launcher.subprocess, "Popen", start)
+    monkeypatch.setattr(rank.subprocess, "Popen", start)
     launch = RankLaunch(nproc=2, folder=str(tmp_path))
-    assert launcher.run_ranks(launch, is_forking=False) == {}
+    assert rank.run_ranks(launch, is_forking=False) == {}
     for number, (words, environment) in enumerate(seen):
         assert (words[0], words[-1]) == (sys.executable, str(tmp_path))
         assert "-I" in words
@@ -391,8 +391,8 @@ def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
     asked = job("fsdp", (4,))
     asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(launcher.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
-        launcher.launch_ranks(asked, lambda *message: None)
+    with pytest.raises(rank.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
+        rank.launch_ranks(asked, lambda *message: None)
 
 
 def test_the_job_of_a_rank_is_what_the_parent_wrote(watch):
