@@ -1,15 +1,14 @@
 """Training programs as people write them, on a GPU if there is one: the cases of the comparison with real runs.
 
-`python -m tests.dry_run.programs real` runs each on the CPU under torch's profiler, which sees each allocation of the
-process; `dry` on the fake card with a CPU's kernels. Both print, for each program, the peak of each optimizer step
-above what lives after it, and that of what follows the last one.
+`python -m tests.dry_run.programs` runs each on the fake card with a CPU's kernels, then on the CPU under torch's
+profiler, which sees each allocation of the process. It prints, for each program, the peak of each optimizer step above
+what lives after it, and that of what follows the last one.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 
@@ -408,11 +407,13 @@ def dry(run):
 
 
 def main():
+    """Print what each program takes, dry first: the card goes before the first backward pass of a process."""
     torch.set_num_threads(1)
     found = {}
-    for name, run in PROGRAMS.items():
-        torch.manual_seed(0)
-        found[name] = {"real": real, "dry": dry}[sys.argv[1]](run)
+    for kind in (dry, real):
+        for name, run in PROGRAMS.items():
+            torch.manual_seed(0)
+            found.setdefault(kind.__name__, {})[name] = kind(run)
     print("FOUND", json.dumps(found))
 
 
