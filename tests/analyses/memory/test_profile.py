@@ -22,7 +22,6 @@ import torch
 
 import bertscope
 from bertscope.analyses.memory import profile as profile_module
-from bertscope.analyses.memory import profile_job
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import MESSAGES, Job, read_message
 from bertscope.analyses.memory.step import run_model
@@ -142,14 +141,10 @@ def measured(tmp_path_factory):
 def test_stdout_is_data_and_stderr_is_progress(measured):
     _, data, err = measured
     assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (4, "memory", "measured")
+    assert [variant["checkpointing"] for variant in data["variants"]] == ["none", "full"]
     assert "none: " in err
     assert "full: " in err
     assert "\x1b" not in err
-
-
-def test_checkpointing_alone_is_without_and_with(measured):
-    _, data, _ = measured
-    assert [variant["checkpointing"] for variant in data["variants"]] == ["none", "full"]
 
 
 def test_every_phase_is_measured_as_it_was_estimated(measured):
@@ -347,20 +342,10 @@ def test_a_strategy_that_saves_at_no_batch_is_measured_too(cli, folder):
     assert all(variant["measured"] for variant in result.json["variants"])
 
 
-@pytest.mark.parametrize("command", ["estimate", "profile", "fit"])
-def test_a_model_that_is_frozen_whole_is_one_line(cli, folder, command):
-    budget = ("--budget", "1GiB", "--seq", "8") if command == "fit" else ()
-    result = cli(command, "small.yaml", "--freeze", "bert", "--freeze", "cls", *budget)
+def test_a_model_that_is_frozen_whole_is_one_line(cli, folder):
+    result = cli("profile", "small.yaml", "--freeze", "bert", "--freeze", "cls")
     assert (result.code, result.out) == (2, "")
     assert "nothing that is trained" in result.err.splitlines()[-1]
-
-
-def test_what_only_estimates_leaves_no_file_either(folder):
-    environment = {name: value for name, value in ENV.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    environment |= {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
-    words = [*PROGRAM, "estimate", "small.yaml"]
-    done = subprocess.run(words, capture_output=True, env=environment, check=False)
-    assert (done.returncode, list((folder / "tmp").iterdir())) == (0, [])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -378,11 +363,7 @@ def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
         (("--memory-limit", "much"), "--memory-limit takes a size such as 16GiB"),
         (("--timeline", "step.gif"), "html, svg, png, csv, json"),
         (("--mode", "inference", "--checkpointing"), "--checkpointing has no effect with --mode inference"),
-        (("--checkpointing", "half"), "--checkpointing takes none, full"),
         (("--dtype", "fp32", "--precision", "autocast-bf16"), "--dtype is --precision here"),
-        (("--seq", "4096"), "at most max_position_embeddings"),
-        (("--freeze", "nothing.here"), "matches no parameter"),
-        (("--batch", "0"), "--batch takes a whole number from 1"),
     ],
 )
 def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):
@@ -397,13 +378,6 @@ def test_the_same_seed_gives_the_same_step(folder):
     jobs = [Job(source=small(num_hidden_layers=1), run_config=run_config, steps=0, threads=1, seed=7)] * 2
     one, two = profile_report(jobs)[0].variants
     assert one.measured.phases == two.measured.phases
-
-
-def test_a_failure_that_nobody_foresaw_has_its_own_words():
-    job = Job(source=small(), run_config=RunConfig())
-    assert profile_job.job_error(RuntimeError("strange"), job) == ("failed", "RuntimeError: strange")
-    assert profile_job.job_error(RuntimeError("CUDA out of memory. Tried"), job)[0] == "out of memory"
-    assert profile_job.job_error(MemoryError(), job)[0] == "out of memory"
 
 
 def test_a_terminal_gets_a_bar_of_one_line_that_goes_away_and_no_file_is_left(folder):
@@ -461,12 +435,8 @@ def test_an_answer_arrives_as_it_was():
     ("code", "words"),
     [
         ("print('hello', flush=True)", "printed 'hello' where its parent expected a message while loading"),
-        ("print('[1]', flush=True)", "printed '[1]' where"),
         ("print('[\"stage\", 1]')", "where its parent expected a message"),
-        ('print(\'["nothing", ""]\')', "where its parent expected a message"),
-        ("print('[{}, 1]')", "where its parent expected a message"),
         ("print('[' * 100_000)", "where its parent expected a message"),
-        ("print('9' * 5000)", "where its parent expected a message"),
         ("import sys; sys.stdout.buffer.write(b'\\xff\\x1b\\n')", "where its parent expected a message"),
         ("while True: print('x' * 2**16, end='')", "where its parent expected a message"),
         ("print('[\"stage\", \"half', end='')", "ended with exit code 0 while loading torch; try"),

@@ -194,10 +194,13 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next_and_no_other_folder(t
     running.close()
 
 
-def test_too_many_open_files_are_named():
+def test_an_error_of_a_job_has_a_kind_and_its_own_words():
     for error in (OSError(errno.EMFILE, "x"), RuntimeError(f"gloo: {os.strerror(errno.EMFILE)}")):
         assert job_error(error, job("fsdp", (2,)))[0] == "files"
     asked = job("fsdp", (2,))
+    assert job_error(RuntimeError("strange"), asked) == ("failed", "RuntimeError: strange")
+    for error in (RuntimeError("CUDA out of memory. Tried"), MemoryError()):
+        assert job_error(error, asked)[0] == "out of memory"
     assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("refused", "own.py:3: it fails")
     text = profile_module._failure(asked, profile_module._Sent(), "files", "has too many open files")
     assert text == (
@@ -261,6 +264,8 @@ def row(number, peak_bytes, seconds=1.0):
 @pytest.fixture
 def watch():
     found = RanksWatch(job("fsdp", (4,)))
+    read = Job.from_json((found.folder / "job.json").read_bytes())
+    assert (read.launch, read.run_config) == (found.job.launch, found.job.run_config)
     yield found
     found.close()
 
@@ -393,9 +398,3 @@ def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(rank.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
         rank.launch_ranks(asked, lambda *message: None)
-
-
-def test_the_job_of_a_rank_is_what_the_parent_wrote(watch):
-    read = Job.from_json((watch.folder / "job.json").read_bytes())
-    assert (read.launch, read.run_config) == (watch.job.launch, watch.job.run_config)
-    assert read.launch.folder == str(watch.folder)
