@@ -250,65 +250,46 @@ def test_a_module_with_values_is_initialized_where_others_are_built_on_meta():
     assert torch.nn.Linear.reset_parameters is given
 
 
-def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loads_it():
-    code = (
-        "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
-        "class Mode(torch_access.DispatchMode):\n"
-        "    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):\n"
-        "        return operator(*args, **kwargs or {})\n"
-        "def run():\n"
-        "    weight, ids = torch.empty(5, 3, device='meta'), torch.empty(2, 4, dtype=torch.long, device='meta')\n"
-        "    with Mode():\n"
-        "        return (torch.nn.functional.embedding(ids, weight) + 1.5).shape\n"
-        "torch_access.load_dynamo_later()\n"
-        "print(*run(), 'torch._dynamo.eval_frame' in sys.modules)\n"
-        "torch._dynamo.graph_break()\n"
-        "print(torch._dynamo.config.fake_tensor_cache_enabled, torch._dynamo.is_compiling())\n"
-        "torch._dynamo.trace_rules.clear_lru_cache()\n"
-        "import bertscope as b; b.estimate('bert-tiny', strategy='fsdp', world_size=2, batch=1, seq=8)\n"
-        "print('torch._dynamo.eval_frame' in sys.modules)\n"
-        "print(torch._dynamo.trace_rules.lookup.__module__, type(torch._dynamo.trace_rules).__name__)\n"
-        "import torch._dynamo.source\n"
-        "print(*run(), 'torch._dynamo.eval_frame' in sys.modules, torch._dynamo.is_compiling())\n"
-    )
+def test_torch_dynamo_is_loaded_by_its_first_real_use_also_after_a_failure_and_inside_a_mode():
+    """A forward on meta and a job of FSDP are no such use; a mode sees none of the operators of the import."""
+    code = """
+import sys
+from bertscope import torch_access
+from bertscope.torch_access import torch
+seen = []
+class Mode(torch_access.DispatchMode):
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        seen.append(operator)
+        return operator(*args, **kwargs or {})
+def run():
+    weight, ids = torch.empty(5, 3, device='meta'), torch.empty(2, 4, dtype=torch.long, device='meta')
+    with Mode():
+        return (torch.nn.functional.embedding(ids, weight) + 1.5).shape == (2, 4, 3)
+is_loaded = lambda: 'torch._dynamo.eval_frame' in sys.modules
+torch_access.load_dynamo_later()
+print(run(), is_loaded(), torch._dynamo.graph_break(), torch._dynamo.is_compiling())
+print(torch._dynamo.config.fake_tensor_cache_enabled)
+torch._dynamo.trace_rules.clear_lru_cache()
+import bertscope as b; b.estimate('bert-tiny', strategy='fsdp', world_size=2, batch=1, seq=8)
+print(is_loaded())
+sys.modules['torch._dynamo.eval_frame'] = None
+try:
+    torch._dynamo.explain
+except ImportError as error:
+    print('eval_frame' in str(error))
+del sys.modules['torch._dynamo.eval_frame']
+seen.clear()
+with Mode():
+    found = torch._dynamo.explain
+    torch.ones(2)
+print(len(seen), is_loaded(), callable(found), run(), torch._dynamo.is_compiling())
+print(torch._dynamo.trace_rules.lookup.__module__, type(torch._dynamo.trace_rules).__name__)
+"""
     done = run_python(code, cwd=ROOT, check=True)
     assert done.stdout.splitlines() == [
-        "2 4 3 False", "True False", "False", "torch._dynamo.trace_rules module", "2 4 3 True False",
+        "True False None False", "True", "False", "True", "1 True True True False",
+        "torch._dynamo.trace_rules module",
     ]  # fmt: skip
-
-
-def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():
-    code = (
-        "from bertscope import torch_access; from bertscope.torch_access import torch\n"
-        "seen = []\n"
-        "class Mode(torch_access.DispatchMode):\n"
-        "    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):\n"
-        "        seen.append(operator)\n"
-        "        return operator(*args, **kwargs or {})\n"
-        "torch_access.load_dynamo_later()\n"
-        "with Mode():\n"
-        "    import torch._dynamo.source\n"
-        "    torch.ones(2)\n"
-        "print(len(seen), hasattr(torch._dynamo, 'explain'))\n"
-    )
-    done = run_python(code, cwd=ROOT, check=True)
-    assert done.stdout.split() == ["1", "True"]
-
-
-def test_torch_dynamo_that_failed_to_load_is_loaded_at_the_next_use():
-    code = (
-        "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
-        "torch_access.load_dynamo_later()\n"
-        "sys.modules['torch._dynamo.eval_frame'] = None\n"
-        "try:\n"
-        "    torch._dynamo.explain\n"
-        "except ImportError as error:\n"
-        "    print('eval_frame' in str(error))\n"
-        "del sys.modules['torch._dynamo.eval_frame']\n"
-        "print(torch._dynamo.graph_break(), callable(torch._dynamo.explain))\n"
-    )
-    done = run_python(code, cwd=ROOT, check=True)
-    assert done.stdout.split() == ["True", "None", "True"]
 
 
 def test_counting_trees_and_prints_load_no_meta_kernel_of_python_and_a_forward_loads_them(tmp_path):

@@ -55,6 +55,18 @@ def as_the_program_starts_it(monkeypatch):
     monkeypatch.setattr(profile_module, "_starting", STARTING)
 
 
+SAY = "import json, sys\nsay = lambda *message: print(json.dumps(message), flush=True)\nasked = sys.stdin.readline()\n"
+
+
+@pytest.fixture
+def child_of(monkeypatch, as_the_program_starts_it):
+    """A function that has each child run this code instead of its job."""
+    monkeypatch.setattr(child_module, "can_fork", lambda: False)
+    return lambda code: monkeypatch.setattr(
+        child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code]
+    )
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with a small model, which is also where temporary files go."""
@@ -228,8 +240,7 @@ def test_a_limit_below_what_torch_takes_is_told_and_hangs_nothing(cli, folder):
     assert "ran out of memory (limit 50.00 MiB, of which torch and Python take" in result.err
 
 
-@pytest.mark.usefixtures("as_the_program_starts_it")
-def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monkeypatch):
+def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, child_of):
     memory_ = estimate_memory(small(), RunConfig(batch=2, seq=8))
     timing = Timing(warmup_seconds=1.0)
     answers = {
@@ -239,11 +250,7 @@ def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monk
     }  # fmt: skip
     for name, messages in answers.items():
         (folder / name).write_text("".join(json.dumps(message, default=vars) + "\n" for message in messages))
-    code = (
-        "import json, sys; print(open(json.loads(sys.stdin.readline())['run_config']['checkpointing']).read(), end='')"
-    )
-    monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
-    monkeypatch.setattr(child_module, "can_fork", lambda: False)
+    child_of(SAY + "print(open(json.loads(asked)['run_config']['checkpointing']).read(), end='')")
     result = cli("profile", "small.yaml", "--batch", "512", "--memory-limit", "800MiB", "--steps", "1",
                  "--checkpointing", "--optimizer", "sgd", "--format", "json")  # fmt: skip
     none, full = result.json["variants"]
@@ -254,18 +261,13 @@ def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, monk
     assert (full["failure"], full["measured"] is None) == ("", False)
 
 
-@pytest.mark.usefixtures("as_the_program_starts_it")
 @pytest.mark.parametrize(("available", "asked"), [(10 * 100, "mmtt"), (2 * 100 - 1, "mtmt"), (None, "mtmt")])
-def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, monkeypatch, available, asked):
+def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, child_of, monkeypatch, available, asked):
     process = {"resident_before_bytes": 1, "high_water_bytes": 2, "run_high_water_bytes": 100}
-    code = (
-        "import json, sys\nsay = lambda *message: print(json.dumps(message), flush=True)\n"
-        "sys.stdin.readline()\nopen('log', 'a').write('m')\n"
-        f"say('process', {process})\nsay('timing', {{'warmup_seconds': 1.0}})\n"
+    child_of(
+        f"{SAY}open('log', 'a').write('m')\nsay('process', {process})\nsay('timing', {{'warmup_seconds': 1.0}})\n"
         "for line in sys.stdin:\n    open('log', 'a').write('t')\n    say('seconds', 2.0)\n"
     )
-    monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
-    monkeypatch.setattr(child_module, "can_fork", lambda: False)
     monkeypatch.setattr(profile_module, "available_bytes", lambda: available)
     jobs = [Job(source=small(), run_config=RunConfig(checkpointing=name), steps=1) for name in ("none", "full")]
     report, *_ = profile_report(jobs)
@@ -275,27 +277,15 @@ def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, monkeypatc
     assert [timing.is_in_turn for timing in timings] == [asked == "mmtt"] * 2
 
 
-def test_a_child_that_hangs_is_ended_at_the_timeout(cli, folder):
-    result = cli(*LONG, "--batch", "512", "--timeout", "1")
-    assert result.code == 3
-    assert "the child ran for longer than 1 s while" in result.err
-    assert "or a longer timeout" in result.err
-
-
-@pytest.mark.usefixtures("as_the_program_starts_it")
-def test_a_timed_step_ends_at_the_timeout_too_and_the_memory_is_kept(folder, monkeypatch):
+def test_a_child_that_hangs_is_ended_at_the_timeout_and_its_memory_is_kept(folder, child_of, monkeypatch):
     memory = estimate_memory(small(), RunConfig(batch=2, seq=8))
     (folder / "memory.json").write_text(json.dumps(memory, default=vars))
     (folder / "log").touch()
-    code = (
-        "import json, sys\nsay = lambda *message: print(json.dumps(message), flush=True)\n"
-        "sys.stdin.readline()\nsay('measured', json.load(open('memory.json')))\n"
-        "say('timing', {'warmup_seconds': 1.0})\n"
+    child_of(
+        SAY + "say('measured', json.load(open('memory.json')))\nsay('timing', {'warmup_seconds': 1.0})\n"
         "for line in sys.stdin:\n    open('log', 'a').write('t')\n"
         "    len(open('log').read()) == 3 or say('seconds', 10.0)\n"
     )
-    monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
-    monkeypatch.setattr(child_module, "can_fork", lambda: False)
     # In the third step each look at this clock takes 10 s, whether the step began before the parent waited or after.
     looks = count()
     clock = SimpleNamespace(monotonic=lambda: 10.0 * next(looks) if (folder / "log").stat().st_size == 3 else 0.0)
@@ -303,6 +293,7 @@ def test_a_timed_step_ends_at_the_timeout_too_and_the_memory_is_kept(folder, mon
     report, *_ = profile_report([Job(source=small(), run_config=RunConfig(), steps=1000)], timeout_seconds=25)
     (variant,) = report.variants
     assert "the child ran for longer than 25 s while timing step 3 of 1000" in variant.failure
+    assert "or a longer timeout" in variant.failure
     assert variant.measured is not None
 
 
@@ -444,10 +435,8 @@ def test_an_answer_arrives_as_it_was():
         ("import sys; sys.exit('broken \\x1b')", "ended with exit code 1: broken \\x1b while loading torch"),
     ],
 )
-@pytest.mark.usefixtures("as_the_program_starts_it")
-def test_a_child_that_prints_no_message_is_one_line(folder, monkeypatch, code, words):
-    monkeypatch.setattr(child_module, "child_command", lambda entry: [sys.executable, "-I", "-c", code])
-    monkeypatch.setattr(child_module, "can_fork", lambda: False)
+def test_a_child_that_prints_no_message_is_one_line(folder, child_of, monkeypatch, code, words):
+    child_of(code)
     monkeypatch.setattr("bertscope.processes.worker._MAX_MESSAGE_BYTES", 2**20)
     report, *_ = profile_report([Job(source=small(), run_config=RunConfig())], timeout_seconds=20)
     (variant,) = report.variants
