@@ -116,7 +116,7 @@ def serve() -> None:
     """Fork a child for each request, until no worker has stdin open."""
     from bertscope import cli  # noqa: F401
     from bertscope.analyses.memory import profile_worker  # noqa: F401
-    from bertscope.analyses.memory.ranks.launcher import load_for_ranks
+    from bertscope.analyses.memory.ranks.rank import load_for_ranks
 
     load_for_ranks()  # nothing runs here, so that there are no threads to fork
     with suppress(ImportError):

@@ -227,6 +227,7 @@ UNLOADED = {
         "from bertscope import cli; sys.argv[1:] = ['presets', 'modernbert-base', '--config']; cli._run()",
         "torch transformers",
     ),
+    "the parent of a measurement leaves torch to its children": ("import bertscope.analyses.memory.profile", "torch"),
     "the model is importable by itself": ("import bertscope.model", "typer rich bertscope.analyses bertscope.render"),
     "building on meta pays for neither dynamo nor sympy": (
         "import bertscope; s = bertscope.load('bert-tiny'); m = bertscope.build(s.config, 'BertForPreTraining');"

@@ -18,22 +18,22 @@ from tests.conftest import ROOT, run_python
 aten = torch.ops.aten
 
 
-class Backward(DispatchMode):
-    """Collect the answers of torch_access while operators of backward run."""
+class Seeing(DispatchMode):
+    """Collect the answers of a function while operators run."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer=lambda operator, args: operator) -> None:
         super().__init__()
-        self.seen = []
+        self.answer, self.seen = answer, []
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.seen.append((torch_access.in_backward(), torch_access.autograd_node()))
+        self.seen.append(self.answer(operator, args))
         return operator(*args, **(kwargs or {}))
 
 
 def backward():
-    """The pairs that torch_access gives in one backward pass."""
+    """Whether backward runs, and its node, at each operator of one backward pass."""
     loss, gradient = torch.ones(2, requires_grad=True).exp().sum(), torch.ones(())
-    with Backward() as mode:
+    with Seeing(lambda *_: (torch_access.in_backward(), torch_access.autograd_node())) as mode:
         loss.backward(gradient)
     return mode.seen
 
@@ -137,7 +137,7 @@ def test_events_of_the_driver_and_of_a_card_are_known_by_their_tag():
 
 
 def test_no_dispatch_mode_sees_a_name():
-    with Backward() as mode, torch_access.record_name("a name"):
+    with Seeing() as mode, torch_access.record_name("a name"):
         pass
     assert mode.seen == []
 
@@ -204,19 +204,12 @@ def test_trees_of_containers_are_walked_in_order():
 
 
 def test_a_model_on_meta_is_built_without_initial_values_and_a_real_tensor_gets_its_own():
-    operators = []
-
-    class Recorder(torch_access.DispatchMode):
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            operators.append(str(operator))
-            return operator(*args, **kwargs or {})
-
     with torch_access.on_device("meta"):
-        with Recorder():
+        with Seeing() as mode:
             linear = torch.nn.Linear(2, 3)
             torch.nn.init.trunc_normal_(linear.weight)
         real = torch.nn.init.ones_(torch.empty(2, device="cpu"))
-    assert not any("uniform" in operator or "normal" in operator for operator in operators)
+    assert not any("uniform" in str(operator) or "normal" in str(operator) for operator in mode.seen)
     assert linear.weight.is_meta
     assert real.tolist() == [1.0, 1.0]
     with torch_access.on_device("cpu"):
@@ -257,65 +250,46 @@ def test_a_module_with_values_is_initialized_where_others_are_built_on_meta():
     assert torch.nn.Linear.reset_parameters is given
 
 
-def test_the_first_forward_on_meta_runs_without_torch_dynamo_and_a_later_use_loads_it():
-    code = (
-        "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
-        "class Mode(torch_access.DispatchMode):\n"
-        "    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):\n"
-        "        return operator(*args, **kwargs or {})\n"
-        "def run():\n"
-        "    weight, ids = torch.empty(5, 3, device='meta'), torch.empty(2, 4, dtype=torch.long, device='meta')\n"
-        "    with Mode():\n"
-        "        return (torch.nn.functional.embedding(ids, weight) + 1.5).shape\n"
-        "torch_access.load_dynamo_later()\n"
-        "print(*run(), 'torch._dynamo.eval_frame' in sys.modules)\n"
-        "torch._dynamo.graph_break()\n"
-        "print(torch._dynamo.config.fake_tensor_cache_enabled, torch._dynamo.is_compiling())\n"
-        "torch._dynamo.trace_rules.clear_lru_cache()\n"
-        "import bertscope as b; b.estimate('bert-tiny', strategy='fsdp', world_size=2, batch=1, seq=8)\n"
-        "print('torch._dynamo.eval_frame' in sys.modules)\n"
-        "print(torch._dynamo.trace_rules.lookup.__module__, type(torch._dynamo.trace_rules).__name__)\n"
-        "import torch._dynamo.source\n"
-        "print(*run(), 'torch._dynamo.eval_frame' in sys.modules, torch._dynamo.is_compiling())\n"
-    )
+def test_torch_dynamo_is_loaded_by_its_first_real_use_also_after_a_failure_and_inside_a_mode():
+    """A forward on meta and a job of FSDP are no such use; a mode sees none of the operators of the import."""
+    code = """
+import sys
+from bertscope import torch_access
+from bertscope.torch_access import torch
+seen = []
+class Mode(torch_access.DispatchMode):
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        seen.append(operator)
+        return operator(*args, **kwargs or {})
+def run():
+    weight, ids = torch.empty(5, 3, device='meta'), torch.empty(2, 4, dtype=torch.long, device='meta')
+    with Mode():
+        return (torch.nn.functional.embedding(ids, weight) + 1.5).shape == (2, 4, 3)
+is_loaded = lambda: 'torch._dynamo.eval_frame' in sys.modules
+torch_access.load_dynamo_later()
+print(run(), is_loaded(), torch._dynamo.graph_break(), torch._dynamo.is_compiling())
+print(torch._dynamo.config.fake_tensor_cache_enabled)
+torch._dynamo.trace_rules.clear_lru_cache()
+import bertscope as b; b.estimate('bert-tiny', strategy='fsdp', world_size=2, batch=1, seq=8)
+print(is_loaded())
+sys.modules['torch._dynamo.eval_frame'] = None
+try:
+    torch._dynamo.explain
+except ImportError as error:
+    print('eval_frame' in str(error))
+del sys.modules['torch._dynamo.eval_frame']
+seen.clear()
+with Mode():
+    found = torch._dynamo.explain
+    torch.ones(2)
+print(len(seen), is_loaded(), callable(found), run(), torch._dynamo.is_compiling())
+print(torch._dynamo.trace_rules.lookup.__module__, type(torch._dynamo.trace_rules).__name__)
+"""
     done = run_python(code, cwd=ROOT, check=True)
     assert done.stdout.splitlines() == [
-        "2 4 3 False", "True False", "False", "torch._dynamo.trace_rules module", "2 4 3 True False",
+        "True False None False", "True", "False", "True", "1 True True True False",
+        "torch._dynamo.trace_rules module",
     ]  # fmt: skip
-
-
-def test_torch_dynamo_loaded_inside_a_mode_shows_it_none_of_its_own_operators():
-    code = (
-        "from bertscope import torch_access; from bertscope.torch_access import torch\n"
-        "seen = []\n"
-        "class Mode(torch_access.DispatchMode):\n"
-        "    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):\n"
-        "        seen.append(operator)\n"
-        "        return operator(*args, **kwargs or {})\n"
-        "torch_access.load_dynamo_later()\n"
-        "with Mode():\n"
-        "    import torch._dynamo.source\n"
-        "    torch.ones(2)\n"
-        "print(len(seen), hasattr(torch._dynamo, 'explain'))\n"
-    )
-    done = run_python(code, cwd=ROOT, check=True)
-    assert done.stdout.split() == ["1", "True"]
-
-
-def test_torch_dynamo_that_failed_to_load_is_loaded_at_the_next_use():
-    code = (
-        "import sys; from bertscope import torch_access; from bertscope.torch_access import torch\n"
-        "torch_access.load_dynamo_later()\n"
-        "sys.modules['torch._dynamo.eval_frame'] = None\n"
-        "try:\n"
-        "    torch._dynamo.explain\n"
-        "except ImportError as error:\n"
-        "    print('eval_frame' in str(error))\n"
-        "del sys.modules['torch._dynamo.eval_frame']\n"
-        "print(torch._dynamo.graph_break(), callable(torch._dynamo.explain))\n"
-    )
-    done = run_python(code, cwd=ROOT, check=True)
-    assert done.stdout.split() == ["True", "None", "True"]
 
 
 def test_counting_trees_and_prints_load_no_meta_kernel_of_python_and_a_forward_loads_them(tmp_path):
@@ -375,14 +349,10 @@ def test_meta_kernels_that_were_left_out_are_loaded_when_one_of_their_names_is_r
 
 
 def test_in_a_mode_nothing_is_compiled_so_that_it_needs_no_protection():
-    class Mode(torch_access.DispatchMode):
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            return operator(*args, **kwargs or {})
-
     assert not torch_access.DispatchMode()._should_skip_dynamo()
-    assert not hasattr(Mode.__torch_dispatch__, "__wrapped__")  # torch._disable_dynamo wraps it
+    assert not hasattr(Seeing.__torch_dispatch__, "__wrapped__")  # torch._disable_dynamo wraps it
     compiled = torch.compile(lambda: torch.compiler.is_compiling(), backend=lambda *_: pytest.fail("it is compiled"))
-    with Mode():
+    with Seeing():
         assert torch.ones(2).sum() == 2
         assert not compiled()
 
@@ -521,25 +491,21 @@ def test_without_the_mode_a_tensor_is_real():
 def test_the_number_of_ranks_of_a_collective_is_that_of_its_group():
     from torch.distributed import _functional_collectives as functional_collectives
 
-    seen = []
-
-    class Seen(torch_access.DispatchMode):
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            if operator.namespace in ("c10d", "_c10d_functional"):
-                seen.append((torch_access.operator_name(operator), distributed.group_size(args)))
-            return operator(*args, **(kwargs or {}))
+    def answer(operator, args):
+        is_collective = operator.namespace in ("c10d", "_c10d_functional")
+        return is_collective and (torch_access.operator_name(operator), distributed.group_size(args))
 
     dist = torch.distributed
     dist.init_process_group("fake", rank=0, world_size=6, store=distributed.fake_store())
     try:
         pair = dist.new_group([0, 1, 2])
-        with Seen():
+        with Seeing(answer) as mode:
             dist.all_reduce(torch.ones(2))
             dist.all_reduce(torch.ones(2), group=pair)
             functional_collectives.all_reduce(torch.ones(2), "sum", pair).wait()
     finally:
         dist.destroy_process_group()
-    assert seen[:3] == [("allreduce_", 6), ("allreduce_", 3), ("all_reduce", 3)]
+    assert [*filter(None, mode.seen)][:3] == [("allreduce_", 6), ("allreduce_", 3), ("all_reduce", 3)]
 
 
 def test_after_a_job_no_result_of_its_operators_is_remembered():
@@ -599,7 +565,7 @@ def test_the_frames_that_run_are_those_of_this_thread_and_of_another():
 
 def test_the_fake_mode_that_is_entered_is_known_also_inside_another_mode():
     assert torch_access.active_fake_mode() is None
-    with torch_access.fake_tensor_mode() as mode, Backward():
+    with torch_access.fake_tensor_mode() as mode, Seeing():
         assert torch_access.active_fake_mode() is mode
     assert torch_access.active_fake_mode() is None
 
@@ -635,8 +601,10 @@ def on_the_card(code):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_model_trains_on_the_fake_card_by_torchs_own_cuda_dispatch():
+def test_the_fake_card_trains_copies_ties_and_leaves_torch_as_it_was():
+    """Training takes torch's own CUDA dispatch; an exception on the card puts all back too."""
     on_the_card("""
+import copy
 with fake_card.fake_card(), fake_tensor_mode():
     model = torch.nn.Linear(4, 2)
     weight = model.weight
@@ -652,12 +620,6 @@ with fake_card.fake_card(), fake_tensor_mode():
     optimizer.step()
     assert optimizer.state[weight]["exp_avg"].is_cuda
 after()
-""")
-
-
-def test_a_module_on_the_fake_card_is_copied_tied_and_set_as_on_a_card():
-    on_the_card("""
-import copy
 with fake_card.fake_card(), fake_tensor_mode():
     model = torch.nn.ModuleDict({"a": torch.nn.Embedding(5, 4), "b": torch.nn.Linear(4, 5, bias=False)})
     model["b"].weight = model["a"].weight
@@ -669,11 +631,6 @@ with fake_card.fake_card(), fake_tensor_mode():
     model["a"].weight.data = torch.zeros(5, 4)
     assert model["a"].weight.shape == (5, 4)
 after()
-""")
-
-
-def test_an_exception_on_the_fake_card_leaves_torch_as_it_was():
-    on_the_card("""
 try:
     with fake_card.fake_card(), fake_tensor_mode():
         torch.nn.Linear(2, 2).cuda()
@@ -681,34 +638,24 @@ try:
 except KeyError:
     pass
 after()
-with fake_card.fake_card(), fake_tensor_mode():
-    torch.ones(2, device="cuda", requires_grad=True).sum().backward()
-after()
 """)
 
 
-def test_a_process_that_ran_a_backward_pass_gets_no_card_and_says_why():
+def test_a_torch_that_changed_or_ran_a_backward_pass_refuses_the_card_in_one_line():
     on_the_card("""
 from bertscope.errors import BertscopeError
+def refused():
+    try:
+        with fake_card.fake_card():
+            raise SystemExit("there is one")
+    except BertscopeError as error:
+        assert "no fake card" in str(error) and "\\n" not in str(error)
+        return str(error)
+hooks, fake_card._HOOKS = fake_card._HOOKS, "no_such_symbol"
+refused()
+fake_card._HOOKS = hooks
 torch.ones(2, requires_grad=True).sum().backward()
-try:
-    with fake_card.fake_card():
-        raise SystemExit("there is one")
-except BertscopeError as error:
-    assert "backward pass" in str(error), error
-after()
-""")
-
-
-def test_a_torch_that_changed_refuses_the_card_in_one_line():
-    on_the_card("""
-from bertscope.errors import BertscopeError
-fake_card._HOOKS = "no_such_symbol"
-try:
-    with fake_card.fake_card():
-        raise SystemExit("there is one")
-except BertscopeError as error:
-    assert "no fake card" in str(error) and "\\n" not in str(error)
+assert "backward pass" in refused()
 after()
 """)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from bertscope.analyses.modules.module_tree import Node, fold, read, tensors_of
@@ -78,10 +79,6 @@ def run_as_it_is(
     return _step(module, lambda: module(*args, **kwargs), training, padding)
 
 
-def _built(source: ModelSource, device: str) -> nn.Module:
-    return source.build(device=device, attention=META_ATTENTION)
-
-
 def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding: float = 0.0) -> tuple[Trace, str]:
     def step() -> str:
         with torch.set_grad_enabled(training):
@@ -101,19 +98,17 @@ def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding
 
 def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return a meta tensor for every tensor, by the first path of its module; shared tensors stay shared."""
-    held = {
-        f"{path}.{name}".lstrip("."): tensor
-        for path, inner in module.named_modules()
-        for name, tensor, _ in tensors_of(inner)
-    }
-    alike = {id(tensor): _meta_like(tensor) for tensor in held.values()}
-    return {path: alike[id(tensor)] for path, tensor in held.items()}
-
-
-def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
-    if nn.parameter.is_lazy(tensor):
-        raise SelectionError("a lazy module has no shapes yet; run it once before its FLOPs are counted")
-    return tensor if tensor.is_meta else torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+    state, alike = dict[str, torch.Tensor](), dict[int, torch.Tensor]()
+    for path, inner in module.named_modules():
+        for name, tensor, _ in tensors_of(inner):
+            if nn.parameter.is_lazy(tensor):
+                raise SelectionError("a lazy module has no shapes yet; run it once before its FLOPs are counted")
+            if tensor.is_meta:
+                alike[id(tensor)] = tensor
+            elif id(tensor) not in alike:
+                alike[id(tensor)] = torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+            state[f"{path}.{name}".lstrip(".")] = alike[id(tensor)]
+    return state
 
 
 def flops_report(
@@ -280,7 +275,7 @@ class FlopsRun:
         source = source.for_run()
 
         def made(device: str = "meta") -> nn.Module:
-            build = partial(_built, device=device)
+            build = methodcaller("build", device=device, attention=META_ATTENTION)
             model = build(source)
             freeze(model, self.run.freeze)
             add_teacher(model, self.run, build)

@@ -13,10 +13,10 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cached_property
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from typing import Any, BinaryIO, NoReturn
 
 import bertscope
 from bertscope.processes import signals
@@ -74,7 +74,7 @@ class Child(subprocess.Popen[bytes]):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # only the parent receives Ctrl-C
-            env=_environment(),
+            env=os.environ | compile_environment(),
         )
         signals.children.add(self)
 
@@ -96,7 +96,8 @@ class ForkServer:
         names = f"{imports} {entry} {theirs.fileno()} {os.getpid()}"
         self.process = subprocess.Popen(  # noqa: S603 words of this program
             child_command("bertscope.processes.child:serve"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, env=_environment(),
+            stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+            env=os.environ | compile_environment(),
         )  # fmt: skip
         with suppress(OSError):
             self.process.stdin.write(names.encode() + b"\n")  # type: ignore[union-attr]
@@ -169,6 +170,26 @@ class ForkedChild:
         return int(struct.unpack("i", sent)[0]) if sent else None
 
 
+@contextmanager
+def starting(imports: str, entry: str, *, forks: bool = True) -> Iterator[Callable[[], Child | ForkedChild]]:
+    """Yield a function that starts a process which calls `entry`: if possible a fork of one that has imported."""
+    if not (forks and can_fork()):
+        yield partial(Child, entry)
+        return
+    servers = [ForkServer(imports, entry)]
+
+    def start() -> ForkedChild:
+        if servers[-1].process.poll() is not None:
+            servers.append(ForkServer(imports, entry))
+        return servers[-1].start()
+
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.close()
+
+
 def can_fork() -> bool:
     """Return True if a process that has imported torch can be forked: macOS forbids it to its own libraries."""
     return sys.platform == "linux"
@@ -230,7 +251,7 @@ def _watch(entry: str, files: list[int], server: int) -> None:
     pid = os.fork()
     if not pid:
         die_with_parent(watcher)
-        _be_child(entry, files)
+        run_and_end(partial(_be_child, entry, files))
     with suppress(OSError):  # the parent has closed its end
         os.write(files[3], struct.pack("i", pid))
     for descriptor in files[:3]:
@@ -242,23 +263,26 @@ def _watch(entry: str, files: list[int], server: int) -> None:
 
 
 def _be_child(entry: str, files: list[int]) -> None:
+    os.setsid()
+    os.close(files[3])
+    for number, descriptor in enumerate(files[:3]):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin = os.fdopen(0, "r")
+    pkgutil.resolve_name(entry)()
+
+
+def run_and_end(run: Callable[[], Any]) -> NoReturn:
+    """Run a function and end this fork: with 0, the code of an exit, or 1 after the traceback of another error."""
     code = 1
     try:
-        os.setsid()
-        os.close(files[3])
-        for number, descriptor in enumerate(files[:3]):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        sys.stdin = os.fdopen(0, "r")
-        pkgutil.resolve_name(entry)()
+        run()
         code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | compile_environment()

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 import bertscope
-from bertscope.dry_run.script import with_value
+from bertscope.dry_run.child import ScriptRun
+from bertscope.dry_run.script import fitted, with_value
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError
+from bertscope.reports.memory import DeviceTerms
+from bertscope.reports.run import RunReport
 from tests.conftest import DATA, ROOT, run_python
 
 SCRIPTS = DATA / "h200" / "scripts"
@@ -118,14 +121,31 @@ step(2**20)
 
 
 def test_the_largest_value_of_an_argument_fits_and_the_next_does_not(script):
-    name = script(STEP + "import sys\nfor _ in range(3): step(2048 * int(sys.argv[sys.argv.index('--batch') + 1]))\n")
-    report = bertscope.run(name, ["--batch", "1"], budget="2GiB", context="100MiB", fit="batch=1..128")
-    found = {row.value: row.answer for row in report.rows}
-    assert found[report.largest] == "yes"
-    assert found[report.largest + 1] == "no"
-    assert len(found) <= 10
-    assert all((answer == "yes") == (value <= report.largest) for value, answer in found.items())
-    assert bertscope.from_json(report.to_json()) == report
+    name = script(STEP + "import sys\nfor _ in range(3): step(2**17 * int(sys.argv[sys.argv.index('--batch') + 1]))\n")
+    report = bertscope.run(name, ["--batch", "1"], budget="2GiB", context="100MiB", fit="batch=1..2")
+    assert {row.value: row.answer for row in report.rows} == {1: "yes", 2: "no"}
+    assert (report.largest, bertscope.from_json(report.to_json())) == (1, report)
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2, 37, 511, 512])
+@pytest.mark.parametrize("granule", [1, 2**21])
+def test_a_search_finds_the_largest_value_in_few_runs(largest, granule):
+    """A script that takes 5 MB for each of its batch, in steps of the allocator; the budget ends after `largest`."""
+    runs = []
+
+    def run(asked):
+        value = int(asked.arguments[-1])
+        runs.append(value)
+        taken = -(-(10_000_000 + 5_000_000 * value) // granule) * granule
+        device = DeviceTerms(allocated_bytes=taken, workspace_bytes=0, reserved_bytes=taken, card_bytes=taken,
+                             context_low_bytes=0, context_high_bytes=0)  # fmt: skip
+        return RunReport(script="", arguments=asked.arguments, card=None, budget_bytes=budget, updates=3,
+                         phases=(), device=device)  # fmt: skip
+
+    budget = -(-(10_000_000 + 5_000_000 * largest) // granule) * granule
+    report = fitted(ScriptRun(script="train.py", arguments=("--batch", "1")), "batch=1..512", run, budget)
+    assert report.largest == largest
+    assert len(runs) == len(set(runs)) <= 12
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_forks_share_the_imports_of_their_server_and_end_alone(served):
         children[0].wait(0.01)
     children[0].stdin.write(b"exit\n")
     children[1].stdin.write(b"die\n")
-    assert [child.wait(60) for child in children] == [1, -11]
+    assert [child.wait(60) for child in children] == [7, -11]
     assert children[0].stderr.read().startswith(b"to stderr")
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bertscope.processes.child import _environment
-from bertscope.processes.folders import OwnFolder
+from bertscope.processes.folders import OwnFolder, compile_environment
 from tests.conftest import run_python
 
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR")
@@ -23,7 +22,7 @@ def test_children_compile_into_a_folder_of_their_own_that_is_gone_afterwards(tmp
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv(VARIABLES[0], raising=False)
     told = run_python(
-        "import json, os; from bertscope.processes.child import _environment as given\n"
+        "import json, os; from bertscope.processes.folders import compile_environment as given\n"
         f"folders = [given()[name] for name in {VARIABLES}]\n"
         "print(json.dumps([[folder, os.stat(folder).st_mode & 0o777] for folder in folders]))"
     )
@@ -36,7 +35,7 @@ def test_children_compile_into_a_folder_of_their_own_that_is_gone_afterwards(tmp
 
 def test_a_folder_for_compiled_code_that_the_user_names_is_used(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLES[0], str(tmp_path))
-    assert _environment()[VARIABLES[0]] == str(tmp_path)
+    assert compile_environment()[VARIABLES[0]] == str(tmp_path)
 
 
 def test_an_estimate_of_a_compiled_step_leaves_no_file(tmp_path, monkeypatch):

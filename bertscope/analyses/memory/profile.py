@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
-from bertscope.analyses.memory.profile_job import MESSAGES, Job
+from bertscope.analyses.memory.profile_job import Job, read_message
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.system_memory import available_bytes
 from bertscope.errors import SelectionError, one_line
-from bertscope.processes.child import Child, ForkedChild, ForkServer, can_fork
+from bertscope.processes.child import Child, ForkedChild, starting
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CalibrationReport, CalibrationStep, CardWork, Machine
-from bertscope.reports.json import typed
 from bertscope.reports.memory import (
     BreakEven,
     Memory,
@@ -146,17 +143,10 @@ class _Sent:
     traffic: tuple[TrafficRow, ...] = ()  # of the first rank
 
 
-@contextmanager
-def _starting(jobs: Sequence[Job]) -> Iterator[_Start]:
-    """Yield a function that starts a child, which waits for its job: a fork if there are several on a CPU."""
-    if len(jobs) == 1 or jobs[0].run_config.device != "cpu" or not can_fork():
-        yield partial(Child, _ENTRY)
-        return
-    server = ForkServer("bertscope.analyses.memory.profile_job:load_what_jobs_need", _ENTRY)
-    try:
-        yield server.start
-    finally:
-        server.close()
+def _starting(jobs: Sequence[Job]) -> AbstractContextManager[_Start]:
+    """Return a context with a function that starts a child, which waits for its job: a fork if several are on a CPU."""
+    forks = len(jobs) > 1 and jobs[0].run_config.device == "cpu"
+    return starting("bertscope.analyses.memory.profile_job:load_what_jobs_need", _ENTRY, forks=forks)
 
 
 class _Child:
@@ -170,7 +160,7 @@ class _Child:
         self.problem: tuple[str, str] | None = None
         self.is_in_turn = False
         self.name = job.run_config.checkpointing
-        self.worker = Worker(start(), _message)
+        self.worker = Worker(start(), read_message)
 
     @property
     def is_stopped(self) -> bool:
@@ -313,11 +303,6 @@ class _Child:
             step_seconds=tuple(sent.seconds),
         )
         return CalibrationReport(machine=sent.card, rates=sent.rates, steps=(step,))
-
-
-def _message(line: bytes) -> tuple[str, Any]:
-    kind, content = json.loads(line)
-    return kind, typed(MESSAGES[kind], content, kind)
 
 
 def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:

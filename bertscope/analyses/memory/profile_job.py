@@ -8,8 +8,8 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,11 @@ class Job:
         return cls(source=source, launch=launch, **run_configs, **data)
 
 
+def printed_file(folder: str, rank: int) -> Path:
+    """Return the file with what a rank prints."""
+    return Path(folder) / f"{rank}.printed"
+
+
 MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "subject": Subject,
     "stage": str,
@@ -95,6 +100,23 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "traffic": tuple[TrafficRow, ...],
     **dict.fromkeys(("refused", "out of memory", "files", "failed"), str),
 }
+
+
+def read_message(line: bytes) -> tuple[str, Any]:
+    """Return the kind and the content of a message; raises an error for any other line."""
+    kind, content = json.loads(line)
+    return kind, typed(MESSAGES[kind], content, kind)
+
+
+def stages(send: Say, step_name: str) -> Callable[[str], AbstractContextManager[None]]:
+    """Return a function that sends the phase of a step that begins."""
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        send("stage", f"in the {name} phase of {step_name}")
+        yield
+
+    return stage
 
 
 def load_what_jobs_need() -> None:

@@ -12,8 +12,7 @@ import gc
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from bertscope.analyses.memory.profile_job import (
@@ -28,6 +27,7 @@ from bertscope.analyses.memory.profile_job import (
     set_malloc,
     set_memory_limit,
     set_up_process,
+    stages,
 )
 from bertscope.errors import SelectionError, name_of
 from bertscope.processes.child import sender
@@ -41,16 +41,14 @@ def main() -> None:
     set_up_process()
     gc.disable()  # until the real model is built: collections over torch's objects double the time of an estimate
     try:
-        (run if job.launch is None else launch)(job, send)
+        if job.launch is None:
+            run(job, send)
+        else:
+            from bertscope.analyses.memory.ranks.rank import launch_ranks
+
+            launch_ranks(job, send)
     except Exception as error:
         send(*job_error(error, job))
-
-
-def launch(job: Job, send: Say) -> None:
-    """Start the ranks of the job, which run the step."""
-    from bertscope.analyses.memory.ranks.launcher import launch_ranks
-
-    launch_ranks(job, send)
 
 
 def run(job: Job, send: Say) -> None:
@@ -85,11 +83,6 @@ def _measure(step: Any, job: Job, send: Say) -> float:
     from bertscope.analyses.modules.module_tree import row_paths
     from bertscope.torch_access import torch
 
-    @contextmanager
-    def stage(name: str) -> Iterator[None]:
-        send("stage", f"in the {name} phase of the first steps")
-        yield
-
     def of_process(run: Callable[[], None]) -> None:
         send("stage", f"measuring the process{f', a step takes {warmup:.1f} s' if warmup else ''}")
         if process := high_water(run):
@@ -97,10 +90,10 @@ def _measure(step: Any, job: Job, send: Say) -> float:
 
     is_cuda, warmup = job.run_config.device == "cuda", 0.0
     if is_cuda or step.optimizer is None:
-        step.run_first_steps(stage)
+        step.run_first_steps(stages(send, "the first steps"))
     else:  # the second step has the optimizer's state from its beginning
         started = time.perf_counter()
-        step.run(stage)
+        step.run(stages(send, "the first steps"))
         warmup = time.perf_counter() - started
         of_process(step.run)
     started = time.perf_counter()

@@ -5,9 +5,9 @@ Sizes, order and addresses are the allocator's; modules, phases and gradients co
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from bertscope.analyses.memory.estimate import module_memory, named_inputs
@@ -19,12 +19,12 @@ from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.inputs import running_module
 from bertscope.analyses.tracing.losses import loss_function
+from bertscope.analyses.tracing.trace import hooks
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.reports.memory import BACKWARD, FORWARD, DeviceTerms, MemoryReport, Timing, Variant
 from bertscope.settings.run_config import STORED, RunConfig, timed_steps
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import has_kernel, is_of_device, nn, profiled_events, record_name, torch
-from bertscope.torch_access.compiled import uncompiled_modules
 from bertscope.units import FP32
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "
@@ -76,8 +76,7 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
     return reader.recorder.trace(step.device)
 
 
-@contextmanager
-def _marked_modules(model: nn.Module) -> Iterator[None]:
+def _marked_modules(model: nn.Module) -> AbstractContextManager[None]:
     entered: list[tuple[str, Any]] = []
 
     def enter(path: str, *_: object) -> None:
@@ -86,19 +85,12 @@ def _marked_modules(model: nn.Module) -> Iterator[None]:
         entered.append((path, mark))
 
     def leave(path: str, *_: object) -> None:
-        while entered:
-            name, mark = entered.pop()
+        left = ""
+        while entered and left != path:
+            left, mark = entered.pop()
             mark.__exit__(None, None, None)
-            if name == path:
-                return
 
-    with ExitStack() as stack:
-        for path, module in uncompiled_modules(model):
-            before = module.register_forward_pre_hook(partial(enter, path), prepend=True)
-            after = module.register_forward_hook(partial(leave, path), always_call=True)
-            stack.callback(before.remove)
-            stack.callback(after.remove)
-        yield
+    return hooks(model, "", enter, leave)
 
 
 def device_of(run_config: RunConfig) -> str:

@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from queue import Queue as SimpleQueue
 from typing import Any
@@ -23,11 +23,10 @@ from bertscope.errors import MissingExtraError, SelectionError, WorkerError, one
 from bertscope.processes.child import (
     Child,
     ForkedChild,
-    ForkServer,
-    can_fork,
     child_command,
     die_with_parent,
     output_for_parent,
+    starting,
 )
 from bertscope.processes.worker import ENDED, GARBLED, Inbox, Worker, end_text
 from bertscope.reports.base import FAILED
@@ -257,25 +256,9 @@ def local_rows(tasks: Sequence[Task], workers: int, functions: Functions | None 
         yield from Pool(tasks, start, functions).rows(workers)
 
 
-@contextmanager
-def _starting(functions: Functions) -> Iterator[Callable[[], Child | ForkedChild]]:
-    """Yield the function that starts a worker, forked from a process that has imported what all of them need."""
-    if not can_fork():
-        yield lambda: Child(ENTRY)
-        return
-    servers = [ForkServer(functions.load, ENTRY)]
-
-    def start() -> ForkedChild:
-        """Return a worker of the server, or of a new one if that has ended."""
-        if servers[-1].process.poll() is not None:
-            servers.append(ForkServer(functions.load, ENTRY))
-        return servers[-1].start()
-
-    try:
-        yield start
-    finally:
-        for server in servers:
-            server.close()
+def _starting(functions: Functions) -> AbstractContextManager[Callable[[], Child | ForkedChild]]:
+    """Return a context with the function that starts a worker, a fork of a process with what all of them need."""
+    return starting(functions.load, ENTRY)
 
 
 def cluster_address(address: str | None) -> str:

@@ -103,28 +103,17 @@ def test_the_class_has_the_documents_attributes_and_base(name):
     assert [attribute for attribute in order if attribute in wanted] == wanted
 
 
-def test_the_attention_holds_its_two_parts_as_in_the_document():
-    report = bertscope.diagram(base(), around="BertAttention")
-    assert {(link.owner, link.part) for link in report.links} == {
-        ("BertAttention", "BertSelfAttention"), ("BertAttention", "BertSelfOutput"),
-    }  # fmt: skip
-    assert [box.name for box in report.classes] == ["Module", "BertAttention", "BertSelfAttention", "BertSelfOutput"]
-
-
 def test_arrows_to_the_base_of_every_module_are_drawn_on_request_only():
     plain, full = (bertscope.diagram(base(), nn_module=is_drawn) for is_drawn in (False, True))
     assert plain.classes == full.classes
+    for part in (torch.nn.Sequential(torch.nn.Module(), torch.nn.Linear(2, 3)), torch.nn.Module()):  # drawn as a part
+        assert 'class Module["' in bertscope.diagram(part, "class").to_mermaid()
     arrows = [set(re.findall(r"(\w+) <\|-- (\w+)", report.to_mermaid())) for report in (plain, full)]
     assert arrows[0] == {("BertPreTrainedModel", "BertModel")}
     modules = {box.name for box in full.classes if box.bases == ("Module",)}
     assert arrows[1] - arrows[0] == {("Module", name) for name in modules}
     assert 'class Module["torch.nn.Module"]' in full.to_mermaid()
     assert "Module[" not in plain.to_mermaid()
-
-
-def test_an_nn_module_that_is_a_part_is_drawn():
-    for model in (torch.nn.Sequential(torch.nn.Module(), torch.nn.Linear(2, 3)), torch.nn.Module()):
-        assert 'class Module["' in bertscope.diagram(model, "class").to_mermaid()
 
 
 def test_the_config_has_the_documents_fields_and_defaults():
@@ -167,11 +156,6 @@ def test_what_other_settings_bring_says_which_and_is_plain_where_the_model_has_i
     }
     decoder = base(is_decoder=True, add_cross_attention=True, position_embedding_type="relative_key_query")
     assert conditions(decoder) == {}
-
-
-def test_the_encoder_holds_as_many_layers_as_it_has():
-    (link,) = [link for link in bertscope.diagram(base()).links if link.part == "BertLayer"]
-    assert (link.owner, link.count) == ("BertEncoder", 12)
 
 
 def test_the_fused_kernel_is_a_class_on_top_of_the_eager_one():
@@ -246,13 +230,6 @@ def test_the_functions_drawn_are_the_operators_that_torch_dispatches(positions, 
     assert modules["torch.nn.Embedding"] == (positions != "absolute")
 
 
-def test_relative_positions_score_the_distances_with_queries_and_with_keys():
-    for positions, takers in (("relative_key", {"query_layer"}), ("relative_key_query", {"query_layer", "key_layer"})):
-        drawn = chains(bertscope.diagram(base(position_embedding_type=positions), "forward", SELF))
-        assert {source for source, target in drawn if target == "torch.einsum"} == takers | {"distance_embedding"}
-        assert ("torch.einsum", "+") in drawn
-
-
 def test_the_keys_of_a_cross_attention_come_from_the_encoder_or_from_the_cache():
     decoder = base(is_decoder=True, add_cross_attention=True)
     path = "encoder.layer.3.crossattention.self"
@@ -284,13 +261,14 @@ def test_both_residuals_of_a_layer_are_drawn():
 
 
 @pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("depth", [None, 1, 2, 9])
+@pytest.mark.parametrize("depth", [None, 9])
 def test_the_shapes_on_the_arrows_are_those_that_come_out_of_the_modules(tiny, name, depth):
     model = build(replace(tiny, num_hidden_layers=1), name).eval()
     report = bertscope.diagram(model, "forward", depth=depth, given=Given(batch=3, seq=5, mask=False))
     found = shapes(model, 3, 5)
     boxes = {node.id: node for node in report.nodes if node.role == "module"}
     assert boxes
+    assert {end for edge in report.edges for end in (edge.source, edge.target)} == {node.id for node in report.nodes}
     for edge in report.edges:
         if edge.source in boxes and not edge.views:
             assert edge.shape in found[boxes[edge.source].path][1]
@@ -442,15 +420,11 @@ def test_the_classes_of_any_module_are_those_of_its_package():
                 ("Block", "last")],
         "Block": [("torch.nn.Linear", "dense"), ("torch.nn.Parameter", "scale")],
     }  # fmt: skip
+    torchs = bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()), "class")
+    assert [box.name for box in torchs.classes] == ["Module", "Sequential", "Linear", "ReLU"]
     parts = {(link.owner, link.attribute, link.count) for link in report.links if link.part == "Block"}
     assert parts == {("Net", "blocks", 3), ("Net", "by_name", 1), ("Net", "last", 1)}
     assert {box.name for box in bertscope.diagram(Net(), around="Block").classes} == {"Module", "Block"}
-
-
-def test_a_module_of_torchs_classes_only_is_drawn_with_them():
-    report = bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()), "class")
-    assert [box.name for box in report.classes] == ["Module", "Sequential", "Linear", "ReLU"]
-    assert [(link.part, link.attribute) for link in report.links] == [("Linear", "0"), ("ReLU", "1")]
 
 
 def test_the_tree_is_drawn_of_a_model_that_is_no_bert_by_default(cli):
@@ -562,13 +536,6 @@ def test_an_option_without_effect_on_a_kind_is_refused(cli, words):
     result = cli("diagram", "bert-tiny", *words)
     assert (result.code, result.out) == (2, "")
     assert next(word for word in words if word in ("--seq", "--cache", "--depth", "--nn-module")) in result.err
-
-
-def test_json_is_complete(cli):
-    data = cli("diagram", "bert-tiny", "-k", "forward", "-f", "json").json
-    assert (data["schema"], data["kind"], data["diagram"], data["seq"]) == (4, "diagram", "forward", 128)
-    assert {edge["source"] for edge in data["edges"]} <= {node["id"] for node in data["nodes"]}
-    assert cli("diagram", "bert-tiny", "-f", "json").json["classes"][0]["address"] == "torch.nn.Module"
 
 
 class Identities(torch.nn.Module):

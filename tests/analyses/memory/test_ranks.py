@@ -16,7 +16,7 @@ import pytest
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import Job, RankLaunch, job_error
-from bertscope.analyses.memory.ranks import launcher, rank
+from bertscope.analyses.memory.ranks import rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.steps import estimate_report
 from bertscope.commands import profile as command_module
@@ -99,9 +99,9 @@ def job(strategy, mesh, **settings):
 
 
 @needs_forks
-@pytest.mark.parametrize(("strategy", "more"), [("fsdp", {"checkpointing": "full"}), ("zero1", {}), ("tp", {}),
-                                                ("ddp", NO_SYNC),
-                                                ("fsdp", NO_SYNC)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "more"), [("fsdp", {"checkpointing": "full", **NO_SYNC}), ("zero1", {}), ("ddp", NO_SYNC)]
+)
 def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strategy, more):
     asked = job(strategy, (2,), **more)
     (variant,) = profile_report([asked], timeout_seconds=LIMIT)[0].variants
@@ -119,8 +119,8 @@ def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strat
     assert sums(variant.traffic) == sums(estimated.traffic)
     assert sorted(number for row in variant.rank_rows for number in row.ranks) == [0, 1]
     assert all(len(row.step_seconds) == 1 for row in variant.rank_rows)
-    # Of 101 rows rank 0 has 51 and rank 1 has 50; ZeRO divides whole tensors; tensor parallelism divides equally.
-    assert len(variant.rank_rows) == (1 if strategy in ("tp", "ddp") else 2)
+    # Of 101 rows rank 0 has 51 and rank 1 has 50; ZeRO divides whole tensors.
+    assert len(variant.rank_rows) == (1 if strategy == "ddp" else 2)
 
 
 @pytest.fixture
@@ -194,10 +194,13 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next_and_no_other_folder(t
     running.close()
 
 
-def test_too_many_open_files_are_named():
+def test_an_error_of_a_job_has_a_kind_and_its_own_words():
     for error in (OSError(errno.EMFILE, "x"), RuntimeError(f"gloo: {os.strerror(errno.EMFILE)}")):
         assert job_error(error, job("fsdp", (2,)))[0] == "files"
     asked = job("fsdp", (2,))
+    assert job_error(RuntimeError("strange"), asked) == ("failed", "RuntimeError: strange")
+    for error in (RuntimeError("CUDA out of memory. Tried"), MemoryError()):
+        assert job_error(error, asked)[0] == "out of memory"
     assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("refused", "own.py:3: it fails")
     text = profile_module._failure(asked, profile_module._Sent(), "files", "has too many open files")
     assert text == (
@@ -261,6 +264,8 @@ def row(number, peak_bytes, seconds=1.0):
 @pytest.fixture
 def watch():
     found = RanksWatch(job("fsdp", (4,)))
+    read = Job.from_json((found.folder / "job.json").read_bytes())
+    assert (read.launch, read.run_config) == (found.job.launch, found.job.run_config)
     yield found
     found.close()
 
@@ -352,9 +357,9 @@ def test_where_ranks_are_not_forked_each_is_a_command_of_its_own(monkeypatch, tm
         seen.append((words, env))
         return SimpleNamespace(pid=os.fork() or os._exit(0))
 
-    monkeypatch.setattr(launcher.subprocess, "Popen", start)
+    monkeypatch.setattr(rank.subprocess, "Popen", start)
     launch = RankLaunch(nproc=2, folder=str(tmp_path))
-    assert launcher.run_ranks(launch, is_forking=False) == {}
+    assert rank.run_ranks(launch, is_forking=False) == {}
     for number, (words, environment) in enumerate(seen):
         assert (words[0], words[-1]) == (sys.executable, str(tmp_path))
         assert "-I" in words
@@ -391,11 +396,5 @@ def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
     asked = job("fsdp", (4,))
     asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(launcher.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
-        launcher.launch_ranks(asked, lambda *message: None)
-
-
-def test_the_job_of_a_rank_is_what_the_parent_wrote(watch):
-    read = Job.from_json((watch.folder / "job.json").read_bytes())
-    assert (read.launch, read.run_config) == (watch.job.launch, watch.job.run_config)
-    assert read.launch.folder == str(watch.folder)
+    with pytest.raises(rank.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
+        rank.launch_ranks(asked, lambda *message: None)

@@ -265,6 +265,11 @@ def test_gradients_on_two_meshes_are_clipped_without_more_memory_at_the_peaks(so
         ),
         ({"strategy": "fsdp", "world_size": 2, "param_dtype": "fp8"}, "param_dtype takes one of fp32, bf16, fp16"),
         ({"strategy": "fsdp", "world_size": 2, "rank": 2}, "rank is from 0 to 1; got 2"),
+        ({"strategy": "fdsp", "mesh": "2"}, "did you mean 'fsdp'"),
+        ({"strategy": "hsdp", "mesh": "8"}, "takes the numbers of ranks of replicate x shard, such as 2x4; got 8"),
+        ({"strategy": "fsdp", "mesh": "0"}, "got '0'"),
+        ({"mesh": "2"}, "2 ranks need strategy; choose one of ddp"),
+        ({"strategy": "fsdp", "mesh": str(2**21)}, "at most 1,048,576 ranks"),
     ],
 )
 def test_ranks_that_cannot_be_say_why(given, words):
@@ -276,6 +281,7 @@ def test_ranks_that_cannot_be_say_why(given, words):
 def test_a_mesh_gives_the_number_of_ranks_and_of_batches():
     found = Parallelism(strategy="tp+fsdp", mesh="2x4")
     assert (found.world_size, found.batches, found.mesh) == (8, 2, "2x4")
+    assert (Parallelism().strategy, Parallelism().world_size) == ("none", 1)
 
 
 class Stacked(torch.nn.Module):

@@ -1,16 +1,18 @@
-"""A rank of a real job: it builds its part of the model, runs steps with the others, and writes messages to a file.
+"""Real ranks: their launcher, a child of `profile` that estimates the step and starts them, and one of them.
 
-The file is `RANK.messages` in the folder of the job, and what the rank prints is in `RANK.printed`.
+A rank builds its part of the model, runs steps with the others, and writes messages to the file `RANK.messages` in the
+folder of the job. torch's elastic agent is not used: it listens to every network, and unpickles what it is sent.
 """
 
 import faulthandler
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -22,21 +24,38 @@ from bertscope.analyses.memory.profile_job import (
     Job,
     RankLaunch,
     Say,
+    estimate_job,
     high_water,
     job_error,
+    load_what_jobs_need,
     machine_name,
+    printed_file,
     set_memory_limit,
     set_up_process,
+    stages,
 )
+from bertscope.analyses.memory.profiler_run import measured_device_terms, real_step, step_seconds
+from bertscope.analyses.memory.snapshot import snapshot
 from bertscope.analyses.memory.step import ModelStep, Phase
+from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.memory.trace import MemoryTrace
-from bertscope.analyses.parallel.collectives import NAMESPACES, kind_of
+from bertscope.analyses.modules.module_tree import row_paths
+from bertscope.analyses.parallel.collectives import NAMESPACES, kind_of, traffic
+from bertscope.analyses.parallel.strategies import layers_of, make_meshes, parallelize
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers
 from bertscope.analyses.tracing.record import Device, Recorder
-from bertscope.reports.memory import ALL_REDUCE, RankRow
+from bertscope.errors import SelectionError, name_of
+from bertscope.processes.child import can_fork, child_command, run_and_end
+from bertscope.reports.memory import ALL_REDUCE, BACKWARD, RankRow, Timing
 from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.torch_access import in_backward, operator_name, storage_key, torch, tree_leaves
 
+RANK_ENTRY = "bertscope.analyses.memory.ranks.rank:run_command"
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_LOOK_SECONDS = 0.05  # between two looks of the launcher at the ranks
+# A rank that fails waits before it ends, so that the others, which wait for it, do not fail too.
+_LAST_SECONDS = 20.0
+_MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that hangs
 _PAUSE_SECONDS = 0.05  # for the threads of gloo to free what they hold of the last collective
 _STEPS = 2  # such a thread may be late all the same: of several steps the one with the lowest peaks counts
 
@@ -112,18 +131,6 @@ class _LiveRunMode(RunMode):
         return None if tensor.device.type == self.step.device else 0
 
 
-RANK_ENTRY = "bertscope.analyses.memory.ranks.rank:run_command"
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-# A rank that fails waits before it ends, so that the others, which wait for it, do not fail too.
-_LAST_SECONDS = 20.0
-_MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that hangs
-
-
-def printed_file(folder: str, rank: int) -> Path:
-    """Return the file with what a rank prints."""
-    return Path(folder) / f"{rank}.printed"
-
-
 def run_command() -> None:
     """Run a rank; the argument is the folder of the job."""
     run_rank(sys.argv[1])
@@ -151,8 +158,6 @@ def run_rank(folder: str) -> None:
 
 
 def _run(job: Job, launch: RankLaunch, send: Say) -> None:
-    from bertscope.torch_access import torch
-
     dist, device = torch.distributed, job.run_config.device
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -161,33 +166,29 @@ def _run(job: Job, launch: RankLaunch, send: Say) -> None:
     send("stage", "joining the others")
     # The ranks meet at a file in the folder of the job, which other users cannot read.
     dist.init_process_group(
-        BACKENDS[device], init_method=f"file://{launch.folder}/store", rank=int(os.environ["RANK"]),
+        _BACKENDS[device], init_method=f"file://{launch.folder}/store", rank=int(os.environ["RANK"]),
         world_size=launch.nproc, timeout=timedelta(seconds=launch.timeout_seconds + _MORE_SECONDS),
     )  # fmt: skip
     set_memory_limit(job, send)
     send("stage", "building the model")
-    step = _built(job)
+    parallelism, path = job.run_config.parallelism, job.source.layer_path
+    meshes = make_meshes(parallelism, device)
+    step = real_step(job.source, job.run_config, device,
+                     lambda model: parallelize(model, layers_of(model, path), parallelism, meshes))  # fmt: skip
     with job.source.confined():
-        if job.run_config.parallelism.row.has_buckets:
+        if parallelism.row.has_buckets:
             _put_in_ddp(step)
         row = _measured(step, job, send)
         send("row", row)
-        seconds = [_timed(step, number, job, send) for number in range(3 if job.steps is None else job.steps)]
-    row = replace(row, step_seconds=tuple(seconds))
-    send("row", row)
+        seconds = []
+        for number in range(3 if job.steps is None else job.steps):
+            send("stage", f"timing step {number + 1} of {job.steps}")
+            dist.barrier()  # all ranks begin together
+            seconds.append(step_seconds(step))
+    send("row", replace(row, step_seconds=tuple(seconds)))
     send("stage", "waiting for the others to end")
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _built(job: Job) -> Any:
-    from bertscope.analyses.memory.profiler_run import real_step
-    from bertscope.analyses.parallel.strategies import layers_of, make_meshes, parallelize
-
-    parallelism, path = job.run_config.parallelism, job.source.layer_path
-    meshes = make_meshes(parallelism, job.run_config.device)
-    return real_step(job.source, job.run_config, job.run_config.device,
-                     lambda model: parallelize(model, layers_of(model, path), parallelism, meshes))  # fmt: skip
 
 
 def _put_in_ddp(step: Any) -> None:
@@ -217,15 +218,8 @@ def _put_in_ddp(step: Any) -> None:
 
 
 def _measured(step: Any, job: Job, send: Say) -> RankRow:
-    from bertscope.analyses.memory.profiler_run import measured_device_terms
-    from bertscope.analyses.memory.snapshot import snapshot
-    from bertscope.analyses.memory.summary import memory
-    from bertscope.analyses.modules.module_tree import row_paths
-    from bertscope.analyses.parallel.collectives import traffic
-    from bertscope.reports.memory import BACKWARD
-
-    step.run_first_steps(_stages(send, "the first steps"))
-    trace = live_run(step, _stages(send, "the measured step"))
+    step.run_first_steps(stages(send, "the first steps"))
+    trace = live_run(step, stages(send, "the measured step"))
     send("stage", "measuring the process")
     terms = measured_device_terms(step) if step.device == "cuda" else None
     process = high_water(step.run) if terms is None else None
@@ -251,20 +245,121 @@ def _measured(step: Any, job: Job, send: Say) -> RankRow:
     )
 
 
-def _stages(send: Say, step_name: str) -> Callable[[str], Any]:
-    @contextmanager
-    def stage(name: str) -> Iterator[None]:
-        send("stage", f"in the {name} phase of {step_name}")
-        yield
-
-    return stage
+# ---- the launcher ----
 
 
-def _timed(step: Any, number: int, job: Job, send: Say) -> float:
-    """Return the seconds of a step that all ranks begin together."""
-    from bertscope.analyses.memory.profiler_run import step_seconds
-    from bertscope.torch_access import torch
+def launch_ranks(job: Job, send: Say) -> None:
+    """Send the estimate, start the ranks of this machine, and send the exit codes of those that failed, {} if none."""
+    launch = job.launch
+    assert launch is not None  # noqa: S101 the caller has looked
+    if not torch.distributed.is_available():
+        raise SelectionError("this build of torch has no torch.distributed; install one that has")
+    device = job.run_config.device
+    if device == "cuda" and torch.cuda.device_count() < launch.nproc:
+        raise SelectionError(
+            f"torch finds {torch.cuda.device_count()} CUDA devices here, and each of {launch.nproc} ranks needs one; "
+            f"use {name_of('device')} cpu, or a smaller {name_of('nproc')}"
+        )
+    is_forking = device == "cpu" and can_fork()
+    if is_forking:
+        load_for_ranks()
+        if not _estimate_in_fork(job, send):
+            return
+    else:
+        _estimate(job, send)
+    send("stage", "starting the ranks")
+    send("ended", run_ranks(launch, is_forking=is_forking))
 
-    send("stage", f"timing step {number + 1} of {job.steps}")
-    torch.distributed.barrier()
-    return step_seconds(step)
+
+def load_for_ranks() -> None:
+    """Import what every rank needs, without running anything that starts a thread: forks then need not import it."""
+    load_what_jobs_need()
+    from torch.distributed import fsdp, optim  # noqa: F401
+    from torch.distributed.tensor import parallel  # noqa: F401
+
+
+def _estimate_in_fork(job: Job, send: Say) -> bool:
+    """Estimate in a fork: the ranks are forked from this process too, which must have run no operator.
+
+    Return False if there is a reason not to run the ranks, which was sent.
+    """
+
+    def estimate() -> None:
+        try:
+            _estimate(job, send)
+        except Exception as error:
+            send(*job_error(error, job))
+            sys.exit(1)
+
+    pid = os.fork()
+    if not pid:
+        run_and_end(estimate)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _estimate(job: Job, send: Say) -> None:
+    flops = estimate_job(job, send)
+    parallelism = job.run_config.parallelism
+    send("timing", Timing(warmup_seconds=0.0, flops=flops * parallelism.batches))
+
+
+def run_ranks(launch: RankLaunch, *, is_forking: bool) -> dict[str, int]:
+    """Run the ranks of this machine until all have ended or one has failed; return the exit codes of those that failed.
+
+    No port is opened for that, and the processes exchange no objects: a rank writes its messages to a file.
+    """
+    started: dict[int, int] = {}  # process id -> rank
+    failed: dict[str, int] = {}
+    start = _forked if is_forking else _spawned
+    try:
+        for rank in range(launch.nproc):
+            started[start(launch, rank)] = rank
+        while started and not failed:
+            for pid, rank in list(started.items()):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    del started[pid]
+                    if code := os.waitstatus_to_exitcode(status):
+                        failed[str(rank)] = code
+            time.sleep(_LOOK_SECONDS)
+    finally:
+        for pid in started:
+            os.kill(pid, signal.SIGKILL)
+        for pid in started:
+            os.waitpid(pid, 0)
+    return failed
+
+
+def _environment(launch: RankLaunch, rank: int) -> dict[str, str]:
+    """Return the variables of a rank, as torchrun sets them; gloo and NCCL listen to loopback only."""
+    found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": launch.nproc}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    # NCCL's RAS subsystem (from 2.24 on) would open a port too.
+    return (
+        {name: str(value) for name, value in found.items()} | dict.fromkeys(names, loopback) | {"NCCL_RAS_ENABLE": "0"}
+    )
+
+
+def _forked(launch: RankLaunch, rank: int) -> int:
+    def run() -> None:
+        with open(printed_file(launch.folder, rank), "wb", 0) as printed, open(os.devnull, "rb") as nothing:
+            for number, file in enumerate((nothing, printed, printed)):
+                os.dup2(file.fileno(), number)
+        os.environ |= _environment(launch, rank)
+        run_rank(launch.folder)
+
+    pid = os.fork()
+    if not pid:
+        run_and_end(run)
+    return pid
+
+
+def _spawned(launch: RankLaunch, rank: int) -> int:
+    environment = os.environ | _environment(launch, rank)
+    with open(printed_file(launch.folder, rank), "wb", 0) as printed:
+        process = subprocess.Popen(  # noqa: S603 words of this program
+            [*child_command(RANK_ENTRY), launch.folder], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+            env=environment,
+        )  # fmt: skip
+    return process.pid

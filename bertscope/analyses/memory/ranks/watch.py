@@ -1,6 +1,5 @@
 """The parent's view of real ranks: their messages, their last words, and the place where one hangs."""
 
-import json
 import os
 import re
 import signal
@@ -12,12 +11,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from bertscope.analyses.memory.profile_job import MESSAGES, Job
-from bertscope.analyses.memory.ranks.rank import printed_file
+from bertscope.analyses.memory.profile_job import Job, printed_file, read_message
 from bertscope.errors import SourceError, one_line
 from bertscope.processes.folders import OwnFolder
 from bertscope.processes.worker import end_text
-from bertscope.reports.json import typed
 from bertscope.reports.memory import RankRow
 
 _SHARED = ("taken", "machine", "process", "measured", "traffic", "snapshot")  # messages that concern the whole report
@@ -72,8 +69,7 @@ class RanksWatch:
 
     def _message(self, rank: _Rank, line: bytes) -> Iterator[tuple[str, Any]]:
         try:
-            kind, content = json.loads(line)
-            content = typed(MESSAGES[kind], content, kind)
+            kind, content = read_message(line)
         except (ValueError, KeyError, TypeError, RecursionError, SourceError):
             kind, content = "garbled", "wrote no message"
         if kind == "pid":
