@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
-from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch, statistics_bytes
 from bertscope.analyses.memory.kernels.overhead import resident_threads
 from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.analyses.memory.step import ModelStep, dtype_name
@@ -436,14 +436,8 @@ class RunMode(DispatchMode):
                 made.stream = self.operator if is_own else ""
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
-        """Return the bytes of a result that torch's shape function gets wrong; None for any other.
-
-        LayerNorm's statistics are fp32 on CUDA, and on the CPU for fp32 weights.
-        """
-        if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize == 4 or not number:
-            return None
-        is_wide = self.on_device or (args[2] is not None and args[2].itemsize == 4)
-        return 4 * tensor.numel() if is_wide else None
+        """Return the bytes of a result that torch's shape function gets wrong; None for any other."""
+        return statistics_bytes(operator, args, number, tensor, on_cuda=self.on_device)
 
     def _add(self, tensor: torch.Tensor, size_bytes: int | None = None, path: str | None = None) -> None:
         """Record a result whose storage is new; `path` is its parameter, by default that of the running operator."""

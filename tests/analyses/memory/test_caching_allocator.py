@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bertscope import load
 from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, kernel_for
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes, overhead, workspace_bytes
 from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.memory.summary import device_terms
@@ -272,13 +272,6 @@ def test_the_figures_of_an_independent_program_come_out(name, settings, phase, g
     peaks = {found.phase: found.peak_bytes / GIB for found in found.phases}
     assert peaks[phase] == pytest.approx(gib, rel=1e-4 if name == BASE else 0.01)
     assert found.device.reserved_bytes >= found.device.allocated_bytes > found.peak.peak_bytes
-
-
-def test_the_kernel_of_fused_attention_follows_dtype_and_mask():
-    assert kernel_for(torch.bfloat16, False) == "flash"
-    assert kernel_for(torch.bfloat16, True) == "efficient"
-    assert kernel_for(torch.float32, False) == "efficient"
-    assert kernel_for(torch.float32, False, "math") == "math"
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "math"])

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bertscope
-from bertscope.analyses.memory.kernels import cpu_products
+from bertscope.analyses.memory.kernels import cpu_scratch as cpu
 from bertscope.analyses.memory.kernels import cuda_kernels as cuda
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
 from bertscope.analyses.memory.kernels.cuda_kernels import _flash_attn_scratch, kernel_for
@@ -171,7 +171,7 @@ def test_a_product_of_64_has_the_scratchpad_that_a_hand_computes(threads):
 
 
 def test_a_product_of_16_bits_has_no_scratchpad_without_kernels_of_bf16(monkeypatch):
-    monkeypatch.setattr(cpu_products, "has_bf16_products", lambda: False)
+    monkeypatch.setattr(cpu, "has_bf16_products", lambda: False)
     operands = matrices(64, 64, "rows"), matrices(64, 64, "columns")
     assert cpu_scratch_bytes(torch.ops.aten.mm.default, operands) == 0
 
@@ -303,10 +303,14 @@ def test_each_form_of_cross_entropy_keeps_what_cudas_autocast_keeps(form, lower)
     [(BF16, False, {"head_size": 256}, "flash"), (BF16, False, {"head_size": 264}, "efficient"),
      (BF16, True, {"head_size": 12}, "math"), (FP32, False, {"head_size": 12}, "efficient"),
      (FP32, False, {"head_size": 6}, "math"), (FP16, False, {"is_plain": False}, "flash"),
-     (FP16, True, {"is_plain": False}, "math"), (torch.float64, False, {}, "math")],
+     (FP16, True, {"is_plain": False}, "math"), (torch.float64, False, {}, "math"), (BF16, False, {}, "flash"),
+     (BF16, True, {}, "efficient"), (FP32, False, {}, "efficient"), (FP32, False, {"asked": "math"}, "math")],
 )  # fmt: skip
-def test_the_kernel_follows_the_width_of_a_head_too(dtype, has_mask, more, kernel):
-    assert kernel_for(dtype, has_mask, **more) == kernel
+def test_the_kernel_follows_dtype_mask_and_heads(dtype, has_mask, more, kernel):
+    width, keys = more.get("head_size", 64), 4 if more.get("is_plain", True) else 2
+    query, key = (torch.empty(1, heads, 8, width, dtype=dtype, device="meta") for heads in (4, keys))
+    mask = torch.empty(8, 8, device="meta") if has_mask else None
+    assert kernel_for(query, key, key, mask, more.get("asked", "auto")) == kernel
 
 
 @pytest.mark.parametrize(

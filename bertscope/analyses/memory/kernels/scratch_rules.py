@@ -30,6 +30,7 @@ _SUM_THREADS, _WARP = 512, 32  # of a block that adds, for outputs of one number
 _LEAST_SUMMED, _MOST_SUMMED = 16, 256  # values of a thread
 _STRIDED_DEPTH, _STRIDED_ROWS = 4096, 1024  # from which on a matrix with rows of a power of two is copied, too
 
+MATRICES = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # product -> places of its operands
 EMBEDDING, LAYER_NORM, PRODUCT = "scratch of embedding", "scratch of layer_norm", "scratch of product"
 SUM = "scratch of sum"
 FLASH = "scratch of flash attention 3"
