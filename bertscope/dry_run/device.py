@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock
-from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch, statistics_bytes
 from bertscope.analyses.memory.kernels.overhead import LT_WORKSPACE_BYTES, MANY_THREADS, blas_bytes
+from bertscope.analyses.memory.kernels.scratch_rules import MATRICES
 from bertscope.analyses.tracing.fake_tensors import OperatorResults, all_valid
 from bertscope.analyses.tracing.record import Device
 from bertscope.gpus import Gpu, capability, card_threads
@@ -31,7 +32,6 @@ from bertscope.units import bytes_text
 
 _MOST_INTEGERS, _MOST_NUMBERS = 2**22, 64  # elements of a tensor whose value is kept
 _FILLED = 65_536  # elements: initial values from here on are left out, which nobody reads
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _COMPARED = ("lt", "le", "gt", "ge")
 _CARD, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _aten = torch.ops.aten
@@ -277,7 +277,7 @@ class FakeCard(Device):
     def laid_down(self, operator: Any) -> list[tuple[str, int]]:
         """Return the workspaces of cuBLAS, one for each thread, and of cuBLASLt, one in all."""
         name = operator_name(operator)
-        if name not in _PRODUCTS:
+        if name not in MATRICES:
             return []
         found = []
         libraries = {"cuBLAS": (threading.get_ident(), blas_bytes(None if self.gpu is None else capability(self.gpu)))}
@@ -298,8 +298,7 @@ class FakeCard(Device):
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
         """Return the bytes of LayerNorm's statistics: on CUDA fp32."""
-        is_norm = operator is _aten.native_layer_norm.default and number and args[0].itemsize < 4
-        return 4 * tensor.numel() if is_norm else None
+        return statistics_bytes(operator, args, number, tensor, on_cuda=True)
 
 
 _VALUE, _ONE, _GUESSED = "_bertscope_value", "_bertscope_one", "_bertscope_guessed"

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
+from bertscope.analyses.memory.kernels.scratch_rules import MATRICES
 from bertscope.analyses.memory.trace import Layout, MemoryTrace, Where
 from bertscope.frozen import dataclass
 from bertscope.reports.memory import BACKWARD, OPTIMIZER
@@ -327,7 +328,7 @@ def _take_steps(
 
 # ---- the requests of a step ----
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
 Workspaces = Sequence[tuple[str, int]]  # phase and bytes
 
 
@@ -371,7 +372,7 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
     first = [*(laying if gradients else ()), *(n for n in micro_batch if ~n not in previous), *made, *update]
     numbered = list(enumerate(workspaces, len(held) + len(trace.changes)))
     for number, phase in reversed(numbered):  # so that those of one phase follow its product in their order
-        products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in PRODUCTS)
+        products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in MATRICES)
         product = next(products, None)
         first.insert(0 if product is None else first.index(product) + 1, number)
     streams = [made_by[number].stream if number in made_by else ""

@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
-from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch, statistics_bytes
 from bertscope.analyses.memory.kernels.overhead import resident_threads
 from bertscope.analyses.memory.kernels.scratch_rules import Scratch
 from bertscope.analyses.memory.step import ModelStep, dtype_name
@@ -31,19 +31,17 @@ from bertscope.analyses.memory.trace import (
 from bertscope.analyses.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.analyses.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
 from bertscope.analyses.tracing.operator_costs import tensors
-from bertscope.analyses.tracing.record import owned_by_autograd
+from bertscope.analyses.tracing.record import Recorder, owned_by_autograd
 from bertscope.analyses.tracing.trace import ModuleTracker
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.torch_access import (
     DispatchMode,
-    autograd_node,
     fake_device,
     operator_name,
     storage_key,
     torch,
     tree_leaves,
-    use_counts,
 )
 from bertscope.torch_access.compiled import compiled_paths
 from bertscope.torch_access.distributed import (
@@ -338,9 +336,8 @@ class RunMode(DispatchMode):
         """Run the operator, and record its allocations and frees."""
         self.operator = operator_name(operator)
         if self.name == OPTIMIZER:  # it updates one parameter after the other; their state says which
-            first = args[0] if args else None
-            self.owner = self.owners.get(storage_key(first), self.owner) if isinstance(first, torch.Tensor) else ""
-        reused = storage_key(args[0]) if self._adds_in_place(operator, args) else None
+            self.owner = self._owner(args[0], self.owner) if args and isinstance(args[0], torch.Tensor) else ""
+        reused = storage_key(args[0]) if self._sums_in_place(operator, args) else None
         out = self.result(operator, args, kwargs)
         if operator.namespace in NAMESPACES and (kind := kind_of(self.operator)):
             self.note_collective(kind, args, (args, kwargs, out))
@@ -348,14 +345,14 @@ class RunMode(DispatchMode):
             self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
         results = tensors(out)
         if (self.name == OPTIMIZER and self.operator == STACK) or (self.operator == CAT and not self._place().path):
-            owners = [self.owners.get(storage_key(tensor), "") for tensor in args[0]]
+            owners = list(map(self._owner, args[0]))
             if any(owners):  # a loss may join tensors that are no parameter's
                 self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
         numbered = list(enumerate(results))
         if self.on_device and self.operator == "native_dropout":
             numbered.reverse()  # CUDA's kernel allocates the mask first
         for number, tensor in numbered:
-            owner = self._owner(args, number, len(results)) if self.name == OPTIMIZER else None
+            owner = self._owner_of(args, number, len(results)) if self.name == OPTIMIZER else None
             self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)
             if owner:
                 self.owners.setdefault(self._watch(tensor), owner)
@@ -367,27 +364,17 @@ class RunMode(DispatchMode):
             self.recorder.free(0, place)
         return out
 
-    def _owner(self, args: Any, number: int, results: int) -> str:
-        """Return the parameter of a result of an operator of the optimizer step.
+    # A sum of gradients that autograd owns, and the parameter of a result in the optimizer step.
+    _sums_in_place: Any = Recorder._sums_in_place
+    _owner_of: Any = Recorder._owner_of
 
-        Of several it is that of the tensor at the same place of a list in `args`, which is one of the parameter's own
-        or computed from them; of one that of the running operator.
-        """
-        lists = [given for given in args if isinstance(given, (list, tuple)) and len(given) == results]
-        given = (one[number] for one in lists if isinstance(one[number], torch.Tensor))
-        return next(filter(None, (self.owners.get(storage_key(tensor)) for tensor in given)), self.owner)
+    def _owner(self, tensor: torch.Tensor, otherwise: str = "") -> str:
+        return self.owners.get(storage_key(tensor), otherwise)
 
     def _place(self) -> Place:
         """Return the place of the running operator; in the optimizer step its path is that of the parameter."""
         path = self.owner if self.name == OPTIMIZER else self.tracker.current()[0]
         return Place(self.name, path, self.operator, self.tracker.recomputation)
-
-    def _adds_in_place(self, operator: Any, args: Any) -> bool:
-        """Return True if autograd, without a mode, adds in place into the first argument."""
-        if operator is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or autograd_node() is None:
-            return False
-        is_owned = self.own_counts is not None and use_counts(args[0]) == self.own_counts
-        return is_owned and bool(torch.ops.aten.is_non_overlapping_and_dense(args[0]))
 
     def _watch(self, tensor: torch.Tensor) -> int:
         """Return the key of a new storage, whose free will be recorded."""
@@ -436,14 +423,8 @@ class RunMode(DispatchMode):
                 made.stream = self.operator if is_own else ""
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
-        """Return the bytes of a result that torch's shape function gets wrong; None for any other.
-
-        LayerNorm's statistics are fp32 on CUDA, and on the CPU for fp32 weights.
-        """
-        if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize == 4 or not number:
-            return None
-        is_wide = self.on_device or (args[2] is not None and args[2].itemsize == 4)
-        return 4 * tensor.numel() if is_wide else None
+        """Return the bytes of a result that torch's shape function gets wrong; None for any other."""
+        return statistics_bytes(operator, args, number, tensor, on_cuda=self.on_device)
 
     def _add(self, tensor: torch.Tensor, size_bytes: int | None = None, path: str | None = None) -> None:
         """Record a result whose storage is new; `path` is its parameter, by default that of the running operator."""

@@ -312,8 +312,6 @@ def _described(
 
 _KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements
 _COUNTED = "_bertscope_counted"  # of the sum of a bool tensor: its number of elements, and True if all are true
-_BY_VALUES = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default, torch.ops.aten.index.Tensor,
-              torch.ops.aten.unique_consecutive.default}  # fmt: skip
 
 
 def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
@@ -322,26 +320,23 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ..
     A loss over the valid labels of a batch selects them so; that all are valid is an upper bound, as a warning says.
     The classifiers of BART ask if all sequences have the same number of end tokens, a sum of true elements: they have.
     """
-    if operator not in _BY_VALUES:
-        return None
-    first = args[0]
-    if operator is torch.ops.aten.unique_consecutive.default:
+    aten = torch.ops.aten
+    first: Any = args[0] if args else None
+    if operator is aten.unique_consecutive.default:
         is_asked = len(args) == 1 and hasattr(first, _COUNTED)
         return (first.new_empty(1), first.new_empty(0), first.new_empty(0)) if is_asked else None
-    if operator is torch.ops.aten.index.Tensor:
-        masks = [place is not None and place.dtype == torch.bool for place in args[1]]
-        if not any(masks):
-            return None
-        places = [
-            number
-            for place, is_mask in zip(args[1], masks, strict=True)
-            for number in ([place.new_empty(place.numel(), dtype=torch.int64)] * place.dim() if is_mask else [place])
-        ]
+    if operator is aten.index.Tensor and any(place is not None and place.dtype == torch.bool for place in args[1]):
+        places: list[Any] = []
+        for place in args[1]:
+            is_mask = place is not None and place.dtype == torch.bool
+            places += [place.new_empty(place.numel(), dtype=torch.int64)] * place.dim() if is_mask else [place]
         found: torch.Tensor = operator(first, places)
-    elif operator is torch.ops.aten.nonzero.default:
+    elif operator is aten.nonzero.default:
         found = first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
-    else:
+    elif operator is aten.masked_select.default:
         found = first.new_empty(torch.broadcast_shapes(first.shape, args[1].shape).numel())
+    else:
+        return None
     text = (
         f"{operator_name(operator)}: the values of labels and ids are not known, so all are taken "
         "as valid, the upper bound"

@@ -134,9 +134,7 @@ def columns_of(count, rows=BATCH):
 
 
 CASES = [
-    (ENCODER, {"loss": "mnrl"}, mnrl, (2,)),
     (ENCODER, {"loss": "mnrl", "hard_negatives": 2}, mnrl, (4,)),
-    (ENCODER, {"loss": "cached-mnrl:2"}, cached(2), (2,)),
     (ENCODER, {"loss": "cached-mnrl:4", "hard_negatives": 1}, cached(4), (3,)),  # the last mini-batch is smaller
     (ENCODER, {"loss": "cosent"}, cosent, (2,)),
     (ENCODER, {"loss": "triplet"}, triplet, (3,)),
@@ -161,7 +159,7 @@ def test_the_estimate_is_the_peak_of_a_plain_loop(source, settings, step, shape)
     assert estimated_trace(source, run_of(settings)).peak_bytes == pytest.approx(measured, rel=0.001)
 
 
-@pytest.mark.parametrize("loss", ["mnrl", "cached-mnrl:2", "cosent", "triplet"])
+@pytest.mark.parametrize("loss", ["cached-mnrl:2", "triplet"])
 def test_under_autocast_each_forward_pass_casts_the_weights_as_in_accelerate(loss):
     AcceleratorState._reset_state(True)
     plain = run_of({"loss": loss})
@@ -238,8 +236,6 @@ def test_a_function_of_model_and_batch_is_a_loss():
         ({"loss": "cached-mnrl:0"}, "the form is cached-mnrl:SIZE"),
         ({"loss": "distil"}, "the form is distil:TEACHER"),
         ({"loss": "mnrl", "pairs": 1}, "give pairs 2 or more"),
-        ({"loss": "cosent", "pairs": 2}, "pairs has no effect with loss cosent"),
-        ({"hard_negatives": 2}, "hard_negatives has no effect with loss model"),
         ({"loss": "reranker"}, "BertModel does not"),
         ({"loss": "cached-mnrl", "strategy": "ddp", "world_size": 2}, "in one process only"),
     ],

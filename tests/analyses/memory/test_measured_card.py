@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bertscope.analyses.memory.caching_allocator import Allocator
-from bertscope.analyses.memory.kernels.cuda_kernels import _chosen, cuda_semantics
+from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics, kernel_for
 from bertscope.analyses.memory.kernels.scratch_rules import SUM, Scratch
 from bertscope.analyses.memory.profiler_run import _EventReader
 from bertscope.gpus import card_threads, find_gpu
@@ -123,7 +123,7 @@ def test_a_bias_whose_numbers_do_not_lie_side_by_side_takes_the_kernel_that_torc
 def test_cudnn_attention_is_not_chosen_for_a_mask_that_is_trained():
     """As measured for Swin, whose bias of positions is a parameter."""
     query, mask = torch.randn(1, 4, 16, 8).bfloat16(), torch.randn(1, 4, 16, 16).bfloat16()
-    chosen = [_chosen(query, query, query, each, "cudnn") for each in (None, mask, mask.clone().requires_grad_())]
+    chosen = [kernel_for(query, query, query, each, "cudnn") for each in (None, mask, mask.clone().requires_grad_())]
     assert chosen == ["cudnn", "cudnn", "efficient"]
 
 

@@ -3,9 +3,14 @@
 from math import prod
 from typing import Any
 
-from bertscope.analyses.memory.kernels.cpu_products import MATRICES, product_scratch, scratchpad_bytes
-from bertscope.analyses.memory.kernels.scratch_rules import Scratch
-from bertscope.torch_access import operator_name, torch
+from bertscope.analyses.memory.kernels.scratch_rules import (
+    LEAST_OF_BLAS,
+    MATRICES,
+    PRODUCT,
+    Scratch,
+    onednn_scratchpad_bytes,
+)
+from bertscope.torch_access import has_bf16_products, operator_name, torch
 
 # Kernel -> number of its first operands that it calls contiguous() on.
 _WANT_ORDER = {
@@ -30,7 +35,7 @@ def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
     if name in _ELEMENTWISE:
         return _promoted_bytes(args)
     if name in MATRICES:
-        return product_scratch(*(args[place] for place in MATRICES[name]))
+        return _product_scratch(*(args[place] for place in MATRICES[name]))
     if operator in (aten.mean.dim, aten.mean.default):
         # The CPU computes a mean of 16-bit values from a copy in fp32.
         return 4 * args[0].numel() if args[0].dtype in (torch.bfloat16, torch.float16) else 0
@@ -104,12 +109,12 @@ def _attention_backward_bytes(gradient: torch.Tensor, query: torch.Tensor, key: 
     (queries, keys), width = _attention_block(query, key), query.shape[-1]
     scores = 2 * queries * keys * (_FP32_BYTES + (query.itemsize if query.itemsize < _FP32_BYTES else 0))
     copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.numel() * gradient.itemsize
-    product = max(
-        scratchpad_bytes(query.dtype, keys, width, queries, is_transposed=True),
-        scratchpad_bytes(query.dtype, queries, width, keys),
-    )
+    threads, product = torch.get_num_threads(), 0
+    if query.dtype is torch.bfloat16 and has_bf16_products():
+        sizes = (keys, width, queries, 1), (queries, width, keys, 0)  # the first product has a transposed left matrix
+        product = max(onednn_scratchpad_bytes(1, *size, threads) for size in sizes)
     sums = queries * _FP32_BYTES + (product + _FP32_BYTES if product else 0)
-    return torch.get_num_threads() * scores + sums + copied
+    return threads * scores + sums + copied
 
 
 def _attention_block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
@@ -124,3 +129,41 @@ def contiguous_bytes(operator: Any, args: Any) -> int:
     taken = _WANT_ORDER.get(operator_name(operator), 0)
     given = [arg for arg in args[:taken] if isinstance(arg, torch.Tensor)]
     return sum(tensor.numel() * tensor.itemsize for tensor in given if not tensor.is_contiguous())
+
+
+# ---- products of bf16 matrices ----
+
+
+def _product_scratch(left: torch.Tensor, right: torch.Tensor) -> int | Scratch:
+    """Return the temporary bytes of a product of two matrices, or of two batches of matrices.
+
+    oneDNN computes it, with a scratchpad (scratch_rules.py). The bytes are exact for CPUs with AVX-512 for bf16 and
+    without AMX. On other CPUs, and in fp16, only the copies that torch makes are counted. Source of which products
+    oneDNN computes: aten/src/ATen/native/mkldnn/Matmul.cpp and LinearAlgebra.cpp in torch 2.13.
+    """
+    batch, rows, depth, columns = prod(left.shape[:-2]), *left.shape[-2:], right.shape[-1]
+    is_batched = left.dim() == 3
+
+    def is_read(part: torch.Tensor) -> bool:
+        is_dense = part.is_contiguous() or part.transpose(-2, -1).is_contiguous()
+        return is_dense if is_batched else is_read_by_blas(part)
+
+    is_transposed = is_read(left) and left.stride(-1) != 1 and not (is_batched and depth == 1)
+    if columns == 1 and not is_batched:  # torch computes the transposed result
+        rows, columns = 1, rows
+    plain = sum(prod(part.shape[-2:]) * part.itemsize for part in (left, right) if not is_read_by_blas(part))
+    if not (left.dtype is torch.bfloat16 and has_bf16_products()):
+        return 0 if is_batched and rows * depth * columns < LEAST_OF_BLAS else plain
+    copied = sum(part.numel() * part.itemsize for part in (left, right) if not is_read(part))
+    sizes = batch, rows, columns, depth, int(is_transposed), torch.get_num_threads()
+    return Scratch(PRODUCT, (*sizes, copied, plain, int(is_batched)))
+
+
+def is_read_by_blas(given: torch.Tensor) -> bool:
+    """Return False for a matrix whose rows or columns BLAS cannot read, such as the expanded gradient of a sum.
+
+    It is copied: on a CPU one matrix of a batch after the other, on CUDA the whole batch. Sources: addmm_impl_cpu_ and
+    bmm_out_or_baddbmm_ of LinearAlgebra.cpp; prepare_matrix_for_cublas of cuda/Blas.cpp.
+    """
+    (rows, columns), (row, column) = given.shape[-2:], given.stride()[-2:]
+    return (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))

@@ -8,19 +8,17 @@ recomputes a checkpointed layer. CUDA's autocast lists are registered under the 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import prod, sqrt
 from typing import Any
 
-from bertscope.analyses.memory.kernels.cpu_products import MATRICES, is_read_by_blas
-from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes
-from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING, FLASH, LAYER_NORM, SUM, Scratch
+from bertscope.analyses.memory.kernels.cpu_scratch import contiguous_bytes, is_read_by_blas
+from bertscope.analyses.memory.kernels.scratch_rules import EMBEDDING, FLASH, LAYER_NORM, MATRICES, SUM, Scratch
 from bertscope.errors import SelectionError, name_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import close_library, has_kernel, operator_name, torch
 
 _HALF = (torch.bfloat16, torch.float16)
-# The memory-efficient backward sums gradients of queries in blocks of 64 x 64 numbers, each with a lock:
-# GradQTempStorage and workspace_size in kernel_backward.h.
 _BLOCK, _LOCK_BYTES = 64, 16
 _MOST_FLASH_WIDTH, _MOST_CUDNN_WIDTH = 256, 128  # of a head
 _CUDNN_BYTES = 256  # of each call of its attention, as measured
@@ -29,24 +27,35 @@ _ALIGNMENT = 8  # of a flash kernel's head size, and of an efficient kernel's ma
 
 
 def kernel_for(
-    dtype: torch.dtype, has_mask: bool, asked: str = "auto", *, head_size: int = 64, is_plain: bool = True
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, asked: str = "auto"
 ) -> str:
     """Return the kernel that torch chooses on CUDA (sm80 and later), or the one asked for, but cudnn only if it can.
 
-    `is_plain` is False if keys have fewer heads than queries. Raises SelectionError if the kernel asked for does
-    not support these arguments.
+    Raises SelectionError if the kernel asked for does not support these arguments.
     """
-    if asked == "cudnn":
-        can = dtype in _HALF and head_size % _ALIGNMENT == 0 and head_size <= _MOST_CUDNN_WIDTH
-        asked = asked if can else "auto"
-    flash = dtype in _HALF and not has_mask and head_size <= 256
-    efficient = dtype in (*_HALF, torch.float32) and head_size % (8 if dtype in _HALF else 4) == 0 and is_plain
-    if (asked == "flash" and not flash) or (asked == "efficient" and not efficient):
+    dtype, width, is_half = query.dtype, query.shape[-1], query.dtype in _HALF
+    trains_mask = mask is not None and mask.requires_grad  # cuDNN's kernel has no gradient of a mask
+    if asked == "cudnn" and not (
+        is_half and width % _ALIGNMENT == 0 and width <= _MOST_CUDNN_WIDTH and not trains_mask
+    ):
+        asked = "auto"
+    tensors = [tensor for tensor in (query, key, value, mask) if tensor is not None]
+    # check_last_dim_stride_equals_1_dense of torch's sdp_utils_cpp.h, such as for T5's bias by heads
+    is_strided = any(tensor.stride(-1) != 1 and tensor.shape[-1] != 1 for tensor in tensors)
+    if query.dim() != 4 or (is_strided and asked in ("auto", "cudnn")):
+        return "math"
+    has_mask, has_all_heads = mask is not None or width != value.shape[-1], query.shape[1] == key.shape[1]
+    can_run = {  # in the order that torch prefers
+        "flash": is_half and not has_mask and width <= _MOST_FLASH_WIDTH,
+        "efficient": (is_half or dtype == torch.float32) and width % (8 if is_half else 4) == 0 and has_all_heads,
+        "math": True,
+    }
+    if not can_run.get(asked, True):
         raise SelectionError(
-            f"the {asked} kernel does not support {str(dtype).removeprefix('torch.')} with head size {head_size}"
+            f"the {asked} kernel does not support {str(dtype).removeprefix('torch.')} with head size {width}"
             f"{' and a mask' if has_mask else ''}; use {name_of('sdpa_kernel')} auto"
         )
-    return asked if asked != "auto" else "flash" if flash else "efficient" if efficient else "math"
+    return asked if asked != "auto" else next(name for name, can in can_run.items() if can)
 
 
 def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Callable[..., torch.Tensor]:
@@ -74,49 +83,36 @@ def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Call
             query, key, value = (tensor.to(lower) for tensor in (query, key, value))
         mask = None if attn_mask is None else attn_mask.to(query.dtype)
         with torch.autocast(device, enabled=False):
-            kernel = _KERNELS[_chosen(query, key, value, mask, chosen(query.dtype))]
+            kernel = kernel_for(query, key, value, mask, chosen(query.dtype))
             root = 1 / sqrt(query.shape[-1]) if scale is None else scale
-            out: torch.Tensor = kernel(query, key, value, mask, dropout_p, is_causal, root)
+            run_kernel = _math if kernel == "math" else partial(_fused, kernel)
+            out: torch.Tensor = run_kernel(query, key, value, mask, dropout_p, is_causal, root)
         return out
 
     return run
 
 
-def _chosen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, asked: str) -> str:
-    given = (query, key, value, *([] if mask is None else [mask]))
-    is_strided = any(tensor.stride(-1) != 1 and tensor.shape[-1] != 1 for tensor in given)
-    if query.dim() != 4 or (is_strided and asked in ("auto", "cudnn")):
-        return "math"  # as for T5's bias by heads: check_last_dim_stride_equals_1_dense of torch's sdp_utils_cpp.h
-    if asked == "cudnn" and mask is not None and mask.requires_grad:
-        asked = "auto"  # cuDNN's has no gradient of a mask
-    has_mask = mask is not None or query.shape[-1] != value.shape[-1]
-    return kernel_for(query.dtype, has_mask, asked, head_size=query.shape[-1], is_plain=query.shape[1] == key.shape[1])
-
-
-def _flash(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float) -> Any:
-    width = query.shape[-1]
-    if width % _ALIGNMENT:
-        query, key, value = (_padded(tensor) for tensor in (query, key, value))
-    out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    return out[..., :width]
-
-
-def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float) -> Any:
+def _fused(
+    kernel: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float
+) -> Any:
+    aten, width = torch.ops.aten, query.shape[-1]
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    if kernel == "flash":
+        if width % _ALIGNMENT:
+            query, key, value = (_padded(tensor) for tensor in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return out[..., :width]
+    if kernel == "cudnn":
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, mask, keeps, dropout_p, is_causal, False, scale=scale
+        )[0]
     if mask is not None:
         *steps, last = mask.stride()
         if last != 1 or any(step % _ALIGNMENT for step in steps):
             mask = _padded(mask)[..., : mask.shape[-1]]
         mask = mask.expand(*query.shape[:3], key.shape[2])
-    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
+    return aten._scaled_dot_product_efficient_attention(
         query, key, value, mask, keeps, dropout_p, is_causal, scale=scale
-    )[0]
-
-
-def _cudnn(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float) -> Any:
-    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(
-        query, key, value, mask, keeps, dropout_p, is_causal, False, scale=scale
     )[0]
 
 
@@ -145,11 +141,6 @@ def _math(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_caus
     if dropout_p > 0:
         probabilities = torch.native_dropout(probabilities, dropout_p, True)[0]
     return (probabilities @ value).to(dtype)
-
-
-_KERNELS: dict[str, Callable[..., Any]] = {
-    "flash": _flash, "efficient": _efficient, "math": _math, "cudnn": _cudnn,
-}  # fmt: skip
 
 
 # Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
@@ -280,35 +271,56 @@ def _summed_over_rows(given: torch.Tensor, dims: Any) -> int:
     return prod(given.shape[len(summed) :]) if is_first and given.is_contiguous() and given.numel() else 0
 
 
-def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
-    """Return the temporary bytes that a CUDA kernel allocates: gradient sums in fp32, and copies.
+def _sums_of_queries(query: torch.Tensor) -> int:
+    *rows, length, width = query.shape
+    return 4 * prod(rows) * (-(-length // 128) * 128) * (-(-width // 32) * 32 + 1)
 
-    `card_threads` are those that the card runs at once.
+
+def _blocks_of_queries(query: torch.Tensor) -> int:
+    """Return the sums of gradients in blocks of 64 x 64 numbers, each with a lock.
+
+    Source: GradQTempStorage and workspace_size in kernel_backward.h.
     """
-    aten, name = torch.ops.aten, operator_name(operator)
+    *rows, length, width = query.shape
+    blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
+    return prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
+
+
+# Operator -> its temporary bytes by its arguments and the bytes of the contiguous copies that it makes.
+_SCRATCH: dict[str, Callable[[Any, int], int | Scratch]] = {
+    "_scaled_dot_product_cudnn_attention": lambda args, copied: _CUDNN_BYTES,
+    "_scaled_dot_product_cudnn_attention_backward": lambda args, copied: _sums_of_queries(args[1]) + _CUDNN_BYTES,
+    "_scaled_dot_product_flash_attention_backward": lambda args, copied: _sums_of_queries(args[1]),
+    "_scaled_dot_product_efficient_attention_backward": lambda args, copied: _blocks_of_queries(args[1]),
+    "native_layer_norm_backward": lambda args, copied: Scratch(
+        LAYER_NORM,
+        (args[1].shape[-1], args[1].numel() // max(args[1].shape[-1], 1), args[1].itemsize, copied),
+    ),
+    "embedding_dense_backward": lambda args, copied: Scratch(
+        EMBEDDING, (args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize, copied)
+    ),
+}
+
+
+def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
+    """Return the temporary bytes that a CUDA kernel allocates; `card_threads` are those that the card runs at once."""
+    name = operator_name(operator)
     if name in MATRICES:
         return sum(int(args[place].nbytes) for place in MATRICES[name] if not is_read_by_blas(args[place]))
     if name.startswith("_flash_attn"):
         return _flash_attn_scratch(name, args)
-    if operator is aten._scaled_dot_product_cudnn_attention.default:
-        return _CUDNN_BYTES
-    is_cudnn = operator is aten._scaled_dot_product_cudnn_attention_backward.default
-    if is_cudnn or operator is aten._scaled_dot_product_flash_attention_backward.default:
-        query: torch.Tensor = args[1]
-        *rows, length, width = query.shape
-        length, width = -(-length // 128) * 128, -(-width // 32) * 32
-        return 4 * prod(rows) * length * (width + 1) + _CUDNN_BYTES * is_cudnn
-    if operator is aten._scaled_dot_product_efficient_attention_backward.default:
-        *rows, length, width = args[1].shape
-        blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
-        return int(prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES)))
-    if operator is aten.native_layer_norm_backward.default:
-        width = args[1].shape[-1]
-        rows = args[1].numel() // max(width, 1)
-        return Scratch(LAYER_NORM, (width, rows, args[1].itemsize, contiguous_bytes(operator, args)))
-    if operator is aten.sum.dim_IntList and (kept := _summed_over_rows(args[0], args[1])):
+    if operator is torch.ops.aten.sum.dim_IntList and (kept := _summed_over_rows(args[0], args[1])):
         return Scratch(SUM, (kept, args[0].numel() // kept, max(args[0].itemsize, _SUM_BYTES), card_threads))
     copied = contiguous_bytes(operator, args)
-    if operator is aten.embedding_dense_backward.default:
-        return Scratch(EMBEDDING, (args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize, copied))
-    return copied
+    return _SCRATCH[name](args, copied) if name in _SCRATCH else copied
+
+
+def statistics_bytes(operator: Any, args: Any, number: int, tensor: torch.Tensor, *, on_cuda: bool) -> int | None:
+    """Return the bytes of LayerNorm's statistics, of which torch's shape function is wrong; None for other results.
+
+    They are fp32 on CUDA, and on the CPU for fp32 weights.
+    """
+    if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize >= 4 or not number:
+        return None
+    is_wide = on_cuda or (args[2] is not None and args[2].itemsize == 4)
+    return 4 * tensor.numel() if is_wide else None

@@ -13,8 +13,6 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from bertscope.frozen import dataclass
-
 LEAST_OF_BLAS, _LEAST_OF_ONEDNN = 400, 16**3  # numbers multiplied: for BLAS of a matrix in a batch, for oneDNN in all
 _LINE, _WIDE = 32, 512  # elements: of a cache line of bf16, and of a row that gets a further line if a power of two
 _ALIGNMENT_BYTES = 128  # of each part of a scratchpad
@@ -30,6 +28,7 @@ _SUM_THREADS, _WARP = 512, 32  # of a block that adds, for outputs of one number
 _LEAST_SUMMED, _MOST_SUMMED = 16, 256  # values of a thread
 _STRIDED_DEPTH, _STRIDED_ROWS = 4096, 1024  # from which on a matrix with rows of a power of two is copied, too
 
+MATRICES = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # product -> places of its operands
 EMBEDDING, LAYER_NORM, PRODUCT = "scratch of embedding", "scratch of layer_norm", "scratch of product"
 SUM = "scratch of sum"
 FLASH = "scratch of flash attention 3"
@@ -126,79 +125,52 @@ RULES: dict[str, Callable[..., int]] = {
 
 @lru_cache(maxsize=4096)
 def onednn_scratchpad_bytes(batch: int, rows: int, columns: int, depth: int, is_transposed: int, threads: int) -> int:
-    """Return the bytes of oneDNN's scratchpad for a product; 0 if other kernels compute it."""
+    """Return the bytes of oneDNN's scratchpad for a product of a matrix of rows x depth and one of depth x columns.
+
+    Or of a batch of them; 0 if other kernels compute it. `is_transposed` is the left matrix.
+    """
     if batch * rows * depth * columns <= _LEAST_OF_ONEDNN:
         return 0
-    return _Product(batch, rows, columns, depth, int(is_transposed or rows == 1), threads).scratchpad_bytes
+    is_column = bool(is_transposed or rows == 1)  # oneDNN takes a single row for a transposed column
+    block_columns = min(_COLUMNS, columns)
+    block_depth = min(depth, _DEPTH if is_column or depth <= _MORE_DEPTH else _MORE_DEPTH)
+    is_strided = _is_power(depth) and depth >= _STRIDED_DEPTH and rows >= _STRIDED_ROWS
+    is_copied = rows > 1 if is_column else is_strided  # a thread copies blocks of the left matrix
 
+    # The threads that share a sum, and the blocks of columns and the rows of one piece of work: threads have equal
+    # work, and blocks are full, or as nearly so as possible; of equally good splits it is the first.
+    blocks = -(-columns // _COLUMNS)
+    is_narrow = threads > batch * blocks
+    is_shared = is_narrow and batch == 1 and is_column and depth >= _SPLIT_DEPTH and _is_power(depth)
+    least_rows = min(_FEW_ROWS if is_narrow else _LEAST_ROWS, rows)
+    best, least = (1, 1, least_rows), inf
+    for sharing, column_blocks in product(
+        range(min(threads, _DEPTH_THREADS) if is_shared else 1, 0, -1),
+        range(min(_COLUMN_BLOCKS if is_copied else 1, blocks), 0, -1),
+    ):
+        pieces = batch * -(-columns // (block_columns * column_blocks))
+        of_columns = (_rounded(blocks, column_blocks) - blocks) / blocks
+        of_sharing = threads % sharing / threads
+        of_depth = _excess(depth, sharing * block_depth)
+        for block_rows in range(min(_ROWS, rows), least_rows - 1, -1):
+            units = pieces * -(-rows // block_rows)
+            if is_shared or units >= 3 * threads or units % threads == 0:
+                of_rows = _rounded(rows, block_rows) % rows / rows
+                # The shares of work that is idle or in excess, added in oneDNN's order.
+                idle = _excess(units, threads // sharing) + of_rows + of_columns + of_sharing + of_depth
+                if idle < least:
+                    best, least = (sharing, column_blocks, block_rows), idle
 
-@dataclass(frozen=True)
-class _Product:
-    """A product of a matrix of rows x depth and one of depth x columns, or of a batch of them."""
-
-    batch: int
-    rows: int
-    columns: int
-    depth: int
-    is_transposed: int  # the left matrix, or a single row, which oneDNN takes for a transposed column
-    threads: int
-
-    @property
-    def scratchpad_bytes(self) -> int:
-        sharing, column_blocks, block_rows = self._split()
-        sums = self.rows * self.columns
-        if sharing == 1:
-            sums = block_rows * self.block_columns * (1 if self.block_depth == self.depth else column_blocks)
-        line = _rounded(self.block_depth, _LINE)
-        parts = [_BATCH_BYTES, _BF16_BYTES * _COLUMNS * line, _FP32_BYTES * sums]
-        if self.is_copied:
-            line += _LINE if line >= _WIDE and _is_power(line) else 0
-            parts.append(_BF16_BYTES * block_rows * line)
-        return sum(self.threads * part + _ALIGNMENT_BYTES for part in parts)
-
-    @property
-    def block_columns(self) -> int:
-        return min(_COLUMNS, self.columns)
-
-    @property
-    def block_depth(self) -> int:
-        return min(self.depth, _DEPTH if self.is_transposed or self.depth <= _MORE_DEPTH else _MORE_DEPTH)
-
-    @property
-    def is_copied(self) -> bool:
-        """Return True if a thread copies blocks of the left matrix."""
-        is_strided = _is_power(self.depth) and self.depth >= _STRIDED_DEPTH and self.rows >= _STRIDED_ROWS
-        return self.rows > 1 if self.is_transposed else is_strided
-
-    def _split(self) -> tuple[int, int, int]:
-        """Return the threads that share a sum, and the blocks of columns and the rows of one piece of work.
-
-        Threads have equal work, and blocks are full, or as nearly so as possible; of equally good splits it is the
-        first.
-        """
-        blocks = -(-self.columns // _COLUMNS)  # of columns
-        is_narrow = self.threads > self.batch * blocks
-        is_deep = self.depth >= _SPLIT_DEPTH and _is_power(self.depth)
-        is_shared = bool(is_narrow and self.batch == 1 and self.is_transposed and is_deep)
-        least_rows = min(_FEW_ROWS if is_narrow else _LEAST_ROWS, self.rows)
-        best, least = (1, 1, least_rows), inf
-        for sharing, column_blocks in product(
-            range(min(self.threads, _DEPTH_THREADS) if is_shared else 1, 0, -1),
-            range(min(_COLUMN_BLOCKS if self.is_copied else 1, blocks), 0, -1),
-        ):
-            pieces = self.batch * -(-self.columns // (self.block_columns * column_blocks))
-            of_columns = (_rounded(blocks, column_blocks) - blocks) / blocks
-            of_sharing = self.threads % sharing / self.threads
-            of_depth = _excess(self.depth, sharing * self.block_depth)
-            for block_rows in range(min(_ROWS, self.rows), least_rows - 1, -1):
-                units = pieces * -(-self.rows // block_rows)
-                if is_shared or units >= 3 * self.threads or units % self.threads == 0:
-                    of_rows = _rounded(self.rows, block_rows) % self.rows / self.rows
-                    # The shares of work that is idle or in excess, added in oneDNN's order.
-                    idle = _excess(units, self.threads // sharing) + of_rows + of_columns + of_sharing + of_depth
-                    if idle < least:
-                        best, least = (sharing, column_blocks, block_rows), idle
-        return best
+    sharing, column_blocks, block_rows = best
+    sums = rows * columns
+    if sharing == 1:
+        sums = block_rows * block_columns * (1 if block_depth == depth else column_blocks)
+    line = _rounded(block_depth, _LINE)
+    parts = [_BATCH_BYTES, _BF16_BYTES * _COLUMNS * line, _FP32_BYTES * sums]
+    if is_copied:
+        line += _LINE if line >= _WIDE and _is_power(line) else 0
+        parts.append(_BF16_BYTES * block_rows * line)
+    return sum(threads * part + _ALIGNMENT_BYTES for part in parts)
 
 
 def _excess(work: int, unit: int) -> float:
@@ -207,8 +179,7 @@ def _excess(work: int, unit: int) -> float:
     return (unit - rest if work < unit else min(unit - rest, rest)) / unit
 
 
-def _is_power(number: int) -> bool:
-    """Return True for a power of two."""
+def _is_power(number: int) -> bool:  # of two
     return number & (number - 1) == 0
 
 
