@@ -15,15 +15,11 @@ from collections.abc import Sequence
 import pytest
 
 import bertscope
-from bertscope.commands.registry import REMOVED
+from bertscope.commands.table import COMMANDS, REMOVED
 from bertscope.errors import SelectionError
 from tests.child_server import loaded
 from tests.conftest import ROOT, _Terminal, default_signals, needs_graphviz, run_python, shortened
 
-COMMANDS = (
-    "count", "tree", "flops", "explain", "diagram", "diff", "report", "presets", "estimate", "profile", "run", "fit",
-    "plan", "why", "sweep", "check", "schema", "doctor",
-)  # fmt: skip
 PROGRAM = (sys.executable, "-m", "bertscope")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
 
@@ -136,7 +132,7 @@ def test_a_wrong_name_and_a_check_of_no_files_import_only_what_they_need(tmp_pat
 def test_tab_on_the_name_of_a_command_imports_no_command():
     code = (
         "import sys; from bertscope import cli; cli._run();"
-        "sys.exit(' '.join({'bertscope.commands.count', 'bertscope.commands.profile'} & {*sys.modules}) or 0)"
+        "sys.exit(' '.join({'bertscope.commands.model', 'bertscope.commands.memory'} & {*sys.modules}) or 0)"
     )
     tab = ENV | {"_BERTSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "bertscope p", "COMP_CWORD": "1"}
     done = run_python(code, env=tab)
@@ -263,12 +259,10 @@ def test_a_reader_that_goes_away_is_no_error():
 
 
 def test_an_interrupt_is_exit_code_130_without_a_traceback(monkeypatch, cli):
-    from bertscope.commands import presets as command
-
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "preset_paths", interrupt)
+    monkeypatch.setattr("bertscope.api.tools.preset_paths", interrupt)
     result = cli("presets")
     assert (result.code, result.out, result.err) == (130, "", "")
 

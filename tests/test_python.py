@@ -22,7 +22,7 @@ from bertscope.config import BertConfig
 from bertscope.errors import BertscopeError, SelectionError, name_of
 from bertscope.settings import generate, keywords
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import ESTIMATED, MEASURED, UNUSED
+from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS
 from bertscope.sources.find import source_of
 from tests.conftest import ROOT, TERMINAL
 
@@ -61,15 +61,14 @@ def test_a_type_checker_sees_the_same_names_from_the_same_modules():
 
 def test_the_keywords_of_the_functions_are_the_rows_of_settings():
     assert generate.KEYWORDS.read_text() == generate.keywords(), "run: python -m bertscope.settings.generate"
-    inputs = {"input_size", "dtypes", "input_data"}
+    inputs = {"input_size", "dtypes", "input_data", "training_file", "plan"}
     assert keywords.RunSettings.__annotations__.keys() == rows(*ESTIMATED).keys() | inputs
     assert keywords.MeasurementSettings.__annotations__.keys() == rows(*MEASURED).keys() | inputs
-    for name, records in {"estimate": ESTIMATED, "fit": ESTIMATED, "report": ESTIMATED, "profile": MEASURED}.items():
-        function = getattr(bertscope, name)
-        taken = rows(*records).keys() - UNUSED.get(name, ())
-        assert inspect.signature(function).parameters.keys() >= taken | inputs
-        assert not inspect.signature(function).parameters.keys() & set(UNUSED.get(name, ()))
-        assert all(f"{key}: {rows(*records)[key].help}" in function.__doc__
+    for name in ("estimate", "fit", "report", "profile"):
+        function, taken = getattr(bertscope, name), QUESTIONS[name].table
+        assert inspect.signature(function).parameters.keys() >= taken.keys() | inputs
+        assert not inspect.signature(function).parameters.keys() & set(QUESTIONS[name].unused)
+        assert all(f"{key}: {taken[key].help}" in function.__doc__
                    for key in taken if name != "fit" or key not in ("batch", "budget"))  # fmt: skip
 
 

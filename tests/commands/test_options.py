@@ -9,7 +9,7 @@ import pytest
 
 import bertscope
 from bertscope.commands.output import Progress
-from bertscope.commands.run_options import WithBareCheckpointing
+from bertscope.commands.registry import TableCommand
 from bertscope.progress import detailed
 from bertscope.render import memory as renderer
 from bertscope.render.console import progress_bar
@@ -28,7 +28,7 @@ def parsed(*words: str) -> dict[str, object]:
     from bertscope.cli import app
 
     command = get_command(app).get_command(None, "estimate")
-    assert isinstance(command, WithBareCheckpointing)
+    assert isinstance(command, TableCommand)
     return command.make_context("estimate", list(words)).params
 
 
@@ -92,7 +92,7 @@ def test_a_command_has_its_own_default_of_a_setting(cli):
 def test_a_command_imports_no_other_command():
     code = (
         "import sys; from bertscope import cli; sys.argv = ['bertscope', 'presets', '--help']; cli._run();"
-        "sys.exit(' '.join(name for name in sys.modules if name in ('bertscope.commands.count', 'yaml')))"
+        "sys.exit(' '.join(name for name in sys.modules if name in ('bertscope.commands.model', 'yaml')))"
     )
     done = run_python(code)
     assert done.stderr == "yaml\n"  # which the list of presets reads
@@ -223,20 +223,6 @@ def test_an_option_that_takes_a_list_may_be_repeated(cli):
     repeated = cli("flops", "bert-tiny", "--batch", "1", "-b", "2", "--seq=17", "--format", "csv", "-s", "8").out
     assert len(lists.splitlines()) > 4
     assert repeated == lists
-
-
-@pytest.mark.parametrize(("words", "imported"), [
-    (("count", "--no-such-option"), []),
-    (("count", "--convention"), ["flops"]),
-])  # fmt: skip
-def test_an_unknown_option_imports_only_commands_that_may_have_it(words, imported):
-    code = (
-        "import sys; from bertscope import cli; from bertscope.commands.registry import COMMANDS, _REGISTERED\n"
-        f"sys.argv = ['bertscope', *{words}]; cli._run(); print(*sorted(_REGISTERED))"
-    )
-    done = run_python(code)
-    assert set(done.stdout.split()) - {"count", "tree"} == set(imported), done.stderr  # count shares options with tree
-    assert ("is an option of flops" in done.stderr) == bool(imported)
 
 
 @pytest.mark.parametrize(("words", "error"), [

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import bertscope
-from bertscope.commands.sweep import results_file
+from bertscope.analyses.sweep.results import results_file
 from bertscope.errors import SelectionError, SourceError
 from tests.conftest import GRID
 
