@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertscope.errors import MissingExtraError, SelectionError, name_of, suggestion
-from bertscope.progress import expect, progress
+from bertscope.progress import expect, notify, progress
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.sweep import SweepReport, SweepRow
 from bertscope.reports.tool import PresetRow, PresetsReport
@@ -67,7 +67,7 @@ def sweep(
     ([1, 2], True)
     """
     from bertscope.analyses.sweep import grid as grids
-    from bertscope.analyses.sweep.results import results_file, warn
+    from bertscope.analyses.sweep.results import results_file
 
     address = _cluster(engine, workers, address)
     request = grids.read_grid(grid, allow_code=allow_code)
@@ -95,7 +95,7 @@ def sweep(
         left = [point for point in points if point.key not in known]
         if len(left) < len(points):
             rest = f"{len(left):,} {'is' if len(left) == 1 else 'are'} left" if left else "none is left"
-            warn(f"{file.path} has {len(points) - len(left):,} of {len(points):,} points; {rest}")
+            notify(f"{file.path} has {len(points) - len(left):,} of {len(points):,} points; {rest}")
         for row in rows(left):
             file.append(row)
         file.finish(keys)

@@ -147,6 +147,10 @@ class Progress:
         self.bar.update(self.bar.task_ids[0], description=words, completed=len(self.begun) - 1,
                         done_seconds=self.done_seconds)  # fmt: skip
 
+    def note(self, text: str) -> None:
+        """Print a note for the user."""
+        note(text)
+
     def expect(self, stages: int) -> None:
         """Add to the number of stages."""
         self.total += stages

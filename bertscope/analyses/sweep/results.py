@@ -6,13 +6,13 @@ import json
 import math
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import BertscopeError, BertscopeWarning, SourceError
+from bertscope.errors import BertscopeError, SourceError
+from bertscope.progress import notify
 from bertscope.reports.base import FAILED, SCHEMA
 from bertscope.reports.memory import NO, UNCERTAIN, YES
 from bertscope.reports.sweep import COMPUTED, REFUSED, SweepRow
@@ -23,11 +23,6 @@ _LARGEST = 2**63  # bytes, FLOPs: no point has more
 _START = f'{{"schema":{SCHEMA},"key":"'.encode()
 _OTHER_SCHEMA = re.compile(rb'\{(?:"schema":([0-9]{1,9}),)?"key":"[0-9a-f]{32}"')  # rows of schema 1 do not name it
 _KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
-
-
-def warn(text: str) -> None:
-    """Give the caller a note, which a command line prints on stderr."""
-    warnings.warn(BertscopeWarning(text), stacklevel=3)
 
 
 class ResultsFile:
@@ -58,7 +53,7 @@ class ResultsFile:
         content = b"".join(self.lines[key] for key in (*keys, *(key for key in self.lines if key in others)))
         found = self.path.read_bytes()
         if len(found) != self.size_bytes:
-            warn(f"{self.path} was changed by another program; its rows are not put in order")
+            notify(f"{self.path} was changed by another program; its rows are not put in order")
         elif content != found:
             write_file(self.path, content)
 
@@ -77,7 +72,7 @@ class ResultsFile:
                     self._know(self._row(line, number), line)
                 elif not file.read(1) and self._is_begun(line):
                     os.ftruncate(self.descriptor, self.size_bytes)
-                    warn(f"{self.path}:{number} was not written to its end; its point is computed again")
+                    notify(f"{self.path}:{number} was not written to its end; its point is computed again")
                 else:
                     raise self._not_a_row(line, number)
 
