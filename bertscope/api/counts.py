@@ -50,7 +50,9 @@ def count(
     16
     """
     given: dict[str, Any] = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model", **run}
-    if checkpoint := model if isinstance(model, Checkpoint) else stored_alone(model, **given):
+    if isinstance(model, Checkpoint):
+        return stored_report(model, by=by)
+    if checkpoint := stored_alone(model, **given):
         return stored_report(checkpoint, by=by)
     from bertscope.analyses import params  # torch, which the header of a checkpoint needs not
 
@@ -81,7 +83,9 @@ def tree(
     (1, 8, 222, 222)
     """
     given = {"name": name, "folded": not folded, **run}
-    if checkpoint := model if isinstance(model, Checkpoint) else stored_alone(model, beside_config=False, **given):
+    if isinstance(model, Checkpoint):
+        return stored_report(model, by="tree", depth=depth)
+    if checkpoint := stored_alone(model, beside_config=False, **given):
         return stored_report(checkpoint, by="tree", depth=depth)
     from bertscope.analyses import params
 

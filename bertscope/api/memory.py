@@ -171,7 +171,7 @@ def _profile_module(request: Request, given: Any, loss: Loss | None, name: str |
             unused[0],
         )
     if given is None:
-        run_config, _, measurement, _ = resolved(request, precision=STORED, **loop_of(module)).points[0]
+        run_config, _, measurement, _ = resolved(request, None, precision=STORED, **loop_of(module)).points[0]
     else:
         run_config, _, measurement, _ = module_records(request, module)
     device = profiler_run.device_of(run_config)

@@ -45,7 +45,7 @@ def run(
     ('yes', 'evaluation', 'train.py:33')
     """
     request = requested("run", script, settings)
-    script = request.subject
+    code: Any = request.subject
     ((run_config, limit, dry),) = resolved(request).points
     gpu = find_gpu(limit.gpu) if limit.gpu is not None else None
     budget = gpu.memory_bytes if gpu is not None else limit.budget
@@ -58,20 +58,20 @@ def run(
     if budget is not None and budget <= context:
         raise request.error("{budget} holds not even the context of CUDA; give more", "budget")
     wanted = ScriptRun(
-        script=script.__name__ if callable(script) else os.fspath(script),
-        folder=os.getcwd() if callable(script) or module else os.path.dirname(os.path.abspath(script)),
+        script=code.__name__ if callable(code) else os.fspath(code),
+        folder=os.getcwd() if callable(code) or module else os.path.dirname(os.path.abspath(code)),
         arguments=tuple(map(str, args)),
         is_module=module, steps=dry.steps, gpu=gpu, budget_bytes=budget,
         limit_bytes=None if budget is None else budget - context, context_bytes=limit.context, network=dry.network,
         expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,
         wants_snapshot="snapshot" in request.extras,
     )  # fmt: skip
-    if callable(script):
+    if callable(code):
         own = {"args": args, "module": module, "fit": fit}
         own |= {name: name in request.named for name in ("network", "sandbox", "memory_limit", "timeout")}
         if unused := next((name for name, given in own.items() if given), ""):
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
-        return run_here(script, wanted)[0]
+        return run_here(code, wanted)[0]
 
     def once(one: ScriptRun) -> RunReport:
         """Run the script once."""

@@ -49,7 +49,7 @@ def count(call: CommandLine) -> int:
     if checkpoint is not None or call.stored:
         if call.untie:
             raise SelectionError("--untie is for models; the totals of a checkpoint include one under all names")
-        stored = bertscope.count(checkpoint or _weights(call), by=call.by)
+        stored: Any = bertscope.count(checkpoint or _weights(call), by=call.by)
         call.show(stored)
         return _judge(expected, stored.stored.distinct_params, stored.stored.stored_params, "under all names")
 

@@ -168,7 +168,7 @@ def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:
     kind: Any = row.kind if not is_setting or (row.kind is bool and not row.or_file) else str
     if row.words and not is_setting:
         kind = Literal[tuple(row.words)]
-    kind = list[kind] if row.is_list else kind
+    kind = list[kind] if row.is_list else kind  # type: ignore[valid-type]  # a type that is made here
     default = None if is_setting or row.is_list else inspect.Parameter.empty if row.default is ... else row.default
     info: Any = typer.Argument(**properties)
     if not row.is_argument:

@@ -76,10 +76,12 @@ def check(call: CommandLine) -> int:
 
 def _files_of_project(call: CommandLine) -> list[str]:
     """Return the files to check that pyproject.toml names; a note says so."""
-    files = call.project.table.get("check", []) if call.project and not call.presets else []
-    if files:
-        call.project.note_used(files)
-    return [str(call.project.path.parent / file) for file in files]
+    project = call.project
+    if project is None or call.presets:
+        return []
+    files = project.table.get("check", [])
+    project.note_used(files)
+    return [str(project.path.parent / file) for file in files]
 
 
 def _update(changes: dict[Path, dict[str, Any]]) -> None:

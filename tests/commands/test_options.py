@@ -16,7 +16,6 @@ from bertscope.render.console import progress_bar
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.run_config import DEVICES, KERNELS, MODES, RUN_PRECISIONS
-from tests.conftest import run_python
 
 ATTENTIONS = ("eager", "sdpa")
 
@@ -54,14 +53,6 @@ def test_the_word_after_checkpointing_is_its_value_when_each_part_is_a_strategy(
     assert (found["model"], found["checkpointing"]) == (model, value)
 
 
-def test_a_folder_named_as_a_strategy_changes_nothing(cli, tmp_path, monkeypatch):
-    (tmp_path / "full").mkdir()
-    monkeypatch.chdir(tmp_path)
-    result = cli("estimate", "bert-tiny", "--checkpointing", "full", "-b", "1", "-s", "8", "--format", "json")
-    assert result.code == 0, result.err
-    assert [variant["checkpointing"] for variant in result.json["variants"]] == ["full"]
-
-
 def test_an_unknown_strategy_is_refused_with_the_known_ones(cli):
     for words in (["--checkpointing", "fulll"], ["--checkpointing=fulll"]):
         result = cli("estimate", "bert-tiny", *words)
@@ -87,29 +78,6 @@ def test_a_command_has_its_own_default_of_a_setting(cli):
     run = cli("estimate", "bert-tiny", "--format", "json").json["run"]
     assert (run["batch"], run["seq"]) == (8, 128)  # of `estimate`; the batch of RunConfig is 1
     assert "[default: 8]" in cli("estimate", "--help").out
-
-
-def test_a_command_imports_no_other_command():
-    code = (
-        "import sys; from bertscope import cli; sys.argv = ['bertscope', 'presets', '--help']; cli._run();"
-        "sys.exit(' '.join(name for name in sys.modules if name in ('bertscope.commands.model', 'yaml')))"
-    )
-    done = run_python(code)
-    assert done.stderr == "yaml\n"  # which the list of presets reads
-    assert "List the presets" in done.stdout
-
-
-def test_explain_takes_all_options_of_a_model(cli):
-    found = {name: cli("explain", "bert-tiny", "--attention", name, "--format", "json").json for name in ATTENTIONS}
-    assert [found[name]["subject"]["attention"] for name in ATTENTIONS] == list(ATTENTIONS)
-    assert found["eager"]["sums"] == found["sdpa"]["sums"]
-
-
-@pytest.mark.parametrize("word", ["output", "registry", "__init__", "../count", "count.py", "", "co.unt"])
-def test_a_module_that_is_no_command_is_refused(cli, word):
-    result = cli(word)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"error: no command '{word}'")
 
 
 @pytest.mark.parametrize(
