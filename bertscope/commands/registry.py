@@ -168,7 +168,7 @@ def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:
     kind: Any = row.kind if not is_setting or (row.kind is bool and not row.or_file) else str
     if row.words and not is_setting:
         kind = Literal[tuple(row.words)]
-    kind = list[kind] if row.is_list else kind  # type: ignore[valid-type]  # a type that is made here
+    kind = list[kind] if row.is_list else kind
     default = None if is_setting or row.is_list else inspect.Parameter.empty if row.default is ... else row.default
     info: Any = typer.Argument(**properties)
     if not row.is_argument:
@@ -180,8 +180,9 @@ def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:
             check = row.convert
             properties["callback"] = lambda value: check(value)  # Typer takes no partial
         info = typer.Option(option, *filter(None, [row.flag]), rich_help_panel=row.section, **properties)
-    annotation = Annotated[kind if default is inspect.Parameter.empty else kind | None, info]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    kind = kind if default is inspect.Parameter.empty else kind | None
+    kind = Annotated[kind, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 class TableCommand(TyperCommand):

@@ -129,10 +129,11 @@ def test_a_file_can_describe_its_model_in_place(checked):
 
 def test_class_attention_and_pooler_are_as_the_file_says(tmp_path):
     path = tmp_path / "x.bertscope.yaml"
-    path.write_text("model: bert-tiny\narchitecture: BertForMaskedLM\nattention: eager\nadd_pooling_layer: false\n")
+    path.write_text("model: bert-tiny\nattention: eager\nadd_pooling_layer: false\n")
     source = read_expectation_file(path).source
-    assert (source.architecture, source.add_pooling_layer) == ("BertForMaskedLM", False)
-    assert source.config.attn_implementation == "eager"
+    assert (source.config.attn_implementation, source.add_pooling_layer) == ("eager", False)
+    path.write_text(TINY_MLM)
+    assert read_expectation_file(path).source.architecture == "BertForMaskedLM"
 
 
 RUN = "batch: 1, seq: 8, mode: training"
