@@ -43,7 +43,7 @@ from bertscope.analyses.modules import repeat
 from bertscope.gpus import find_gpu
 from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.resolve import Layer, resolve
+from bertscope.settings.request import Request, read_settings
 from bertscope.settings.run_config import STORED, RunConfig
 from bertscope.torch_access import torch
 from bertscope.units import BF16, FP16, bytes_text
@@ -112,8 +112,8 @@ class Published:
     @property
     def run_config(self) -> RunConfig:
         """Return the run of the program."""
-        values = Layer({**self.settings, "batch": self.batch, "seq": self.seq, "device": "cuda"})
-        return resolve(values).runs[0]
+        values = read_settings({**self.settings, "batch": self.batch, "seq": self.seq, "device": "cuda"})
+        return Request(question="estimate", sources=(values,)).resolved().runs[0]
 
     @property
     def run_text(self) -> str:

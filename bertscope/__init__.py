@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from bertscope.commands.table import COMMANDS
+
 TYPE_CHECKING = False  # not from `typing`: the working directory may contain a typing.py
 if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.analyses.check import check as check
@@ -26,6 +28,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.page import report as report
     from bertscope.api.plan import plan as plan
     from bertscope.api.run import run as run
+    from bertscope.api.tools import presets as presets
+    from bertscope.api.tools import sweep as sweep
     from bertscope.api.why import why as why
     from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
     from bertscope.config import BertConfig as BertConfig
@@ -51,35 +55,20 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
 __version__ = "0.1.0"
 
 _HOMES = {
+    **{command.name: command.function.partition(":")[0] for command in COMMANDS.values()},
+    "fits": "bertscope.api.memory",
+    "lengths": "bertscope.api.memory",
+    "verify": "bertscope.api.counts",
     "BertConfig": "bertscope.config",
     "Lora": "bertscope.config",
     "BertscopeError": "bertscope.errors",
     "load": "bertscope.sources.find",
     "build": "bertscope.model",
-    "count": "bertscope.api.counts",
-    "tree": "bertscope.api.counts",
-    "check": "bertscope.analyses.check",
-    "flops": "bertscope.api.counts",
-    "diagram": "bertscope.api.explain",
-    "diff": "bertscope.api.page",
-    "report": "bertscope.api.page",
-    "lengths": "bertscope.api.memory",
-    "plan": "bertscope.api.plan",
-    "run": "bertscope.api.run",
-    "why": "bertscope.api.why",
-    "verify": "bertscope.api.counts",
     "read_checkpoint": "bertscope.checkpoints.reading",
-    "explain": "bertscope.api.explain",
-    "estimate": "bertscope.api.memory",
-    "profile": "bertscope.api.memory",
-    "fit": "bertscope.api.memory",
-    "fits": "bertscope.api.memory",
     "listening": "bertscope.progress",
     "read_training_file": "bertscope.sources.training_files",
-    "schema": "bertscope.reports.json",
     "to_json": "bertscope.reports.base",
     "from_json": "bertscope.reports.json",
-    "doctor": "bertscope.analyses.doctor",
     "BertModel": "bertscope.model.bert",
     **dict.fromkeys(
         ("BertForMaskedLM", "BertForMultipleChoice", "BertForNextSentencePrediction", "BertForPreTraining",

@@ -157,15 +157,15 @@ def _other_option(error: Any) -> str:
     if type(error).__name__ != "NoSuchOption" or ctx is None or ctx.parent is None:
         return ""
     from bertscope.settings.generate import OPTIONS
-    from bertscope.settings.resolve import new_name
+    from bertscope.settings.request import new_name
 
     word, forms = option.strip("-").replace("-", "_"), {row.name: max(row.opts, key=len) for row in ctx.command.params}
     if new := new_name(word, forms, forms):
         error.possibilities = None
         return f"; {option} is {new} here"
-    if (new := new_name(word, OPTIONS, OPTIONS)) and (having := commands_with(new.split()[0], ctx)):
+    if (new := new_name(word, OPTIONS, OPTIONS)) and (having := commands_with(new.split()[0])):
         error.possibilities = None
         return f"; {option} is {new} of {', '.join(having)}"
-    if having := commands_with(option, ctx):
+    if having := commands_with(option):
         error.possibilities = None
     return f"; {option} is an option of {', '.join(having)}" if having else ""

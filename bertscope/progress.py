@@ -1,9 +1,12 @@
 """The progress of long work: an analysis reports its stages, and a front end that listens shows them."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
+
+from bertscope.errors import BertscopeWarning
 
 
 class Listener(Protocol):
@@ -46,6 +49,14 @@ def expect(stages: int) -> None:
     """Announce further stages of the work."""
     if (listener := _listener.get()) is not None:
         listener.expect(stages)
+
+
+def notify(text: str) -> None:
+    """Give a front end that listens a note for the user; without one it is a warning."""
+    if (show := getattr(_listener.get(), "note", None)) is not None:
+        show(text)
+    else:
+        warnings.warn(BertscopeWarning(text), stacklevel=2)
 
 
 def progress(text: str) -> None:

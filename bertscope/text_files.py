@@ -7,7 +7,9 @@ at a time, so that errors in both formats name `file:line`.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -319,3 +321,74 @@ def _json_members(text: str, path: Path) -> Mapping:
     if text[position:].strip(" \t\n\r"):
         raise json.JSONDecodeError("text after the closing '}'", text, _SPACE.match(text, position).end())  # type: ignore[union-attr]
     return found
+
+
+# ---- writing ----
+
+
+def check_writable(path: Path) -> Path | None:
+    """Return the file that a path means, None for a device; raises SourceError if it cannot be written."""
+    with _explained(path):
+        if _is_device(path):
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return None
+        import tempfile  # 4 ms, for those who name a file
+
+        with tempfile.TemporaryFile(dir=path.resolve().parent) as file:
+            file.write(b"\0")  # on a full disk the file can be created and the byte cannot be written
+        return path.resolve()
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all; raises SourceError if it cannot be written.
+
+    A device or a pipe, such as /dev/stdout, is written to directly.
+    """
+    if isinstance(content, str):  # file names and JSON keys may contain lone surrogates
+        content = content.encode("utf-8", errors="backslashreplace")
+    from bertscope.processes.signals import uninterrupted
+
+    with _explained(path):
+        if _is_device(path):
+            path.write_bytes(content)
+        else:
+            with uninterrupted():
+                _replace(path, content)
+
+
+def _is_device(path: Path) -> bool:
+    """Return True for a device or pipe, False for a file, existing or not; raises SourceError for a folder."""
+    if path.is_dir():
+        raise SourceError(f"{path} is a folder; name a file to write")
+    return path.exists() and not path.is_file()
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise SourceError instead of the system's error about writing this file."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"{path} cannot be written: {reason}; name a file in a folder that exists") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    import tempfile
+
+    target = path.resolve()
+    if target.is_symlink():  # a loop of links, which resolve() leaves as it is since Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    umask = os.umask(0)
+    os.umask(umask)
+    mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~umask
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".bertscope-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, mode)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

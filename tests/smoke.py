@@ -42,7 +42,7 @@ def test_tab_completes_and_prints_nothing_else(cli, monkeypatch, shell):
 def test_the_interactive_tree_makes_its_screen(cli, monkeypatch):
     textual = pytest.importorskip("textual.app")
     screens = []
-    monkeypatch.setattr("bertscope.commands.tree.check_interactive", lambda *_: None)
+    monkeypatch.setattr("bertscope.commands.model.check_interactive", lambda *_: None)
     monkeypatch.setattr(textual.App, "run", lambda app, *_, **__: screens.append(app))
     result = cli("tree", "bert-tiny", "--interactive")
     assert (result.code, len(screens)) == (0, 1), result.err

@@ -224,18 +224,6 @@ def test_pre_commit_passes_holds_back_and_passes_over(hooked):
     assert "3 files: 3 expectations passed, 1 failed" in done.stdout  # one process for all
 
 
-@pytest.mark.parametrize("args", ["", "        args: [--format, github]\n"])
-def test_pre_commit_checks_a_file_whose_name_looks_like_an_option_and_overwrites_nothing(hooked, args):
-    repository, precommit = hooked
-    path = repository / ".pre-commit-config.yaml"
-    path.write_text(path.read_text() + args)
-    project(repository, **{"victim": HOLDS, "-ovictim": DIFFERS})
-    done = precommit()
-    assert done.returncode == 1
-    assert "expected 4,385,921, got 4,385,920" in done.stdout
-    assert (repository / "victim.bertscope.yaml").read_text() == HOLDS
-
-
 def test_pre_commit_checks_a_link_and_an_ending_in_capitals(hooked):
     repository, precommit = hooked
     (repository / "text").write_text(DIFFERS)
@@ -411,10 +399,3 @@ def test_the_installed_wheel_counts_from_any_folder(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{len(preset_paths()) + len(config_paths())} files: ")
     assert done.stdout.endswith("expectations passed, 0 failed\n")
-
-
-def test_python_dash_m_works_from_the_checkout(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "bertscope", "presets"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert "bert-large-zh" in done.stdout

@@ -18,16 +18,17 @@ import pytest
 import torch
 
 import bertscope
+from bertscope.commands.table import COMMANDS
 from bertscope.config import BertConfig
 from bertscope.errors import BertscopeError, SelectionError, name_of
 from bertscope.settings import generate, keywords
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import ESTIMATED, MEASURED, UNUSED
+from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS
 from bertscope.sources.find import source_of
 from tests.conftest import ROOT, TERMINAL
 
 PUBLIC = [name for name in bertscope.__all__ if name != "__version__"]
-FUNCTIONS = ("count", "tree", "flops", "estimate", "profile", "fit", "report", "explain", "diff", "verify", "check")
+FUNCTIONS = (*COMMANDS, "fits", "lengths", "verify")
 
 
 @pytest.fixture
@@ -61,15 +62,14 @@ def test_a_type_checker_sees_the_same_names_from_the_same_modules():
 
 def test_the_keywords_of_the_functions_are_the_rows_of_settings():
     assert generate.KEYWORDS.read_text() == generate.keywords(), "run: python -m bertscope.settings.generate"
-    inputs = {"input_size", "dtypes", "input_data"}
+    inputs = {"input_size", "dtypes", "input_data", "training_file", "plan"}
     assert keywords.RunSettings.__annotations__.keys() == rows(*ESTIMATED).keys() | inputs
     assert keywords.MeasurementSettings.__annotations__.keys() == rows(*MEASURED).keys() | inputs
-    for name, records in {"estimate": ESTIMATED, "fit": ESTIMATED, "report": ESTIMATED, "profile": MEASURED}.items():
-        function = getattr(bertscope, name)
-        taken = rows(*records).keys() - UNUSED.get(name, ())
-        assert inspect.signature(function).parameters.keys() >= taken | inputs
-        assert not inspect.signature(function).parameters.keys() & set(UNUSED.get(name, ()))
-        assert all(f"{key}: {rows(*records)[key].help}" in function.__doc__
+    for name in ("estimate", "fit", "report", "profile"):
+        function, taken = getattr(bertscope, name), QUESTIONS[name].table
+        assert inspect.signature(function).parameters.keys() >= taken.keys() | inputs
+        assert not inspect.signature(function).parameters.keys() & set(QUESTIONS[name].unused)
+        assert all(f"{key}: {taken[key].help}" in function.__doc__
                    for key in taken if name != "fit" or key not in ("batch", "budget"))  # fmt: skip
 
 
@@ -288,20 +288,15 @@ def test_the_notebook_runs_and_its_outputs_are_those_of_today(monkeypatch):
     assert sum(bool(cell.get("outputs")) for cell in stored["cells"]) >= 8
 
 
-PICTURE = torch.ones(2, 3, 8, 8)
-
-
-@pytest.mark.parametrize("given", [{"input_size": (2, 3, 8, 8)}, {"input_data": PICTURE}, {"inputs": PICTURE}], ids=str)
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("count", {}), ("tree", {}), ("flops", {}), ("estimate", {}), ("fit", {"budget": "64MiB"}), ("report", {}),
-     ("fits", {"budget": "64MiB"}), ("plan", {"budget": "64MiB"}), ("explain", {}), ("diagram", {"kind": "forward"}),
-     ("profile", {"steps": 0}), ("diff", {"b": torch.nn.Conv2d(3, 4, 1)})],
+    [("fit", {"budget": "64MiB"}), ("report", {}), ("plan", {"budget": "64MiB"}), ("explain", {}),
+     ("diagram", {"kind": "forward"}), ("diff", {"b": torch.nn.Conv2d(3, 4, 1)})],
 )  # fmt: skip
-def test_every_function_that_runs_a_module_takes_its_inputs_in_three_ways(name, more, given):
+def test_every_function_that_runs_a_module_takes_its_inputs(name, more):
+    given = {"input_size": (2, 3, 8, 8)}
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 5))
-    found = getattr(bertscope, name)(module, **given, **more)
-    (report,) = found if name == "fits" else (found,)
+    report = getattr(bertscope, name)(module, **given, **more)
     if name in ("explain", "diagram", "diff"):
         assert report.batch == 2
     if name == "diff":

@@ -35,6 +35,7 @@ def check(
     *,
     architecture: str | None = None,
     allow_code: bool = False,
+    changes: dict[Path, dict[str, Any]] | None = None,
 ) -> CheckReport:
     """Compare every expectation of the files (default: the working directory) with the model that each file describes.
 
@@ -42,35 +43,26 @@ def check(
     imports the `module:attribute` that a file names. A file that cannot be read, that expects nothing, or whose run
     fails gives a finding with status "error", and so does a folder without such files.
 
+    `changes` gets for each file without an error the values with which its expectations pass: a key of an expectation
+    with its new value, None for a row that the model does not have; under `ties` a mapping of all ties.
+
     >>> report = bertscope.check("bert-tiny")
     >>> len(report.having("passed")) > 0, report.having("failed")
     (True, ())
     """
-    names = _names(models)
-    return _report([finding for name in names for finding in _checked(name, architecture, allow_code)[1]], names)
-
-
-def update(
-    models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, allow_code: bool = False
-) -> tuple[CheckReport, dict[Path, dict[str, Any]]]:
-    """Return the report of `check`, and by file the changes with which its expectations pass.
-
-    A change is a key of an expectation with its new value, None for a row that the model does not have; under `ties`
-    it is a mapping of all ties. A file with an error has no changes.
-    """
     findings: list[Finding] = []
-    changes: dict[Path, dict[str, Any]] = {}
     names = _names(models)
     for name in names:
-        witness, found = _checked(name, None, allow_code)
-        if witness is not None and (witness.model.path != Path(name) or Path(name).suffix == ".json"):
-            error = SourceError(f"--update rewrites YAML files, and {name[:100]!r} is none; give the path of one")
-            witness, found = None, [_error(error, model=name, path=name)]
+        witness, found = _checked(name, architecture, allow_code)
+        if changes is not None and witness is not None:
+            if witness.model.path != Path(name) or Path(name).suffix == ".json":
+                error = SourceError(f"--update rewrites YAML files, and {name[:100]!r} is none; give the path of one")
+                found = [_error(error, model=name, path=name)]
+            failed = [finding for finding in found if finding.status == "failed"]
+            if failed and not any(finding.status == "error" for finding in found):
+                changes[witness.model.path] = witness.changes(failed)
         findings += found
-        failed = [finding for finding in found if finding.status == "failed"]
-        if witness is not None and failed and not any(finding.status == "error" for finding in found):
-            changes[witness.model.path] = witness.changes(failed)
-    return _report(findings, names), changes
+    return _report(findings, names)
 
 
 def _names(models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertscope.analyses import flops as flops_analysis
-from bertscope.analyses import params
-from bertscope.analyses import verify as comparison
-from bertscope.analyses.flops import FlopsRun, flops_model
-from bertscope.api.asked import Asked, Model, built, inputs_of, shapes_of_run
+from bertscope.api.arguments import Model, built, default_length, inputs_of, requested, resolved, shapes_of_run
 from bertscope.checkpoints.reading import Checkpoint, read_checkpoint, stored_report
 from bertscope.errors import SelectionError
 from bertscope.reports.checkpoint import VerifyReport
 from bertscope.reports.flops import FlopsReport
 from bertscope.reports.params import CountReport, TreeReport
 from bertscope.settings.generate import with_keywords_of, with_settings
-from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import DEFAULTS, ESTIMATED, INFERENCE, TRAINING
+from bertscope.settings.request import Request
+from bertscope.settings.run_config import INFERENCE, QUESTIONS, TRAINING
 from bertscope.sources.find import source_of, stored_alone, weights_path
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.api.asked import ShapesOfRun
+    from bertscope.api.arguments import ShapesOfRun
     from bertscope.settings.keywords import RunSettings
 
 
 @with_keywords_of(shapes_of_run)
 def count(
-    model: Model,
+    model: Model | Checkpoint,
     *,
     by: Literal["group", "layer", "module", "parameter"] = "layer",
     name: str | None = None,
@@ -54,8 +50,12 @@ def count(
     16
     """
     given: dict[str, Any] = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model", **run}
+    if isinstance(model, Checkpoint):
+        return stored_report(model, by=by)
     if checkpoint := stored_alone(model, **given):
         return stored_report(checkpoint, by=by)
+    from bertscope.analyses import params  # torch, which the header of a checkpoint needs not
+
     module, shown = built(model, name)
     found = shapes_of_run(model, **run)
     return params.count(module, by=by, name=shown, dtype=dtype, folded=folded, sort=sort, shapes=found)
@@ -63,7 +63,7 @@ def count(
 
 @with_keywords_of(shapes_of_run)
 def tree(
-    model: Model,
+    model: Model | Checkpoint,
     *,
     depth: int | None = None,
     name: str | None = None,
@@ -83,8 +83,12 @@ def tree(
     (1, 8, 222, 222)
     """
     given = {"name": name, "folded": not folded, **run}
+    if isinstance(model, Checkpoint):
+        return stored_report(model, by="tree", depth=depth)
     if checkpoint := stored_alone(model, beside_config=False, **given):
         return stored_report(checkpoint, by="tree", depth=depth)
+    from bertscope.analyses import params
+
     module, shown = built(model, name)
     found = shapes_of_run(model, **run)
     return params.tree(module, depth=depth, name=shown, folded=folded, shapes=found)
@@ -93,14 +97,9 @@ def tree(
 # ---- `bertscope.flops` ----
 
 
-@with_settings(*ESTIMATED)
+@with_settings
 def flops(
-    model: Model,
-    inputs: Any = None,
-    *,
-    name: str | None = None,
-    _layers: Sequence[Layer] = (),
-    **settings: Unpack[RunSettings],
+    model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> FlopsReport:
     """Count the work of one run of any model; mode "training" adds the operators of the backward pass.
 
@@ -116,20 +115,22 @@ def flops(
     >>> report[""].forward.matmul_flops == 10 * 2 * 3 * 4
     True
     """
+    from bertscope.analyses import flops as analysis
+
     given = inputs_of(inputs, settings)
-    asked = Asked.of(settings, _layers, compared=("batch", "seq"), question="flops")
+    request = requested("flops", model, settings)
     if given is not None:
-        if unused := sorted(asked.named - {"mode"}):
+        if unused := sorted(request.named - {"mode"}):
             raise SelectionError(f"{unused[0]} is for a run without inputs; a given module has its own")
-        module, shown = built(model, name)
-        ((run_config, _),) = asked.resolved(**DEFAULTS["flops"]).points
-        return flops_analysis.flops(module, given, mode=run_config.mode, name=shown)
-    source = source_of(model, name=name)
-    runs = asked.resolved(**DEFAULTS["flops"], **asked.length(source)).runs
+        module, shown = built(request.subject, name)
+        ((run_config, _),) = resolved(request).points
+        return analysis.flops(module, given, mode=run_config.mode, name=shown)
+    source = source_of(request.subject, name=name)
+    runs = request.resolved(**QUESTIONS["flops"].defaults, **default_length(request, source)).runs
     if runs[0].mode not in (INFERENCE, TRAINING):
         raise SelectionError(f"FLOPs are those of mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
-    return flops_model(FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)
+    return analysis.flops_model(analysis.FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)
 
 
 # ---- `bertscope.verify` ----
@@ -156,6 +157,8 @@ def verify(
     >>> bertscope.verify(bertscope.load("bert-tiny", architecture="BertForMaskedLM"), "my-bert").fits
     False
     """
+    from bertscope.analyses import verify as comparison
+
     if checkpoint is None:
         if not isinstance(model, (str, os.PathLike)):
             raise SelectionError("name the checkpoint: verify(model, 'model.safetensors')")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.diagram import diagram as diagrams
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.explain import steps
-from bertscope.api.asked import Model, batch_of, built, inputs_of, refuse_sizes, usual_length
+from bertscope.api.arguments import Model, batch_of, built, inputs_of, refuse_sizes, usual_length
 from bertscope.errors import SelectionError, name_of
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.bert import BertModel
@@ -81,7 +81,7 @@ def diagram(
     name: str | None = None,
     depth: int | None = None,
     direction: str | None = None,
-    given: Given | None = None,
+    given: Given | Mapping[str, Any] | None = None,
     inputs: Any = None,
     **options: Unpack[DiagramOptions],
 ) -> ClassReport | GraphReport:
@@ -89,8 +89,9 @@ def diagram(
 
     `class` draws the classes of the whole model in an `implementation` (bertscope, transformers), or those around one
     class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module. `forward`
-    draws the dataflow of the module at `path` for the inputs `given`, the own `inputs` of a module, or tensors of
-    `input_size` and `dtypes`. `tree` draws the modules at and
+    draws the dataflow of the module at `path` for the inputs `given` (a mapping of the fields of Given, in which a
+    length None is the usual one), the own `inputs` of a module, or tensors of `input_size` and `dtypes`. `tree` draws
+    the modules at and
     below `path`. Raises SelectionError for another kind, and for a path or class that the model does not have.
 
     >>> print(bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree"))
@@ -106,8 +107,12 @@ def diagram(
     own = inputs_of(inputs, options)
     module, shown = built(model, name)
     classes: Any = {key: value for key, value in options.items() if value is not None}
-    asked = {"depth": depth, "direction": direction, "given": given, "inputs": own, **classes}
+    asked: dict[str, Any] = {"depth": depth, "direction": direction, "given": given, "inputs": own, **classes}
     kind = diagrams.diagram_kind(module, kind, classes.get("around"))
+    if isinstance(given, Mapping):
+        seq = given.get("seq") or usual_length(*[source_of(model)] * (kind == "forward"))
+        given = Given(**{**given, "seq": seq})
+        asked["given"] = given = given if kind == "forward" or given != Given() else None
     if own is not None:
         module = source_of(module, inputs=own).build()
         given = given or Given(batch=batch_of(own))

@@ -12,44 +12,37 @@ from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report
 from bertscope.analyses.memory.lengths import Data, LengthSteps
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
-from bertscope.api.asked import (
-    Asked,
+from bertscope.api.arguments import (
     Model,
-    Plan,
-    TrainingArguments,
     batch_of,
     batched,
     built,
     calibration_for,
     card_for,
+    default_length,
     function_of,
     inputs_of,
     inputs_on_device,
     is_module,
     loop_of,
+    module_records,
+    noted,
+    requested,
+    resolved,
+    with_limit,
 )
 from bertscope.errors import SelectionError, name_of
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
-from bertscope.reports.calibration import CalibrationReport, TimeRange
+from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow, MemoryReport, Variant
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.generate import with_settings
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
-from bertscope.settings.resolve import Layer, Resolved
-from bertscope.settings.run_config import (
-    AUTOCAST,
-    CUDA,
-    DEFAULTS,
-    ESTIMATED,
-    MEASURED,
-    STORED,
-    Launch,
-    Limit,
-    RunConfig,
-)
+from bertscope.settings.request import Request, Resolved
+from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
@@ -59,25 +52,18 @@ from bertscope.units import FP32
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.analyses.memory.profile_job import RankLaunch
     from bertscope.analyses.memory.step import Loss
     from bertscope.analyses.memory.step_time import Timer
     from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
     from bertscope.torch_access import nn
 
-_COMPARED = ("checkpointing",)
-_SEARCHED = ("seq", "precision", "checkpointing", "gpu")  # of fit: each combination is a row
 
-
-@with_settings(*ESTIMATED)
+@with_settings
 def estimate(
-    model: Model,
+    model: Model | Request,
     inputs: Any = None,
     *,
     name: str | None = None,
-    training_file: TrainingArguments = None,
-    plan: Plan = None,
-    _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> MemoryReport:
     """Estimate the memory of a step of any model, without allocating it.
@@ -102,27 +88,29 @@ def estimate(
     True
     """
     given, loss = inputs_of(inputs, settings), function_of(settings)
-    asked = Asked.of(settings, _layers, compared=_COMPARED, training_file=training_file, plan=plan, question="estimate")
+    request = requested("estimate", model, settings)
     if given is not None:
-        module, shown = built(model, name)
-        run_config, limit = asked.of_module(module, takes_limit=loss is None)
+        module, shown = built(request.subject, name)
+        run_config, limit = module_records(request, module, takes_limit=loss is None)
         if limit == Limit():
             from bertscope.analyses.memory.estimate import estimate as estimate_module
 
             return estimate_module(module, given, run_config, loss=loss, name=shown)
         source, wanted = source_of(module, name=shown, inputs=given), [run_config]
     else:
-        source = source_of(model, name=name)
-        resolved = asked.resolved(source, **DEFAULTS["estimate"])
-        (limit,), wanted = resolved.limits, list(resolved.runs)
+        source = source_of(request.subject, name=name)
+        found = resolved(request, source)
+        (limit,), wanted = found.limits, list(found.runs)
         if loss is not None:
             return _with_function(source, wanted, limit, loss)
     expect(len(wanted))
-    steps = Steps(source)
-    runs, report = estimate_on(source, wanted, card_for(limit, wanted[0]), steps)
-    report = replace(report, inputs_given=given is not None)
-    if asked.training_file is not None:
-        report = replace(report, training_file=asked.noted(runs))
+    steps, card = Steps(source), card_for(limit, wanted[0])
+    runs, report = estimate_on(source, wanted, card, steps)
+    report = replace(report, inputs_given=given is not None, training_file=noted(request, runs))
+    if "snapshot" in request.extras:
+        from bertscope.analyses.memory.snapshot import snapshot
+
+        request.extras["snapshot"] = snapshot(steps.trace(on_card(wanted[-1], card)))
     return _timed(report, steps, limit, runs) if limit.time else report
 
 
@@ -142,25 +130,12 @@ def _with_function(source: ModelSource, run_configs: Sequence[RunConfig], limit:
     return replace(reports[0], variants=tuple(variants), inputs_given=False)
 
 
-def snapshot(model: Model, *, _layers: Sequence[Layer] = (), **settings: Unpack[RunSettings]) -> bytes:
-    """Return the last of the steps of `estimate` for PyTorch's memory viewer, as torch pickles a snapshot."""
-    from bertscope.analyses.memory.snapshot import snapshot as picture
-
-    source = source_of(model).require("a snapshot")
-    resolved = Asked.of(settings, _layers, compared=_COMPARED).resolved(source, **DEFAULTS["estimate"])
-    run_config, limit = resolved.points[-1]
-    return picture(Steps(source).trace(on_card(run_config, card_for(limit, run_config))))
-
-
-@with_settings(*MEASURED)
+@with_settings
 def profile(
-    model: Model,
+    model: Model | Request,
     inputs: Any = None,
     *,
     name: str | None = None,
-    training_file: TrainingArguments = None,
-    plan: Plan = None,
-    _layers: Sequence[Layer] = (),
     **settings: Unpack[MeasurementSettings],
 ) -> MemoryReport:
     """Run steps of any model, and measure memory and time next to the estimate.
@@ -176,92 +151,79 @@ def profile(
     0.0
     """
     given, loss = inputs_of(inputs, settings), function_of(settings)
-    asked = Asked.of(settings, _layers, compared=_COMPARED, training_file=training_file, plan=plan,
-                     records=MEASURED, question="profile")  # fmt: skip
-    if is_module(model):
-        return _profile_module(model, given, asked, loss, name)
+    request = requested("profile", model, settings)
+    if is_module(request.subject):
+        return _profile_module(request, given, loss, name)
     if loss is not None:
         raise SelectionError("a function cannot be sent to a new process; give a module, or the name of a loss")
-    return profile_source(source_of(model, name=name, inputs=given), asked)[0]
+    return _profile_source(source_of(request.subject, name=name, inputs=given), request)
 
 
-def _profile_module(module: nn.Module, given: Any, asked: Asked, loss: Loss | None, name: str | None) -> MemoryReport:
+def _profile_module(request: Request, given: Any, loss: Loss | None, name: str | None) -> MemoryReport:
     """Return the measurement of a module in this process."""
     from bertscope.analyses.memory import profiler_run
     from bertscope.analyses.memory.step import real_inputs
 
-    if unused := sorted(asked.named & {"threads", "seed", "memory_limit", "timeout", "nproc"}):
-        raise asked.error(
+    module: nn.Module = request.subject
+    if unused := sorted(request.named & {"threads", "seed", "memory_limit", "timeout", "nproc"}):
+        raise request.error(
             f"{{{unused[0]}}} is of a new process, which builds its model; a module runs in this one: leave it out",
             unused[0],
         )
     if given is None:
-        run_config, _, measurement, _ = asked.resolved(
-            precision=STORED, **loop_of(module), **DEFAULTS["profile"]
-        ).points[0]
+        run_config, _, measurement, _ = resolved(request, None, precision=STORED, **loop_of(module)).points[0]
     else:
-        run_config, _, measurement, _ = asked.of_module(module)
+        run_config, _, measurement, _ = module_records(request, module)
     device = profiler_run.device_of(run_config)
     given = real_inputs(module, run_config, device) if given is None else inputs_on_device(given, device)
     return profiler_run.profile(module, given, run_config, loss=loss, steps=measurement.steps, name=name)
 
 
-def profile_source(
-    source: ModelSource, asked: Asked, *, wants_snapshot: bool = False, wants_card: bool = False
-) -> tuple[MemoryReport, tuple[bytes | None, ...], CalibrationReport | None]:
-    """Return the measurement of a model that new processes build; on request a snapshot of each step, a calibration."""
+def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
+    """Return the measurement of a model that new processes build; the extras are a snapshot and a calibration."""
     from bertscope.analyses.memory.profile import profile_report
-    from bertscope.analyses.memory.profile_job import Job
+    from bertscope.analyses.memory.profile_job import Job, RankLaunch
 
-    if "nproc" not in asked.named and asked.named & {"strategy", "mesh", "world_size"}:
-        raise asked.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
-    resolved = asked.resolved(source, **DEFAULTS["profile"])
-    runs = [run for run, *_ in resolved.points]
-    _, _, measurement, launch = resolved.points[0]
+    if "nproc" not in request.named and request.named & {"strategy", "mesh", "world_size"}:
+        raise request.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
+    found = resolved(request, source)
+    runs = [run for run, *_ in found.points]
+    _, _, measurement, launch = found.points[0]
+    ranks, wants_card = launch.nproc or 1, "calibration" in request.extras
     if wants_card and (runs[0].device != CUDA or launch.nproc is not None):
-        raise asked.error("--save measures a CUDA card in one process: give {device} cuda, and no {nproc}", "device")
+        raise request.error("--save measures a CUDA card in one process: give {device} cuda, and no {nproc}", "device")
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
-        raise asked.error("torch finds no CUDA device here; use {device} cpu, or estimate with {device} cuda", "device")
-    if runs[0].parallelism.world_size != (launch.nproc or 1):
-        name = "mesh" if "mesh" in asked.named else "world_size"
-        raise asked.error(
-            f"{{nproc}} starts {launch.nproc or 1:,} ranks; {{{name}}} has {runs[0].parallelism.world_size:,}; give as "
-            "many",
-            name,
+        raise request.error(
+            "torch finds no CUDA device here; use {device} cpu, or estimate with {device} cuda", "device"
         )
+    if runs[0].parallelism.world_size != ranks:
+        name = "mesh" if "mesh" in request.named else "world_size"
+        raise request.error(
+            f"{{nproc}} starts {ranks:,} ranks; {{{name}}} has {runs[0].parallelism.world_size:,}; give as many", name
+        )
+    ranks_launch = RankLaunch(timeout_seconds=measurement.timeout, nproc=ranks) if launch.nproc else None
     jobs = [
         Job(source=source, run_config=run_config, steps=measurement.steps, threads=measurement.threads,
             seed=measurement.seed, memory_limit_bytes=measurement.memory_limit, beside=runs[0] if number else None,
-            wants_snapshot=wants_snapshot and run_config is runs[-1], wants_card=wants_card,
-            launch=_launch(launch, measurement.timeout))
+            wants_snapshot="snapshot" in request.extras and run_config is runs[-1], wants_card=wants_card,
+            launch=ranks_launch)
         for number, run_config in enumerate(runs)
     ]  # fmt: skip
     expect(len(jobs))
     report, pictures, calibration = profile_report(jobs, timeout_seconds=measurement.timeout)
-    return replace(report, training_file=asked.noted(runs)), pictures, calibration
+    request.extras.update(snapshot=pictures[-1] if pictures else None, calibration=calibration)
+    return replace(report, training_file=noted(request, runs))
 
 
-def _launch(launch: Launch, timeout_seconds: float) -> RankLaunch | None:
-    """Return the launch of real ranks; None if there are none."""
-    from bertscope.analyses.memory.profile_job import RankLaunch
-
-    if launch.nproc is None:
-        return None
-    return RankLaunch(timeout_seconds=timeout_seconds, nproc=launch.nproc)
-
-
-@with_settings(*ESTIMATED)
+@with_settings
 def fit(
-    model: Model,
+    model: Model | Request,
     budget: int | str | None = None,
     *,
     batch: int | None = None,
     batch_total: int | None = None,
     inputs: Any = None,
     name: str | None = None,
-    training_file: TrainingArguments = None,
-    plan: Plan = None,
-    _layers: Sequence[Layer] = (),
     **settings: Unpack[FitSettings],
 ) -> FitReport:
     """Find the largest batch that fits in a budget (bytes, or text such as `16GiB`) or on a `gpu`, for each setting.
@@ -277,26 +239,21 @@ def fit(
     >>> row.answer, row.peak_bytes < 2**30
     ('yes', True)
     """
-    reports = fits(model, budget, batch=batch, batch_total=batch_total, inputs=inputs, name=name,
-                   training_file=training_file, plan=plan, _layers=_layers,
-                   **settings)  # fmt: skip
+    reports = fits(model, budget, batch=batch, batch_total=batch_total, inputs=inputs, name=name, **settings)
     if len(reports) > 1:
         raise SelectionError(f"fit takes one gpu; got {len(reports)}; bertscope.fits returns a report for each")
     return reports[0]
 
 
-@with_settings(*ESTIMATED, command="fit")
+@with_settings
 def fits(
-    model: Model,
+    model: Model | Request,
     budget: int | str | None = None,
     *,
     batch: int | None = None,
     batch_total: int | None = None,
     inputs: Any = None,
     name: str | None = None,
-    training_file: TrainingArguments = None,
-    plan: Plan = None,
-    _layers: Sequence[Layer] = (),
     **settings: Unpack[FitSettings],
 ) -> tuple[FitReport, ...]:
     """Return the report of `fit` for each GPU, such as `gpu="t4,a100-40gb"`; they share their traces.
@@ -306,10 +263,10 @@ def fits(
     """
     own = inputs_of(inputs, settings)
     given = {**settings} if budget is None else {**settings, "budget": budget}
-    compared = _SEARCHED if batch_total is None else (*_SEARCHED, "strategy")
-    asked = Asked.of(given, _layers, compared=compared, training_file=training_file, plan=plan).without("batch")
-    source = source_of(model, name=name, inputs=batched(own))
-    search = _FitSearch(source, asked, batch, batch_total)
+    searched = () if batch_total is None else ("strategy",)
+    request = requested("fits", model, given, compared=(*QUESTIONS["fits"].compared, *searched)).without("batch")
+    source = source_of(request.subject, name=name, inputs=batched(own))
+    search = _FitSearch(source, request, batch, batch_total)
     if batch_total is not None:
         search.check_total()
     return tuple(map(search.report, search.limits()))
@@ -320,7 +277,7 @@ class _FitSearch:
     """A search of `fit` for one model, whose limits share traces."""
 
     source: ModelSource
-    asked: Asked
+    request: Request
     batch: int | None
     batch_total: int | None
     steps: dict[str | None, Steps] = field(default_factory=dict)
@@ -333,22 +290,22 @@ class _FitSearch:
     def limits(self) -> tuple[Limit, ...]:
         """Return the GPUs or the budget; raises SelectionError without one."""
         found = self._resolved().limits
-        if found[0].gpu is None and found[0].budget is None:
-            raise self.asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
+        with_limit(self.request, found[0].gpu or found[0].budget)  # type: ignore[arg-type]  # the name of a GPU
         return found
 
     def _resolved(self, **defaults: Any) -> Resolved:
         ranks = {} if self.batch_total is None else {"strategy": SEARCHED, "world_size": 2}
-        return self.asked.resolved(self.source, **ranks, **defaults)
+        return resolved(self.request, self.source, **ranks, **defaults)
 
     def check_total(self) -> None:
         """Raise SettingError for settings that say what `batch_total` searches, or that it cannot search."""
-        self.asked.without("strategy", "world_size", "mesh", "rank")
+        self.request = self.request.without("strategy", "world_size", "mesh", "rank")
         if self.batch is not None:
-            raise self.asked.error("{batch} is that of one rank and {batch_total} that of all; give one of them")
-        strategies = {name for layer in self.asked.layers for name in layer.get("strategy", ())}
-        if self.asked.named & {"mesh", "rank"} or not strategies <= set(SEARCHED):
-            raise self.asked.error(
+            raise self.request.error("{batch} is that of one rank and {batch_total} that of all; give one of them")
+        strategies = {name for source in self.request.sources if "strategy" in source
+                      for name in source["strategy"].values}  # fmt: skip
+        if self.request.named & {"mesh", "rank"} or not strategies <= set(SEARCHED):
+            raise self.request.error(
                 f"{{batch_total}} searches the number of ranks of {', '.join(SEARCHED)}; for others, for a mesh or a "
                 "rank give {batch}, that of a rank"
             )
@@ -372,7 +329,7 @@ class _FitSearch:
 
                 report = with_fit_times(report, timer, variants)
             report = replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.rows)))
-        file = self.asked.noted(runs, searched="batch")
+        file = noted(self.request, runs, searched="batch")
         return replace(report, training_file=file, length_given=self._is_length_given(runs[0]))
 
     def _is_length_given(self, run_config: RunConfig) -> bool:
@@ -399,7 +356,7 @@ class _FitSearch:
     def _fewest(self, variants: Sequence[RunConfig], seqs: Sequence[int], memory: int | Gpu, limit: Limit) -> FitReport:
         """Return the fewest ranks for the batch of all of them."""
         ranks = tuple(dict.fromkeys(run.parallelism for run in variants))
-        sizes = (ranks[0].world_size,) if "world_size" in self.asked.named else WORLD_SIZES
+        sizes = (ranks[0].world_size,) if "world_size" in self.request.named else WORLD_SIZES
         alone = dict.fromkeys(replace(run, parallelism=ONE_PROCESS) for run in variants)
         expect(len(seqs) * (len(ranks) + 2))
         return fewest_report(self.source, tuple(alone), seqs, memory, self.batch_total or 1, strategies=ranks,
@@ -409,9 +366,9 @@ class _FitSearch:
 _ANY = 2**62  # a budget for which every batch fits
 
 
-@with_settings(*ESTIMATED, command="estimate")
+@with_settings
 def lengths(
-    model: Model,
+    model: Model | Request,
     lengths: str | os.PathLike[str] | Iterable[int],
     *,
     field: str = "",
@@ -419,10 +376,7 @@ def lengths(
     tokens_per_batch: int = 0,
     search: bool = False,
     name: str | None = None,
-    training_file: TrainingArguments = None,
-    plan: Plan = None,
     inputs: Any = None,
-    _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> LengthsReport:
     """Estimate the steps of an epoch of sequences of real lengths, for each way to make batches.
@@ -438,22 +392,21 @@ def lengths(
     (True, 0.0)
     """
     given = inputs_of(inputs, settings)
-    asked = Asked.of(settings, _layers, training_file=training_file, plan=plan)
-    source = source_of(model, name=name, inputs=batched(given, has_length=True))
-    defaults = DEFAULTS["estimate"] if given is None else DEFAULTS["estimate"] | {"batch": batch_of(given)}
-    points = asked.resolved(source, **defaults).points
+    request = requested("lengths", model, settings)
+    source = source_of(request.subject, name=name, inputs=batched(given, has_length=True))
+    points = resolved(request, source, **({} if given is None else {"batch": batch_of(given)})).points
     if len(points) > 1:
         raise SelectionError("lengths are for one run; give one value of each setting")
     run, limit = points[0]
     card = card_for(limit, run)
     memory = card or limit.budget
-    if search and memory is None:
-        raise asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
+    if search:
+        with_limit(request, memory)
     if search and tokens_per_batch:
         raise SelectionError(f"the search finds the tokens of a batch; leave {name_of('tokens_per_batch')} out")
     counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
-    most = asked.length(source, max(counts)).get("seq", max(counts))
-    most = run.seq if any("seq" in layer for layer in asked.layers) else most
+    most = default_length(request, source, max(counts)).get("seq", max(counts))
+    most = run.seq if request.has("seq") else most
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
     data, run = Data(cut), on_card(run, card)
     fitter, _ = fitter_for(source, run, memory or _ANY, limit.context, {})
@@ -476,7 +429,7 @@ def lengths(
         truncated=sum(count for length, count in counts.items() if length > most), shortest=min(cut),
         longest=data.longest, mean=data.tokens / data.total, traced=tuple(steps.traced), rows=rows, table=table,
         budget_bytes=card.memory_bytes if card else limit.budget, card=card, notes=notes,
-        training_file=asked.noted([run], searched="batch" if search else ""),
+        training_file=noted(request, [run], searched="batch" if search else ""),
     )  # fmt: skip
 
 

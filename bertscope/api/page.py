@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses import page as differences
 from bertscope.analyses.page import STAGES, page_report
-from bertscope.api.asked import (
-    Asked,
+from bertscope.api.arguments import (
     Model,
-    Plan,
-    TrainingArguments,
     batch_of,
     batched,
     built,
     card_for,
     inputs_of,
+    noted,
     refuse_sizes,
+    requested,
+    resolved,
     usual_length,
 )
 from bertscope.api.counts import verify
@@ -28,8 +27,8 @@ from bertscope.progress import expect
 from bertscope.reports.page import DiffReport, PageReport
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.generate import with_keywords_of, with_settings
-from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import DEFAULTS, ESTIMATED, STORED
+from bertscope.settings.request import Request
+from bertscope.settings.run_config import STORED
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of, stored_alone
 from bertscope.units import FP32
@@ -40,17 +39,14 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import GivenInputs, RunSettings
 
 
-@with_settings(*ESTIMATED)
+@with_settings
 def report(
-    model: Model,
+    model: Model | Request,
     compare: Model | None = None,
     *,
     fit: bool = True,
     inputs: Any = None,
     name: str | None = None,
-    training_file: TrainingArguments = None,
-    plan: Plan = None,
-    _layers: Sequence[Layer] = (),
     **settings: Unpack[RunSettings],
 ) -> PageReport:
     """Return every report about a model, or about two; `to_html()` of the result is the page of `bertscope report`.
@@ -66,35 +62,32 @@ def report(
     7087872
     """
     given = inputs_of(inputs, settings)
-    first = (
-        source_of(model, name=name) if given is None else source_of(built(model)[0], name=name, inputs=batched(given))
-    )
-    sources = [first, *([source_of(compare)] if compare is not None else [])]
-    defaults = DEFAULTS["report"] if given is None else DEFAULTS["report"] | {"batch": batch_of(given)}
-    asked = Asked.of(settings, _layers, compared=("precision", "checkpointing"), training_file=training_file, plan=plan,
-                     question="report")  # fmt: skip
+    request = requested("report", model, settings)
+    module = request.subject if given is None else built(request.subject)[0]
+    sources = [source_of(module, name=name, inputs=batched(given)), *([] if compare is None else [source_of(compare)])]
+    own = {} if given is None else {"batch": batch_of(given)}
     variants = []
     for source in sources:
         takes = source.strategies(built_for_counting(source))
-        resolved = asked.resolved(
-            source, **defaults, precision=STORED if source.has_own_dtypes else FP32.name,
+        found = resolved(
+            request, source, **own, precision=STORED if source.has_own_dtypes else FP32.name,
             checkpointing=[name for name in (NONE, FULL) if name in takes],
         )  # fmt: skip
-        order = list(dict.fromkeys(run.precision for run in resolved.runs))
-        variants.append(sorted(resolved.runs, key=lambda run: order.index(run.precision)))
-    limits = resolved.limits
+        order = list(dict.fromkeys(run.precision for run in found.runs))
+        variants.append(sorted(found.runs, key=lambda run: order.index(run.precision)))
+    limits = found.limits
     if len(limits) > 1 or len({(run.batch, run.seq) for run in variants[0]}) > 1:
         raise SelectionError("a page is about one batch, one length and one GPU; give one of each")
-    if not fit and "budget" in asked.named:
-        raise asked.error("{budget} is for the fit table, which is left out", "budget")
+    if not fit and "budget" in request.named:
+        raise request.error("{budget} is for the fit table, which is left out", "budget")
     limit = card_for(limits[0], variants[0][0]) or limits[0].budget
     expect(len(sources) * (len(STAGES) if fit else len(STAGES) - 1))
-    found = page_report(sources, variants, limit, limits[0].context, has_fit=fit)
+    page = page_report(sources, variants, limit, limits[0].context, has_fit=fit)
     models = tuple(
-        replace(part, memory=replace(part.memory, training_file=asked.noted(runs)))
-        for part, runs in zip(found.models, variants, strict=True)
+        replace(part, memory=replace(part.memory, training_file=noted(request, runs)))
+        for part, runs in zip(page.models, variants, strict=True)
     )
-    return replace(found, models=models)
+    return replace(page, models=models)
 
 
 @with_keywords_of()

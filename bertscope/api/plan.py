@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.plan import plan_report
-from bertscope.api.asked import Asked, Model, TrainingArguments, calibration_for, card_for, inputs_of
+from bertscope.api.arguments import Model, calibration_for, card_for, inputs_of, noted, requested, resolved, with_limit
 from bertscope.api.memory import no_time_notes, timer_for
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, suggestion
@@ -16,8 +16,8 @@ from bertscope.gpus import Gpu, half_precision
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import with_settings
 from bertscope.settings.optimizers import LEANER
-from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import AUTOCAST, DEFAULTS, ESTIMATED, RunConfig
+from bertscope.settings.request import Request, read_settings
+from bertscope.settings.run_config import AUTOCAST, RunConfig
 from bertscope.sources.find import source_of
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import FitSettings
 
 
-@with_settings(*ESTIMATED)
+@with_settings
 def plan(
-    model: Model,
+    model: Model | Request,
     budget: int | str | None = None,
     *,
     inputs: Any = None,
@@ -36,8 +36,6 @@ def plan(
     batch_total: int | None = None,
     may_change: str | Sequence[str] = (),
     name: str | None = None,
-    training_file: TrainingArguments = None,
-    _layers: Sequence[Layer] = (),
     **settings: Unpack[FitSettings],
 ) -> PlanReport:
     """Find which operators to keep for backward so that a step fits in a budget or on a `gpu` with the fewest FLOPs.
@@ -53,27 +51,23 @@ def plan(
     (True, True)
     """
     own_inputs = inputs_of(inputs, settings)
-    own = {"budget": budget, "batch": batch}
-    given = {**settings, **{key: value for key, value in own.items() if value is not None}}
-    asked = Asked.of(given, _layers, training_file=training_file, question="plan")
+    own = {key: value for key, value in (("budget", budget), ("batch", batch)) if value is not None}
+    request = requested("plan", model, {**settings, **own})
     if batch_total is not None:
-        if asked.named & {"batch", "accumulate"}:
-            raise asked.error(
+        if request.named & {"batch", "accumulate"}:
+            raise request.error(
                 "{batch} is the micro-batch and {batch_total} that of an optimizer step; give one of them"
             )
-        asked = asked.without("batch", "accumulate")
-    source = source_of(model, name=name, inputs=own_inputs)
-    ((run, limit),) = asked.resolved(source, **DEFAULTS["plan"]).points
+        request = request.without("batch", "accumulate")
+    source = source_of(request.subject, name=name, inputs=own_inputs)
+    ((run, limit),) = resolved(request, source).points
     card = card_for(limit, run)
-    memory = card or limit.budget
-    if memory is None:
-        raise asked.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
+    memory = with_limit(request, card or limit.budget)
 
     def changed_run(changes: dict[str, Any]) -> RunConfig:
         """Return the run with other settings."""
-        settings = {name: value for name, value in changes.items() if name != "lora"}
-        other = replace(asked, layers=(Layer(settings), *asked.layers))
-        return other.resolved(source, **DEFAULTS["plan"]).runs[0]
+        others = read_settings({name: value for name, value in changes.items() if name != "lora"})
+        return resolved(request.over(others), source).runs[0]
 
     is_timed = limit.time or calibration_for(limit, run)
     report = plan_report(
@@ -81,7 +75,7 @@ def plan(
         context_bytes=limit.context, timer_of=lambda steps: timer_for(card, steps, limit, run) if is_timed else None,
     )  # fmt: skip
     why = no_time_notes(limit, run, report.rows) if is_timed else ()
-    return replace(report, training_file=asked.noted([run]), notes=(*report.notes, *why))
+    return replace(report, training_file=noted(request, [run]), notes=(*report.notes, *why))
 
 
 def _changes(may_change: str | Sequence[str], card: Gpu | None) -> list[dict[str, Any]]:

@@ -8,15 +8,14 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from bertscope.api.asked import Asked
+from bertscope.api.arguments import requested, resolved
 from bertscope.dry_run.child import ScriptRun
 from bertscope.dry_run.script import dry_run, fitted, run_here
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, find_gpu
 from bertscope.reports.run import RunFitReport, RunReport
 from bertscope.settings.generate import with_settings
-from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import DEFAULTS, RAN
+from bertscope.settings.request import Request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,14 +23,13 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import DryRunSettings
 
 
-@with_settings(*RAN)
+@with_settings
 def run(
-    script: str | PathLike[str] | Callable[[], Any],
+    script: str | PathLike[str] | Callable[[], Any] | Request,
     args: Sequence[Any] = (),
     *,
     module: bool = False,
     fit: str = "",
-    _layers: Sequence[Layer] = (),
     **settings: Unpack[DryRunSettings],
 ) -> RunReport | RunFitReport:
     """Run a training script, unchanged, on a card that is not there, and return what it would hold at which line.
@@ -46,48 +44,42 @@ def run(
     >>> report.answer, report.peak.phase, report.peak.line
     ('yes', 'evaluation', 'train.py:33')
     """
-    return recorded(script, args, module=module, fit=fit, _layers=_layers, **settings)[0]
-
-
-def recorded(
-    script: str | PathLike[str] | Callable[[], Any], args: Sequence[Any] = (), *, module: bool = False, fit: str = "",
-    wants_snapshot: bool = False, _layers: Sequence[Layer] = (), **settings: Unpack[DryRunSettings],
-) -> tuple[RunReport | RunFitReport, bytes | None]:  # fmt: skip
-    """Return what `run` does, and on request a snapshot of the step with the peak."""
-    asked = Asked.of(settings, _layers, records=RAN, question="run")
-    ((run_config, limit, dry),) = asked.resolved(**DEFAULTS["run"]).points
+    request = requested("run", script, settings)
+    code: Any = request.subject
+    ((run_config, limit, dry),) = resolved(request).points
     gpu = find_gpu(limit.gpu) if limit.gpu is not None else None
     budget = gpu.memory_bytes if gpu is not None else limit.budget
     if limit.context is not None and budget is None:
-        raise asked.error("{context} has no effect without {gpu} or {budget}; give one, or leave {context} out",
+        raise request.error("{context} has no effect without {gpu} or {budget}; give one, or leave {context} out",
                           "context")  # fmt: skip
     if gpu is not None and limit.context is not None:
         gpu = replace(gpu, context_low_bytes=limit.context, context_high_bytes=limit.context)
     context = limit.context if limit.context is not None else gpu.context_high_bytes if gpu else CONTEXT_BYTES[1]
     if budget is not None and budget <= context:
-        raise asked.error("{budget} holds not even the context of CUDA; give more", "budget")
+        raise request.error("{budget} holds not even the context of CUDA; give more", "budget")
     wanted = ScriptRun(
-        script=script.__name__ if callable(script) else os.fspath(script),
-        folder=os.getcwd() if callable(script) or module else os.path.dirname(os.path.abspath(script)),
+        script=code.__name__ if callable(code) else os.fspath(code),
+        folder=os.getcwd() if callable(code) or module else os.path.dirname(os.path.abspath(code)),
         arguments=tuple(map(str, args)),
         is_module=module, steps=dry.steps, gpu=gpu, budget_bytes=budget,
         limit_bytes=None if budget is None else budget - context, context_bytes=limit.context, network=dry.network,
         expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,
-        wants_snapshot=wants_snapshot,
+        wants_snapshot="snapshot" in request.extras,
     )  # fmt: skip
-    if callable(script):
+    if callable(code):
         own = {"args": args, "module": module, "fit": fit}
-        own |= {name: name in asked.named for name in ("network", "sandbox", "memory_limit", "timeout")}
+        own |= {name: name in request.named for name in ("network", "sandbox", "memory_limit", "timeout")}
         if unused := next((name for name, given in own.items() if given), ""):
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
-        return run_here(script, wanted)
+        return run_here(code, wanted)[0]
 
-    def once(one: ScriptRun) -> tuple[RunReport, bytes | None]:
+    def once(one: ScriptRun) -> RunReport:
         """Run the script once."""
-        return dry_run(one, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
+        report, request.extras["snapshot"] = dry_run(one, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
+        return report
 
     if not fit:
         return once(wanted)
     if budget is None:
-        raise asked.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
-    return fitted(wanted, fit, lambda one: once(one)[0], budget), None
+        raise request.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
+    return fitted(wanted, fit, once, budget)

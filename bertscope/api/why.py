@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bertscope.analyses.memory.fit import estimate_on
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.why.reading import read_why
-from bertscope.api.asked import Asked, Model, Plan, TrainingArguments, card_for
+from bertscope.api.arguments import Model, card_for, noted, requested, resolved
 from bertscope.api.memory import fit
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
@@ -19,8 +19,8 @@ from bertscope.reports.memory import FitReport, Memory
 from bertscope.reports.why import BEFORE, MESSAGE, OOM, WhyFinding, WhyPart, WhyReport
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.generate import changed, with_settings
-from bertscope.settings.resolve import Layer
-from bertscope.settings.run_config import DEFAULTS, ESTIMATED, RunConfig
+from bertscope.settings.request import Request
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 
@@ -36,16 +36,8 @@ _EXPLAINED = {  # parts whose excess a finding explains
 }  # fmt: skip
 
 
-@with_settings(*ESTIMATED)
-def why(
-    file: str | PathLike[str],
-    model: Model | None = None,
-    *,
-    training_file: TrainingArguments = None,
-    plan: Plan = None,
-    _layers: Sequence[Layer] = (),
-    **settings: Unpack[RunSettings],
-) -> WhyReport:
+@with_settings
+def why(file: str | PathLike[str], model: Model | Request | None = None, **settings: Unpack[RunSettings]) -> WhyReport:
     """Explain what filled a card: a memory snapshot, or a log with the error message.
 
     The snapshot is what `torch.cuda.memory._dump_snapshot` wrote; `-` reads a message from standard input. With a
@@ -57,16 +49,17 @@ def why(
     ('why_fragmentation', True)
     """
     report = read_why(str(file))
-    asked = Asked.of(settings, _layers, training_file=training_file, plan=plan, question="why")
-    if model is None:
-        if asked.named or training_file is not None or plan is not None:
+    request = requested("why", model, settings)
+    has_file = request.training_file is not None or request.plan is not None
+    if request.subject is None:
+        if request.named or has_file:
             raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")
         return report
-    if report.source == MESSAGE and training_file is None and plan is None and not {"batch", "seq"} <= asked.named:
-        raise asked.error("the step of a model depends on {batch} and {seq}; give those of the run that failed",
-                          "batch", "seq")  # fmt: skip
-    source = source_of(model)
-    ((run, limit),) = asked.resolved(source, **DEFAULTS["why"]).points
+    if report.source == MESSAGE and not has_file and not {"batch", "seq"} <= request.named:
+        raise request.error("the step of a model depends on {batch} and {seq}; give those of the run that failed",
+                            "batch", "seq")  # fmt: skip
+    source = source_of(request.subject)
+    ((run, limit),) = resolved(request, source).points
     card = card_for(limit, run)
     other = report.other_bytes
     if card is not None and report.moment == OOM and report.source != MESSAGE and report.free_bytes is not None:
@@ -74,7 +67,7 @@ def why(
         other = max(card.memory_bytes - outside, 0)
         report = replace(report, total_bytes=card.memory_bytes, other_bytes=other)
     report = _compared(report, source, run, card)
-    return replace(report, training_file=asked.noted([run]))
+    return replace(report, training_file=noted(request, [run]))
 
 
 def _compared(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu | None) -> WhyReport:

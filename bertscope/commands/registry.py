@@ -1,23 +1,37 @@
-"""Registration of commands, bundles of options that become parameters of a command, and the values of options."""
+"""Typer commands made of the rows of table.py: options, help, and what happens to words before they are parsed."""
+
+from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
-from importlib import import_module
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from collections.abc import Iterator, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from bertscope.commands.output import check_outputs
-from bertscope.commands.process import failure
-from bertscope.commands.project import WithProjectDefaults
+from bertscope.commands.table import COMMANDS, REMOVED, Command
 from bertscope.errors import SelectionError, suggestion
 from bertscope.render.console import choose_color
-from bertscope.units import parse_bytes
+
+if TYPE_CHECKING:
+    from bertscope.settings.rows import Row
+
+# The headings of a command's options in its help: those that most runs need, those of this command, and the others.
+SECTIONS = "arguments", "common", "options", "model", "sizes", "loop", "card", "ranks", "measurement", "output"
+_EXPLAINED = SECTIONS[:3]  # in a help that would be longer than two screens
+_MOST_LINES = 100
+_WHOLE = "bertscope.whole_help"  # key of ctx.meta
+
+
+def _show_whole_help(ctx: typer.Context, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        print(ctx.command.whole_help(ctx))  # type: ignore[attr-defined]
+        raise typer.Exit
+
 
 _of_output = functools.partial(typer.Option, show_default=False, rich_help_panel="output")
 Color = Annotated[
@@ -30,87 +44,16 @@ Debug = Annotated[
 NoCache = Annotated[bool, _of_output(
     "--no-cache", help="Neither read nor write what earlier commands computed ('bertscope doctor' names the folder)."
 )]  # fmt: skip
-
-
-def _show_whole_help(ctx: typer.Context, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        print(ctx.command.whole_help(ctx))  # type: ignore[attr-defined]
-        raise typer.Exit
-
-
-HelpAll = Annotated[bool, _of_output(
+_HelpAll = Annotated[bool, _of_output(
     "--help-all", callback=_show_whole_help, is_eager=True,
     help="Show this message with every option explained, and exit.",
 )]  # fmt: skip
-# The groups of commands in the order of `--help`, each command with its line there. A command is in the module of its
-# name.
-GROUPS = {
-    "Model": {
-        "count": "Count the parameters of a model or checkpoint, layer by layer.",
-        "tree": "Show the module tree with parameters and shares.",
-        "flops": "Count the FLOPs of a forward pass or a training step.",
-        "explain": "Explain a model step by step, with formulas for every number.",
-        "diagram": "Draw a model's classes, forward pass or module tree.",
-        "diff": "Compare two models, or a model with a checkpoint.",
-        "report": "Write everything about a model on one page.",
-        "presets": "List the presets with their counts, without importing torch.",
-    },
-    "Memory": {
-        "estimate": "Estimate a step's memory: the peak, its parts and operator.",
-        "profile": "Run the real step; measure its memory and time.",
-        "run": "Run your training script on a GPU that is not there.",
-        "fit": "Find the largest batch that fits in a memory budget.",
-        "plan": "Find what to recompute so that a step fits, and print the code.",
-        "why": "Explain what filled a card, from a snapshot or an error message.",
-        "sweep": "Estimate every point of a grid, and go on after an interruption.",
-    },
-    "CI": {"check": "Verify the expectations in files."},
-    "Tools": {
-        "schema": "Print the JSON Schema of the output of --format json.",
-        "doctor": "Show the environment: versions, devices, extras, presets.",
-    },
-}
-COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
-# Commands that earlier versions had, and what to type instead.
-# Words that are no command: former names, and those of other tools.
-REMOVED = {
-    "summary": "tree MODEL --style torchinfo", "params": "count MODEL", "parameters": "count MODEL",
-    "info": "count MODEL", "show": "tree MODEL", "memory": "estimate MODEL", "vram": "estimate MODEL --gpu t4",
-    "compare": "diff MODEL MODEL", "macs": "flops MODEL", "flop": "flops MODEL", "list": "presets", "oom": "why FILE",
-    "calibrate": "profile --device cuda --save FILE",
-    "convert": "presets NAME --config",
-    "explore": "tree --interactive",
-    "print": "tree --style torch",
-    "verify": "diff MODEL CHECKPOINT",
-}  # fmt: skip
-INPUTS = ("training_file", "plan")  # options with files that are read
-_REGISTERED: dict[str, typer.Typer] = {}
-
-
-class OneOf(tuple[str, ...]):
-    """The words that an option allows, from a table: `Annotated[str, OneOf(TABLE), typer.Option(...)]`."""
-
-
-def command(*, examples: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the command of its file's name, which COMMANDS lists.
-
-    Its help ends with the examples. `settings` are those of Typer's decorator, such as `cls`.
-    """
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = function.__module__.rpartition(".")[2]
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(
-            epilog=f"\b\nexamples:{examples}", short_help=COMMANDS[name], **{"cls": WithProjectDefaults, **settings}
-        )(with_bundles(function))
-        _REGISTERED[name] = app
-        return function
-
-    return register
+# The options of all commands: `process` reads --debug, since errors may precede parsing, and `cli` --no-cache.
+OF_ALL = {"color": Color, "debug": Debug, "no_cache": NoCache, "help_all": _HelpAll}
 
 
 class CommandGroup(TyperGroup):
-    """The commands of COMMANDS. Only the module of a called command is imported."""
+    """The commands of the table. Only the modules that a called command needs are imported."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands in their order."""
@@ -118,11 +61,8 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command, or None."""
-        if cmd_name not in COMMANDS:
-            return None
-        if self.commands.get(cmd_name) is None:
-            import_module(f"{__package__}.{cmd_name}")
-            self.commands[cmd_name] = typer.main.get_command(_REGISTERED[cmd_name])
+        if cmd_name in COMMANDS and self.commands.get(cmd_name) is None:
+            self.commands[cmd_name] = typer_command(COMMANDS[cmd_name])
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -135,128 +75,250 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return the completions of a command's name with their lines in COMMANDS, which imports none of them."""
-        self.commands = {name: TyperCommand(name, short_help=line) for name, line in COMMANDS.items()}
+        """Return the completions of a command's name with their lines, for which no command is made."""
+        self.commands = {name: TyperCommand(name, short_help=row.line) for name, row in COMMANDS.items()}
         return super().shell_complete(ctx, incomplete)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands by group, which imports none of them."""
+        """Write the list of commands by group, for which no command is made."""
         width = max(map(len, COMMANDS))
-        for group, listed in GROUPS.items():
+        for group in dict.fromkeys(row.group for row in COMMANDS.values()):
             with formatter.section(group):
-                formatter.write_dl([(name.ljust(width), line) for name, line in listed.items()])
+                formatter.write_dl([(name.ljust(width), row.line) for name, row in COMMANDS.items()
+                                    if row.group == group])  # fmt: skip
 
 
-def commands_with(option: str, ctx: Any) -> list[str]:
-    """Return the commands that have an option. Only the modules of those that may have it are imported.
-
-    They are those whose files have its name, all for a name in a file that commands share, none for an unknown name.
-    """
-    from bertscope.settings.generate import OPTIONS
-
-    words = map(re.escape, option.strip("-").split("-"))
-    name = re.compile(rf"\b{'[-_]'.join(words)}\b")
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
-    files = {file for file, text in texts.items() if name.search(text)}
-    is_shared = bool(files - COMMANDS.keys())
-    if option in OPTIONS.values():
-        files |= {file for file, text in texts.items() if "Takes(" in text}
-    group = ctx.parent.command
-    found = (group.get_command(ctx.parent, file) for file in COMMANDS if is_shared or file in files)
-    return [command.name for command in found if any(option in row.opts for row in command.params)]
+def commands_with(option: str) -> list[str]:
+    """Return the commands that have an option."""
+    infos = {name: [item.annotation.__metadata__[0] for item in parameters(row)] for name, row in COMMANDS.items()}
+    words = {name: [str(word) for info in found for word in (info.default, *(info.param_decls or ()))]
+             for name, found in infos.items()}  # fmt: skip
+    return [name for name, listed in words.items() if option in [one for word in listed for one in word.split("/")]]
 
 
-def with_bundles(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with a parameter for each field of the bundles (dataclasses) among its parameters.
+def typer_command(command: Command) -> Any:
+    """Return the command for Typer, which calls the function of its name in the module `body`."""
 
-    If a bundle has a default, its fields are the defaults of the options. The command first checks that every output
-    file can be written: each option of type Path names one. The function may return an exit code.
-    """
-    signature = inspect.signature(function, eval_str=True)
-    own = signature.parameters.values()
-    bundles: dict[str, Any] = {item.name: item.annotation for item in own if is_dataclass(item.annotation)}
-    takes = {item.name: found for item in own if (found := _takes(item)) is not None}
+    def function(**given: Any) -> None:
+        from bertscope.commands.call import execute
 
-    @functools.wraps(function)
-    def run(
-        *, color: Any, debug: bool, no_cache: bool, help_all: bool, **given: Any
-    ) -> None:  # `process` reads --debug: errors may precede parsing; `cli` reads --no-cache
-        if color is not None:
-            choose_color(color)
-        try:
-            check_outputs([value for name, value in given.items() if isinstance(value, Path) and name not in INPUTS])
-            for name, bundle in bundles.items():
-                given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
-            for name, found in takes.items():
-                values = {param.name: given.pop(param.name) for param in found.parameters()}
-                given[name] = found.value(values)
-            code = function(**given)
-        except (EOFError, OSError, SystemExit) as error:  # Typer would end with exit codes that mean something else
-            code = failure(error)
-        if code:
+        if given["color"] is not None:
+            choose_color(given["color"])
+        if code := execute(command, {name: value for name, value in given.items() if name not in OF_ALL}):
             raise typer.Exit(code)
 
-    of_all = (("color", None, Color), ("debug", False, Debug), ("no_cache", False, NoCache),
-              ("help_all", False, HelpAll))  # fmt: skip
-    params = [*(param for item in own for param in _options(item)), *(_option(*row) for row in of_all)]
-    run.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
-    run.__annotations__ = {param.name: param.annotation for param in params}
-    return run
+    listed = parameters(command)
+    function.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+    function.__annotations__ = {item.name: item.annotation for item in listed}
+    text, _, examples = command.text.strip().partition("\n\nexamples:\n")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(command.name, cls=TableCommand, help=text, epilog=f"\b\nexamples:\n{examples}")(function)
+    return typer.main.get_command(app)
 
 
-def _takes(item: inspect.Parameter) -> Any:
-    """Return what makes the options of a parameter from rows: an object with `parameters` and `value`, or None."""
-    metadata = getattr(item.annotation, "__metadata__", ())
-    return next((found for found in metadata if hasattr(found, "parameters")), None)
+def parameters(command: Command) -> list[inspect.Parameter]:
+    """Return the parameters of a command: its own options, the settings of its run in the place of `*`, and others."""
+    from bertscope.commands.options import option_row
+
+    found: list[inspect.Parameter] = []
+    for name in command.options.split():
+        if name == "*":
+            found += _setting_parameters(command)
+        elif not name.startswith("-"):
+            found.append(_parameter(name, option_row(command.name, name)))
+    return found + [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None if name == "color" else False
+        )
+        for name, kind in OF_ALL.items()
+    ]
 
 
-def _options(item: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    """Yield the parameter, or one for each field of its bundle."""
-    if (takes := _takes(item)) is not None:
-        yield from takes.parameters()
-        return
-    if not is_dataclass(item.annotation):
-        yield _option(item.name, item.default, item.annotation)
-        return
-    annotations = get_type_hints(item.annotation, include_extras=True)
-    for field in fields(item.annotation):
-        yield _option(field.name, getattr(item.default, field.name, field.default), annotations[field.name])
+def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each setting of the run, and for the files from which settings come."""
+    from bertscope.commands.options import OPTIONS
+    from bertscope.settings.checkpointing import STRATEGIES
+    from bertscope.settings.run_config import QUESTIONS
+
+    question = QUESTIONS[command.name]
+    for name in (names := command.settings):
+        own, is_compared = question.table[name], name in question.compared
+        usual = question.usual.get(name, question.defaults.get(name, own.default))
+        is_flag = own.kind is bool and not own.or_file
+        metavar = own.metavar or ("N" if own.kind is int else name.rpartition("_")[2].upper())
+        is_listed = not own.words or bool(own.bare) or all(f"{word}: " in own.help for word in own.words)
+        without_value = f"; without a value {own.bare}" if is_compared else ""
+        parts = [
+            own.help, "" if is_listed else f"One of {', '.join(own.words)}.",
+            f"Strategies: {STRATEGIES}{without_value}." if own.bare else "", "Repeatable." if own.is_list else "",
+            "" if usual in (None, (), "") or isinstance(usual, bool) else f"[default: {usual}]",
+        ]  # fmt: skip
+        yield _parameter(name, own, help=" ".join(filter(None, parts)), show_default=False,
+                         metavar=None if is_flag else f"{metavar}[,...]" if is_compared else metavar)  # fmt: skip
+    for name in ("no_calibration",) * ("calibration" in names) + question.files:
+        yield _parameter(name, OPTIONS[name], show_default=False)
 
 
-def _option(name: str, default: Any, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_narrowed(annotation))
+def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:
+    """Return the parameter of a row; a setting of a run is text, which `read` checks, or None if it is not given."""
+    is_setting, complete = bool(row.name), row.complete or (lambda: [*row.words, *filter(None, [row.bare])])
+    properties: dict[str, Any] = {"help": row.help, "metavar": row.metavar or None, **others}
+    if row.words or row.complete:
+        properties["autocompletion"] = lambda: list(complete())
+    kind: Any = row.kind if not is_setting or (row.kind is bool and not row.or_file) else str
+    if row.words and not is_setting:
+        kind = Literal[tuple(row.words)]
+    kind = list[kind] if row.is_list else kind
+    default = None if is_setting or row.is_list else inspect.Parameter.empty if row.default is ... else row.default
+    info: Any = typer.Argument(**properties)
+    if not row.is_argument:
+        option = f"--{(row.option or name).replace('_', '-')}"
+        if kind is bool and (is_setting or row.default is not False) and "/" not in option:
+            option = f"{option}/--no-{option[2:]}"
+        properties |= {"min": int(row.low)} if kind is int and row.low >= 0 else {}
+        if row.convert and not is_setting:
+            check = row.convert
+            properties["callback"] = lambda value: check(value)  # Typer takes no partial
+        info = typer.Option(option, *filter(None, [row.flag]), rich_help_panel=row.section, **properties)
+    kind = kind if default is inspect.Parameter.empty else kind | None
+    kind = Annotated[kind, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def _narrowed(annotation: Any) -> Any:
-    """Return the annotation with the words of its `OneOf`, if any, instead of `str`."""
-    metadata = getattr(annotation, "__metadata__", ())
-    words = next((item for item in metadata if isinstance(item, OneOf)), None)
-    if words is None:
-        return annotation
-    kind: Any = Literal[tuple(words)]
-    if type(None) in get_args(annotation.__origin__):
-        kind = kind | None
-    for item in metadata:
-        kind = Annotated[kind, item]
-    return kind
+class TableCommand(TyperCommand):
+    """A command of the table: what it does with its words before Typer parses them, and its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words; an error names this command."""
+        if self.name == "check":
+            args = [f"./{word}" if _is_file_like_option(word) else word for word in args]
+        ctx.allow_interspersed_args = self.name != "run"  # whose words after the script are the script's
+        takes_bare = any(param.name == "checkpointing" and "[," in str(param.metavar) for param in self.params)
+        try:
+            return (self._with_bare if takes_bare else self._parsed)(ctx, args)
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:  # Typer's error for an option without its value
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+
+    def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _joined(args, self.params))
+
+    def _with_bare(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of a command whose `--checkpointing` may have no value, which means none and full."""
+        from bertscope.settings.checkpointing import COMPARED, STRATEGIES, are_strategies
+
+        full: list[str] = []
+        unclear: list[str] = []  # a model or an unknown strategy
+        for word, following in zip(args, [*args, ""][1:], strict=True):
+            full.append(word)
+            if word == "--checkpointing" and not are_strategies(following):
+                full.append(COMPARED)
+                unclear += [following] if following and not following.startswith("-") else []
+        ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
+        rest = self._parsed(ctx, full)
+        if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
+            raise SelectionError(
+                f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {STRATEGIES}; "
+                "put several MODELs before it"
+            )
+        if rest and not ctx.resilient_parsing:
+            raise SelectionError(
+                f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes {STRATEGIES}"
+            )
+        return rest
+
+    def whole_help(self, ctx: Any) -> str:
+        """Return the help with the meaning of every option."""
+        ctx.meta[_WHOLE] = True
+        try:
+            return str(super().get_help(ctx))
+        finally:
+            del ctx.meta[_WHOLE]
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the whole help, or if it is long one that only names the options that few runs need."""
+        whole = self.whole_help(ctx)
+        return whole if whole.count("\n") < _MOST_LINES else str(super().get_help(ctx))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and options under the headings of SECTIONS."""
+        sections: dict[str, list[Any]] = {name: [] for name in SECTIONS}
+        for param in self.get_params(ctx):
+            is_argument = param.param_type_name == "argument"
+            by_default = "output" if param.name == "help" else "options"
+            heading = "arguments" if is_argument else getattr(param, "rich_help_panel", None) or by_default
+            if record := param.get_help_record(ctx):
+                sections[heading].append((param, record))
+        for heading, listed in sections.items():
+            if not listed:
+                continue
+            with formatter.section(f"{heading.capitalize()}{' options' if heading == 'common' else ''}"):
+                if heading in _EXPLAINED or _WHOLE in ctx.meta:
+                    formatter.write_dl([record for _, record in listed])
+                else:
+                    words = ", ".join(_shortest(param) for param, _ in listed)
+                    formatter.write(fill(words, formatter.width, initial_indent="  ", subsequent_indent="  ",
+                                         break_on_hyphens=False) + "\n")  # fmt: skip
+        if _WHOLE not in ctx.meta:
+            formatter.write_paragraph()
+            formatter.write_text(f"'{ctx.command_path} --help-all' explains every option.")
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples; those that are wider than the help take several lines of the shell."""
+        whole = self.epilog
+        try:
+            self.epilog = "\n".join(_in_lines(line, formatter.width - 2) for line in (whole or "").split("\n"))
+            super().format_epilog(ctx, formatter)
+        finally:
+            self.epilog = whole
 
 
-def size(option: str, text: str | None) -> int | None:
-    """Return the bytes of an option such as --memory-limit 4GiB; raises SelectionError."""
-    if text is None:
-        return None
-    plain = re.fullmatch(r"\s*([0-9]{1,20})\s*", text, re.ASCII)
-    if plain and int(plain[1]):
-        meant = f"{plain[1]}GiB" if len(plain[1]) < 5 else f"{plain[1]}B"
-        raise SelectionError(f"{option} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size")
-    try:
-        return parse_bytes(text)
-    except ValueError:
-        raise SelectionError(f"{option} takes a size such as 16GiB or 800MB; got {text[:40]!r}") from None
+def _is_file_like_option(word: str) -> bool:
+    """Return True for a file named like an option: pre-commit passes those of a repository, which anyone may choose.
+
+    A file named `-oother.bertscope.yaml` would have the report overwrite another one.
+    """
+    return word.startswith("-") and word.lower().endswith((".yaml", ".yml", ".json")) and os.path.lexists(word)
 
 
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Return the whole numbers of `64,128,256`; raises SelectionError for other text."""
-    if not re.fullmatch(r"\s*[0-9]{1,10}\s*(,\s*[0-9]{1,10}\s*)*", text, re.ASCII):
-        raise SelectionError(f"{option} takes a number, or several with commas: 128,256,512; got {text[:40]!r}")
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+def _shortest(param: Any) -> str:
+    """Return an option without its short form: `--lora`, or `--[no-]time` for one that can be negated."""
+    name = str(max(param.opts, key=len))
+    return f"--[no-]{name[2:]}" if param.secondary_opts else name
+
+
+def _in_lines(example: str, width: int) -> str:
+    """Return an example, if it is wider than that, in several lines that end before an option."""
+    if len(example) <= width:
+        return example
+    rows = [""]
+    for words in re.split(r" (?=-)", example):
+        if rows[-1].strip() and len(f"{rows[-1]} {words} \\") > width:
+            rows.append("     ")
+        rows[-1] += f" {words}" if rows[-1] else words
+    return " \\\n".join(rows)
+
+
+def _joined(args: Sequence[str], params: Sequence[Any]) -> list[str]:
+    """Return the words with one value for each option that takes a list: `--seq 128 --seq 512` is `--seq 128,512`."""
+    lists = {option: param.name for param in params if "[," in str(param.metavar) for option in param.opts}
+    words: list[str] = []
+    places: dict[str, int] = {}  # of the value of each such option
+    awaiting = None  # the option whose value may be the next word
+    for word in args:
+        option, equals, value = word.partition("=")
+        name = awaiting
+        if awaiting is None or word.startswith("-"):
+            name = lists.get(option) if equals else None
+        elif awaiting in places:
+            words.pop()  # the option
+            value = word
+        awaiting = None if equals else lists.get(word)
+        if name in places:
+            words[places[name]] += f",{value}"
+            continue
+        if name is not None:
+            places[name] = len(words)
+        words.append(word)
+    return words

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertscope.settings.rows import Row, Settings, rows
-from bertscope.settings.run_config import DEFAULTS, ESTIMATED, MEASURED, RAN, UNUSED
+from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS, RAN
 from bertscope.units import exact_bytes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,7 +36,7 @@ OPTIONS = {name: option_name(name) for name in (*_ALL, *rows(*RAN), "batch_total
 # What the messages of a command line call the settings, and other keywords of Python.
 _OTHERS = ("architecture", "attention", "lora", "download", "tokenizer", "tokens_per_batch",
            "implementation", "nn_module", "direction", "depth", "cache", "head_mask", "may_change", "rows",
-           "strip_prefix")  # fmt: skip
+           "strip_prefix", "address", "engine", "workers")  # fmt: skip
 FORMS = OPTIONS | {name: option_name(name) for name in _OTHERS} | {
     "field": "--lengths-field", "add_pooling_layer": "--pooler", "around": "--class",
     "given": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout",
@@ -76,26 +76,20 @@ def row_words(name: str, value: Any) -> str:
     return f"{plain} {' '.join(value) if own.is_list else value}"
 
 
-def with_settings(*records: type[Settings], command: str = "") -> Callable[[Function], Function]:
-    """Return a decorator that lists the settings in the signature and the docstring of a public function.
-
-    Their defaults are those of the command, by default of the same name.
-    """
-
-    def decorate(function: Function) -> Function:
-        own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
-        others = {*(item.name for item in own), *UNUSED.get(function.__name__, ())}
-        table = {name: row for name, row in rows(*records).items() if name not in others}
-        own_defaults = DEFAULTS.get(command or function.__name__, {})
-        defaults = {name: own_defaults.get(name, row.default) for name, row in table.items()}
-        listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()]
-        listed = [*_of_inputs(own), *listed]
-        function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
-        lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
-        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
-        return function
-
-    return decorate
+def with_settings(function: Function) -> Function:
+    """List the settings of a public function in its signature and its docstring, with the defaults of QUESTIONS."""
+    question = QUESTIONS[function.__name__]
+    own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+    table = {name: row for name, row in question.table.items() if name not in {item.name for item in own}}
+    listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in question.files]
+    listed += [*_of_inputs(own), *(
+        Parameter(name, Parameter.KEYWORD_ONLY, default=question.defaults.get(name, row.default))
+        for name, row in table.items()
+    )]  # fmt: skip
+    function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
+    lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
+    return function
 
 
 def with_keywords_of(*others: Callable[..., Any]) -> Callable[[Function], Function]:
@@ -151,14 +145,23 @@ def keywords() -> str:
     text += (
         "from collections.abc import Callable, Sequence\nfrom typing import TYPE_CHECKING, Any, Literal, TypedDict\n\n"
     )
-    text += "if TYPE_CHECKING:\n    from bertscope.torch_access import torch\n\n"
+    text += "if TYPE_CHECKING:\n    from os import PathLike\n\n    from bertscope.reports.memory import TrainingFile\n"
+    text += "    from bertscope.reports.plan import PlanReport\n    from bertscope.torch_access import torch\n\n"
     for own in worded:
         line = f"{_alias(own)} = Literal{json.dumps(list(own.words))}\n"
         each = "".join(f'    "{word}",\n' for word in own.words)
         text += line if len(line) <= _LINE else f"{_alias(own)} = Literal[\n{each}]\n"
     seen: set[str] = set()
     text += "\n\n" + _OF_INPUTS
-    parent = "GivenInputs"
+    text += """
+
+class Files(GivenInputs, total=False):
+    \"\"\"Files from which settings come: TrainingArguments, and the JSON of a plan.\"\"\"
+
+    training_file: "TrainingFile | str | PathLike[str] | None"
+    plan: "PlanReport | str | PathLike[str] | None"
+"""
+    parent = "Files"
     for name, (records, without) in _CLASSES.items():
         own_rows = {key: own for key, own in rows(*records).items() if key not in {*seen, *without}}
         seen |= own_rows.keys()

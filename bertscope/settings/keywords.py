@@ -4,6 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
+    from os import PathLike
+
+    from bertscope.reports.memory import TrainingFile
+    from bertscope.reports.plan import PlanReport
     from bertscope.torch_access import torch
 
 Mode = Literal["inference", "forward", "training"]
@@ -38,7 +42,14 @@ class GivenInputs(TypedDict, total=False):
     input_data: Any
 
 
-class FitSettings(GivenInputs, total=False):
+class Files(GivenInputs, total=False):
+    """Files from which settings come: TrainingArguments, and the JSON of a plan."""
+
+    training_file: "TrainingFile | str | PathLike[str] | None"
+    plan: "PlanReport | str | PathLike[str] | None"
+
+
+class FitSettings(Files, total=False):
     """Settings of a run."""
 
     seq: int | Sequence[int]

@@ -60,6 +60,9 @@ class Row:
     split: Callable[[str], Iterable[str]] | None = None  # of the text of several values; by default at commas
     metavar: str = ""
     flag: str = ""  # a second option, such as -b
+    option: str = ""  # its name on a command line, if it is not that of the setting
+    is_argument: bool = False  # of a command line: a word without an option
+    complete: Callable[[], Iterable[str]] | None = None  # the words that Tab completes; by default `words`
     bare: str = ""  # the value of the option without a value
     of_modules: bool = True  # a module that a Python program gives does not determine it itself
     text: str = ""  # in reports, such as `batch {}`; name and value if it is empty

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertscope.frozen import dataclass
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.settings.checkpointing import (
+    CHEAPEST_FIRST,
     COMPARED,
     EXAMPLE_STRATEGIES,
     NONE,
@@ -32,7 +33,7 @@ from bertscope.settings.optimizers import (
     takers,
 )
 from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
-from bertscope.settings.rows import RULES, Rule, Settings, row, rows
+from bertscope.settings.rows import RULES, Row, Rule, Settings, row, rows
 from bertscope.settings.training_arguments import (
     clips,
     flag,
@@ -394,29 +395,54 @@ class DryRun(Settings):
 OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "loss", "pairs", "hard_negatives")
 # The settings of a script's run that its code does not decide.
 OF_CARD = ("gpu", "budget", "context", "expandable_segments")
-# What a question assumes in place of the defaults of the rows, in every front end.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    **{name: {"batch": 8} for name in ("estimate", "profile", "sweep", "plan")},  # checkpointing pays from batch 4 on
-    "report": {"batch": 8, "budget": "16GiB"},
-    "flops": {"mode": INFERENCE},
-    "why": {"batch": 8, "device": CUDA},
-    "run": {"device": CUDA},
-}
-# What a question does not depend on, and takes in no front end.
-UNUSED: dict[str, tuple[str, ...]] = {
-    "estimate": ("budget",),
-    "flops": tuple(name for name in rows(RunConfig, Limit) if name not in OF_FLOPS),
-    "plan": ("checkpointing", "reentrant"),
-    "profile": ("rank", *rows(Limit)),
-    "report": ("time", "sequences"),
-    "run": (*(name for name in rows(RunConfig, Limit) if name not in OF_CARD),),
-    "why": ("budget", "context", "time", "sequences"),
-}
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
 MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)
 RAN: tuple[type[Settings], ...] = (RunConfig, Limit, DryRun)
 SWEPT: tuple[type[Settings], ...] = (GridModel, RunConfig, Limit)
 SETTINGS = rows(*ESTIMATED)
+
+
+class Question(NamedTuple):
+    """The settings that a public function, and so its command, takes of a run."""
+
+    defaults: Mapping[str, Any] = {}  # instead of the defaults of the rows
+    compared: tuple[str, ...] = ()  # settings that may have several values
+    unused: tuple[str, ...] = ()  # settings on which the answer does not depend; no front end takes them
+    records: tuple[type[Settings], ...] = ESTIMATED
+    files: tuple[str, ...] = ("training_file", "plan")  # from which settings may come
+    usual: Mapping[str, str] = {}  # what it takes for a setting, in the words of --help
+
+    @property
+    def table(self) -> dict[str, Row]:
+        """Return the rows of the settings that the function takes."""
+        return {name: own for name, own in rows(*self.records).items() if name not in self.unused}
+
+
+_BATCH = {"batch": 8}  # checkpointing pays from batch 4 on
+_TIME = ("time", "sequences")
+_FIT = Question(compared=("seq", "precision", "checkpointing", "gpu"), usual={
+    "precision": "fp32 and autocast-bf16, on GPUs before Ampere autocast-fp16",
+    "checkpointing": f"{CHEAPEST_FIRST}, or those that the model takes",
+})  # fmt: skip
+QUESTIONS = {
+    "estimate": Question(_BATCH, ("checkpointing",), ("budget",)),
+    "lengths": Question(_BATCH),
+    "profile": Question(_BATCH, ("checkpointing",), ("rank", *rows(Limit)), MEASURED),
+    "fit": _FIT,
+    "fits": _FIT,
+    "plan": Question(_BATCH, (), ("checkpointing", "reentrant"), files=("training_file",)),
+    "report": Question(
+        _BATCH | {"budget": "16GiB"},
+        ("precision", "checkpointing"),
+        _TIME,
+        usual={"checkpointing": f"{COMPARED}, or those that the model takes"},
+    ),
+    "flops": Question({"mode": INFERENCE}, ("batch", "seq"), tuple(n for n in SETTINGS if n not in OF_FLOPS), files=()),
+    "why": Question(_BATCH | {"device": CUDA}, (), ("budget", "context", *_TIME)),
+    "run": Question({"device": CUDA}, (), tuple(n for n in SETTINGS if n not in OF_CARD), RAN, ()),
+    "sweep": Question(_BATCH, tuple(rows(*SWEPT)), (), SWEPT, ("plan",)),
+    "check": Question(records=(RunConfig,), files=()),
+}
 RULES += [
     Rule(("grad_scaler", "precision"), lambda scaler, precision: scaler and precision == FP16.name,
          f"GradScaler takes no {FP16.name} gradients; leave {{grad_scaler}} out, or use {{precision}} "

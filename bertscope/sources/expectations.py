@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from bertscope.errors import BertscopeError, ConfigError
 from bertscope.frozen import dataclass
-from bertscope.settings.resolve import Layer, resolve, unknown_setting
+from bertscope.settings.request import Request, read_settings, unknown_setting
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import OF_FLOPS, RunConfig
 from bertscope.text_files import Entry
@@ -111,10 +111,8 @@ def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Ex
     given = {name: value for name, value in found.plain().items() if name in _SETTINGS[kind]}
     try:
         places = {name: item.where for name, item in found.items()}
-        layer = Layer(given, where=places, records=(RunConfig,), permit=permit)
-        ((run_config,),) = resolve(
-            layer, Layer({"precision": precision}, is_default=True), records=(RunConfig,)
-        ).points  # fmt: skip
+        source = read_settings(given, where=places, records=(RunConfig,), permit=permit)
+        ((run_config,),) = Request.of("check", None, [source]).resolved(precision=precision).points
     except BertscopeError as error:
         raise ConfigError(f"expected {key}: {error.message}", where=error.where or entry.where) from None
     if kind == "flops" and run_config.mode == "forward":

@@ -19,7 +19,7 @@ from bertscope.frozen import dataclass
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.checkpointing import FULL, NONE, Checkpointing
-from bertscope.settings.resolve import Layer
+from bertscope.settings.request import read_settings
 from bertscope.settings.run_config import AUTOCAST, SETTINGS, TRAINER
 from bertscope.settings.training_arguments import NotModelledError, whole_number
 from bertscope.text_files import Entry, read_mapping, read_text, readable
@@ -195,7 +195,7 @@ def _apply(
         raise entry.error(f"{key} contradicts {fields['precision']}, which is set too; keep one", key)
     fields |= found
     try:
-        Layer(found, is_default=True)
+        read_settings(found)
     except BertscopeError as error:
         raise entry.error(f"{key}: {error.message}", key) from None
     return ("used", effect_text(found)) if found else ("no_effect", "")

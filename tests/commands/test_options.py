@@ -9,14 +9,13 @@ import pytest
 
 import bertscope
 from bertscope.commands.output import Progress
-from bertscope.commands.run_options import WithBareCheckpointing
+from bertscope.commands.registry import TableCommand
 from bertscope.progress import detailed
 from bertscope.render import memory as renderer
 from bertscope.render.console import progress_bar
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.run_config import DEVICES, KERNELS, MODES, RUN_PRECISIONS
-from tests.conftest import run_python
 
 ATTENTIONS = ("eager", "sdpa")
 
@@ -28,7 +27,7 @@ def parsed(*words: str) -> dict[str, object]:
     from bertscope.cli import app
 
     command = get_command(app).get_command(None, "estimate")
-    assert isinstance(command, WithBareCheckpointing)
+    assert isinstance(command, TableCommand)
     return command.make_context("estimate", list(words)).params
 
 
@@ -52,14 +51,6 @@ def parsed(*words: str) -> dict[str, object]:
 def test_the_word_after_checkpointing_is_its_value_when_each_part_is_a_strategy(words, model, value):
     found = parsed(*words)
     assert (found["model"], found["checkpointing"]) == (model, value)
-
-
-def test_a_folder_named_as_a_strategy_changes_nothing(cli, tmp_path, monkeypatch):
-    (tmp_path / "full").mkdir()
-    monkeypatch.chdir(tmp_path)
-    result = cli("estimate", "bert-tiny", "--checkpointing", "full", "-b", "1", "-s", "8", "--format", "json")
-    assert result.code == 0, result.err
-    assert [variant["checkpointing"] for variant in result.json["variants"]] == ["full"]
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones(cli):
@@ -87,29 +78,6 @@ def test_a_command_has_its_own_default_of_a_setting(cli):
     run = cli("estimate", "bert-tiny", "--format", "json").json["run"]
     assert (run["batch"], run["seq"]) == (8, 128)  # of `estimate`; the batch of RunConfig is 1
     assert "[default: 8]" in cli("estimate", "--help").out
-
-
-def test_a_command_imports_no_other_command():
-    code = (
-        "import sys; from bertscope import cli; sys.argv = ['bertscope', 'presets', '--help']; cli._run();"
-        "sys.exit(' '.join(name for name in sys.modules if name in ('bertscope.commands.count', 'yaml')))"
-    )
-    done = run_python(code)
-    assert done.stderr == "yaml\n"  # which the list of presets reads
-    assert "List the presets" in done.stdout
-
-
-def test_explain_takes_all_options_of_a_model(cli):
-    found = {name: cli("explain", "bert-tiny", "--attention", name, "--format", "json").json for name in ATTENTIONS}
-    assert [found[name]["subject"]["attention"] for name in ATTENTIONS] == list(ATTENTIONS)
-    assert found["eager"]["sums"] == found["sdpa"]["sums"]
-
-
-@pytest.mark.parametrize("word", ["output", "registry", "__init__", "../count", "count.py", "", "co.unt"])
-def test_a_module_that_is_no_command_is_refused(cli, word):
-    result = cli(word)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"error: no command '{word}'")
 
 
 @pytest.mark.parametrize(
@@ -223,20 +191,6 @@ def test_an_option_that_takes_a_list_may_be_repeated(cli):
     repeated = cli("flops", "bert-tiny", "--batch", "1", "-b", "2", "--seq=17", "--format", "csv", "-s", "8").out
     assert len(lists.splitlines()) > 4
     assert repeated == lists
-
-
-@pytest.mark.parametrize(("words", "imported"), [
-    (("count", "--no-such-option"), []),
-    (("count", "--convention"), ["flops"]),
-])  # fmt: skip
-def test_an_unknown_option_imports_only_commands_that_may_have_it(words, imported):
-    code = (
-        "import sys; from bertscope import cli; from bertscope.commands.registry import COMMANDS, _REGISTERED\n"
-        f"sys.argv = ['bertscope', *{words}]; cli._run(); print(*sorted(_REGISTERED))"
-    )
-    done = run_python(code)
-    assert set(done.stdout.split()) - {"count", "tree"} == set(imported), done.stderr  # count shares options with tree
-    assert ("is an option of flops" in done.stderr) == bool(imported)
 
 
 @pytest.mark.parametrize(("words", "error"), [

@@ -19,7 +19,7 @@ from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.params import count, tree
 from bertscope.analyses.tracing.operators import source_shapes
 from bertscope.checkpoints.reading import stored_report
-from bertscope.commands.tree import EXAMPLES
+from bertscope.commands.table import COMMANDS
 from bertscope.config import BertConfig
 from bertscope.model import build
 from bertscope.render.interactive import Browser, details, items_of
@@ -235,7 +235,7 @@ def test_without_a_terminal_it_names_the_command_for_a_pipe(cli):
 
 
 def test_without_textual_it_names_the_extra(cli, monkeypatch):
-    monkeypatch.setattr("bertscope.commands.tree.find_spec", lambda name: None)
+    monkeypatch.setattr("bertscope.commands.model.find_spec", lambda name: None)
     result = cli("tree", "--interactive")
     assert result.code == 2
     assert result.err == "error: --interactive needs the extra 'interactive': pip install 'bertscope[interactive]'\n"
@@ -279,9 +279,9 @@ def test_in_a_real_terminal_it_draws_without_colour_and_restores_the_screen(key,
 
 
 def test_the_example_of_the_help_opens_the_app(cli, monkeypatch):
-    (example,) = [line.strip() for line in EXAMPLES.splitlines() if "--interactive" in line]
+    (example,) = [line.strip() for line in COMMANDS["tree"].text.splitlines() if "--interactive" in line]
     opened = []
-    monkeypatch.setattr("bertscope.commands.tree.check_interactive", lambda *_: None)
+    monkeypatch.setattr("bertscope.commands.model.check_interactive", lambda *_: None)
     monkeypatch.setattr(Browser, "run", lambda app: opened.append(app.items[0].flops))
     monkeypatch.setattr(os, "environ", dict(os.environ))
     result = cli(*example.split()[1:])

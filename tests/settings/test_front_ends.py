@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import torch
-import typer
 import yaml
 
 import bertscope
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.step import TORCH_DTYPES, make_optimizer
-from bertscope.analyses.sweep.grid import read_grid
-from bertscope.api.asked import Asked
-from bertscope.commands.project import WithProjectDefaults
-from bertscope.commands.registry import with_bundles
-from bertscope.commands.run_options import CommandSettings, Takes
+from bertscope.analyses.sweep.grid import points, read_grid
+from bertscope.api.arguments import requested
+from bertscope.commands.registry import typer_command
+from bertscope.commands.table import Command
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS
 from bertscope.settings import checkpointing as tables
 from bertscope.settings import generate
 from bertscope.settings.checkpointing import Checkpointing, Strategy
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
-from bertscope.settings.resolve import Layer, resolve
+from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import Row, SettingError, rows
-from bertscope.settings.run_config import ESTIMATED, MEASURED, SETTINGS, SWEPT, UNUSED, RunConfig
+from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS, SETTINGS, SWEPT, RunConfig
 from bertscope.sources.expectations import read_expectations
 from bertscope.text_files import read_mapping
 from bertscope.units import PRECISIONS
@@ -77,16 +75,13 @@ def settings_of(name: str, table: dict[str, Row] = SETTINGS) -> dict[str, Any]:
 
 
 @cache
-def command() -> tuple[Any, list[CommandSettings]]:
-    """A command with all settings, as `estimate` declares them, and a list of what it is called with."""
-    got: list[CommandSettings] = []
-
-    def function(*, run: Annotated[CommandSettings, Takes(command="")]) -> None:
-        got.append(run)
-
-    app = typer.Typer(add_completion=False)
-    app.command(cls=WithProjectDefaults)(with_bundles(function))
-    return typer.main.get_command(app), got
+def command() -> tuple[Any, list[Request]]:
+    """A command with all settings and the requests that it was called with."""
+    got: list[Request] = []
+    row = Command("bertscope.api.memory:lengths", "*", "Take all settings.\n\nexamples:\n", group="Memory")
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr("bertscope.commands.memory.lengths", lambda call: got.append(call.request), raising=False)
+    return typer_command(row), got
 
 
 def by_command(settings: dict[str, Any]) -> tuple[Any, ...]:
@@ -94,18 +89,22 @@ def by_command(settings: dict[str, Any]) -> tuple[Any, ...]:
     words = [word for name, value in settings.items() for word in generate.option_words(SETTINGS[name], value)]
     parsed, got = command()
     parsed.main(words, standalone_mode=False)
-    return Asked.of({}, **got.pop().keywords).resolved().points[0]
+    return got.pop().resolved().points[0]
 
 
 def by_python(settings: dict[str, Any]) -> tuple[Any, ...]:
-    return Asked.of(settings).resolved().points[0]
+    return requested("lengths", None, settings).resolved().points[0]
+
+
+def plain(settings: dict[str, Any]) -> tuple[Any, ...]:
+    return Request(question="lengths", sources=(read_settings(settings),)).resolved().points[0]
 
 
 def by_grid(settings: dict[str, Any], folder: Any) -> tuple[Any, ...]:
     path = folder / "grid.yaml"
-    plain = {name: [list(value)] if isinstance(value, tuple) else value for name, value in settings.items()}
-    path.write_text(yaml.safe_dump({"batch": 1, **plain}))
-    (point,) = read_grid(path).points()
+    lists = {name: [list(value)] if isinstance(value, tuple) else value for name, value in settings.items()}
+    path.write_text(yaml.safe_dump({"batch": 1, **lists}))
+    (point,) = points(read_grid(path))
     return point.records[1:]
 
 
@@ -130,14 +129,14 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_equal_words_are_the_equal_run_in_every_front_end(name, here):
     settings = settings_of(name)
-    expected = resolve(Layer(settings)).points[0]
+    expected = plain(settings)
     assert by_python(settings) == by_command(settings) == by_grid(settings, here) == expected
     assert by_project(settings, here) == expected
 
 
 def test_a_file_instead_of_yes_or_no_is_the_equal_setting_in_every_front_end(here):
     settings = {"calibration": "card.json"}
-    expected = resolve(Layer(settings)).points[0]
+    expected = plain(settings)
     assert (expected[0].device, expected[1].calibration) == ("cuda", "card.json")
     assert by_python(settings) == by_command(settings) == by_grid(settings, here) == expected
     assert by_project(settings, here) == expected
@@ -151,12 +150,12 @@ def test_an_expectation_file_takes_each_setting_of_a_run(name, here):
     path = here / "a.bertscope.yaml"
     path.write_text(yaml.safe_dump({"model": "bert-tiny", "expected": {"memory": memory}}))
     (found,) = [item.run for item in read_expectations(read_mapping(path).get("expected")) if item.run is not None]
-    assert found == resolve(Layer(settings)).points[0][0]
+    assert found == plain(settings)[0]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_command_of_a_run_gives_the_run_again(name, here):
-    records = resolve(Layer(settings_of(name))).points[0]
+    records = plain(settings_of(name))
     words = generate.setting_options(generate.changed(*records)).split()
     assert by_command(dict(zip_words(words))) == records
 
@@ -181,8 +180,9 @@ def test_a_setting_without_effect_is_an_error_in_python_and_on_the_command_line(
             with pytest.raises(SettingError, match=f"{name} has no effect with"):
                 by_python({name: example(own)})
             option = generate.OPTIONS[name]
-            with pytest.raises(SettingError, match=f"{option.replace('--no-', '--')} has no effect with"):
+            with pytest.raises(SettingError) as raised:
                 by_command({name: example(own)})
+            assert f"{option} has no effect with" in raised.value.spelled(generate.FORMS)
             break
 
 
@@ -190,7 +190,7 @@ def test_each_setting_has_a_keyword_a_line_of_help_and_words_in_a_report():
     documented = bertscope.estimate.__doc__ or ""
     for name, own in SETTINGS.items():
         assert own.help.endswith(".")
-        assert f"        {name}: {own.help}" in documented or name in UNUSED["estimate"]
+        assert f"        {name}: {own.help}" in documented or name in QUESTIONS["estimate"].unused
         assert generate.row_words(name, example(own))
     assert generate.KEYWORDS.read_text() == generate.keywords()
 

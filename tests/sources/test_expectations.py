@@ -85,15 +85,6 @@ def test_memory_is_the_estimate_of_that_run(checked, settings):
     assert (result.code, found["memory.run"]["line"]) == (1, 6 + len(settings))
 
 
-def test_memory_is_that_of_a_rank_of_a_job(cli, checked):
-    words = ("--batch", 2, "--seq", 16, "--strategy", "fsdp", "--world-size", 8, "--rank", 1, "--param-dtype", "bf16")
-    rows = cli("estimate", "bert-tiny", "-a", "BertForMaskedLM", *words, "--format", "json").json["variants"]
-    peak = max(phase["peak_bytes"] for phase in rows[0]["estimated"]["phases"])
-    run = "batch: 2, seq: 16, mode: training, strategy: fsdp, world_size: 8, rank: 1, param_dtype: bf16"
-    result, found = checked(TINY_MLM + f"  memory: {{run: {{{run}, peak_bytes: {peak}}}}}\n")
-    assert (result.code, found["memory.run"]["got"]) == (0, peak)
-
-
 def test_a_peak_within_the_tolerance_holds_and_beside_it_does_not(checked):
     text = TINY_MLM + ("  memory:\n    run: {batch: 2, seq: 16, mode: training, peak_bytes: NUMBER, tolerance: 5 %}\n")
     peak = checked(text.replace("NUMBER", "1"))[1]["memory.run"]["got"]
@@ -106,11 +97,6 @@ def test_a_peak_within_the_tolerance_holds_and_beside_it_does_not(checked):
     assert f"got {peak:,} with the plain loop, difference" in found["memory.run"]["message"]
 
 
-@pytest.mark.parametrize(("got", "accepted"), [(94, False), (95, True), (100, True), (105, True), (106, False)])
-def test_5_percent_of_100_are_5_either_way(got, accepted):
-    assert Expectation(key="memory.x", value=100, line=1, tolerance=0.05).accepts(got) == accepted
-
-
 @settings(max_examples=50, deadline=None)
 @given(value=st.integers(1, 10**12), share=st.floats(0, 0.99), off=st.floats(0, 2))
 def test_a_tolerance_is_a_share_either_way(value, share, off):
@@ -118,6 +104,8 @@ def test_a_tolerance_is_a_share_either_way(value, share, off):
     for got in (value + round(off * share * value), value - round(off * share * value)):
         assert expectation.accepts(got) == (abs(got - value) <= share * value)
     assert not expectation.accepts(None)
+    five_percent = Expectation(key="memory.x", value=100, line=1, tolerance=0.05)
+    assert [got for got in (94, 95, 100, 105, 106) if five_percent.accepts(got)] == [95, 100, 105]
 
 
 def test_a_path_is_one_beside_the_file(cli, tmp_path, monkeypatch):
@@ -139,19 +127,13 @@ def test_a_file_can_describe_its_model_in_place(checked):
     assert {finding["model"] for finding in found.values()} == {"mine"}
 
 
-def test_class_attention_and_pooler_are_as_the_file_says():
-    def source(text: str):
-        path.write_text("model: bert-tiny\n" + text)
-        return read_expectation_file(path)
-
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.bertscope.yaml"
-        assert source("architecture: BertForMaskedLM\n").source.architecture == "BertForMaskedLM"
-        assert source("attention: eager\n").source.config.attn_implementation == "eager"
-        assert source("add_pooling_layer: false\n").source.add_pooling_layer is False
+def test_class_attention_and_pooler_are_as_the_file_says(tmp_path):
+    path = tmp_path / "x.bertscope.yaml"
+    path.write_text("model: bert-tiny\nattention: eager\nadd_pooling_layer: false\n")
+    source = read_expectation_file(path).source
+    assert (source.config.attn_implementation, source.add_pooling_layer) == ("eager", False)
+    path.write_text(TINY_MLM)
+    assert read_expectation_file(path).source.architecture == "BertForMaskedLM"
 
 
 RUN = "batch: 1, seq: 8, mode: training"
@@ -184,21 +166,9 @@ FORM = "  memory:\n    x:\n      batch: {}\n      seq: {}\n      mode: training\
          "batch takes a whole number"),
         (TINY_MLM + FORM.format("1", 0), 7,
          "seq takes a whole number from 1"),
-        (TINY_MLM + FORM.format("true", 8), 6,
-         "batch takes a whole number"),
-        (TINY_MLM + FORM.format("[]", 8), 6,
-         "batch takes a whole number"),
-        (MEMORY + "optimizer: adamx}\n", 6, "optimizer takes one of none"),
-        (MEMORY + "checkpointing: some}\n", 6, "unknown checkpointing"),
         (MEMORY + "freeze: 5}\n", 6, "freeze takes a text, or a list"),
-        (MEMORY + "parallelism: fsdp}\n", 6, "there is no setting 'parallelism'"),
         (MEMORY + "dtype: bf16}\n", 6, "there is no setting 'dtype'; it is precision here"),
-        (MEMORY + "strategy: fsdp}\n", 6, "strategy has no effect with world_size 1"),
-        (MEMORY + "strategy: fsdpp, world_size: 8}\n", 6, "did you mean 'fsdp'"),
-        (MEMORY + "world_size: many}\n", 6, "world_size takes a whole number"),
         (MEMORY + "momentum: 0.9}\n", 6, "momentum has no effect with optimizer adamw"),
-        (FLOPS + f"{{{RUN}, strategy: ddp, matmul_flops: 1}}\n", 5, "there is no setting 'strategy'"),
-        (MEMORY + "padding: []}\n", 6, "padding takes a number"),
         (MEMORY + "tolerance: 200 %}\n", 6, "a share from 0 to below 1"),
         (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: much}}\n", 5, "such as 8589934592 or 8 GiB"),
         (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: -1}}\n", 5, "integer of at least 0"),
@@ -257,15 +227,6 @@ def test_a_folder_stands_for_the_files_in_it(cli, tmp_path, monkeypatch):
     assert cli("check", ".hidden").out == "1 file: 1 expectation passed, 0 failed\n"
     assert cli("check", "env/lib/d.bertscope.yaml", "--architecture", "BertForMaskedLM").code == 1
     assert "unknown architecture" in cli("check", "env/lib/d.bertscope.yaml", "-a", "Bert").err
-
-
-def test_without_files_a_violated_file_in_any_folder_fails(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "m.bertscope.YAML").write_text("model: bert-tiny\nexpected: {distinct_params: 5}\n")
-    result = cli("check")
-    assert (result.code, result.err) == (1, "note: checked inner/m.bertscope.YAML\n")
-    assert result.out.startswith("inner/m.bertscope.YAML:2: m: distinct_params: expected 5, got 4,385,920")
 
 
 @pytest.mark.parametrize("words", [(), (".",), ("inner",)])

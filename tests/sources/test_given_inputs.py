@@ -12,7 +12,7 @@ import bertscope
 from bertscope.analyses.tracing.inputs import given_inputs
 from bertscope.errors import SelectionError
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import DEFAULTS, ESTIMATED, MEASURED, UNUSED
+from bertscope.settings.run_config import QUESTIONS
 
 IN_A_DICTIONARY = (
     "from torch import nn\n"
@@ -105,11 +105,9 @@ def test_a_default_length_leaves_out_the_positions_that_padding_takes():
 
 @pytest.mark.parametrize("name", ["estimate", "profile", "plan", "fit", "fits", "flops"])
 def test_the_keywords_of_a_function_have_the_defaults_of_its_command(name):
-    table = rows(*(MEASURED if name == "profile" else ESTIMATED))
-    keywords = inspect.signature(getattr(bertscope, name)).parameters
-    own = DEFAULTS.get("fit" if name == "fits" else name, {})
-    for key, row in table.items():
-        if key in UNUSED.get(name, ()):
+    keywords, own = inspect.signature(getattr(bertscope, name)).parameters, QUESTIONS[name].defaults
+    for key, row in rows(*QUESTIONS[name].records).items():
+        if key in QUESTIONS[name].unused:
             assert key not in keywords
         elif key not in ("batch", "budget") or name not in ("fit", "fits", "plan"):  # which search them
             assert keywords[key].default == own.get(key, row.default)

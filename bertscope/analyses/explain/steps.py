@@ -104,7 +104,7 @@ class _Bert:
     ) -> Step:  # fmt: skip
         """Return one step; `names` are those of keras, Hugging Face and TensorFlow."""
         keras, path, tf_name = names
-        has_prefix = path and self.head.module != "bert" and not path.startswith(("cls", "classifier", "qa_"))
+        has_prefix = path and self.source.architecture != "BertModel" and not path.startswith(("cls", "classifier", "qa_"))
         return Step(
             sizes={name: self.values[name] for dims in (*inputs, output) for name in dims if name in self.values},
             group=group,
@@ -239,7 +239,7 @@ class _Bert:
             Point(key=item.name, name=item.name, sizes=repr(values[item.name]), type=f"{item.type} = {item.default!r}")
             for item in fields
         ]
-        return ["fields", "pooling" * (self.head.module == "bert")], points, {
+        return ["fields", "pooling" * (self.source.architecture == "BertModel")], points, {
             "name": self.source.name, "last_id": self.config.vocab_size - 1, "head_size": self.config.head_size,
             "add_pooling_layer": self.source.add_pooling_layer,
         }  # fmt: skip
@@ -278,7 +278,7 @@ class _Bert:
         layers = ("layers", self.layers)
         rows: list[tuple[str, Sequence[str] | None, _Times]] = [("loss", (), ())]
         rows += [(name, dims, ()) for name, dims in self.head.logits.items()]
-        if self.head.module == "bert":
+        if self.source.architecture == "BertModel":
             pooled = ("batch", "hidden_size") if self.source.add_pooling_layer else None
             rows = [("last_hidden_state", self.hidden, ()), ("pooler_output", pooled, ())]
         if self.config.is_decoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,61 +22,20 @@ from bertscope.errors import BertscopeError, MissingExtraError, SourceError
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
+from bertscope.reports.plan import PlanReport
 from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.settings.code_names import permits_of, with_permits
-from bertscope.settings.resolve import Combination, Layer, check_use, combinations, merged, unknown_setting
+from bertscope.settings.request import Combination, Request, Source, read_settings, unknown_setting
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import DEFAULTS, STORED, SWEPT, RunConfig
+from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.training_files import read_plan
 from bertscope.text_files import read_text, read_yaml, readable
 
 MAX_POINTS = 100_000  # a row has 1.5 KB, and a point takes 0.1 s or more
 KEYS = rows(*SWEPT)
+_USUAL = {"model": DEFAULT_MODEL, **QUESTIONS["sweep"].defaults}
 _GRID_FORM = "a grid is lines of 'key: value' or 'key: [value, value]'"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """The settings of a grid with their values, in the order of its file."""
-
-    path: Path
-    layer: Layer
-
-    @property
-    def values(self) -> dict[str, tuple[Any, ...]]:
-        """Return the values of each setting, with the defaults of a sweep and what they imply."""
-        usual = Layer({"model": DEFAULT_MODEL, **DEFAULTS["sweep"]}, is_default=True, records=SWEPT)
-        return merged((self.layer, usual), KEYS)
-
-    def with_plan(self, path: Path, *, allow_code: bool = False) -> Grid:
-        """Return the grid with the strategy of a plan, after its own; raises SelectionError for another model."""
-        report = read_plan(path)
-        models = (self.values.get(name, (None,)) for name in ("model", "architecture", "attention", "pooler", "lora"))
-        for model in product(*models):
-            check_plan(_source(*model), report)
-        strategies = (*self.layer.get("checkpointing", ()), report.rows[0].checkpointing)
-        layer = Layer({}, is_default=self.layer.is_default, where=self.layer.where, records=SWEPT)
-        usual = Layer(report.settings, compared=("freeze", "input"), records=SWEPT, permit=allow_code)
-        layer.update({**usual, **self.layer, "checkpointing": strategies})
-        return replace(self, layer=layer)
-
-    @property
-    def varied(self) -> dict[str, list[Any]]:
-        """Return the settings with several values."""
-        return {name: [plain(value) for value in values] for name, values in self.layer.items() if len(values) > 1}
-
-    def points(self) -> Iterator[Combination]:
-        """Yield each point in the order of the grid: the settings of its last line vary first.
-
-        Raises SettingError for a setting that has an effect at no point.
-        """
-        used: set[str] = set()
-        for point in combinations(self.values, SWEPT):
-            used |= point.used
-            yield point
-        check_use((self.layer,), self.values, used, SWEPT)
 
 
 def plain(value: Any) -> Any:
@@ -84,36 +43,63 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def read_grid(path: str | os.PathLike[str], *, allow_code: bool = False) -> Grid:
-    """Return the grid in a file.
+def read_grid(grid: str | os.PathLike[str] | Mapping[str, Any], *, allow_code: bool = False) -> Request:
+    """Return the request that a grid is, a file or the values of settings: a run for each combination.
 
     Raises ConfigError with file and line for an unknown key, a value that the key does not take, an unknown model,
     a model that is code without `allow_code`, and more than MAX_POINTS points.
     """
-    file = Path(path)
-    if file.suffix not in (".yaml", ".yml"):
-        raise SourceError(f"{file} is no .yaml file; {_GRID_FORM}")
-    with readable(path):
-        if not file.exists():
-            raise SourceError(f"{file} does not exist; {_GRID_FORM}")
-        entries = read_yaml(read_text(file), file, form=_GRID_FORM)
-    for name, entry in entries.items():
-        if name not in KEYS:
-            raise entry.error(unknown_setting(name, KEYS), name)
-    layer = Layer(
-        entries.plain(), compared=KEYS, where={name: entry.where for name, entry in entries.items()}, records=SWEPT,
-        permit=allow_code,
-    )  # fmt: skip
-    for name in layer.get("model", ()):
+    if isinstance(grid, Mapping):
+        source, where = read_settings(grid, compared=KEYS, records=SWEPT, permit=True), ""
+    else:
+        source, where = _read_file(Path(grid), allow_code), f"{Path(grid)}:1"
+    for name in source["model"].values if "model" in source else ():
         try:
             find(name)
         except BertscopeError as error:
-            raise error.at(entries["model"].where) from None
-    number = prod(map(len, layer.values()))
-    if number > MAX_POINTS:
-        sizes = " x ".join(f"{len(found)} {name}" for name, found in layer.items() if len(found) > 1)
-        raise SourceError(f"{number:,} points ({sizes}); a grid has at most {MAX_POINTS:,}", where=f"{file}:1")
-    return Grid(path=file, layer=layer)
+            raise error.at(source["model"].where) from None
+    sizes = {name: len(value.values) for name, value in source.items()}
+    if prod(sizes.values()) > MAX_POINTS:
+        shown = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1)
+        raise SourceError(f"{prod(sizes.values()):,} points ({shown}); a grid has at most {MAX_POINTS:,}", where=where)
+    return Request.of("sweep", None, [source])
+
+
+def _read_file(path: Path, allow_code: bool) -> Source:
+    if path.suffix not in (".yaml", ".yml"):
+        raise SourceError(f"{path} is no .yaml file; {_GRID_FORM}")
+    with readable(path):
+        if not path.exists():
+            raise SourceError(f"{path} does not exist; {_GRID_FORM}")
+        entries = read_yaml(read_text(path), path, form=_GRID_FORM)
+    for name, entry in entries.items():
+        if name not in KEYS:
+            raise entry.error(unknown_setting(name, KEYS), name)
+    where = {name: entry.where for name, entry in entries.items()}
+    return read_settings(entries.plain(), compared=KEYS, where=where, records=SWEPT, permit=allow_code)
+
+
+def with_plan(request: Request, plan: PlanReport, *, allow_code: bool = False) -> Request:
+    """Return the grid with the strategy of a plan, after its own; raises SelectionError for another model."""
+    values = request.values(read_settings(_USUAL, records=SWEPT))
+    names = ("model", "architecture", "attention", "pooler", "lora")
+    for model in product(*(values[name].values if name in values else (None,) for name in names)):
+        check_plan(_source(*model), plan)
+    return request.with_plan(plan, permit=allow_code)
+
+
+def varied(request: Request) -> dict[str, list[Any]]:
+    """Return the settings with several values."""
+    return {name: [plain(value) for value in found.values] for source in request.sources
+            for name, found in source.items() if len(found.values) > 1}  # fmt: skip
+
+
+def points(request: Request) -> Iterator[Combination]:
+    """Yield each point in the order of the grid: the settings of its last line vary first.
+
+    Raises SettingError for a setting that has an effect at no point.
+    """
+    return request.combinations(read_settings(_USUAL, is_default=True, records=SWEPT))
 
 
 # ---- the points of a grid as tasks: plain data, so that any process with the same versions computes them ----
@@ -160,11 +146,11 @@ class Task:
         return SweepRow(key=self.key, point=self.point, unused=self.unused, versions=self.versions, **content)
 
 
-def tasks_of(grid: Grid) -> list[Task | SweepRow]:
+def tasks_of(request: Request) -> list[Task | SweepRow]:
     """Return each point once, in the order of the grid: its task, or its row if its settings exclude each other."""
     found: dict[str, Task | SweepRow] = {}
-    for point in grid.points():
-        task = task_of(point, has_precision="precision" in grid.layer)
+    for point in points(request):
+        task = task_of(point, has_precision=request.has("precision"))
         found.setdefault(task.key, task)
     return list(found.values())
 

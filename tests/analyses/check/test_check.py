@@ -66,22 +66,6 @@ def test_a_wrong_count_shows_expected_got_difference_file_and_line(cli, preset, 
     assert f"mine.yaml:{line}: mine: " in result.out
 
 
-def test_a_change_of_the_configuration_fails_every_count_that_it_moves(cli, preset):
-    change(preset, "hidden_size: 128", "hidden_size: 256")
-    result = cli("check", "mine.yaml", "--format", "json")
-    failed = {finding["key"] for finding in result.json["findings"] if finding["status"] == "failed"}
-    assert "distinct_params" in failed
-    assert "layers.token" in failed
-    assert len(failed) == 15
-    assert result.code == 1
-
-
-def test_a_missing_file_is_one_line(cli):
-    result = cli("check", "nowhere.yaml")
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert "check the path" in result.err
-
-
 def test_a_file_that_expects_nothing_is_no_pass(cli, preset):
     preset.write_text(preset.read_text().partition("expected:")[0])
     result = cli("check", "mine.yaml", "bert-tiny")
@@ -106,22 +90,6 @@ def test_write_refuses_a_file_that_expects_something_and_leaves_it_alone(cli, pr
     assert preset.read_text() == before
     preset.write_text("expected:\n" + before.partition("expected:")[0])
     assert "plain 'key: value' lines" in cli("check", "--write", "mine.yaml").err
-
-
-def test_github_annotations_stand_at_file_and_line(cli, preset):
-    line = change(preset, "pooler: 16512", "pooler: 1")
-    out = cli("check", "mine.yaml", "--format", "github").out
-    assert f"::error title=bertscope check,file=mine.yaml,line={line}::mine: " in out
-    assert "::error" not in cli("check", "bert-tiny", "--format", "github").out
-
-
-def test_junit_has_a_case_for_every_expectation(cli, preset):
-    change(preset, "token_type: 256", "token_type: 255")
-    suite = ElementTree.fromstring(cli("check", "mine.yaml", "--format", "junit").out)[0]
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("15", "1", "0")
-    (failed,) = [case for case in suite if len(case)]
-    assert failed.get("name") == "layers.token_type"
-    assert failed[0].get("message") == "layers.token_type: expected 255, got 256, difference +1"
 
 
 def test_junit_escapes_what_xml_cannot_hold(cli, tmp_path):
@@ -312,6 +280,8 @@ def test_a_changed_layer_of_an_own_model_has_its_file_and_line(cli, project):
     assert list(cases) == ["distinct_params", "layer_params", "groups.blocks", "layers.blocks.0-1",
                            "layers.blocks.0-1.down"]  # fmt: skip
     assert cases["layers.blocks.0-1.down"].get("line") == "12"
+    assert cases["layers.blocks.0-1.down"][0].get("message") == line.partition("own: ")[2].strip()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("13", "5", "0")
 
 
 def test_the_remedy_of_a_file_without_expectations_works_when_typed(cli, project):
@@ -320,20 +290,6 @@ def test_the_remedy_of_a_file_without_expectations_works_when_typed(cli, project
     (remedy,) = re.findall(r"'bertscope (.*?)'", cli("check", "--allow-code", path.name).err)
     assert cli(*remedy.split()).code == 0
     assert cli("check", "--allow-code", path.name).code == 0
-
-
-def test_a_word_between_write_and_its_file_is_one_line(cli, project):
-    result = cli("check", "--write", "--allow-code", project())
-    assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "directly after it" in result.err
-
-
-def test_write_records_an_own_model_that_check_then_passes(cli, project):
-    path = project()
-    path.write_text(path.read_text().partition("expected:")[0])
-    assert cli("check", "--allow-code", "--write", path).code == 0
-    result = cli("check", "--allow-code", path)
-    assert (result.code, result.out) == (0, "1 file: 12 expectations passed, 0 failed\n")
 
 
 def test_the_peak_of_an_own_model_is_that_of_its_stored_dtypes(cli, project):
@@ -380,14 +336,6 @@ def test_the_layers_over_runs_of_another_family_are_bounded(cli, tmp_path):
     result = cli("check", path)
     assert result.code == 2
     assert "7 runs of 150 layers are more than 768 layers in all" in result.err
-
-
-def test_a_config_json_of_another_family_without_a_file_names_the_file_to_write(cli, tmp_path):
-    pytest.importorskip("transformers")
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 12}')
-    result = cli("check", tmp_path / "config.json")
-    assert result.code == 2
-    assert "a *.bertscope.yaml with 'model: ...'" in result.err
 
 
 # ---- update -------------------------------------------------------------------------------------
@@ -451,11 +399,3 @@ def test_update_writes_only_files_that_are_named(cli, project, words, message):
     result = cli("check", "--update", *words)
     assert result.code == 2
     assert message in result.err
-
-
-def test_update_rewrites_a_preset_of_ones_own(cli, tmp_path):
-    path = tmp_path / "mine.yaml"
-    whole = (preset_dir() / "bert-tiny.yaml").read_text()
-    path.write_text(whole.replace("layer.feed_forward: 131712", "layer.feed_forward: 7"))
-    assert cli("check", "--update", path).code == 0
-    assert path.read_text() == whole

@@ -1,26 +1,24 @@
-"""The arguments of a public function become the runs of a model, their limit, and the card whose memory counts."""
+"""The arguments of a public function: models, inputs, and the settings that become runs, a limit and a GPU."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
 from bertscope.config import POSITIONS, BertConfig
 from bertscope.errors import SelectionError
-from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.generate import INPUT_KEYWORDS
-from bertscope.settings.resolve import Layer, Resolved, placed, resolve
-from bertscope.settings.rows import SettingError, Settings, rows
-from bertscope.settings.run_config import AUTOCAST, CUDA, ESTIMATED, STORED, TRAINER, UNUSED, Limit, RunConfig
+from bertscope.settings.request import Request, Resolved, read_settings
+from bertscope.settings.rows import SettingError, rows
+from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, TRAINER, Limit, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
@@ -174,136 +172,89 @@ def shapes_of_run(
     return shapes or None
 
 
-TrainingArguments = TrainingFile | str | PathLike[str] | None
-Plan = PlanReport | str | PathLike[str] | None
+def requested(question: str, model: Any, settings: Mapping[str, Any], **others: Any) -> Request:
+    """Return the request of a public function: the keywords, and behind them what a front end passes as `model`.
 
+    A training file precedes the defaults of a project. The run of a plan is a default between both; its strategy is
+    compared with others that are asked for. Raises SettingError for a setting that the function does not take.
+    """
+    own, keywords = QUESTIONS[question], dict(settings)
+    request = model if isinstance(model, Request) else Request.of(question, model)
+    request = replace(request, **{"question": question, "records": own.records, "compared": own.compared} | others)
+    file, plan = (keywords.pop(name, None) if name in own.files else None for name in ("training_file", "plan"))
+    file, plan = (request.training_file if file is None else file), (request.plan if plan is None else plan)
+    for name in own.unused:
+        if name in keywords:
+            raise SelectionError(f"{question} does not depend on {name}; leave it out")
+    request = request.over(read_settings(keywords, compared=request.compared, records=request.records, permit=True))
+    if plan is not None:
+        from bertscope.sources.training_files import read_plan
 
-@dataclass(frozen=True)
-class Asked:
-    """A question: the layers of its settings, the strongest first, and the training file among them."""
-
-    layers: tuple[Layer, ...]
-    compared: Collection[str] = ()  # the settings that may have several values
-    records: tuple[type[Settings], ...] = ESTIMATED
-    training_file: TrainingFile | None = None
-    plan: PlanReport | None = None
-
-    @classmethod
-    def of(
-        cls, settings: Mapping[str, Any], _layers: Sequence[Layer] = (), *, compared: Collection[str] = (),
-        training_file: TrainingArguments = None, plan: Plan = None, records: tuple[type[Settings], ...] = ESTIMATED,
-        question: str = "",
-    ) -> Asked:  # fmt: skip
-        """Return what keywords, the layers of a front end, a training file and a plan ask for.
-
-        The file precedes the defaults of a project, whose precision is not used then. The run of a plan is a default
-        before both; its strategy is compared with others that are asked for. Raises SelectionError for a setting that
-        the question does not take.
-        """
-        for name in UNUSED.get(question, ()):
-            if name in settings:
-                raise SelectionError(f"{question} does not depend on {name}; leave it out")
-        if plan is not None:
-            from bertscope.sources.training_files import read_plan
-
-            report = plan if isinstance(plan, PlanReport) else read_plan(plan)
-            found = Layer(report.settings, is_default=True, compared=("freeze", "input"), records=records)
-            planned = cls.of(
-                settings, [found, *_layers], compared=compared, training_file=training_file, records=records
-            )
-            return planned._with_plan(report)
-        asked = [
-            Layer(settings, compared=compared, records=records, permit=True),
-            *(layer for layer in _layers if not layer.is_default),
-        ]
-        defaults = [layer for layer in _layers if layer.is_default]
-        if training_file is None:
-            return cls((*asked, *defaults), compared, records)
+        request = request.with_plan(plan if isinstance(plan, PlanReport) else read_plan(plan))
+    if file is not None:
         from bertscope.sources.training_files import read_training_file
 
-        file = training_file if isinstance(training_file, TrainingFile) else read_training_file(str(training_file))
-        for layer in defaults:
-            layer.pop("precision", None)
-        own = Layer(file.fields, where=file.path, is_default=True)
-        return cls((*asked, own, *defaults), compared, records, file)
+        request = request.with_file(file if isinstance(file, TrainingFile) else read_training_file(str(file)))
+    return request
 
-    def _with_plan(self, report: PlanReport) -> Asked:
-        """Return the same with the strategy of a plan, after those that are asked for."""
-        strategy = report.rows[0].checkpointing
-        for layer in self.layers:
-            if not layer.is_default and "checkpointing" in layer:
-                if "checkpointing" not in self.compared:
-                    raise self.error("give {checkpointing} or a plan, which is such a strategy", "checkpointing")
-                layer["checkpointing"] = tuple(dict.fromkeys((*layer["checkpointing"], strategy)))
-                return replace(self, plan=report)
-        own = Layer({"checkpointing": strategy}, records=self.records)
-        return replace(self, layers=(own, *self.layers), plan=report)
 
-    @property
-    def named(self) -> set[str]:
-        """Return the settings that were asked for, without defaults."""
-        return {name for layer in self.layers if not layer.is_default for name in layer}
-
-    def without(self, *names: str) -> Asked:
-        """Return the same without the defaults of these settings, for which the function has another meaning."""
-        for layer in self.layers:
-            for name in names if layer.is_default else ():
-                layer.pop(name, None)
-        return self
-
-    def resolved(self, source: ModelSource | None = None, /, **defaults: Any) -> Resolved:
-        """Return the runs and limits; `defaults` are those of the function, and parameters of own code keep dtypes."""
-        own: dict[str, Any] = {}
-        if source is not None:
-            defaults |= self.length(source, defaults.get("seq", RunConfig.seq))
-        if source is not None and source.has_own_dtypes:
-            own = {"precision": STORED, **loop_of(source.build())}
-        if self.plan is not None and source is not None:
+def resolved(request: Request, source: ModelSource | None = None, **defaults: Any) -> Resolved:
+    """Return the runs and limits, with the defaults of the function; parameters of own code keep their dtypes."""
+    defaults = {**QUESTIONS[request.question].defaults, **defaults}
+    if source is not None:
+        defaults |= default_length(request, source, defaults.get("seq", RunConfig.seq))
+        if source.has_own_dtypes:
+            defaults = {"precision": STORED, **loop_of(source.build()), **defaults}
+        if request.plan is not None:
             from bertscope.analyses.memory.plan import check_plan
 
-            check_plan(source, self.plan)
-        weakest = Layer(own | defaults, compared=self.compared, is_default=True)
-        return resolve(*self.layers, weakest, records=self.records)
+            check_plan(source, request.plan)
+    return request.resolved(**defaults)
 
-    def length(self, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:
-        """Return the longest sequence of the model as the default, if nobody gave a length and `usual` is longer."""
-        longest = usual if any("seq" in layer for layer in self.layers) else _longest(source, usual)
-        return {"seq": longest} if longest < usual else {}
 
-    def of_module(self, module: nn.Module, *, takes_limit: bool = False) -> tuple[Any, ...]:
-        """Return the records for a module with its inputs; raises SelectionError for a setting that they determine."""
-        table = rows(*self.records)
-        for layer in self.layers:
-            for name in layer:
-                if not table[name].of_modules:
-                    allowed = ", ".join(key for key, row in table.items() if row.of_modules)
-                    raise SelectionError(f"{name} is determined by the module and its inputs; allowed: {allowed}")
-        ((run_config, limit, *others),) = self.resolved(precision=STORED, **loop_of(module)).points
-        if run_config.precision != STORED and not run_config.autocast:
-            raise SelectionError(f"the module determines its dtypes; precision is {STORED} or {AUTOCAST}...")
-        if limit != Limit() and not takes_limit:
-            raise SelectionError("gpu and budget are for an estimate without loss; leave them or loss out")
-        return run_config, limit, *others
+def default_length(request: Request, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:
+    """Return the longest sequence of the model as the default, if nobody gave a length and `usual` is longer."""
+    longest = usual if request.has("seq") else _longest(source, usual)
+    return {"seq": longest} if longest < usual else {}
 
-    def error(self, text: str, *names: str) -> SettingError:
-        """Return the error about these settings, which the text names in braces, in the form of their front end."""
-        return placed(SettingError(text, names), self.layers)
 
-    def noted(self, runs: Sequence[RunConfig], searched: str = "") -> TrainingFile | None:
-        """Return the training file with the settings for which the runs have other values.
+def module_records(request: Request, module: nn.Module, *, takes_limit: bool = False) -> tuple[Any, ...]:
+    """Return the records for a module with its inputs; raises SelectionError for a setting that they determine."""
+    table = rows(*request.records)
+    if fixed := next((name for source in request.sources for name in source if not table[name].of_modules), ""):
+        allowed = ", ".join(key for key, row in table.items() if row.of_modules)
+        raise SelectionError(f"{fixed} is determined by the module and its inputs; allowed: {allowed}")
+    ((run_config, limit, *others),) = request.resolved(precision=STORED, **loop_of(module)).points
+    if run_config.precision != STORED and not run_config.autocast:
+        raise SelectionError(f"the module determines its dtypes; precision is {STORED} or {AUTOCAST}...")
+    if limit != Limit() and not takes_limit:
+        raise SelectionError("gpu and budget are for an estimate without loss; leave them or loss out")
+    return run_config, limit, *others
 
-        `searched` is the setting that the function searches a value for.
-        """
-        if self.training_file is None:
-            return None
-        replaced = []
-        for name, value in self.training_file.fields.items():
-            used = list(dict.fromkeys(run.flat()[name] for run in runs))
-            if name == searched or value not in used:
-                words = ", ".join(str(item).lower() for item in used)
-                effect = "it is searched" if name == searched else f"an option sets {words}"
-                replaced.append(TrainingKey(key=name, value=value, effect=effect))
-        return replace(self.training_file, replaced=tuple(replaced))
+
+def with_limit(request: Request, memory: Gpu | int | None) -> Gpu | int:
+    """Return the GPU or the budget of a search; raises SettingError if there is neither."""
+    if memory is None:
+        raise request.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
+    return memory
+
+
+def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> TrainingFile | None:
+    """Return the training file with the settings for which the runs have other values.
+
+    `searched` is the setting that the function searches a value for.
+    """
+    file: TrainingFile | None = request.training_file
+    if file is None:
+        return None
+    replaced = []
+    for name, value in file.fields.items():
+        used = list(dict.fromkeys(run.flat()[name] for run in runs))
+        if name == searched or value not in used:
+            words = ", ".join(str(item).lower() for item in used)
+            effect = "it is searched" if name == searched else f"an option sets {words}"
+            replaced.append(TrainingKey(key=name, value=value, effect=effect))
+    return replace(file, replaced=tuple(replaced))
 
 
 def usual_length(*sources: ModelSource) -> int:

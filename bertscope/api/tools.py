@@ -1,0 +1,130 @@
+"""`bertscope.presets` and `bertscope.sweep`, which import no torch themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from bertscope.errors import MissingExtraError, SelectionError, name_of, suggestion
+from bertscope.progress import expect, notify, progress
+from bertscope.reports.plan import PlanReport
+from bertscope.reports.sweep import SweepReport, SweepRow
+from bertscope.reports.tool import PresetRow, PresetsReport
+from bertscope.sources.presets import config_paths, member_of, preset_paths, read_preset
+from bertscope.sources.training_files import read_plan
+from bertscope.text_files import read_mapping
+
+
+def presets(name: str | None = None) -> PresetsReport:
+    """List the presets with their counts, or only one; raises SelectionError for an unknown name.
+
+    >>> bertscope.presets("bert-base-cased").rows[0].distinct_params
+    108340804
+    """
+    paths = preset_paths() | config_paths()
+    if name is not None and name not in paths:
+        raise SelectionError(f"no preset {name[:60]!r}; {suggestion(name, paths)}")
+    return PresetsReport(rows=tuple(_preset(path) for known, path in paths.items() if name in (None, known)))
+
+
+def _preset(path: Path) -> PresetRow:
+    """Return the row of a preset of bertscope, or of one that transformers builds."""
+    if path.suffix != ".json":
+        source = read_preset(path)
+        own, architecture = vars(source), source.architecture
+    else:
+        entries = read_mapping(path)
+        own, architecture = member_of(entries), entries["architectures"].value[0]
+    counts = {item.key: item.value for item in own["expected"]}
+    return PresetRow(
+        name=path.stem, architecture=architecture, distinct_params=counts["distinct_params"],
+        layer_params=counts["layer_params"], description=own["description"], hub_names=own["hub_names"], path=str(path),
+    )  # fmt: skip
+
+
+def sweep(
+    grid: str | PathLike[str] | Mapping[str, Any],
+    output: str | PathLike[str] | None = None,
+    *,
+    engine: Literal["local", "dask"] = "local",
+    workers: int | None = None,
+    address: str | None = None,
+    plan: PlanReport | str | PathLike[str] | None = None,
+    allow_code: bool = False,
+) -> SweepReport:
+    """Estimate memory and FLOPs of every point of a grid: a YAML file, or a value or a list for each setting.
+
+    A row is in the file `output` (.jsonl) as soon as its point is computed; a later call goes on after an interruption
+    and computes no point twice. The points are computed by `workers` processes of this machine, or on a cluster of dask
+    at `address`. `allow_code` imports the `module:attribute` that a file names. Raises SettingError with file and line.
+
+    >>> report = bertscope.sweep({"model": "bert-tiny", "batch": [1, 2], "seq": 8})
+    >>> [row.point["batch"] for row in report.rows], report.rows[0].peak_bytes <= report.rows[1].peak_bytes
+    ([1, 2], True)
+    """
+    from bertscope.analyses.sweep import grid as grids
+    from bertscope.analyses.sweep.results import results_file
+
+    address = _cluster(engine, workers, address)
+    request = grids.read_grid(grid, allow_code=allow_code)
+    if plan is not None:
+        report = plan if isinstance(plan, PlanReport) else read_plan(plan)
+        request = grids.with_plan(request, report, allow_code=allow_code)
+    points = grids.tasks_of(request)
+    keys = [point.key for point in points]
+    name = "" if isinstance(grid, Mapping) else Path(grid).name
+    found = SweepReport(grid=name, varied=grids.varied(request), rows=())
+
+    def rows(left: Sequence[grids.Task | SweepRow]) -> Iterator[SweepRow]:
+        expect(len(left))
+        progress("point 1: starting the workers")
+        for number, row in enumerate(_rows(left, engine, workers, address), 1):
+            yield row
+            if number < len(left):
+                progress(f"point {number + 1:,}: {row.point['model']}")
+
+    if output is None:
+        done = {row.key: row for row in rows(points)}
+        return replace(found, rows=tuple(done[key] for key in keys))
+    with results_file(Path(output), {point.key: point.point for point in points}) as file:
+        known = file.done()
+        left = [point for point in points if point.key not in known]
+        if len(left) < len(points):
+            rest = f"{len(left):,} {'is' if len(left) == 1 else 'are'} left" if left else "none is left"
+            notify(f"{file.path} has {len(points) - len(left):,} of {len(points):,} points; {rest}")
+        for row in rows(left):
+            file.append(row)
+        file.finish(keys)
+        return replace(found, rows=tuple(file.rows[key] for key in keys))
+
+
+def _cluster(engine: str, workers: int | None, address: str | None) -> str:
+    """Return the address of the cluster, if one computes the points.
+
+    Raises an error before the work begins for options that exclude each other, and for a missing package.
+    """
+    if address is not None and engine == "local":
+        raise SelectionError(f"{name_of('address')} names a cluster; give {name_of('engine')} dask too")
+    if engine != "local" and workers is not None:
+        raise SelectionError(f"the cluster has its own workers; leave {name_of('workers')} out")
+    if engine == "local":
+        return ""
+    if find_spec("distributed") is None:
+        raise MissingExtraError(f"{name_of('engine')} dask", "dask")
+    from bertscope.analyses.sweep.pool import cluster_address
+
+    return cluster_address(address)
+
+
+def _rows(points: Sequence[Any], engine: str, workers: int | None, address: str) -> Iterator[SweepRow]:
+    """Yield the rows of points: at once those that have no task, then the others in the order of their completion."""
+    from bertscope.analyses.saved import usable_cores
+    from bertscope.analyses.sweep.pool import dask_rows, local_rows
+
+    yield from (point for point in points if isinstance(point, SweepRow))
+    if tasks := [point for point in points if not isinstance(point, SweepRow)]:
+        yield from local_rows(tasks, workers or usable_cores()) if engine == "local" else dask_rows(tasks, address)

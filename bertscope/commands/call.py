@@ -1,0 +1,256 @@
+"""A parsed command line: the values of its options, the request that they are, its models, its output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from bertscope.commands.options import INPUTS
+from bertscope.commands.output import check_outputs, note, print_notes, show
+from bertscope.commands.process import failure
+from bertscope.commands.table import Command
+from bertscope.config import ARCHITECTURES, unknown_architecture
+from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
+from bertscope.settings.code_names import CodeName
+from bertscope.settings.request import Request, Source, read_settings, unknown_setting
+from bertscope.settings.run_config import QUESTIONS, SETTINGS
+from bertscope.sources.building import built_for_counting
+from bertscope.sources.find import find
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_import import load_meta_kernels, without_meta_kernels
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
+HEADED = ("estimate", "profile", "fit", "flops", "report")  # commands in which a project may choose the class of a BERT
+_COMPARED = ("batch", "seq", "precision", "checkpointing", "gpu")  # by any command
+_MARK = b"[tool.bertscope]"
+_OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
+Result = TypeVar("Result")
+
+
+def execute(command: Command, given: dict[str, Any]) -> int | None:
+    """Run a command with the values of its options; return its exit code. It first checks that outputs can be written.
+
+    Each option of type Path names an output, but those of files that are read.
+    """
+    try:
+        check_outputs([value for name, value in given.items() if isinstance(value, Path) and name not in INPUTS])
+        body = getattr(import_module(f"bertscope.commands.{command.body}"), command.name)
+        code: int | None = body(CommandLine(command, given))
+    except (EOFError, OSError, SystemExit) as error:  # Typer would end with exit codes that mean something else
+        return failure(error)
+    return code
+
+
+class CommandLine(SimpleNamespace):
+    """A parsed command line: an attribute for each option, and what commands do with them."""
+
+    def __init__(self, command: Command, given: Mapping[str, Any]) -> None:
+        super().__init__(**given)
+        self.command, self.project = command, project()
+        own = self.project
+        is_used = own and command.name in HEADED and not self.architecture and self.add_pooling_layer is None
+        self.usual_class = own.table.get("architecture", "") if own and is_used else ""
+        if own and self.usual_class:
+            own.note_used([self.usual_class])
+        if command.settings:
+            self.request = _request(command, given, own)
+
+    def about(self, subject: Any, extras: dict[str, Any] | None = None) -> Request:
+        """Return the request about a model; `extras` get what is wanted besides the report."""
+        return replace(self.request, subject=subject, extras={} if extras is None else extras)
+
+    def found(self, model: str | None = None, **changes: Any) -> ModelSource:
+        """Return the source that MODEL, or another name that was typed, means with the options of models."""
+        options = {name: getattr(self, name) for name in _OF_MODEL if hasattr(self, name)} | changes
+        source = find(CodeName(self.model if model is None else model), **options)
+        is_bert = source.bert_config is not None
+        return source.with_options(architecture=self.usual_class) if self.usual_class and is_bert else source
+
+    def source(self, model: str | None = None, **changes: Any) -> ModelSource:
+        """Return the same, and print its notes."""
+        source = self.found(model, **changes)
+        for notice in source.notice.splitlines():
+            note(notice)
+        return source
+
+    def built(self, model: str | None = None, **changes: Any) -> tuple[ModelSource, nn.Module]:
+        """Return the source that MODEL names, and its model on meta."""
+        source = self.source(model, **changes)
+        if source.bert_config:
+            without_meta_kernels()
+        else:  # what else a model runs to build itself is not known
+            load_meta_kernels()
+        from bertscope.analyses.modules.totals import freeze  # torch is imported from here on
+
+        built = built_for_counting(source)
+        freeze(built, getattr(self, "freeze", None) or ())
+        return source, built
+
+    def traced(self, source: ModelSource, *, is_needed: bool = False) -> dict[str, Any] | None:
+        """Return the shapes of a forward pass on meta, if they are wanted or needed."""
+        if not self.shapes and not is_needed:
+            return None
+        from bertscope.analyses.tracing.operators import source_shapes
+        from bertscope.api.arguments import usual_length
+
+        length = usual_length(source) if self.seq is None else self.seq
+        return source_shapes(source, self.batch, length, self.inputs or ())
+
+    def each(self, result_of: Callable[[str], Result]) -> tuple[Result, ...]:
+        """Return the result for each model; with several models an error names the one that it concerns.
+
+        Several models are all found before the work for the first begins.
+        """
+
+        def named(function: Callable[[str], Any], model: str) -> Any:
+            try:
+                return function(model)
+            except BertscopeError as error:
+                if self.others and model not in str(error):
+                    error.at(model)
+                raise
+
+        models = (self.model, *(self.others or ()))
+        for model in models if self.others else ():
+            named(self.found, model)
+        return tuple(named(result_of, model) for model in models)
+
+    def only_one(self, options: Mapping[str, Any]) -> None:
+        """Raise SelectionError if several models are given with an option for one; `options` says which are given."""
+        for option, is_given in options.items():
+            if is_given and self.others:
+                number = 1 + len(self.others)
+                raise SelectionError(f"{option} takes one MODEL; got {number}; give one, or leave {option} out")
+
+    def show(self, report: Any, **options: Any) -> None:
+        """Write the report in the wanted format to stdout or into the file."""
+        show(report, self.fmt, self.output, verbose=getattr(self, "verbose", False), **options)
+
+    def show_all(self, *reports: Any, has_notes: bool = True, **options: Any) -> None:
+        """Print the notes of the first report; write the only report, or several of one kind as one comparison."""
+        if has_notes:
+            print_notes(reports[0])
+        if len(reports) == 1:
+            self.show(reports[0], **options)
+        else:
+            from bertscope.reports.page import ComparisonReport
+
+            self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)))
+
+
+def refuse(options: Mapping[str, Any], why: str) -> None:
+    """Raise SelectionError for the first option that is given, with `{option}` in the text for it."""
+    for option in filter(options.get, options):
+        raise SelectionError(why.format(option=option))
+
+
+def _request(command: Command, given: Mapping[str, Any], own: Project | None) -> Request:
+    """Return what options, --from and pyproject.toml ask for; print which settings of the project are used."""
+    question, names = QUESTIONS[command.name], command.settings
+    asked = {name: given[name] for name in names if given[name] is not None}
+    if given.get("no_calibration"):
+        if "calibration" in asked:
+            raise SelectionError("--calibration FILE names a calibration and --no-calibration uses none; give one")
+        asked["calibration"] = False
+    sources = [read_settings(asked, compared=question.compared, is_text=True, records=question.records, permit=True)]
+    file = given.get("training_file")
+    if file is not None:
+        from bertscope.sources.training_files import read_training_file
+
+        file = read_training_file(file)
+    if own:
+        sources += [{name: value for name, value in own.source.items()
+                     if name in names and (name in question.compared or len(value.values) == 1)}]  # fmt: skip
+    request = Request.of(command.name, None, sources, training_file=file, plan=given.get("plan"))
+    if own and sources[1]:
+        values = (request if file is None else request.with_file(file)).values()
+        own.note_used([str(own.table[name]) for name, value in sources[1].items() if values.get(name) == value])
+    return request
+
+
+class Project(NamedTuple):
+    """The table `[tool.bertscope]` of the nearest pyproject.toml: defaults of the command line only.
+
+    gpu = "t4"                              # a setting of a run: of each command that takes it
+    precision = "autocast-bf16"
+    architecture = "BertForSequenceClassification"  # the class of a BERT in the commands of HEADED
+    check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
+    """
+
+    path: Path
+    table: dict[str, Any]
+    source: Source  # the settings of a run in it; a command that takes one value refuses several
+
+    def note_used(self, values: list[str]) -> None:
+        """Print which values of the table a command uses."""
+        if values:
+            text = f"{one_line(str(self.path), limit=200)} sets {one_line(', '.join(values))}"
+            print(f"note: {text}", file=sys.stderr)
+
+
+def project() -> Project | None:
+    """Return the table of the nearest pyproject.toml, in the working directory or above; None without one.
+
+    Raises SourceError for a file that cannot be read, ConfigError for an unknown key and a wrong value.
+    """
+    try:
+        here = Path.cwd()
+    except OSError:  # it was deleted
+        return None
+    path = next((path for folder in (here, *here.parents) if (path := folder / "pyproject.toml").is_file()), None)
+    return _read(path) if path else None
+
+
+@cache
+def _read(path: Path) -> Project | None:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror}; check its permissions", where=str(path)) from None
+    if _MARK not in content:
+        return None
+    if sys.version_info < (3, 11):  # which has no reader of TOML
+        name = one_line(str(path), limit=200)
+        print(f"note: {name}: [tool.bertscope] needs Python 3.11; it is ignored", file=sys.stderr)
+        return None
+    if len(content) > MAX_BYTES:
+        raise SourceError(f"has more than {MAX_BYTES:,} bytes; remove [tool.bertscope] from it", where=str(path))
+    import tomllib
+
+    try:
+        table = tomllib.loads(content.decode()).get("tool", {}).get("bertscope", {})
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise SourceError(f"not valid TOML: {one_line(str(error), limit=200)}; correct it", where=str(path)) from None
+
+    def wrong(message: str) -> ConfigError:
+        """Return the error about the file."""
+        return ConfigError(f"[tool.bertscope]: {message}", where=str(path))
+
+    if not isinstance(table, dict):
+        raise wrong("must be a table")
+    own = ("architecture", "check")
+    if "lang" in table:
+        raise wrong("lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'")
+    for key, value in table.items():
+        if key not in own and key not in SETTINGS:
+            raise wrong(unknown_setting(key, [*own, *SETTINGS]))
+        words = value if key == "check" else [value]
+        if key in own and (not isinstance(words, list) or not all(isinstance(word, str) and word for word in words)):
+            rule = "a list of files" if key == "check" else "a text"
+            raise wrong(f"{key} must be {rule}; got {str(value)[:60]!r}")
+    if table.get("architecture") not in (None, *ARCHITECTURES):
+        raise wrong(f"architecture: {unknown_architecture(table['architecture']).message}")
+    settings = {key: value for key, value in table.items() if key in SETTINGS}
+    return Project(
+        path, table, read_settings(settings, compared=_COMPARED, where=f"{path}: [tool.bertscope]", is_default=True)
+    )

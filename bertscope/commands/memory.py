@@ -1,0 +1,228 @@
+"""The commands about memory: estimate, profile, run, fit, plan, why, sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import bertscope
+from bertscope.calibrations import with_saved
+from bertscope.commands.call import CommandLine
+from bertscope.commands.output import note, print_notes, progress_shown, show, write
+from bertscope.commands.process import INTERRUPT
+from bertscope.errors import SelectionError, SourceError
+from bertscope.render.plan import verdict
+from bertscope.render.plan_code import emitted
+from bertscope.render.sweep import ordered
+from bertscope.reports.memory import NO
+from bertscope.reports.run import RunFitReport
+from bertscope.reports.sweep import COMPUTED, SweepReport, SweepRow
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import SWEPT
+from bertscope.text_files import write_file
+
+if TYPE_CHECKING:
+    from bertscope.reports.memory import LengthsReport, MemoryReport
+
+
+def _check_timeline(call: CommandLine) -> None:
+    """Raise an error before the work begins if the picture cannot be drawn."""
+    if call.timeline is not None:
+        from bertscope.render.timeline.timeline import check_suffix
+
+        check_suffix(call.timeline.suffix)
+
+
+def _write_timeline(call: CommandLine, report: MemoryReport) -> None:
+    if call.timeline is not None:
+        from bertscope.render.timeline.timeline import timeline
+
+        write_file(call.timeline, timeline(report, call.timeline.suffix))
+        note(f"the timeline is in {call.timeline}")
+
+
+def _check_svg(path: Path | None, what: str) -> None:
+    if path is not None and path.suffix.lower() != ".svg":
+        raise SelectionError(f"{path.name}: {what} an .svg file")
+
+
+def _lengths(call: CommandLine, others: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
+    """Show and return the report on --lengths, None without any; raises SelectionError for options without effect."""
+    own = {"field": call.lengths_field, "tokenizer": call.tokenizer, "tokens_per_batch": call.tokens_per_batch}
+    options = ("--lengths-field", "--tokenizer", "--tokens-per-batch")
+    given = dict(zip(options, own.values(), strict=True)) if call.lengths is None else others
+    if name := next((name for name, value in given.items() if value), ""):
+        words = "without" if call.lengths is None else "with"
+        raise SelectionError(f"{name} has no effect {words} --lengths")
+    if call.lengths is None:
+        return None
+    source = call.source()
+    with progress_shown():
+        report = bertscope.lengths(call.about(source), call.lengths, **own, **keywords)
+    call.show_all(report)
+    return report
+
+
+def estimate(call: CommandLine) -> None:
+    """Estimate the memory of a step of models, or of an epoch of lengths."""
+    call.only_one({"--timeline": call.timeline is not None, "--snapshot": call.snapshot is not None})
+    _check_timeline(call)
+    others = {"--timeline": call.timeline, "--snapshot": call.snapshot, "--rows": call.rows,
+              "a second MODEL": call.others}  # fmt: skip
+    if _lengths(call, others) is not None:
+        return
+    extras: dict[str, Any] = {} if call.snapshot is None else {"snapshot": None}
+
+    def report_of(model: str) -> MemoryReport:
+        """Return the report of one model."""
+        source = call.source(model)
+        if extras:
+            source.require("--snapshot")
+        with progress_shown():
+            return bertscope.estimate(call.about(source, extras))
+
+    reports = call.each(report_of)
+    call.show_all(*reports, **({} if call.others else {"shown_rows": call.rows}))
+    if not call.others:
+        _write_timeline(call, reports[0])
+    if call.snapshot is not None:
+        write_file(call.snapshot, extras["snapshot"])
+
+
+def profile(call: CommandLine) -> int:
+    """Measure the real step; the table is first, and an output that fails does not prevent the others."""
+    from bertscope.analyses.memory.profile import INTERRUPTED
+
+    _check_timeline(call)
+    wanted = {"snapshot": call.snapshot, "calibration": call.save}
+    extras: dict[str, Any] = {name: None for name, path in wanted.items() if path is not None}
+    source = call.source()
+    with progress_shown():
+        report = bertscope.profile(call.about(source, extras))
+    print_notes(report)
+    is_shown = call.fmt != "table" or any(variant.measured for variant in report.variants)
+    failed = [variant for variant in report.variants if variant.failure]
+    try:
+        if is_shown:
+            call.show(report, shown_rows=call.rows)
+        for variant in failed:
+            what = "timed, its memory is measured" if variant.measured else "measured"
+            note(f"{variant.checkpointing} could not be {what}: {variant.failure}")
+    finally:
+        try:
+            if call.snapshot is not None and extras["snapshot"] is not None:
+                write_file(call.snapshot, extras["snapshot"])
+        finally:
+            try:
+                if is_shown:
+                    _write_timeline(call, report)
+            finally:
+                if call.save is not None and extras["calibration"] is not None:
+                    write_file(call.save, with_saved(extras["calibration"], call.save).to_json())
+                    note(f"the calibration is in {call.save}")
+    if any(INTERRUPTED[1] in variant.failure for variant in failed):
+        return INTERRUPT
+    needs_times = call.save is not None  # a calibration has the times and the rates of the GPU
+    return 3 if any(needs_times or variant.measured is None for variant in failed) else 0
+
+
+def run(call: CommandLine) -> int:
+    """Run a training script on a GPU that is not there."""
+    _check_timeline(call)
+    if call.fit and (call.timeline or call.snapshot or call.rows is not None):
+        raise SelectionError("--timeline, --snapshot and --rows show one run; leave them or --fit out")
+    extras: dict[str, Any] = {} if call.snapshot is None else {"snapshot": None}
+    with progress_shown():
+        report = bertscope.run(call.about(call.script, extras), call.arguments or (), module=call.module, fit=call.fit)
+    if isinstance(report, RunFitReport):
+        call.show(report)
+        return 0 if report.largest else 1
+    call.show(report, shown_rows=call.rows)
+    if call.snapshot is not None and extras["snapshot"] is not None:
+        write_file(call.snapshot, extras["snapshot"])
+    if call.timeline is not None:
+        from bertscope.render.run import step_timeline
+
+        write_file(call.timeline, step_timeline(report, call.timeline.suffix))
+        note(f"the timeline is in {call.timeline}")
+    return 1 if report.answer == NO else 0
+
+
+def fit(call: CommandLine) -> int:
+    """Find the largest batch, or the settings with which a batch fits."""
+    own = {} if call.batch is None else {"batch": call.batch}
+    found = _lengths(call, {"--batch-total": call.batch_total}, search=call.batch is None, **own)
+    if found is not None:
+        return 0 if found.fits else 1
+    source = call.source()
+    with progress_shown():
+        reports = bertscope.fits(call.about(source), batch=call.batch, batch_total=call.batch_total)
+    for number, report in enumerate(reports):
+        print_notes(report, has_file=not number)
+    call.show_all(*reports, has_notes=False)
+    return 0 if any(report.fits for report in reports) else 1
+
+
+def plan(call: CommandLine) -> int:
+    """Find what to recompute; --emit prints what to paste."""
+    _check_svg(call.plot, "the chart of plans is")
+    source = call.source()
+    with progress_shown():
+        report = bertscope.plan(
+            call.about(source), batch=call.batch, batch_total=call.batch_total, may_change=call.may_change
+        )
+    print_notes(report)
+    if call.emit is None:
+        call.show(report)
+    elif not report.fits and call.emit != "json":
+        note(verdict(report))
+        return 1
+    else:
+        write(emitted(report, call.emit), call.output)
+    if call.plot is not None:
+        from bertscope.render.plan_chart import plan_svg
+
+        write_file(call.plot, plan_svg(report))
+        note(f"the plans are in {call.plot}")
+    return 0 if report.fits else 1
+
+
+def why(call: CommandLine) -> None:
+    """Explain what filled a GPU."""
+    _check_svg(call.plot, "the history is drawn as")
+    source = call.source() if call.model else None
+    with progress_shown():
+        report = bertscope.why(call.file, call.about(source))
+    if call.plot is not None and not report.timeline:
+        raise SelectionError(
+            f"{report.name} has no history to draw: record it with torch.cuda.memory._record_memory_history()"
+        )
+    call.show_all(report)
+    if call.plot is not None:
+        from bertscope.render.why import history_svg
+
+        write_file(call.plot, history_svg(report))
+        note(f"the history is in {call.plot}")
+
+
+def sweep(call: CommandLine) -> int:
+    """Estimate every point of a grid, or write a sample of one."""
+    if call.init:
+        path = Path(call.grid)
+        if path.exists():
+            raise SourceError(f"{path} exists; name a new file for the sample")
+        write_file(path, Path(__file__).with_name("sample_grid.yaml").read_text(encoding="utf-8"))
+        note(f"the sample is in {path}")
+        return 0
+    if call.output is None:
+        raise SelectionError("--output is missing: the file of the results, such as --output results.jsonl")
+    blank = SweepRow(key="", point=dict.fromkeys(rows(*SWEPT)))
+    ordered(SweepReport(grid="", varied={}, rows=(blank,)), call.sort)  # an error before the work begins
+    with progress_shown():
+        report = bertscope.sweep(
+            call.grid, call.output, engine=call.engine, workers=call.workers, address=call.address, plan=call.plan,
+            allow_code=call.allow_code,
+        )  # fmt: skip
+    show(report, call.fmt, None, verbose=call.verbose, rows=call.rows, sort=call.sort)
+    return 0 if report.number(COMPUTED) == len(report.rows) else 1

@@ -1,0 +1,314 @@
+"""The commands about a model: count, tree, flops, explain, diagram, diff, report, presets."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import bertscope
+from bertscope.checkpoints.reading import Checkpoint, read_checkpoint
+from bertscope.commands.call import CommandLine, refuse
+from bertscope.commands.output import note, print_notes, progress_shown, show, write
+from bertscope.config import MAX_BUILT_LAYERS
+from bertscope.errors import MissingExtraError, SelectionError
+from bertscope.render import torchinfo
+from bertscope.reports.flops import FlopsReport
+from bertscope.reports.params import CountReport
+from bertscope.reports.tool import PrintReport
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import stored_alone, weights_path
+from bertscope.units import count_text, json_text, signed_text
+
+if TYPE_CHECKING:
+    pass
+
+_OF_ONE = ("module", "parameter")  # units whose names differ between models
+_NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
+_STEP_BY_STEP = "eager"  # the kernel of which each step is a tensor
+_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".html": "html",
+             ".json": "json"}  # fmt: skip
+
+
+def count(call: CommandLine) -> int:
+    """Count the parameters of models, or of a checkpoint."""
+    given = {"--stored": call.stored, "--untie": call.untie, "--expect": call.expect is not None}
+    call.only_one({**given, "--untie": False, f"--by {call.by}": call.by in _OF_ONE})
+    columns = _columns(call)
+    if call.style == "torchinfo":
+        call.only_one({"--style torchinfo": True})
+        _check_torchinfo(call, given | {f"--by {call.by}": call.by != "layer"})
+        _show_as_torchinfo(call, None, columns)
+        return 0
+    expected = None if call.expect is None else _expected(call.expect)
+    checkpoint = None if call.stored or call.others else stored_alone(call.model)
+    if checkpoint is not None or call.stored:
+        if call.untie:
+            raise SelectionError("--untie is for models; the totals of a checkpoint include one under all names")
+        stored: Any = bertscope.count(checkpoint or _weights(call), by=call.by)
+        call.show(stored)
+        return _judge(expected, stored.stored.distinct_params, stored.stored.stored_params, "under all names")
+
+    def report_of(model: str) -> CountReport:
+        """Return the report of one model."""
+        source, built = call.built(model)
+        shapes = call.traced(source)
+        if call.untie:
+            from bertscope.analyses.modules.totals import untie
+
+            note(f"{source.name}: counted without ties, which adds {count_text(untie(built))} parameters")
+        folded = None if call.unfold is None else not call.unfold
+        return bertscope.count(
+            built, by=call.by, name=source.name, dtype=call.dtype, folded=folded, sort=call.sort, shapes=shapes
+        )
+
+    reports = call.each(report_of)
+    call.show_all(*reports, has_notes=False)
+    totals = reports[0].totals
+    return _judge(expected, totals.distinct_params, totals.layer_params, "sum over layers")
+
+
+def _weights(call: CommandLine, model: str | None = None) -> Checkpoint:
+    return read_checkpoint(weights_path(call.model if model is None else model, download=call.download))
+
+
+def _expected(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,30}|[0-9]{1,3}(,[0-9]{3}){1,9}|[0-9]{1,3}(_[0-9]{3}){1,9}", text.strip(), re.ASCII):
+        raise SelectionError(
+            f"--expect takes a number of parameters such as 109482240 or 109,482,240; got {text[:40]!r}"
+        )
+    return int(re.sub(r"[,_]", "", text))
+
+
+def _judge(expected: int | None, unique: int, other: int, convention: str) -> int:
+    """Compare both counts with the expected one, if there is one; return the exit code."""
+    if expected is None:
+        return 0
+    for name, got in (("unique parameters", unique), (convention, other)):
+        if got == expected:
+            print(f"as expected: {name} {count_text(got)}", file=sys.stderr)
+            return 0
+    text = (
+        f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique parameters (difference "
+        f"{signed_text(unique - expected)}), {convention} {count_text(other)} ({signed_text(other - expected)})"
+    )
+    print(text, file=sys.stderr)
+    return 1
+
+
+def tree(call: CommandLine) -> None:
+    """Show the module tree as a table, in the layout of torchinfo or torch, or on the screen."""
+    if call.interactive:
+        check_interactive(call)
+    if call.style == "torchinfo":
+        _check_torchinfo(call, {})
+    columns = _columns(call)
+    options = {"--freeze": bool(call.freeze), "--shapes": call.shapes, "--unfold": call.unfold}
+    given = {f"--style {call.style}": call.style != "bertscope", **options}
+    if checkpoint := stored_alone(call.model, beside_config=False, **given):
+        if call.interactive:
+            _browse(bertscope.tree(checkpoint), bertscope.count(checkpoint), call.depth)
+        else:
+            call.show(bertscope.tree(checkpoint, depth=call.depth))
+    elif call.style == "torch":
+        refuse({"--depth": call.depth is not None, **options},
+               "--style torch is the complete text of print(model); leave {option} out")  # fmt: skip
+        _show_as_torch(call)
+    elif call.style == "torchinfo":
+        _show_as_torchinfo(call, call.depth, columns)
+    else:
+        source, built = call.built()
+        own: dict[str, Any] = {"name": source.name, "folded": not call.unfold, "shapes": call.traced(source)}
+        if call.interactive:
+            _browse(bertscope.tree(built, **own), bertscope.count(built, by="parameter", **own), call.depth)
+        else:
+            call.show(bertscope.tree(built, depth=call.depth, **own))
+
+
+def _browse(*reports: Any) -> None:
+    from bertscope.render.interactive import browse
+
+    browse(*reports)
+
+
+def check_interactive(call: CommandLine) -> None:
+    """Raise an error if the tree cannot be browsed: other options of the output, no Textual, no terminal."""
+    given = {"style": call.style != "bertscope", "columns": call.columns, "output": call.output}
+    given |= {"format": call.fmt != "table", "verbose": call.verbose}
+    refuse(given, "--interactive shows the tree on the screen; leave --{option} out, or --interactive")
+    if find_spec("textual") is None:
+        raise MissingExtraError("--interactive", "interactive")
+    if os.environ.get("TERM") == "dumb" or not all(map(os.isatty, range(3))):
+        raise SelectionError("--interactive needs a terminal; 'bertscope tree' without it writes to a pipe")
+
+
+def _columns(call: CommandLine) -> list[str] | None:
+    """Return the names of the columns; None for the usual ones. Raises SelectionError in another style."""
+    if call.columns is None:
+        return None
+    if call.style != "torchinfo":
+        raise SelectionError("--columns are those of --style torchinfo; give it too, or leave --columns out")
+    return [name.strip() for name in call.columns.split(",")]
+
+
+def _check_torchinfo(call: CommandLine, options: Mapping[str, bool]) -> None:
+    """Raise SelectionError for options for which torchinfo's layout has no place; `options` says which are given."""
+    refuse({f"--format {call.fmt}": call.fmt != "table", **options},
+           "--style torchinfo is a table of types and parameters; leave {option} out")  # fmt: skip
+
+
+def _show_as_torchinfo(call: CommandLine, depth: int | None, columns: list[str] | None) -> None:
+    """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
+    source, built = call.built()
+    shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(torchinfo.OF_A_RUN))
+    if source.layers > MAX_BUILT_LAYERS:
+        raise SelectionError(f"--style torchinfo has a line for each of {source.layers:,} layers; leave it out")
+    report = bertscope.tree(built, name=source.name, folded=False, shapes=shapes)
+    call.show(report, view="torchinfo", columns=columns, depth=depth)
+    totals = report.totals
+    if totals.distinct_params != totals.layer_params:
+        note(
+            f"torchinfo counts a tied tensor at each use; the model has {totals.distinct_params:,} "
+            f"unique parameters, {totals.param_bytes / 1e6:.2f} MB"
+        )
+
+
+def _show_as_torch(call: CommandLine) -> None:
+    """Show a model as PyTorch prints it."""
+    printed = getattr(call.source(), "printed_attention", None)
+    call.freeze = None
+    source, built = call.built(attention=call.attention or printed)
+    from bertscope.analyses.modules.totals import subject
+
+    text = f"{built}\n"
+    if source.layers > MAX_BUILT_LAYERS:  # two are built
+        text = text.replace("(0-1): 2 x", f"(0-{source.layers - 1}): {source.layers} x", 1)
+    report = PrintReport(subject=subject(built, source.name), text=text)
+    show(report, "text" if call.fmt == "table" else call.fmt, call.output)
+    if source.bert_config and _NEWER in report.text:
+        version = report.subject.torch_version
+        note(
+            f"torch {version} ends the line of each LayerNorm with ', bias=True', which older versions of torch do not"
+        )
+
+
+def flops(call: CommandLine) -> None:
+    """Count FLOPs: a table of modules, operators or conventions."""
+    call.only_one({"--operators": call.operators, "--convention": call.convention is not None})
+
+    def report_of(model: str) -> FlopsReport:
+        """Return the report of one model, to the depth."""
+        report = bertscope.flops(call.about(call.source(model)))
+        rows = tuple(row for row in report.rows if call.depth is None or row.depth <= call.depth)
+        return replace(report, rows=rows)
+
+    reports = call.each(report_of)
+    if call.convention is not None and call.fmt == "table":
+        if call.convention not in {item.name for item in reports[0].conventions}:
+            raise SelectionError(f"the convention {call.convention} does not apply to this model in this mode")
+        call.show(reports[0], view="convention", name=call.convention)
+    else:
+        view = {"view": "operators"} if call.operators and not call.others else {}
+        call.show_all(*reports, has_notes=False, **view)
+
+
+def explain(call: CommandLine) -> None:
+    """Explain a model step by step."""
+    source = call.source()
+    if call.naming:
+        source.require("--naming")
+    report = bertscope.explain(source, call.path, batch=call.batch, seq=call.seq, inputs=call.inputs or ())
+    call.show(report, naming=call.naming, lang=call.lang)
+
+
+def diagram(call: CommandLine) -> None:
+    """Draw one diagram of a model."""
+    if call.class_name and (call.kind not in (None, "class") or call.path):
+        raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
+    own = call.source(attention=None)
+    for option in ("cross_attention", "position_embedding", "attention"):
+        if getattr(call, option):
+            own.require(f"--{option.replace('_', '-')}")
+    changes: dict[str, object] = {"attn_implementation": call.attention or _STEP_BY_STEP}
+    changes |= {"is_decoder": True, "add_cross_attention": True} if call.cross_attention else {}
+    changes |= {"position_embedding_type": call.position_embedding} if call.position_embedding else {}
+    source = own.with_fields(changes)
+    kind = call.kind or ("class" if call.class_name or source.bert_config else "tree")
+    given = {name: getattr(call, name) for name in ("batch", "seq", "cache", "mask", "head_mask")}
+    with source.confined():
+        report = bertscope.diagram(
+            source, kind, call.path, depth=call.depth, direction=call.direction, around=call.class_name,
+            implementation=call.implementation, nn_module=call.nn_module,
+            given=given | {"input": tuple(call.inputs or ())},
+        )  # fmt: skip
+    suffix = call.output.suffix.lower() if call.output else ""
+    show(report, call.fmt or _SUFFIXES.get(suffix, "mermaid"), call.output)
+    kernel = own.bert_config.attn_implementation if own.bert_config else _STEP_BY_STEP
+    if kind == "forward" and call.attention is None and kernel != _STEP_BY_STEP:
+        note(f"attention is drawn in steps ({_STEP_BY_STEP}); --attention {kernel} draws the model's, as one box")
+
+
+def diff(call: CommandLine) -> int:
+    """Compare two models, two files with tensors, or a model with a checkpoint."""
+    of_models = {"--attention": call.attention is not None, "--lora": call.lora is not None,
+                 "--batch": call.batch != RunConfig.batch, "--seq": call.seq is not None}  # fmt: skip
+    of_weights = bool(call.dtype or call.allow or call.strip_prefix is not None)
+    one, other = stored_alone(call.a), stored_alone(call.b)
+    without_effect = "{option} has no effect with "
+    if call.b is None or of_weights or (one is None) != (other is None):
+        refuse(of_models | {"--exit-code": call.exit_code},
+               f"{without_effect}a checkpoint: its header is compared (exit code 1: no fit); leave it out")  # fmt: skip
+        name, stored = (call.b, one) if call.b and one and not other else (call.a, other if call.b else one)
+        stored = stored or _weights(call, call.b or call.a)  # before torch is imported
+        checked = bertscope.verify(
+            call.source(name), stored, dtype=call.dtype, allow=call.allow or (), strip_prefix=call.strip_prefix
+        )
+        call.show(checked)
+        return 0 if checked.fits else 1
+    if one and other:
+        of_models |= {
+            "--architecture": call.architecture is not None,
+            "--no-pooler": call.add_pooling_layer is not None,
+        }
+        refuse(of_models, f"{without_effect}two files with tensors: their headers are compared; leave it out")
+    sides = [stored or call.source(name) for name, stored in ((call.a, one), (call.b, other))]
+    report = bertscope.diff(*sides, batch=call.batch, seq=call.seq)
+    call.show(report)
+    return 1 if call.exit_code and not report.is_empty else 0
+
+
+def report(call: CommandLine) -> None:
+    """Write the page about one model or two."""
+    if call.fmt == "html" and call.output is None:
+        raise SelectionError("the page goes into a file; name it with -o report.html")
+    source, compare = call.source(), call.source(call.compare) if call.compare else None
+    with progress_shown():
+        page = bertscope.report(call.about(source), compare, fit=call.fit)
+    print_notes(page.models[0].memory)
+    show(page, call.fmt, call.output)
+    if call.fmt == "html":
+        note(f"the page is in {call.output}")
+
+
+def presets(call: CommandLine) -> None:
+    """List the presets, or print the config.json of one."""
+    found = bertscope.presets(call.name)
+    if not call.config:
+        call.show(found)
+        return
+    if call.name is None:
+        raise SelectionError("--config prints the config.json of one preset; type 'bertscope presets NAME --config'")
+    if call.fmt not in ("table", "json"):
+        raise SelectionError(f"a config.json is JSON; leave --format {call.fmt} out")
+    if call.output is not None and call.output.suffix not in ("", ".json"):
+        raise SelectionError(f"{call.output.name}: --config writes .json")
+    from bertscope.sources.presets import config_members, config_paths, preset_paths, read_preset
+
+    path = (preset_paths() | config_paths())[call.name]
+    write(json_text(config_members(path)), call.output)
+    if path.suffix != ".json" and not read_preset(path).add_pooling_layer:
+        note("a config.json has no member for add_pooling_layer: false, so it describes the model with its pooler")

@@ -1,0 +1,175 @@
+"""The commands check, schema and doctor."""
+
+import gc
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import bertscope
+from bertscope.commands.call import CommandLine
+from bertscope.commands.output import note, show, write
+from bertscope.commands.process import complain
+from bertscope.config import RULES, BertConfig
+from bertscope.errors import SelectionError, SourceError, suggestion
+from bertscope.render import check as renderer
+from bertscope.reports import json as report_json
+from bertscope.reports.base import SCHEMA
+from bertscope.reports.tool import CheckReport
+from bertscope.sources.expectation_files import (
+    ExpectedModel,
+    files_to_check,
+    is_expectation_file,
+    read_expectation_file,
+    with_expected,
+)
+from bertscope.sources.presets import config_paths, preset_paths, read_preset
+from bertscope.text_files import MAX_YAML_BYTES, read_yaml, write_file
+from bertscope.units import json_text
+
+_SHOWN = 12  # files that a note names
+CONFIG = "config"
+_TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", tuple: "array", dict: "object"}
+
+
+def doctor(call: CommandLine) -> None:
+    """Show the environment."""
+    call.show(bertscope.doctor())
+
+
+def check(call: CommandLine) -> int:
+    """Verify the expectations in files, or write them."""
+    others = (call.files, call.presets, call.output, call.update, call.fmt != "text")
+    if call.write_to is not None:
+        if any(others) or str(call.write_to).startswith("-"):
+            raise SourceError(
+                "--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart"
+            )
+        _record(call.write_to, call.allow_code)
+        return 0
+    if call.presets and (call.files or call.update):
+        raise SourceError("--presets checks the packaged presets only; leave FILES and --update out")
+    files = call.files or _files_of_project(call)
+    if call.update and (call.architecture or not files):
+        raise SourceError("--update takes FILES, and builds the classes that they name; leave --architecture out")
+    configs = [str(path) for path in config_paths().values() if call.presets]
+    names = [*map(str, preset_paths().values()), *configs] if call.presets else files or ["."]
+    if not all(map(os.path.isdir, files_to_check(names))):  # else nothing can be counted
+        _collect_after_torch()
+    changes: dict[Path, dict[str, Any]] | None = {} if call.update else None
+    report = bertscope.check(names, architecture=call.architecture, allow_code=call.allow_code, changes=changes)
+    unknown = [finding for finding in report.having("error") if finding.model in configs]
+    if unknown:
+        report = replace(report, findings=tuple(item for item in report.findings if item not in unknown))
+    for finding in unknown:  # the installed transformers does not build it
+        note(f"{finding.path} is not checked: {finding.message}")
+    if any(map(os.path.isdir, names)):
+        _note_searched(report)
+    show(report, call.fmt, call.output)
+    _update(changes or {})
+    for finding in report.having("error"):
+        complain(renderer.finding_message(finding), 2)
+    if report.having("error"):
+        return 2
+    return 1 if not call.update and report.having("failed") else 0
+
+
+def _files_of_project(call: CommandLine) -> list[str]:
+    """Return the files to check that pyproject.toml names; a note says so."""
+    project = call.project
+    if project is None or call.presets:
+        return []
+    files = project.table.get("check", [])
+    project.note_used(files)
+    return [str(project.path.parent / file) for file in files]
+
+
+def _update(changes: dict[Path, dict[str, Any]]) -> None:
+    texts = {path: with_expected(path, values) for path, values in changes.items()}  # all of them, or none is written
+    for path, values in changes.items():
+        write_file(path, texts[path])
+        note(f"updated {path}: {', '.join(values)}")
+
+
+def _collect_after_torch() -> None:
+    """Import torch, then enable garbage collection except for its objects: runs leave cycles behind."""
+    from bertscope.analyses import params  # noqa: F401
+
+    gc.freeze()
+    gc.set_threshold(100_000)  # a run has more objects than Python's 700, and few of them are left
+    gc.enable()
+
+
+def _note_searched(report: CheckReport) -> None:
+    """Name the files that were checked, since a search chose them."""
+    paths = list(dict.fromkeys(finding.path for finding in report.findings if finding.key))
+    if paths:
+        more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
+        note(f"checked {', '.join(paths[:_SHOWN]) + more}")
+
+
+def _record(path: Path, allow_code: bool) -> None:
+    """Append the current counts to the file; its content stays as it is."""
+    if is_expectation_file(path):
+        model = read_expectation_file(path, allow_code=allow_code)
+    else:
+        preset = read_preset(path)
+        model = ExpectedModel(name=preset.name, source=preset, path=path, expected=preset.expected)
+    if model.expected:
+        raise SourceError(
+            f"expects {len(model.expected)} things already; 'bertscope check --update {path}' rewrites their values",
+            where=f"{path}:{model.expected[0].line}",
+        )
+    from bertscope.analyses.check import expected_block
+
+    content = path.read_bytes()
+    newline = b"\r\n" if b"\r\n" in content else b"\n"
+    content += b"" if content.endswith(b"\n") else newline
+    content += expected_block(model).encode().replace(b"\n", newline)
+    try:
+        read_yaml(content.decode("utf-8-sig"), path)
+    except SourceError:
+        raise SourceError(
+            f"{path} is not in the form of plain 'key: value' lines from the first column without an 'expected' of "
+            "its own; rewrite it so, and the counts can be appended"
+        ) from None
+    if len(content) > MAX_YAML_BYTES:
+        raise SourceError(f"{path} has no room for the counts: {MAX_YAML_BYTES >> 10} KiB are the most; shorten it")
+    write_file(path, content)
+    note(f"added the current counts to {path}")
+
+
+def schema(call: CommandLine) -> None:
+    """Print the JSON Schema of a kind of report, or list the kinds."""
+    if call.kind is None:
+        show(report_json.schemas(), call.fmt or "table", call.output)
+    elif call.fmt not in (None, "json"):
+        raise SelectionError(f"a schema is JSON; leave --format {call.fmt} out, or leave KIND out for the list")
+    elif call.kind not in (kinds := [*report_json.report_classes(), CONFIG]):
+        raise SelectionError(f"no schema of {call.kind[:60]!r}; {suggestion(call.kind, kinds)}")
+    else:
+        write(json_text(_config_schema() if call.kind == CONFIG else bertscope.schema(call.kind)), call.output)
+
+
+def _config_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the keys of a config.json, from the rules of BertConfig; other keys are allowed."""
+    defaults = {field.name: field.default for field in fields(BertConfig)}
+    properties: dict[str, Any] = {}
+    for name, rule in RULES.items():
+        kind, null = _TYPES[rule.kind], [None] if rule.optional else []
+        found: dict[str, Any] = {"description": rule.allowed(), "type": [kind, "null"] if rule.optional else kind}
+        if rule.choices:
+            found["enum"] = [*rule.choices, *null]
+        elif rule.kind in (int, float):
+            found |= {"minimum": rule.least, "maximum": rule.most}
+        if name != "pruned_heads":  # which has none
+            found["default"] = defaults[name]
+        properties[name] = found
+    return {
+        "$schema": report_json.DIALECT,
+        "$id": f"urn:bertscope:{CONFIG}:{SCHEMA}",
+        "title": f"bertscope {CONFIG}",
+        "description": "The configuration of a BERT: the keys of config.json and of a preset that have an effect.",
+        "type": "object",
+        "properties": properties,
+    }

@@ -1,0 +1,272 @@
+"""The request of any front end: values of settings with their origins, precedence, and the runs that they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+from bertscope.errors import name_of, suggestion
+from bertscope.frozen import dataclass
+from bertscope.settings.code_names import NO_PERMIT, CodeName
+from bertscope.settings.rows import SettingError, Settings, no_effect, quoted, rows
+from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Limit, RunConfig
+
+
+class Value(NamedTuple):
+    """The values of a setting, one for each run, and their origin."""
+
+    values: tuple[Any, ...]
+    where: str = ""  # file:line, or the table of a project; empty for an option and a keyword
+    is_default: bool = False  # it may have no effect on a run, which is an error for other values
+
+
+Source = dict[str, Value]  # the values that one front end gives
+
+
+def read_settings(
+    given: Mapping[str, Any], *, compared: Collection[str] = (), where: Mapping[str, str] | str = "",
+    is_default: bool = False, is_text: bool = False, records: tuple[type[Settings], ...] = ESTIMATED,
+    permit: bool = False,
+) -> Source:  # fmt: skip
+    """Check the values of a front end: the only reader of values, for all front ends; raises SettingError.
+
+    `where` is the origin of all values or, by name, of each. Only settings in `compared` may have several values. With
+    `is_text` numbers are text, as on a command line. With `permit` names of code may be imported: a person typed them,
+    or gave --allow-code.
+    """
+    table, source = rows(*records), Source()
+    for name, value in given.items():
+        place = where if isinstance(where, str) else where.get(name, "")
+        try:
+            if name not in table:
+                raise SettingError(unknown_setting(name, table), [name])
+            values = table[name].values(value, is_text=is_text, is_compared=name in compared)
+        except SettingError as error:
+            if not place:
+                raise
+            raise SettingError(error.spelled({}), error.names, where=place) from None
+        values = tuple(map(CodeName, values)) if permit and table[name].names_code else values
+        source[name] = Value(values, place, is_default)
+    return source
+
+
+# What a setting is called here -> former names, and the words of other tools.
+_CALLED = {
+    "{precision}": "dtype torch_dtype", "{precision} autocast-bf16": "autocast bf16 amp mixed_precision use_amp",
+    "{precision} autocast-fp16": "fp16 use_fp16", "{precision} fp16": "half", "{mode} training": "train training",
+    "{mode} inference": "infer inference eval", "{expandable_segments}": "alloc_conf", "{loop} plain": "hold_outputs",
+    "{input}": "inputs input_size", "{dropout}": "no_dropout", "{architecture}": "head model_class",
+    "{budget}": "memory vram gpu_memory max_memory", "{fmt} json": "json", "{fmt} csv": "csv",
+    "{fmt} markdown": "markdown md", "{attention}": "attn attn_implementation attention_implementation",
+    "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
+             "cutoff_len seqlen",
+    "{batch}": "batch_size per_device_train_batch_size micro_batch_size train_batch_size bs",
+    "{checkpointing} full": "gradient_checkpointing grad_checkpointing activation_checkpointing recompute",
+    "{accumulate}": "grad_accum gradient_accumulation_steps gradient_accumulation accumulation_steps grad_acc",
+    "{optimizer} adamw-8bit": "8bit use_8bit adam8bit", "{optimizer}": "optim",
+    "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes", "{strategy} fsdp": "fsdp use_fsdp",
+    "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed zero", "{lora} r=8,target=query+value": "use_lora peft",
+}  # fmt: skip
+RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}
+
+
+def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None = None) -> str:
+    """Return what a setting is called here, with names in the form of a front end; empty if none of them is known."""
+    text = RENAMED.get(name, "")
+    names = re.findall(r"\{(\w+)\}", text)
+    return SettingError(text).spelled(forms or {}) if names and all(new in known for new in names) else ""
+
+
+def unknown_setting(name: str, known: Collection[str]) -> str:
+    """Return the message about a setting that does not exist."""
+    new = new_name(name, known)
+    hint = f"it is {new} here" if new else suggestion(name[:100], known)
+    return f"there is no setting {name[:60]!r}; {hint}"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The records of each run, such as its RunConfig and its Limit, in the order in which they were asked."""
+
+    points: tuple[tuple[Any, ...], ...]
+
+    @property
+    def runs(self) -> tuple[RunConfig, ...]:
+        """Return the runs, each once."""
+        return tuple(dict.fromkeys(point[0] for point in self.points))
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """Return the limits, each once."""
+        return tuple(dict.fromkeys(point[1] for point in self.points))
+
+
+class Combination(NamedTuple):
+    """One combination of values: the settings, those left out, and the records that they give, or the error."""
+
+    values: dict[str, Any]
+    idle: frozenset[str]
+    used: frozenset[str]  # by their values; a default among other values does not tell
+    records: tuple[Any, ...] = ()
+    error: SettingError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A question: the public function, what it is about, and the sources of its settings, highest precedence first.
+
+    A front end passes it to the public function instead of the model. `extras` are what it wants besides the report,
+    such as the snapshot of a step; the function puts them there.
+    """
+
+    question: str
+    subject: Any = None
+    sources: tuple[Source, ...] = ()
+    records: tuple[type[Settings], ...] = ESTIMATED
+    compared: Collection[str] = ()  # the settings that may have several values
+    training_file: Any = None
+    plan: Any = None
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, subject: Any, sources: Sequence[Source] = (), **others: Any) -> Request:
+        """Return the request of a public function about a subject."""
+        own = QUESTIONS[name]
+        return cls(question=name, subject=subject, sources=tuple(sources),
+                   **{"records": own.records, "compared": own.compared, **others})  # fmt: skip
+
+    @property
+    def named(self) -> set[str]:
+        """Return the settings that were asked for, without defaults."""
+        return {name for source in self.sources for name, value in source.items() if not value.is_default}
+
+    def has(self, name: str) -> bool:
+        """Return True if any source has the setting."""
+        return any(name in source for source in self.sources)
+
+    def without(self, *names: str) -> Request:
+        """Return the request without defaults of these settings, for which the function has another meaning."""
+        return replace(self, sources=tuple(
+            {name: value for name, value in source.items() if not (value.is_default and name in names)}
+            for source in self.sources
+        ))  # fmt: skip
+
+    def over(self, *stronger: Source) -> Request:
+        """Return the request with further sources in front."""
+        return replace(self, sources=(*stronger, *self.sources))
+
+    def before_defaults(self, source: Source) -> Request:
+        """Return the request with a source of defaults in front of the other defaults."""
+        asked = [own for own in self.sources if not all(value.is_default for value in own.values())]
+        return replace(self, sources=(*asked, source, *(own for own in self.sources if own not in asked)))
+
+    def with_file(self, file: Any) -> Request:
+        """Return the request with the settings of a training file, beside which a project has no precision."""
+        own = read_settings(file.fields, where=file.path, is_default=True)
+        return replace(self.without("precision").before_defaults(own), training_file=file)
+
+    def with_plan(self, plan: Any, *, permit: bool = False) -> Request:
+        """Return the request with the run of a plan as a default, and its strategy after those asked for."""
+        own = read_settings(
+            plan.settings, is_default=True, compared=("freeze", "input"), records=self.records, permit=permit
+        )
+        request, strategy = replace(self.before_defaults(own), plan=plan), plan.rows[0].checkpointing
+        if "checkpointing" not in self.named:
+            return request.over(read_settings({"checkpointing": strategy}, records=self.records))
+        if "checkpointing" not in self.compared:
+            raise self.error("give {checkpointing} or a plan, which is such a strategy", "checkpointing")
+        sources = list(request.sources)
+        number, source = next((number, source) for number, source in enumerate(sources)
+                              if "checkpointing" in source and not source["checkpointing"].is_default)  # fmt: skip
+        values = tuple(dict.fromkeys((*source["checkpointing"].values, strategy)))
+        sources[number] = source | {"checkpointing": source["checkpointing"]._replace(values=values)}
+        return replace(request, sources=tuple(sources))
+
+    def values(self, *weakest: Source) -> Source:
+        """Return the value of each setting from its strongest source, and the values that these imply.
+
+        Raises SettingError for a name of code without a permit.
+        """
+        table, kept = rows(*self.records), Source()
+        for source in (*self.sources, *weakest):
+            own = {name: value for name, value in source.items() if not kept.keys() & {name, *table[name].yields_to}}
+            known = {name: value.values for name, value in (kept | own).items()}
+            implied = Source()
+            for name in (name for name in table if name in own):
+                given = [value for value in own[name].values if value and value != table[name].default]
+                for other, value_of in table[name].implies.items() if given else ():
+                    values = tuple(dict.fromkeys(value_of(value, known) for value in given))
+                    implied.setdefault(other, Value(values, is_default=True))
+            kept |= {name: value for name, value in (implied | own).items() if name not in kept}
+        for name, value in kept.items():
+            is_code = table[name].names_code
+            for item in value.values if is_code else ():
+                if is_code and not isinstance(item, CodeName) and is_code(item):
+                    raise placed(SettingError(f"{{{name}}} {quoted(item)} {NO_PERMIT}", [name]), kept)
+        return kept
+
+    def combinations(self, *weakest: Source) -> Iterator[Combination]:
+        """Yield each combination of the values; the last setting varies first.
+
+        A setting is left out of a run on which it has no effect. Raises SettingError at the end if it has an effect
+        on no run and is no default.
+        """
+        table, kept, used = rows(*self.records), self.values(*weakest), set[str]()
+        first = {name: own.default for name, own in table.items()}
+        for combination in product(*(value.values for value in kept.values())):
+            effective = first | dict(zip(kept, combination, strict=True))
+            idle: set[str] = set()
+            while further := [name for name in kept if effective[name] != first[name] and table[name].unmet(effective)]:
+                idle.update(further)
+                effective |= {name: first[name] for name in further}
+            own = frozenset(name for name in kept.keys() - idle
+                            if effective[name] != first[name] or len(kept[name].values) == 1)  # fmt: skip
+            used |= own
+            try:
+                made = tuple(record.of(effective) for record in self.records)
+                yield Combination(effective, frozenset(idle), own, made)
+            except SettingError as error:
+                yield Combination(effective, frozenset(idle), own, error=error)
+        for name, value in kept.items():
+            if name not in used and not value.is_default:
+                others = {other: kept[other].values[-1] if other in kept else first[other]
+                          for other in table[name].concerns}  # fmt: skip
+                other = table[name].unmet(others)
+                raise placed(SettingError(no_effect(table[name], table[other], others[other]), [name, other]), kept)
+
+    def resolved(self, **defaults: Any) -> Resolved:
+        """Return the records that the sources ask for; `defaults` come after all. Raises SettingError with its place.
+
+        Several values of a setting give one run for each combination.
+
+        >>> request = Request.of("flops", "bert-tiny", [read_settings({"batch": [8, 16]}, compared=["batch"])])
+        >>> [run.batch for run in request.resolved().runs]
+        [8, 16]
+        """
+        weakest = read_settings(defaults, compared=self.compared, is_default=True, records=self.records)
+        found: dict[tuple[Any, ...], None] = {}
+        for point in self.combinations(weakest):
+            if point.error is not None:
+                raise placed(point.error, self.values(weakest))
+            found[point.records] = None
+        return Resolved(tuple(found))
+
+    def error(self, text: str, *names: str) -> SettingError:
+        """Return the error about these settings, which the text names in braces, each in the form of its origin."""
+        values = {name: source[name] for source in reversed(self.sources) for name in names if name in source}
+        return placed(SettingError(text, names), values)
+
+
+def placed(error: SettingError, values: Mapping[str, Value]) -> SettingError:
+    """Return the error with the place of the first of its settings that is in a file; a file has plain names.
+
+    The other names stay marked: the outermost front end spells them as options or keywords.
+    """
+    places = {name: values[name].where for name in error.names if name in values and values[name].where}
+    text = error.text
+    for name in places:
+        text = text.replace(name_of(name), name)
+    return SettingError(text, error.names, where=next(iter(places.values()), ""))
