@@ -104,7 +104,9 @@ class _Bert:
     ) -> Step:  # fmt: skip
         """Return one step; `names` are those of keras, Hugging Face and TensorFlow."""
         keras, path, tf_name = names
-        has_prefix = path and self.source.architecture != "BertModel" and not path.startswith(("cls", "classifier", "qa_"))
+        has_prefix = (
+            path and self.source.architecture != "BertModel" and not path.startswith(("cls", "classifier", "qa_"))
+        )
         return Step(
             sizes={name: self.values[name] for dims in (*inputs, output) for name in dims if name in self.values},
             group=group,
