@@ -9,7 +9,7 @@ from bertscope.commands.project import WithProjectDefaults
 from bertscope.commands.registry import command
 from bertscope.commands.run_options import CommandSettings, Takes, ViewOptions
 from bertscope.errors import SelectionError
-from bertscope.reports.memory import NO
+from bertscope.reports.step import NO
 from bertscope.settings.run_config import RAN
 
 EXAMPLES = """

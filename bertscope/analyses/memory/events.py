@@ -15,7 +15,8 @@ from itertools import accumulate, groupby, repeat
 from typing import NamedTuple
 
 from bertscope.analyses.parallel.collectives import Collective
-from bertscope.reports.memory import FORWARD, Parts
+from bertscope.reports.memory import FORWARD
+from bertscope.reports.step import Parts
 
 RETURN, UPDATE = "return of forward", "update"
 _KEPT = "activations"

@@ -11,7 +11,8 @@ from bertscope.analyses.memory.events import Block
 from bertscope.analyses.memory.growth import FAR, SMALLEST, Kind, MemoryGrowth
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.analyses.saved import NUMBER, checked
-from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE, Parts
+from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from bertscope.reports.step import Parts
 
 _MOST_SAVED = 500_000  # events; saved.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
 _PHASES = frozenset((FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER))

@@ -188,7 +188,7 @@ def break_even(one: MemoryGrowth | None, other: MemoryGrowth | None, above: int)
     if behind >= LARGEST_BATCH // 2:
         return None
     points = tuple(
-        BreakEvenPoint(batch=batch, first_bytes=first.peak_bytes(batch), peak_bytes=second.peak_bytes(batch))
+        BreakEvenPoint(batch=batch, first_bytes=first.peak_bytes(batch), own_bytes=second.peak_bytes(batch))
         for batch in _SHOWN_BATCHES
         if batch > max(above, behind)
     )
@@ -225,7 +225,7 @@ def estimate_report(
             ),
         )
         first = variants[0].estimated if variants else None
-        if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
+        if first and source.layer_path and found.cost.peak_bytes >= first.cost.peak_bytes:
             growths = steps.growth(run_configs[0]), steps.growth(run_config)
             variant = replace(variant, outlook=break_even(*growths, above=run_configs[0].batch))
         variants.append(variant)
