@@ -256,7 +256,7 @@ def summary(
     }  # fmt: skip
     refused = tuple(size for size, _, _ in log.refused)
     highest = max(shown, key=lambda phase: (phase.peak_bytes, phase.step)).cost
-    limits_of = {}
+    limits_of: dict[str, Any] = {}
     if budget_bytes is not None:
         lacking = [max(reserved + size - budget_bytes, 0) for size in (low, high)]
         if is_full and refused:

@@ -19,7 +19,8 @@ _FORMULA = re.compile(r"[=+@-](?![0-9.,]+$)")  # no module or tensor of PyTorch 
 class Column:
     """A column of a report: its cells in the terminal and in Markdown, and its raw values in CSV.
 
-    The terminal shows a column with `detail` with -v only. Where a line has no room for all columns, some move into
+    The terminal shows a column with `detail` with -v only (of 1 also in a table with the quantities below each other).
+    Where a line has no room for all columns, some move into
     lines below the first column: the highest `below` first, then the last one. CSV holds the values of all columns by
     name, shown or not; columns with a higher `csv_order` come later.
     """
@@ -28,7 +29,7 @@ class Column:
     text: Callable[[Any], str]
     csv: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     right: bool = False
-    detail: bool = False
+    detail: int = 0
     below: int = 0
     csv_order: int = 0
     shown: bool = True

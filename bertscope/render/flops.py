@@ -1,5 +1,7 @@
 """The flops report as a table, CSV and Markdown."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
@@ -8,7 +10,7 @@ from bertscope.render.columns import Column, number, values
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
 from bertscope.render.tree import indented, lines_of, row_name
-from bertscope.render.views import Table, View
+from bertscope.render.views import Compared, Table, View
 from bertscope.reports.flops import FlopsReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.units import bytes_text, count_text, share_text
@@ -87,7 +89,7 @@ def _sizes(report: FlopsReport) -> str:
 _SWEEP = (
     number("batch", "batch"),
     number("seq", "seq"),
-    number("forward", "forward_flops"),
+    number("forward FLOPs", "forward_flops"),
     number("backward", "backward_flops"),
     number("recomputed", "recompute_flops"),
     number("total FLOPs", "total_flops"),
@@ -121,8 +123,26 @@ def _convention(report: FlopsReport, target: Target, name: str) -> str:
     return wrapped(heading, target) + "".join(wrapped(line, target, 4) for line in lines)
 
 
+def _compared_table(report: FlopsReport) -> Table:
+    """Return a row for each batch size and sequence length."""
+    training = report.mode == "training"
+    names = {"backward": training, "recomputed": training and report.checkpointing != NONE, "total FLOPs": training}
+    sweep = [replace(column, shown=names.get(column.title, True)) for column in _SWEEP]
+    macs = Column("MACs", lambda point: count_text(point.total_flops // 2),
+                  {"macs": lambda point: point.total_flops // 2}, right=True, detail=True)  # fmt: skip
+    return Table([*sweep, macs], report.sweep)
+
+
+def _compared_notes(reports: Sequence[FlopsReport]) -> list[str]:
+    unknown = [f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
+               for report in reports if report.unknown_operators]  # fmt: skip
+    how = "FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch"
+    return [*unknown, f"{reports[0].mode}; {how}"]
+
+
 VIEW = View(title=title, tables=_tables, lines=_lines, name_width=13,
-            records=lambda report: Table(_columns(report), lines_of(report.rows)))  # fmt: skip
+            records=lambda report: Table(_columns(report), lines_of(report.rows)),
+            compared=Compared(table=_compared_table, notes=_compared_notes))  # fmt: skip
 # Every operator seen, and those that were not counted.
 operators = View(title=title, tables=lambda report, target: [Table(_OPERATORS, report.operators)], lines=_lines,
                  name_width=13)  # fmt: skip

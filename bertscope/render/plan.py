@@ -9,10 +9,10 @@ from itertools import chain
 from typing import Any
 
 from bertscope.errors import named
-from bertscope.render.columns import Column, answer_word, csv_only, number, values
-from bertscope.render.fit import on_text, time_columns
+from bertscope.render.columns import Column, csv_only, values
+from bertscope.render.fit import on_text
 from bertscope.render.footer import title
-from bertscope.render.memory import needed_text, time_notes
+from bertscope.render.step import cost_columns, needs, parts_csv, time_notes
 from bertscope.render.timeline.panels import kernel_word, loop_words
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
@@ -90,8 +90,8 @@ def _joined(products: Iterable[PlanOperator]) -> str:
 
 
 def share(row: PlanRow) -> str:
-    """Return the share of the layers' forward pass that is computed again."""
-    return f"{100 * row.share_again:.0f} %"
+    """Return the share of the layers' forward pass that is recomputed."""
+    return f"{100 * row.recompute_share:.0f} %"
 
 
 def verdict(report: PlanReport) -> str:
@@ -99,7 +99,7 @@ def verdict(report: PlanReport) -> str:
     row = report.first
     on = on_text(report)
     batch = f"batch {count_text(row.batch)} x {count_text(row.accumulate)}"
-    sized = f"{batch} at seq {report.run.seq}{on}: {needed_text(report, row)}"
+    sized = f"{batch} at seq {report.run.seq}{on}: {needs(row.cost)}"
     yes = "yes"
     if row.changes:
         trained = " (only the adapters are trained; the model is no longer fine-tuned in full)"
@@ -120,28 +120,22 @@ def _settings(report: PlanReport) -> Iterator[str]:
     yield title(report)
     words = kernel_word(report.subject.attention, run), run.mode
     yield from filter(None, (*words, run.precision, *loop_words(run), run.device))
-    yield "the least time of a step, by the calibration" if report.objective == TIME else "the fewest FLOPs again"
+    yield "the least time of a step, by the calibration" if report.objective == TIME else "the fewest recompute FLOPs"
 
 
 def columns(report: PlanReport) -> list[Column]:
-    """Return the columns; a CPU reserves nothing."""
-
-    on_gpu = report.run.device == "cuda"
+    """Return the columns."""
     several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
     return [
         Column("plan", label, values("checkpointing")),
         Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
                right=True, shown=several),
-        number("peak", "peak_bytes", bytes_text),
-        number("reserved", "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
-        number("on the card", "card_bytes", bytes_text, shown=on_gpu),
-        Column("fits", lambda row: answer_word(row.answer), values("answer")),
-        Column("FLOPs again", share, values("share_again", "flops_again"), right=True),
-        number("step FLOPs", "step_flops", flops_text, detail=True),
-        *time_columns(report.rows),
+        *cost_columns(report.rows),
+        Column("recomputed", share, values("recompute_share"), right=True),
         Column("what changes", lambda row: _words(row.changes) or "-", shown=any(row.changes for row in report.rows)),
         csv_only({"changes": lambda row: _options(row.changes) or "-",
                   "moved_bytes_again": lambda row: row.moved_bytes_again}),
+        parts_csv(lambda row: row.cost.peak),
     ]  # fmt: skip
 
 
@@ -163,7 +157,7 @@ def _words(settings: dict[str, Any]) -> str:
 def notes(report: PlanReport) -> Iterator[str]:
     """Yield the next cheaper plan first, then how the numbers were obtained."""
     if (cheaper := report.cheaper) is not None and report.fits:
-        yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.card_bytes)}"
+        yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.cost.gpu_bytes)}"
     if not report.fits:
         words = "lora,freeze,8bit,precision,sgd"
         yield f"what may change too: {named('may_change')} {words}, a smaller batch, a shorter seq"
@@ -173,8 +167,8 @@ def notes(report: PlanReport) -> Iterator[str]:
     )
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
-    yield f"FLOPs again: the share of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch"
-    yield from time_notes(report.rows)
+    yield f"recomputed: the share of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch"
+    yield from time_notes(row.cost for row in report.rows)
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 
 

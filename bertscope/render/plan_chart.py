@@ -11,7 +11,7 @@ _TICKS = 4
 
 def plan_svg(report: PlanReport) -> str:
     """Return the picture; the limit is a line, and a plan that does not fit is hollow."""
-    points = sorted({(point.share_again, point.card_bytes): point for point in report.front}.items())
+    points = sorted({(point.recompute_share, point.cost.gpu_bytes): point for point in report.front}.items())
     limit = report.budget_bytes
     unit, name = binary_unit(limit)
     top = max([limit, *(size for (_, size), _ in points)]) * 1.1
@@ -26,12 +26,12 @@ def plan_svg(report: PlanReport) -> str:
     way = " ".join(f"{x},{y}" for x, y in (place(*key) for key, _ in points))
     parts = [
         f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>',
-        _text((_LEFT + right) / 2, _HEIGHT - 8, "FLOPs again", "middle"),
-        _text(6, 13, f"{'on the card'}, {name}", "start"),
+        _text((_LEFT + right) / 2, _HEIGHT - 8, "recomputed", "middle"),
+        _text(6, 13, f"on the GPU, {name}", "start"),
         f'<path d="M{_LEFT} {line}H{right}" stroke="currentColor" stroke-dasharray="6 4"/>',
         _text(right, line - 5, f"limit {bytes_text(limit)}", "end"),
         f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
-        *(_circle(*place(*key), point, point.card_bytes <= limit) for key, point in points),
+        *(_circle(*place(*key), point, point.cost.gpu_bytes <= limit) for key, point in points),
     ]
     for number in range(_TICKS + 1):
         x, y = place(number / _TICKS, top * number / _TICKS)
@@ -47,8 +47,8 @@ def _text(x: float, y: float, words: str, anchor: str) -> str:
 
 
 def _circle(x: float, y: float, point: PlanPoint, is_filled: bool) -> str:
-    share = f"{100 * point.share_again:.0f} %"
-    words = f"{point.checkpointing}: {bytes_text(point.card_bytes)}, {share} {'FLOPs again'}"
+    share = f"{100 * point.recompute_share:.0f} %"
+    words = f"{point.checkpointing}: {bytes_text(point.cost.gpu_bytes)}, {share} recomputed"
     fill = "currentColor" if is_filled else "none"
     title = f"<title>{html_text(words)}</title>"
     return f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>'

@@ -8,6 +8,7 @@ from statistics import median
 
 from bertscope.errors import named
 from bertscope.render.columns import Column, in_phase, row_phase
+from bertscope.render.step import cost_columns
 from bertscope.render.timeline.panels import variant_name
 from bertscope.reports.memory import REDUCE_SCATTER, MemoryReport, RankRow, TrafficRow, Variant
 from bertscope.settings.run_config import RunConfig
@@ -123,7 +124,7 @@ def rank_tables(report: MemoryReport) -> Iterator[tuple[list[Column], list[_Rank
         Column("between steps", lambda item: bytes_text(item[1].state_bytes), right=True),
         *(Column(row_phase(phase.phase), partial(_phase_cell, number), right=True, detail=True)
           for number, phase in enumerate(rows[0][1].phases)),
-        Column("peak", lambda item: bytes_text(item[1].peak.peak_bytes), right=True),
+        *cost_columns(rows, lambda item: item[1].cost),
         Column("sends per step", lambda item: bytes_text(item[1].sent_bytes), right=True),
         Column("step",
                lambda item: f"{median(item[1].step_seconds):.3f} s" if item[1].step_seconds else "", right=True),
@@ -158,19 +159,19 @@ def _named(report: MemoryReport, variant: Variant, text: str) -> str:
 
 
 def _phase_cell(number: int, item: _RankItem) -> str:
-    return bytes_text(item[1].phases[number].peak_bytes) if number < len(item[1].phases) else ""
+    return bytes_text(item[1].phases[number].live_bytes) if number < len(item[1].phases) else ""
 
 
 def _differences(row: RankRow, other: RankRow) -> Iterator[str]:
     """Yield the bytes of one group of ranks and those of the other, where they differ."""
     pairs = {
         "between steps": (row.state_bytes, other.state_bytes),
-        "peak": (row.peak.peak_bytes, other.peak.peak_bytes),
+        "peak": (row.peak_bytes, other.peak_bytes),
         "sends per step": (row.sent_bytes, other.sent_bytes),
     }
     if all(own == others for own, others in pairs.values()):
         phases = zip(row.phases, other.phases, strict=False)
-        pairs = {row_phase(own.phase): (own.peak_bytes, others.peak_bytes) for own, others in phases}
+        pairs = {row_phase(own.phase): (own.live_bytes, others.live_bytes) for own, others in phases}
     for name, (own, others) in pairs.items():
         if own != others:
             yield f"{name} {bytes_text(own)}, not {bytes_text(others)} ({own - others:+,} bytes)"

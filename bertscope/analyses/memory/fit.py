@@ -177,8 +177,9 @@ def estimate_on(
 
     def limited(found: Variant, run: RunConfig) -> Variant:
         memory = found.estimated
-        return found if memory is None else replace(
-            found, estimated=replace(memory, cost=fitter.cost(run, memory.cost)))
+        return (
+            found if memory is None else replace(found, estimated=replace(memory, cost=fitter.cost(run, memory.cost)))
+        )
 
     return runs, replace(report, variants=tuple(map(limited, report.variants, runs)))
 
@@ -234,7 +235,7 @@ def fit_report(
             rows.append(row)
     if batch:  # the variants that fit first, those with the fewest FLOPs before the others
         rank = (YES, UNCERTAIN, NO).index
-        rows.sort(key=lambda row: (row.seq, rank(row.answer), row.cost.extra_flops, row.precision != FP32.name))
+        rows.sort(key=lambda row: (row.seq, rank(row.answer), row.cost.extra_flops or 0.0, row.precision != FP32.name))
     return FitReport(
         subject=replace(facts.subject, obtained="estimated"),
         run=replace(variants[0], **{name: getattr(RunConfig, name) for name in _VARIED}),

@@ -16,21 +16,23 @@ from bertscope.render.console import PARTS, Target, variable
 from bertscope.render.diagram import inline_svg, mermaid, width_points
 from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
-from bertscope.render.fit import missing_text, settings
+from bertscope.render.fit import settings
 from bertscope.render.footer import footer, subtitle, title
-from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, memory_columns, memory_lines
+from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, variants_table
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import filled, markup
 from bertscope.render.plan_chart import plan_svg
+from bertscope.render.step import range_text
 from bertscope.render.timeline.panels import part_name, run_text
 from bertscope.render.timeline.timeline import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.memory import NO, YES, FitReport, Memory, Variant
+from bertscope.reports.memory import FitReport, Memory, Variant
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.reports.plan import PlanReport
+from bertscope.reports.step import NO, YES
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
 from bertscope.units import bytes_text, count_text, flops_text, html_text
@@ -97,7 +99,8 @@ def _limit(fit: FitReport) -> dict[str, Any]:
     """Return the GPU or the budget, the device if it is not implied, and the CUDA context if it is given."""
     found: dict[str, Any] = {"gpu": fit.card.name} if fit.card else {"budget": fit.budget_bytes}
     found["device"] = "" if fit.card or fit.run.device == CPU else fit.run.device
-    context = fit.context_low_bytes, fit.context_high_bytes
+    own = fit.rows[0].cost.context
+    context = own.low_bytes, own.high_bytes
     published = (fit.card.context_low_bytes, fit.card.context_high_bytes) if fit.card else None
     is_given = context[0] == context[1] > 0 and context != published
     return found | ({"context": context[0]} if is_given else {})
@@ -130,9 +133,9 @@ RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
 def verdict(model: ModelPart) -> dict[str, Any]:
     """Return the answer for the step of the page, the memory of each variant, and what was assumed."""
     first, fit, asked = model.memory.variants[0], model.fit, model.asked
-    peak = bytes_text(first.memory.peak.peak_bytes) if first.memory else "--"
+    peak = bytes_text(first.memory.cost.peak_bytes) if first.memory else "--"
     sentences, rows = [_needs(model, first, peak)], []
-    known = [variant.memory.peak.peak_bytes for variant in model.memory.variants if variant.memory]
+    known = [variant.memory.cost.peak_bytes for variant in model.memory.variants if variant.memory]
     has_no_effect = any(size >= known[0] for size in known[1:])
     if has_no_effect:
         rows.append((_sentence("checkpointing"), list(conclusions(model.memory))))
@@ -143,8 +146,8 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         wanted = model.memory.run.precision, first.checkpointing
         row = next(row for row in asked.rows if (row.precision, row.checkpointing) == wanted)
         answer, heading = row.answer, f"{_sentence(fits_word(row.answer))} {place(fit)}"
-        if row.answer == NO:
-            sentences.append(f"It is short by {missing_text(asked, row)}.")
+        if row.answer == NO and (lacking := row.cost.shortfall):
+            sentences.append(f"It is short by {range_text(lacking.low_bytes, lacking.high_bytes)}.")
         if row.answer != YES and (others := [fit_words.way_of(other) for other in asked.rows if other.answer == YES]):
             sentences.append(f"This batch fits with {'; '.join(others)}.")
         largest = "; ".join(
@@ -172,13 +175,14 @@ def _needs(model: ModelPart, variant: Variant, peak: str) -> str:
     """Return the sentence on the memory of a variant: peak, on CUDA reserved, on a known GPU also its context."""
     size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
     text = f"{size}, {fit_words.way(model.memory.run.precision, variant.checkpointing)}: peak {peak}"
-    if variant.memory is None or variant.memory.device is None:
+    if variant.cost is None or variant.cost.reserved_bytes is None:
         return f"{text}."
-    reserved = variant.memory.device.reserved_bytes
+    reserved = variant.cost.reserved_bytes
     text = f"{text} (tensors), reserved {bytes_text(reserved)} (allocator)"
     if model.fit is None:
         return f"{text}."
-    return f"{text}, on the card {bytes_text(reserved + model.fit.context_high_bytes)} (with the context of CUDA)."
+    context = model.fit.rows[0].cost.context.high_bytes
+    return f"{text}, on the GPU {bytes_text(reserved + context)} (with the context of CUDA)."
 
 
 def _sentence(text: str) -> str:
@@ -198,14 +202,14 @@ def _color(part: str) -> str:
 def _parts(memory: Memory, context: int) -> dict[str, int]:
     """Return what the memory at the peak consists of: tensors by use, on CUDA the rest of the reserved, the context."""
     sizes = {part: getattr(memory.peak.parts, part) for part in PARTS}
-    if memory.device:
-        sizes |= {RESERVED: max(memory.device.reserved_bytes - memory.peak.peak_bytes, 0), CONTEXT: context}
+    if (reserved := memory.cost.reserved_bytes) is not None:
+        sizes |= {RESERVED: max(reserved - memory.cost.peak_bytes, 0), CONTEXT: context}
     return {part: size for part, size in sizes.items() if size}
 
 
 def _bars(model: ModelPart) -> dict[str, Any]:
     """Return the memory of each variant in parts, as shares of the budget, or of the largest sum if it is higher."""
-    budget, context = (model.fit.budget_bytes, model.fit.context_high_bytes) if model.fit else (0, 0)
+    budget, context = (model.fit.budget_bytes, model.fit.rows[0].cost.context.high_bytes) if model.fit else (0, 0)
     known = [
         (variant.checkpointing, _parts(variant.memory, context)) for variant in model.memory.variants if variant.memory
     ]
@@ -235,7 +239,7 @@ def _sum_text(model: ModelPart, size: str) -> str:
     """Return the sum of a bar with the name of the quantity."""
     if model.memory.run.device != CUDA:
         return f"peak {size}"
-    return f"{size} on the card" if model.fit else f"reserved {size}"
+    return f"{size} on the GPU" if model.fit else f"reserved {size}"
 
 
 def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
@@ -380,11 +384,12 @@ f"{item.unit} ({item.how}; {item.source})" for item in flops.conventions),
 
 
 def _memory(model: ModelPart) -> dict[str, Any]:
-    memory = model.memory
+    memory, table = model.memory, variants_table(model.memory)
     return {
         "timeline": memory_charts(memory),
-        "columns": memory_columns(memory),
-        "rows": list(memory_lines(memory)),
+        "columns": table.columns,
+        "rows": table.rows,
+        "strong": table.strong,
         "kept_columns": _numbers_first(kept_columns(memory)),
         "kept_rows": kept_cells(memory),
         "notes": [
@@ -417,7 +422,7 @@ def _plan(plan: PlanReport) -> dict[str, Any]:
         "columns": plan_words.columns(plan),
         "rows": plan.rows,
         "svg": markup(plan_svg(plan)),
-        "caption": ("Each plan that was run: what it needs on the card, and the share of the layers' FLOPs again"),
+        "caption": "Each plan that was run: what it needs on the GPU, and the share of the layers' FLOPs to recompute",
     }
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from bertscope.errors import MissingExtraError, one_line
 from bertscope.render.console import PARTS
 from bertscope.render.footer import title
-from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
+from bertscope.reports.memory import Memory, MemoryReport, Variant
+from bertscope.reports.step import Sample
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
@@ -97,12 +98,12 @@ def _panel(variant: Variant) -> Panel:
         samples=samples,
         marks=tuple(_marks(memory)) if memory else (),
         peak_index=max(range(len(samples)), key=lambda index: samples[index].parts.total, default=0),
-        peak_text=f"peak {bytes_text(memory.peak.peak_bytes)}" if memory and samples else "",
+        peak_text=f"peak {bytes_text(memory.cost.peak_bytes)}" if memory and samples else "",
     )
 
 
 def _marks(memory: Memory) -> list[PhaseMark]:
-    peaks = {phase.phase: bytes_text(phase.peak_bytes) for phase in memory.phases}
+    peaks = {phase.phase: bytes_text(phase.live_bytes) for phase in memory.phases}
     last = len(memory.timeline) - 1
     marks: list[PhaseMark] = []
     free: list[float] = []  # the place from which each row of names is free
