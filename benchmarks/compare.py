@@ -81,7 +81,47 @@ class Expected(NamedTuple):
     why: str
 
 
-MOVED: list[Moved] = []
+_STEP = r"(.*\.(?:estimated|measured|memory))"  # a Memory
+_ROW = r"(.*\.(?:rows|table|front)\.\d+|.*\.cheaper)"  # a row of fit, plan, lengths, sweep and run --fit
+_PHASE = r"(out\.data\.phases\.\d+)"  # of run
+_POINT = r"(.*data(?:\.\d+)?(?:\.rows\.\d+)?)"  # of a sweep, in its file or its report
+MOVED: list[Moved] = [
+    Moved("", _STEP + r"\.kept_bytes", r"\1.cost.saved_bytes"),
+    Moved("", _STEP + r"\.other_loop_bytes", r"\1.cost.other_loop_bytes"),
+    Moved("", r"(.*\.points\.\d+)\.peak_bytes", r"\1.own_bytes"),
+    Moved("^run", r"(out\.data\.evaluation)\.peak_bytes", r"\1.highest_bytes"),
+    Moved("", r"(.*)\.device\.allocated_bytes", r"\1.cost.max_allocated_bytes"),
+    Moved("", r"(.*)\.device\.(workspace_bytes|reserved_loaded_bytes)", r"\1.cost.\2"),
+    Moved("", r"(.*)\.device\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
+    Moved("", r"(.*)\.device\.card_bytes", r"\1.cost.gpu_bytes"),
+    Moved("", r"(.*)\.device\.(context|allocated)_(low|high)_bytes", r"\1.cost.\2.\3_bytes"),
+    Moved("", r"(.*\.variants\.\d+)\.answer", r"\1.estimated.cost.verdict"),
+    Moved("", r"(.*\.variants\.\d+)\.(predicted|time_range|epoch)(.*)", r"\1.estimated.\2\3"),
+    Moved("", _ROW + r"\.(predicted|time_range|epoch)(.*)", r"\1.cost.\2\3"),
+    Moved("", r"(.*\.estimated)\.(predicted|time_range|epoch)(.*)", r"\1.cost.\2\3"),
+    Moved("", r"(.*\.cost)\.predicted\.seconds", r"\1.time.step.low_seconds"),
+    Moved("", r"(.*\.cost)\.predicted\.(.*)", r"\1.time.\2"),
+    Moved("", r"(.*\.cost)\.time_range\.(.*)", r"\1.time.step.\2"),
+    Moved("", r"(.*\.cost)\.epoch\.(.*)", r"\1.time.epoch.\2"),
+    Moved("^(?!sweep)", _ROW + r"\.(?:peak|worst)_bytes", r"\1.cost.peak.peak_bytes"),
+    Moved("^(?!sweep)", _ROW + r"\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
+    Moved("^(?!sweep)", _ROW + r"\.card_bytes", r"\1.cost.gpu_bytes"),
+    Moved("^(?!sweep)", _ROW + r"\.answer", r"\1.cost.verdict"),
+    Moved("", _ROW + r"\.step_flops", r"\1.cost.step_flops"),
+    Moved("", _ROW + r"\.flops_again", r"\1.cost.recompute_flops"),
+    Moved("", _ROW + r"\.share_again", r"\1.recompute_share"),
+    Moved("", _ROW + r"\.other_loop_bytes", r"\1.cost.other_loop_bytes", lambda more, row: more + row["peak_bytes"]),
+    Moved("", r"(out\.data(?:\.\w+)?)\.context_(low|high)_bytes", r"\1.rows.0.cost.context.\2_bytes"),
+    Moved("", r"(out\.data(?:\.\w+)?)\.margin", r"\1.rows.0.cost.margin"),
+    Moved("^run", _PHASE + r"\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
+    Moved("^run", _PHASE + r"\.(peak_bytes|phase|path|operator|parts.*)", r"\1.cost.peak.\2"),
+    Moved("sweep", _POINT + r"\.(peak_bytes|parts\..*)", r"\1.cost.peak.\2"),
+    Moved("sweep", _POINT + r"\.saved_bytes", r"\1.cost.saved_bytes"),
+    Moved("sweep", _POINT + r"\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
+    Moved("sweep", _POINT + r"\.card_bytes", r"\1.cost.gpu_bytes"),
+    Moved("sweep", _POINT + r"\.flops", r"\1.cost.step_flops"),
+    Moved("sweep", _POINT + r"\.fits", r"\1.cost.verdict"),
+]
 # The names of settings that left, and of those of ranks.
 _LEFT, _OF_RANKS = "amsgrad|implementation|max_split_size_mb", "reduce_dtype|bucket_cap_mb|gradient_as_bucket_view"
 _TIMES = "measured"

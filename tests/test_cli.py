@@ -208,7 +208,7 @@ def test_ignored_fields_of_a_config_json_are_listed_on_stderr(cli, tmp_path):
 
 def test_json_has_its_schema_and_everything_in_it(cli):
     data = cli("count", "bert-tiny", "-a", "BertForMaskedLM", "--format", "json").json
-    assert (data["schema"], data["kind"]) == (4, "count")
+    assert (data["schema"], data["kind"]) == (5, "count")
     assert {"subject", "totals", "rows", "ties", "unknown", "by"} <= set(data)
     assert {"distinct_params", "layer_params", "trainable_params", "buffer_params"} <= set(data["totals"])
     assert {"path", "type", "shapes", "params", "tied_to"} <= set(data["rows"][0])
@@ -415,7 +415,7 @@ def test_every_command_that_gives_data_speaks_four_formats(cli, command, tmp_pat
         result = cli(command, *TABLES[command], "--format", fmt, "--output", path)
         assert (result.code, result.out) == (0, ""), result.err
         shown[fmt] = path.read_text()
-    assert json.loads(shown["json"])["schema"] == 4
+    assert json.loads(shown["json"])["schema"] == 5
     widths = {len(record) for record in csv.reader(io.StringIO(shown["csv"]))}
     assert len(widths) == 1
     assert "| --- |" in shown["markdown"] or "---: |" in shown["markdown"]

@@ -17,7 +17,7 @@ from bertscope.dry_run.limits import Evaluated, Limits
 from bertscope.gpus import CONTEXT_BYTES
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
-from bertscope.reports.step import ByteRange, Parts, Sample, StepCost
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.torch_access import operator_name
 
 WORKSPACES = "workspaces"
@@ -161,12 +161,12 @@ def phases(found: Recording, rows: Mapping[str, str], context: ByteRange) -> tup
         event = log.events[moment]
         is_before = event.place[:2] != (step, phase)  # the peak is what the phase began with
         place = RunPlace(step, phase, "") if is_before else event.place
-        peak = Sample(phase=phase, path=row_of(place.path, rows), live_bytes=found.live[moment], parts=parts[moment],
-                      operator="" if is_before else found.operator(event.call))  # fmt: skip
+        peak = PhasePeak(phase=phase, path=row_of(place.path, rows), peak_bytes=found.live[moment],
+                         parts=parts[moment], operator="" if is_before else found.operator(event.call))  # fmt: skip
         most = max(reserved[step, phase], event.reserved_bytes)
         cost = StepCost(
             peak=peak, context=context, reserved=ByteRange(low_bytes=most, high_bytes=most) if most else None,
-            gpu_bytes=(most or peak.live_bytes) + context.high_bytes,
+            gpu_bytes=(most or peak.peak_bytes) + context.high_bytes,
         )  # fmt: skip
         made.append(RunPhase(step=0 if phase == SETUP else step + 1, cost=cost, left_bytes=left[step, phase],
                              line="" if is_before else found.line(event.call)))  # fmt: skip

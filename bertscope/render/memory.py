@@ -318,13 +318,13 @@ def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
     """Return the parts of the peaks, each in a list; in one list those below this share of every peak."""
     peaks = [variant.memory.peak for variant in report.variants if variant.memory]
     found = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
-    few = [part for part in found if all(getattr(peak.parts, part) < small * peak.live_bytes for peak in peaks)]
+    few = [part for part in found if all(getattr(peak.parts, part) < small * peak.peak_bytes for peak in peaks)]
     return [few if part in few else [part] for part in found if part not in few[1:]]
 
 
 def _phase_text(name: str, variant: Variant) -> str:
     phases = variant.memory.phases if variant.memory else ()
-    return next((bytes_text(phase.live_bytes) for phase in phases if phase.phase == name), "")
+    return next((bytes_text(phase.peak_bytes) for phase in phases if phase.phase == name), "")
 
 
 def _at(item: Any, path: str) -> Any:
@@ -408,8 +408,7 @@ def _records(report: MemoryReport) -> Table:
     return Table([
         csv_only(values("checkpointing", "reentrant", of="variant")),
         csv_only(values("obtained", of="memory")),
-        csv_only({"phase": attrgetter("phase.phase"), "peak_bytes": attrgetter("phase.live_bytes")}
-                 | values("path", "operator", of="phase")),
+        csv_only(values("phase", "peak_bytes", "path", "operator", of="phase")),
         parts_csv(phase),
         csv_only({name: read for column in costs for name, read in column.csv.items() if name not in of_phase}),
     ], rows)  # fmt: skip

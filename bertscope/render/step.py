@@ -12,7 +12,7 @@ from typing import Any
 from bertscope.render.columns import Column, answer_word, csv_only, in_phase, number, values
 from bertscope.render.console import PARTS
 from bertscope.render.timeline.panels import part_name
-from bertscope.reports.step import NO, UNCERTAIN, YES, Sample, StepCost, TimeRange
+from bertscope.reports.step import NO, UNCERTAIN, YES, PhasePeak, StepCost, TimeRange
 from bertscope.settings.run_config import PLAIN, TRAINER, TRAINING, RunConfig
 from bertscope.units import binary_unit, bytes_text, flops_text, share_text
 
@@ -99,33 +99,33 @@ def cost_columns(
     titles: Mapping[str, str] | None = None,
     missing: str = "",
 ) -> list[Column]:
-    """Return the columns of the costs of rows, all but those `without`; `titles` has other titles."""
-    found = [_of_row(column, get, rows, missing) for column in COST_COLUMNS if column.title not in without]
+    """Return the columns of the costs of rows; CSV only has those in `without`, and `titles` has other titles."""
+    found = [_of_row(column, get, () if column.title in without else rows, missing) for column in COST_COLUMNS]
     return [replace(column, title=(titles or {}).get(column.title, column.title)) for column in found]
 
 
 def part_columns(
     rows: Sequence[Any],
-    get: Callable[[Any], Sample | None],
+    get: Callable[[Any], PhasePeak | None],
     groups: Iterable[Sequence[str]] | None = None,
 ) -> list[Column]:
-    """Return a column for each group of parts of a sample, by default for each part."""
+    """Return a column for each group of parts of a peak, by default for each part."""
     groups = [[part] for part in PARTS] if groups is None else groups
     return [_of_row(_part(group), get, rows) for group in groups]
 
 
-def parts_csv(get: Callable[[Any], Sample | None]) -> Column:
-    """Return the parts of a sample for CSV only."""
+def parts_csv(get: Callable[[Any], PhasePeak | None]) -> Column:
+    """Return the parts of a peak for CSV only."""
     return csv_only({name: read for column in part_columns((), get) for name, read in column.csv.items()})
 
 
 def _part(group: Sequence[str]) -> Column:
-    def size(sample: Sample) -> int:
-        return sum(getattr(sample.parts, name) for name in group)
+    def size(peak: PhasePeak) -> int:
+        return sum(getattr(peak.parts, name) for name in group)
 
     csv = {f"{name}_bytes": attrgetter(f"parts.{name}") for name in group}
     title = ", ".join(map(part_name, group))
-    return Column(title, lambda sample: bytes_text(size(sample)) if size(sample) else "", csv, right=True, detail=WIDE)
+    return Column(title, lambda peak: bytes_text(size(peak)) if size(peak) else "", csv, right=True, detail=WIDE)
 
 
 def _of_row(column: Column, get: Callable[[Any], Any], rows: Sequence[Any], missing: str = "") -> Column:
@@ -166,7 +166,7 @@ def needs(cost: StepCost, place: str = "") -> str:
     return text
 
 
-def place_of(peak: Sample) -> str:
+def place_of(peak: PhasePeak) -> str:
     """Return where a peak is: ` in backward, in mm of encoder.layer.0-11.output`."""
     operator = f", in {peak.operator}" if peak.operator else ""
     code = peak.path or ("the model's own code" if peak.phase != "optimizer" else "")

@@ -159,7 +159,7 @@ def _named(report: MemoryReport, variant: Variant, text: str) -> str:
 
 
 def _phase_cell(number: int, item: _RankItem) -> str:
-    return bytes_text(item[1].phases[number].live_bytes) if number < len(item[1].phases) else ""
+    return bytes_text(item[1].phases[number].peak_bytes) if number < len(item[1].phases) else ""
 
 
 def _differences(row: RankRow, other: RankRow) -> Iterator[str]:
@@ -171,7 +171,7 @@ def _differences(row: RankRow, other: RankRow) -> Iterator[str]:
     }
     if all(own == others for own, others in pairs.values()):
         phases = zip(row.phases, other.phases, strict=False)
-        pairs = {row_phase(own.phase): (own.live_bytes, others.live_bytes) for own, others in phases}
+        pairs = {row_phase(own.phase): (own.peak_bytes, others.peak_bytes) for own, others in phases}
     for name, (own, others) in pairs.items():
         if own != others:
             yield f"{name} {bytes_text(own)}, not {bytes_text(others)} ({own - others:+,} bytes)"

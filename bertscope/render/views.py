@@ -113,7 +113,7 @@ def model_columns(reports: Sequence[Any]) -> tuple[Column, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """How several reports of a kind are one table: the rows of each, after columns that name its subject.
+    """A way to show several reports of a kind as one table: the rows of each, after columns that name its subject.
 
     `table` takes a report, all other functions take all of them. `records` are other rows, of CSV; with `shows_records`
     they come second in a terminal, if both fit on a screen or with -v.

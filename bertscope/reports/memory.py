@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
-from bertscope.reports.step import NO, UNCERTAIN, YES, CostRow, Sample, StepCost
+from bertscope.reports.step import NO, UNCERTAIN, YES, CostRow, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"  # the phases of a step
@@ -100,18 +100,28 @@ class KeptRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The parts at one moment of the step, and the module and operator that run then."""
+
+    phase: str
+    parts: Parts
+    path: str = ""
+    operator: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """The memory of one step, estimated or measured."""
 
     obtained: str
     cost: StepCost
-    phases: tuple[Sample, ...]  # the peak of each
+    phases: tuple[PhasePeak, ...]  # the peak of each
     kept: tuple[KeptRow, ...]
     timeline: tuple[Sample, ...] = ()
     traced_layers: int | None = None  # number of layers that ran, if the others are extrapolated
 
     @property
-    def peak(self) -> Sample:
+    def peak(self) -> PhasePeak:
         """Return the peak of the step."""
         return self.cost.peak
 
@@ -180,7 +190,7 @@ class RankRow(CostRow):
     ranks: tuple[int, ...]
     cost: StepCost
     state_bytes: int  # between steps
-    phases: tuple[Sample, ...]
+    phases: tuple[PhasePeak, ...]
     traffic: tuple[TrafficRow, ...]
     step_seconds: tuple[float, ...] = ()  # of each timed step, the slowest of these ranks
     process_high_water_bytes: int = 0  # the highest of these ranks; 0 if the system does not report it
@@ -235,8 +245,8 @@ class Variant:
     def _worst(self) -> tuple[float, int] | None:
         if self.estimated is None or self.measured is None:
             return None
-        estimated = {phase.phase: phase.live_bytes for phase in self.estimated.phases}
-        measured = {phase.phase: phase.live_bytes for phase in self.measured.phases if phase.phase in estimated}
+        estimated = {phase.phase: phase.peak_bytes for phase in self.estimated.phases}
+        measured = {phase.phase: phase.peak_bytes for phase in self.measured.phases if phase.phase in estimated}
         differences = [(estimated[name] - found, found) for name, found in measured.items() if found]
         errors = [(difference / found, difference) for difference, found in differences]
         return max(errors, key=lambda error: abs(error[0]), default=(0.0, 0))

@@ -1,4 +1,4 @@
-"""What one step costs: memory and its place, the limit and the verdict, FLOPs and time. Plain data in base units.
+"""The cost of one step: memory and its place, the limit and the verdict, FLOPs and time. Plain data in base units.
 
 Every row of a report that is about a step has one StepCost. No other record has a field of that name.
 """
@@ -38,21 +38,21 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """The live tensors at one moment of a step, by part, and the operator and module that run then.
+class PhasePeak:
+    """The peak of a phase by part, and the operator and module that run at that moment.
 
     The path of equal layers is a range; it is empty for the model's own code.
     """
 
     phase: str
-    path: str = ""
-    operator: str = ""
-    live_bytes: int
+    peak_bytes: int
+    path: str
+    operator: str
     parts: Parts
 
     def __post_init__(self) -> None:
-        if self.parts.total != self.live_bytes:
-            raise ValueError(f"the parts add up to {self.parts.total:,} of {self.live_bytes:,} live bytes")
+        if self.parts.total != self.peak_bytes:
+            raise ValueError(f"the parts add up to {self.parts.total:,} bytes, the peak is {self.peak_bytes:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class StepCost:
     parts add up to the peak; peak <= reserved <= on the GPU; what fits is within the limit.
     """
 
-    peak: Sample  # the highest sum of live tensors, and its place
+    peak: PhasePeak  # the highest sum of live tensors, and its place
     saved_bytes: int | None = None  # for backward, when the forward pass ends
     max_allocated_bytes: int | None = None  # blocks of tensors and workspaces, as torch.cuda.max_memory_allocated
     allocated: ByteRange | None = None  # the same over what a process may do before the run
@@ -145,7 +145,7 @@ class StepCost:
     @property
     def peak_bytes(self) -> int:
         """Return the highest sum of live tensors."""
-        return self.peak.live_bytes
+        return self.peak.peak_bytes
 
     @property
     def reserved_bytes(self) -> int | None:

@@ -13,8 +13,8 @@ from bertscope.analyses.memory.growth import requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
 from bertscope.gpus import CONTEXT_BYTES, Gpu, card_threads, sdpa_kernel
 from bertscope.reports.base import UNCOUNTED, Note, Subject
-from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Variant
-from bertscope.reports.step import ByteRange, Parts, Sample, StepCost
+from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Sample, Variant
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, RunConfig
 
@@ -49,7 +49,7 @@ def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device:
     return Memory(
         obtained=obtained,
         cost=step_cost(trace, rows, **device),
-        phases=tuple(_sample(trace, moment, rows) for moment in trace.peaks()),
+        phases=tuple(_peak(trace, moment, rows) for moment in trace.peaks()),
         kept=tuple(kept_rows(trace, rows)),
         timeline=tuple(_timeline(trace)),
         traced_layers=trace.traced_layers,
@@ -60,15 +60,15 @@ def step_cost(trace: MemoryTrace, rows: Mapping[str, str], **device: Any) -> Ste
     """Return the cost of a step without a limit; `device` has the fields that a GPU adds."""
     peak = max(trace.peaks(), key=lambda moment: moment.live_bytes)
     found = {"gpu_bytes": peak.live_bytes, "saved_bytes": trace.saved_bytes, **device}
-    return StepCost(peak=_sample(trace, peak, rows), **found)
+    return StepCost(peak=_peak(trace, peak, rows), **found)
 
 
-def _sample(trace: MemoryTrace, moment: Moment, rows: Mapping[str, str]) -> Sample:
-    return Sample(
+def _peak(trace: MemoryTrace, moment: Moment, rows: Mapping[str, str]) -> PhasePeak:
+    return PhasePeak(
         phase=moment.phase,
+        peak_bytes=moment.live_bytes,
         path=rows.get(moment.path, moment.path),
         operator=moment.operator,
-        live_bytes=moment.live_bytes,
         parts=Parts(**trace.parts_after(moment.index)),
     )
 
@@ -110,7 +110,7 @@ def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
     if not layout.parts:
         return
     sums = trace.parts_after(-1)
-    yield Sample(phase=layout.places[0][0], live_bytes=trace.state_bytes, parts=Parts(**sums))
+    yield Sample(phase=layout.places[0][0], parts=Parts(**sums))
     live = trace.live_bytes()
     chosen = sorted({*_highest(live, max(len(live) // SAMPLES, 1)), *(moment.index for moment in trace.peaks())})
     begun = 0
@@ -120,8 +120,7 @@ def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
                 sums[part] += size
             begun = index + 1
             phase, path, operator = layout.places[index]
-            parts = Parts(**sums)
-            yield Sample(phase=phase, path=path, operator=operator, live_bytes=live[index], parts=parts)
+            yield Sample(phase=phase, parts=Parts(**sums), path=path, operator=operator)
 
 
 def _highest(live: list[int], width: int) -> Iterator[int]:

@@ -13,8 +13,7 @@ from typing import Any
 from bertscope.errors import MissingExtraError, one_line
 from bertscope.render.console import PARTS
 from bertscope.render.footer import title
-from bertscope.reports.memory import Memory, MemoryReport, Variant
-from bertscope.reports.step import Sample
+from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
@@ -103,7 +102,7 @@ def _panel(variant: Variant) -> Panel:
 
 
 def _marks(memory: Memory) -> list[PhaseMark]:
-    peaks = {phase.phase: bytes_text(phase.live_bytes) for phase in memory.phases}
+    peaks = {phase.phase: bytes_text(phase.peak_bytes) for phase in memory.phases}
     last = len(memory.timeline) - 1
     marks: list[PhaseMark] = []
     free: list[float] = []  # the place from which each row of names is free

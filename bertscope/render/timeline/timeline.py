@@ -87,7 +87,7 @@ def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[
         Column("checkpointing", lambda row: variant_name(row[0])),
         *([Column("obtained", lambda row: row[0].memory.obtained)] if are_mixed else []),
         Column("phase", lambda row: row[1].phase),
-        Column("peak", lambda row: bytes_text(row[1].live_bytes), right=True),
+        Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
         *(
             Column(
                 part_name(part), partial(lambda part, row: bytes_text(getattr(row[1].parts, part)), part), right=True
@@ -169,5 +169,5 @@ def _memory_data(memory: Memory | None) -> dict[str, Any]:
         "obtained": memory.obtained,
         "peak": asdict(memory.peak),
         "phases": [asdict(phase) for phase in memory.phases],
-        "timeline": [asdict(sample) for sample in memory.timeline],
+        "timeline": [asdict(sample) | {"total_bytes": sample.parts.total} for sample in memory.timeline],
     }

@@ -566,7 +566,7 @@ def test_an_option_without_effect_on_a_kind_is_refused(cli, words):
 
 def test_json_is_complete(cli):
     data = cli("diagram", "bert-tiny", "-k", "forward", "-f", "json").json
-    assert (data["schema"], data["kind"], data["diagram"], data["seq"]) == (4, "diagram", "forward", 128)
+    assert (data["schema"], data["kind"], data["diagram"], data["seq"]) == (5, "diagram", "forward", 128)
     assert {edge["source"] for edge in data["edges"]} <= {node["id"] for node in data["nodes"]}
     assert cli("diagram", "bert-tiny", "-f", "json").json["classes"][0]["address"] == "torch.nn.Module"
 

@@ -8,6 +8,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -34,9 +35,8 @@ from bertscope.analyses.memory.kernels.overhead import by_thread, overhead
 from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
-from bertscope.render import fit as fit_renderer
-from bertscope.render import memory as renderer
-from bertscope.render.console import Target
+from bertscope.render.console import PARTS, Target
+from bertscope.render.step import needs
 from bertscope.render.views import view_of
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import (
@@ -46,12 +46,11 @@ from bertscope.reports.memory import (
     KeptRow,
     Memory,
     MemoryReport,
-    Parts,
-    PhasePeak,
     ProcessMemory,
     Timing,
     Variant,
 )
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import parse_bytes
 from tests.analyses.memory.steps import estimated_trace, small, whole_trace
@@ -95,15 +94,14 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
     assert row.batch <= row.batch_by_bytes
     assert traces[row.batch_by_bytes + 1].peak_bytes + extra > budget
     assert row.next_peak_bytes == one_more
-    assert row.reserved_bytes >= row.peak_bytes
     if row.batch_by_bytes:
         assert traces[row.batch_by_bytes].peak_bytes + extra <= budget
     if row.fits:
-        assert row.peak_bytes == traces[row.batch].peak_bytes <= row.reserved_bytes - extra
-        assert row.reserved_bytes == row.card_bytes <= budget  # without a context
+        assert row.peak_bytes == traces[row.batch].peak_bytes <= row.cost.gpu_bytes - extra
+        assert row.cost.gpu_bytes <= budget  # without a context
     if device == "cpu":
         assert row.batch == row.batch_by_bytes
-        assert row.card_bytes == row.reserved_bytes == row.peak_bytes
+        assert (row.cost.gpu_bytes, row.cost.reserved) == (row.peak_bytes, None)
         assert one_more > budget
     else:  # the allocator serves the batch and not one more
         for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
@@ -235,7 +233,7 @@ def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     peaks = {way.checkpointing: fitter.needed_bytes(replace(way, seq=32, batch=64)) for way in ways}
     report = fit_report(source, ways, [32], peaks["none"] - 1, batch=64)
     assert [row.fits for row in report.rows] == [True, True, True, False]
-    costs = [row.extra_flops for row in report.rows if row.fits]
+    costs = [row.cost.extra_flops for row in report.rows if row.fits]
     assert costs == sorted(costs)
     assert report.rows[0].checkpointing == "selective"
     assert report.rows[-1].checkpointing == "none"
@@ -247,16 +245,18 @@ def test_a_second_budget_traces_no_step_again(monkeypatch):
     (first,) = fit_report(small(), ways, [8], 50 * MIB, batch=4, known_steps=known).rows
     monkeypatch.setattr(estimate, "source_trace", lambda *_: pytest.fail("the step was traced again"))
     (second,) = fit_report(small(), ways, [8], 60 * MIB, batch=4, known_steps=known).rows
-    assert second == first
+    assert replace(second, cost=replace(second.cost, limit_bytes=first.cost.limit_bytes)) == first
 
 
 def test_flops_of_the_step_are_those_of_all_its_sequences():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("none", "full")]
     none, full = fit_report(small(), ways, [8], MIB, batch=3).rows
     one = fit_report(small(), ways[:1], [8], MIB, batch=1).rows[0]
+    none, full, one = (row.cost for row in (none, full, one))
     assert none.step_flops == 3 * one.step_flops
     assert none.extra_flops == 0
-    assert full.extra_flops == full.step_flops / none.step_flops - 1 > 0
+    assert full.extra_flops == full.recompute_flops / none.step_flops > 0
+    assert full.step_flops == none.step_flops + full.recompute_flops
 
 
 def test_between_what_the_allocator_serves_and_what_the_tensors_need_it_is_not_certain():
@@ -287,18 +287,19 @@ def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_u
     card = replace(find_gpu("t4"), memory_bytes=GPUS["t4"].context_high_bytes + 90 * MIB)
     report = fit_report(source, [run_config], [32], card)
     low, high = card.context_low_bytes, card.context_high_bytes
-    assert (report.context_low_bytes, report.context_high_bytes) == (low, high)
     (row,) = report.rows
+    cost = row.cost
+    assert cost.context == ByteRange(low_bytes=low, high_bytes=high)
     at_high, at_low = (
         fit_report(source, [run_config], [32], card, context_bytes=context).rows[0] for context in (high, low)
     )
     assert row.batch_by_bytes == at_low.batch_by_bytes > row.batch
     # Eager attention with a context that is not given: a margin of 4 %, and what old versions of torch save more.
-    assert report.margin == (0.04 if attention == "eager" else 0)
+    assert cost.margin == (0.04 if attention == "eager" else 0)
     assert row.batch < at_high.batch if attention == "eager" else row.batch == at_high.batch
     limit = overhead(run_config, None, card, attention).limit_bytes(card.memory_bytes)
-    assert limit == int((1 - report.margin) * (card.memory_bytes - high))
-    workspaces = by_thread(run_config, report.overhead_bytes - high)
+    assert limit == int((1 - cost.margin) * (card.memory_bytes - high))
+    workspaces = by_thread(run_config, cost.workspace_bytes)
     for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
         trace = upper(estimated_trace(source, replace(run_config, batch=batch)))
         assert (replayed(requests(trace, workspaces), limit).missing_bytes == 0) == is_served
@@ -322,7 +323,7 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_
         for context in (None, MIB)
     )
     assert unknown.peak_bytes == known.peak_bytes
-    assert unknown.reserved_bytes > known.reserved_bytes
+    assert unknown.cost.reserved_bytes > known.cost.reserved_bytes
 
 
 def test_gradients_that_are_kept_never_allow_a_larger_batch():
@@ -355,11 +356,13 @@ def test_another_common_head_is_tried_for_an_asked_batch():
 def test_a_table_over_lengths_has_a_row_for_each_way_and_length(cli, folder):
     data = cli("fit", "small.yaml", "--budget", "4MiB", "--seq", "8,16", "--checkpointing", "none,full", "--precision",
                "fp32", "--optimizer", "sgd", "--format", "json").json  # fmt: skip
-    assert (data["schema"], data["kind"], data["budget_bytes"]) == (4, "fit", 4 * MIB)
+    assert (data["schema"], data["kind"], data["budget_bytes"]) == (5, "fit", 4 * MIB)
     assert [(row["checkpointing"], row["seq"]) for row in data["rows"]] == [
         ("none", 8), ("none", 16), ("full", 8), ("full", 16),
     ]  # fmt: skip
-    assert all(row["peak_bytes"] <= data["budget_bytes"] < row["next_peak_bytes"] for row in data["rows"])
+    assert all(
+        row["cost"]["peak"]["peak_bytes"] <= data["budget_bytes"] < row["next_peak_bytes"] for row in data["rows"]
+    )
 
 
 def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cli, folder):
@@ -429,7 +432,7 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     batches = {}
     for name in ("v100-16gb", "a100-40gb"):
         rows = json.loads(cli("fit", "small.yaml", "--gpu", name, *asked, "--batch", "64").out)["rows"]
-        batches[name] = {row["precision"]: row["peak_bytes"] for row in rows}
+        batches[name] = {row["precision"]: row["cost"]["peak"]["peak_bytes"] for row in rows}
     old, new = batches["v100-16gb"], batches["a100-40gb"]
     scores = 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them
     assert old["autocast-bf16"] > new["autocast-bf16"] + scores / 2
@@ -460,7 +463,7 @@ def test_the_exit_code_is_0_only_if_it_fits_for_certain(cli, folder, budget, cod
     result = cli("fit", "small.yaml", "--budget", f"{budget}MiB", "--device", "cuda", "--context", "0", "--seq", "8",
                  "--batch", "1", "--checkpointing", "none", "--precision", "fp32", "--format", "json")  # fmt: skip
     (row,) = result.json["rows"]
-    assert (result.code, row["fits"]) == (code, code == 0)
+    assert (result.code, row["cost"]["verdict"] == "yes") == (code, code == 0)
 
 
 def test_the_first_line_says_the_answer_head_attention_and_precision(cli, folder):
@@ -524,7 +527,12 @@ def made_up(scale: int, obtained: str) -> Memory:
     )  # fmt: skip
     row = KeptRow(path="encoder.layer.0-1.intermediate.dense", operator="addmm", what="activation's input",
                   shape=(64, 512), dtype="float32", tensors=2, kept_bytes=scale * MIB)  # fmt: skip
-    return Memory(obtained=obtained, phases=phases, kept=(row,), kept_bytes=scale * MIB)
+    return Memory(obtained=obtained, cost=cost_of(phases, saved_bytes=scale * MIB), phases=phases, kept=(row,))
+
+
+def cost_of(phases: tuple[PhasePeak, ...], **others: Any) -> StepCost:
+    peak = max(phases, key=lambda phase: phase.peak_bytes)
+    return StepCost(peak=peak, **{"gpu_bytes": peak.peak_bytes, **others})
 
 
 def profiled() -> MemoryReport:
@@ -540,7 +548,7 @@ def profiled() -> MemoryReport:
     dead = Variant(checkpointing="selective", reentrant=False, estimated=made_up(50, "estimated"),
                    failure="the child was killed by SIGKILL while timing step 1 of 3")  # fmt: skip
     outlook = BreakEven(
-        pays_from_batch=4, points=(BreakEvenPoint(batch=8, first_bytes=300 * MIB, peak_bytes=200 * MIB),)
+        pays_from_batch=4, points=(BreakEvenPoint(batch=8, first_bytes=300 * MIB, own_bytes=200 * MIB),)
     )
     late = Variant(checkpointing="every-2", reentrant=False, estimated=made_up(100, "estimated"), outlook=outlook)
     run = RunConfig(batch=8, seq=128)
@@ -575,8 +583,8 @@ def test_a_report_looks_as_it_did(name):
      (2**29, 2**34, "peak 0.50 GiB of 16.00 GiB")],
 )  # fmt: skip
 def test_the_verdict_has_one_unit_for_the_peak_and_the_budget(peak_bytes, budget_bytes, text):
-    report = replace(fitted(), rows=(replace(fitted().rows[0], peak_bytes=peak_bytes),), budget_bytes=budget_bytes)
-    assert f": {text};" in fit_renderer.verdict(report)
+    peak = PhasePeak(phase="forward", peak_bytes=peak_bytes, path="", operator="", parts=Parts(inputs=peak_bytes))
+    assert needs(cost_of((peak,), limit_bytes=budget_bytes)) == text
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
@@ -605,7 +613,8 @@ def test_a_measured_comparison_is_on_one_screen_with_its_command_and_details_tak
 def test_parts_below_a_thousandth_of_every_peak_are_one_row():
     memory = made_up(100, "estimated")
     parts = replace(memory.phases[1].parts, buffers=8, inputs=16)
-    memory = replace(memory, phases=(replace(memory.phases[1], parts=parts),))
+    phases = (replace(memory.phases[1], parts=parts, peak_bytes=parts.total),)
+    memory = replace(memory, phases=phases, cost=cost_of(phases))
     report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
     assert re.search(r"^ buffers, inputs +24 B$", view_of("memory").table(report, Target()), re.MULTILINE)
     assert re.search(r"^ inputs +16 B$", view_of("memory").table(report, Target(verbose=True)), re.MULTILINE)
@@ -646,9 +655,16 @@ def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
     records = list(csv.DictReader(io.StringIO(view_of("memory").csv(profiled()))))
     assert len(records) == 3 * (2 + 2 + 1 + 1)
     for record in records:
-        parts = sum(int(record[f"{part}_bytes"]) for part in renderer.PARTS)
+        parts = sum(int(record[f"{part}_bytes"]) for part in PARTS)
         assert record["obtained"] in ("measured", "estimated")
         assert parts == int(record["peak_bytes"])
+
+
+def same(cost: dict[str, Any]) -> dict[str, Any]:
+    """What two reports both say about a step."""
+    names = ("peak", "saved_bytes", "workspace_bytes", "reserved", "context", "gpu_bytes", "limit_bytes", "margin",
+             "shortfall", "verdict")  # fmt: skip
+    return {name: cost[name] for name in names}
 
 
 def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
@@ -659,11 +675,10 @@ def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
     for batch in sorted(edges):
         fits = cli("fit", *loop, *precision, "--batch", batch, "--format", "json").json["rows"]
         variants = cli("estimate", *loop, "--batch", batch, "--format", "json").json["variants"]
-        assert [variant["answer"] for variant in variants] == [
-            next(row["answer"] for row in fits if row["checkpointing"] == variant["checkpointing"])
-            for variant in variants
-        ], batch
-        assert [variant["answer"] for variant in variants] == [
+        costs = {variant["checkpointing"]: variant["estimated"]["cost"] for variant in variants}
+        for row in fits:
+            assert same(row["cost"]) == same(costs[row["checkpointing"]]), batch
+        assert [cost["verdict"] for cost in costs.values()] == [
             "yes" if batch <= row["batch"] else "uncertain" if batch <= row["batch_by_bytes"] else "no"
             for row in rows.values()
         ], batch  # fmt: skip
@@ -675,31 +690,31 @@ def test_estimate_on_a_gpu_begins_with_the_answer(cli):
     expected = "the step fits on t4 with checkpointing full and does not fit without checkpointing; "
     assert first.startswith(f"{expected}the peak is 20.03 GiB without checkpointing, ")
     assert ", efficient kernel, training, batch 16, sequence 512, fp32, " in first
-    assert ["fits", "on", "t4", "no", "yes"] in [line.split() for line in lines]
+    assert any(re.fullmatch(" fits on t4 +no, short by at least 5.61 GiB +yes", line) for line in lines)
     both = ("bert-large-uncased", "--gpu", "a100-80gb", "--checkpointing")
     assert cli("estimate", *both).out.startswith("the step fits on a100-80gb with checkpointing none and full; ")
     assert cli("estimate", *many).out.startswith("the step does not fit on t4: peak 20.03 GiB in backward, in ")
     assert cli("estimate", "bert-tiny", "--device", "cuda").out.startswith("peak 83.94 MiB in the optimizer step")
-    *_, models = cli("estimate", "bert-tiny", "bert-large-uncased", *many[1:]).out.partition("fits\n")
-    assert [line.split()[-1] for line in models.splitlines() if line.startswith(" bert-")] == ["yes", "no"]
+    *_, models = cli("estimate", "bert-tiny", "bert-large-uncased", *many[1:]).out.partition("fits on t4\n")
+    fits = [line.split(" GiB   ")[1] for line in models.splitlines() if line.startswith(" bert-")]
+    assert fits == ["yes", "no, short by at least 5.61 GiB"]
 
 
 def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     """On a T4 the upper context is 1.07 GiB; the three words are three numbers, and each has one value."""
     step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--optimizer", "sgd", "--format", "json")
-    variant = cli("estimate", *step, "--batch", "4").json["variants"][0]["estimated"]
+    cost = cli("estimate", *step, "--batch", "4").json["variants"][0]["estimated"]["cost"]
     rows = [cli(name, *step, "--batch", "4", *words).json["rows"][0]
             for name, words in (("fit", ("--checkpointing", "none")), ("plan", ()))]  # fmt: skip
-    names = ("reserved_bytes", "card_bytes")
-    expected = [max(phase["peak_bytes"] for phase in variant["phases"]), *(variant["device"][name] for name in names)]
-    assert [[row[name] for name in ("peak_bytes", *names)] for row in rows] == [expected, expected]
-    assert expected[0] < expected[1] == expected[2] - GPUS["t4"].context_high_bytes
+    assert [same(row["cost"]) for row in rows] == [same(cost), same(cost)]
+    reserved = cost["reserved"]["low_bytes"]
+    assert cost["peak"]["peak_bytes"] < reserved == cost["gpu_bytes"] - GPUS["t4"].context_high_bytes
 
 
 def test_a_note_on_uncertainty_is_there_only_if_a_row_is_uncertain(cli):
     step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--checkpointing", "none", "-v")
     report = bertscope.from_json(cli("fit", *step[:-1], "--batch", "4", "--format", "json").out)
-    uncertain = replace(report, rows=(replace(report.rows[0], batch=0, answer="uncertain", fits=False),))
+    uncertain = replace(report, rows=(replace(report.rows[0], batch=0),))
     note = "not certain: the tensors fit, but the allocator may fail"
     assert [note in view_of("fit").table(found, Target()) for found in (report, uncertain)] == [False, True]
 

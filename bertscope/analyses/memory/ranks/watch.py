@@ -195,7 +195,7 @@ class RanksWatch:
 
         def kind(row: RankRow) -> Any:
             """Return what ranks have to share."""
-            return row.state_bytes, [(phase.phase, phase.live_bytes) for phase in row.phases], row.traffic
+            return row.state_bytes, [(phase.phase, phase.peak_bytes) for phase in row.phases], row.traffic
 
         groups: list[list[RankRow]] = []
         for _, row in sorted(self.rows.items()):
