@@ -74,11 +74,15 @@ class Moved(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Intended differences: patterns of the command and of the whole path, old or new, and the reason."""
+    """Intended differences: patterns of the command and of the whole path, old or new, and the reason.
+
+    `kind` is one of changed, new and gone; empty for all.
+    """
 
     command: str
     path: str
     why: str
+    kind: str = ""
 
 
 _STEP = r"(.*\.(?:estimated|measured|memory))"  # a Memory
@@ -111,8 +115,8 @@ MOVED: list[Moved] = [
     Moved("", _ROW + r"\.flops_again", r"\1.cost.recompute_flops"),
     Moved("", _ROW + r"\.share_again", r"\1.recompute_share"),
     Moved("", _ROW + r"\.other_loop_bytes", r"\1.cost.other_loop_bytes", lambda more, row: more + row["peak_bytes"]),
-    Moved("", r"(out\.data(?:\.\w+)?)\.context_(low|high)_bytes", r"\1.rows.0.cost.context.\2_bytes"),
-    Moved("", r"(out\.data(?:\.\w+)?)\.margin", r"\1.rows.0.cost.margin"),
+    Moved("", r"(out\.data|.*\.fit|.*\.asked|.*\.reports\.\d+)\.context_(low|high)_bytes", r"\1.rows.0.cost.context.\2_bytes"),
+    Moved("", r"(out\.data|.*\.fit|.*\.asked|.*\.reports\.\d+)\.margin", r"\1.rows.0.cost.margin"),
     Moved("^run", _PHASE + r"\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
     Moved("^run", _PHASE + r"\.(peak_bytes|phase|path|operator|parts.*)", r"\1.cost.peak.\2"),
     Moved("sweep", _POINT + r"\.(peak_bytes|parts\..*)", r"\1.cost.peak.\2"),
@@ -125,6 +129,7 @@ MOVED: list[Moved] = [
 # The names of settings that left, and of those of ranks.
 _LEFT, _OF_RANKS = "amsgrad|implementation|max_split_size_mb", "reduce_dtype|bucket_cap_mb|gradient_as_bucket_view"
 _TIMES = "measured"
+_COST = "every row on a step has one StepCost"
 EXPECTED: list[Expected] = [
     Expected(r"--(amsgrad|max-split-size-mb|reduce-dtype|bucket-cap-mb|gradient-as-bucket-view)|"
              r"^(estimate|fit|flops) .*--implementation", r".*", "the option left: exit code 2"),
@@ -132,7 +137,14 @@ EXPECTED: list[Expected] = [
     Expected("sweep", rf".*\.point\.({_LEFT}|{_OF_RANKS})", "the setting left"),
     Expected("schema", rf".*\$defs\.(RunConfig|Parallelism)\.(required\.\d+|properties\.({_LEFT}|{_OF_RANKS})\..*)",
              "the setting left"),
-    Expected("", r".*\.schema|.*\.properties\.schema\.const|.*\.\$id", "schema 4"),
+    Expected("", r".*\.schema|.*\.properties\.schema\.const|.*\.\$id", "schema 5"),
+    Expected("", r".*\.cost\..*|.*\.cost", _COST, "new"),
+    Expected("", r".*\.(predicted|time_range|epoch|fits|extra_flops|overhead_bytes|device|recompute_flops|answer|parts"
+             r"|(peak|card|reserved|saved)_bytes|flops)", _COST, "gone"),
+    Expected("--attention eager", r".*\.cost\.(reserved\.low_bytes|gpu_bytes)", "estimate says the bytes of fit"),
+    Expected("^fit .*--gpu t4,a10 ", r"out\.numbers", "the table of several GPUs has the columns of fit"),
+    Expected("^schema", r".*", _COST),
+    Expected("csv", r"out\.numbers", _COST),
     Expected("--calibration|^schema (calibration|config|comparison|fit|flops|memory|report|plan|sweep|tree|why)$",
              r".*", "a calibration is what profile --save writes; a card has no measured workspaces"),
     Expected("", r".*\bcard\.workspace_(forward|backward)_bytes|.*\$defs\.Gpu\..*",
@@ -357,14 +369,14 @@ def compare(before: Path, after: Path, show: str | None) -> int:
             a, b = one.get(path, "nothing"), other.get(path, "nothing")
             if repr(a) == repr(b):  # True is not 1
                 continue
-            rows = (row for row in EXPECTED if re.search(row.command, command))
+            kind = "changed" if path in one and path in other else "gone" if path in one else "new"
+            rows = (row for row in EXPECTED if re.search(row.command, command) and row.kind in ("", kind))
             why = next((row.why for row in rows if re.fullmatch(row.path, path)), None)
             if why is not None:
                 counts[f"differences as expected: {why}"] += 1
             elif path.endswith(".words"):
                 counts["texts with other words"] += 1
             else:
-                kind = "changed" if path in one and path in other else "gone" if path in one else "new"
                 group = kind + "  " + re.sub(r"\.\d+\b", ".*", path)
                 groups[group].append((command, difference(a, b)))
     for group, found in sorted(groups.items(), key=lambda item: -len(item[1]))[:LISTED]:

@@ -98,7 +98,6 @@ _STATUS = {"passed": "ok", "failed": "FAILED", "error": "ERROR"}
 
 
 def _place(finding: Finding) -> str:
-    """Return the file and line of what is wrong."""
     return "" if finding.status == "passed" else one_line(f"{finding.path}:{finding.line}")
 
 

@@ -60,7 +60,6 @@ def _with_sums(report: CountReport) -> list[CountRow]:
 
 
 def _headline(report: CountReport) -> str:
-    """Return both totals in a sentence."""
     totals = report.totals
     if totals.layer_params == totals.distinct_params:
         return f"{count_text(totals.distinct_params)} parameters"
@@ -92,7 +91,6 @@ def _tables(report: CountReport, target: Target | None) -> list[Table]:
 
 
 def _compared_totals(report: CountReport) -> Table:
-    """Return the totals as one row."""
     return Table([
         number("unique parameters", "distinct_params"),
         number("sum over layers", "layer_params"),
@@ -122,7 +120,6 @@ def _group_params(name: str, report: CountReport) -> int:
 
 
 def _group_records(report: CountReport) -> Table | None:
-    """Return the groups as rows."""
     names = ("params", "distinct_params", "trainable_params", "bytes")
     group = Column("group", lambda row: row.name, {"group": lambda row: row.name})
     return Table([group, csv_only(values(*names))], report.rows) if report.by == "group" else None

@@ -32,7 +32,6 @@ _TOTALS = (
 
 
 def _shapes(a: Shape, b: Shape) -> str:
-    """Return the shape of a parameter, or both of one that has changed."""
     return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
 
 

@@ -143,7 +143,6 @@ def common_verdict(reports: Sequence[FitReport]) -> str:
 
 
 def _answering_row(report: FitReport) -> FitRow:
-    """Return the best row of the longest length with the best answer."""
     return best_row(report, max(row.seq for row in report.rows if row.answer == report.answer))
 
 
@@ -200,7 +199,6 @@ def notes(report: FitReport) -> Iterator[str]:
 
 
 def _gpu_notes(report: FitReport) -> Iterator[str]:
-    """Yield the notes on the memory of a GPU besides the tensors."""
     cost = report.rows[0].cost
     low, high = cost.context.low_bytes, cost.context.high_bytes
     is_calibrated = report.card is not None and bool(report.card.calibration)
@@ -240,7 +238,6 @@ def way_of(row: FitRow) -> str:
 
 
 def _at(report: FitReport, seq: int) -> str:
-    """Return a length in words; nothing if the inputs fix it."""
     return "" if report.length_given else f" at seq {seq}"
 
 

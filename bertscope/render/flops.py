@@ -48,7 +48,6 @@ def _count(value: int) -> str:
 
 
 def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str]]:
-    """Return the totals, the polynomial, and the rules of counting."""
     root, subject, polynomial = report.rows[0], report.subject, report.polynomial
     lines = [("forward", f"{count_text(root.forward.matmul_flops)} FLOPs")]
     if report.batch:
@@ -124,7 +123,6 @@ def _convention(report: FlopsReport, target: Target, name: str) -> str:
 
 
 def _compared_table(report: FlopsReport) -> Table:
-    """Return a row for each batch size and sequence length."""
     training = report.mode == "training"
     names = {"backward": training, "recomputed": training and report.checkpointing != NONE, "total FLOPs": training}
     sweep = [replace(column, shown=names.get(column.title, True)) for column in _SWEEP]

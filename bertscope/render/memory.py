@@ -335,7 +335,6 @@ def _at(item: Any, path: str) -> Any:
 
 
 def _error_text(variant: Variant) -> str:
-    """Return the error as a percentage, or in bytes if it is less than the last digit of a percentage."""
     if variant.error is None or variant.error_bytes is None:
         return ""
     percent = f"{100 * variant.error:+.4f} %"

@@ -114,7 +114,6 @@ def verdict(report: PlanReport) -> str:
 
 
 def _settings(report: PlanReport) -> Iterator[str]:
-    """Yield what the answer assumes."""
     run = report.run
     yield from parallel_words(run, 2, report.units)
     yield title(report)
@@ -140,7 +139,6 @@ def columns(report: PlanReport) -> list[Column]:
 
 
 def _options(settings: dict[str, Any]) -> str:
-    """Return the options that give these settings, for a shell."""
     table = rows(RunConfig)
     words = (option_words(table[name], value) if name in table else [f"--{name}", str(value)]
              for name, value in settings.items())  # fmt: skip
@@ -173,7 +171,6 @@ def notes(report: PlanReport) -> Iterator[str]:
 
 
 def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
-    """Yield the settings that run the answer."""
     row = report.first
     if report.fits and (row.lists or row.changes):
         sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}

@@ -17,7 +17,6 @@ def plan_svg(report: PlanReport) -> str:
     top = max([limit, *(size for (_, size), _ in points)]) * 1.1
 
     def place(share: float, size: float) -> tuple[float, float]:
-        """Return the place of a plan in the picture."""
         x = _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
         return round(x, 1), round(_HEIGHT - _BOTTOM - size / top * (_HEIGHT - _BOTTOM - _TOP), 1)
 

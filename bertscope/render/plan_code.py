@@ -118,7 +118,6 @@ def _plan(row: PlanRow) -> str:
 
 
 def _comments(text: str) -> str:
-    """Return lines of comments in ASCII."""
     shown = text.encode("ascii", "backslashreplace").decode()
     return "".join(f"# {line}\n" for line in wrap(shown, _WIDTH))
 

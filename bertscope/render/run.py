@@ -21,7 +21,6 @@ _ROWS = 8  # lines that hold memory at the peak, without -v
 
 
 def _answer(report: RunReport) -> str:
-    """Return if the script fits, and where its peak is, in a sentence."""
     peak = report.peak
     where = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{_at(peak.line)}"
     if not report.answer or report.cost is None or report.budget_bytes is None:
@@ -81,7 +80,6 @@ def _last_of_each(phases: Sequence[RunPhase]) -> list[RunPhase]:
 
 
 def _lines(report: RunReport, target: Target | None) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of the card."""
     cost, peak = report.cost, report.peak
     if peak is not None:
         parts = [(name, size) for name, size in vars(peak.cost.peak.parts).items() if size]
@@ -129,7 +127,6 @@ def step_timeline(report: RunReport, suffix: str) -> Any:
 
 
 def _fit_answer(report: RunFitReport) -> str:
-    """Return the largest value that fits."""
     where = report.card.name if report.card else bytes_text(report.budget_bytes)
     if not report.largest:
         return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}."

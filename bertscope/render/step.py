@@ -58,13 +58,11 @@ def _end(name: str, end: str, cost: StepCost) -> float | None:
 
 
 def _time(title: str, name: str) -> Column:
-    """Return the column of a time, with both ends of its range in CSV."""
     csv = {f"{name}_{end}_seconds": partial(_end, name, end) for end in ("low", "high")}
     return Column(title, lambda cost: time_text(getattr(cost.time, name)), csv, right=True)
 
 
 def _rate(title: str, name: str, text: Callable[[Any], str]) -> Column:
-    """Return the column of what follows from a time by a calibration."""
     csv = {name: lambda cost: getattr(cost.time, name, None)}
     return Column(title, lambda cost: text(getattr(cost.time, name)), csv, right=True)
 

@@ -97,13 +97,11 @@ def verdict(report: SweepReport) -> str:
 
 
 def _shown(report: SweepReport, target: Target | None, *, rows: int = 0, sort: str | None = None) -> list[Table]:
-    """Return the first rows by a column; 0: all."""
     found = ordered(report, sort)
     return [Table(columns(report), found[:rows] if rows and target else found)]
 
 
 def _notes(report: SweepReport, target: Target | None, *, rows: int = 0, sort: str | None = None) -> Iterator[str]:
-    """Yield the first errors, and what the terminal does not show."""
     if target is None:
         return
     errors = list(dict.fromkeys(row.error for row in report.rows if row.error))

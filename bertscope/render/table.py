@@ -59,7 +59,6 @@ class _Drawing:
 
     @classmethod
     def of(cls, columns: Sequence[Column], rows: Sequence[Any], target: Target) -> _Drawing:
-        """Return the drawing of the columns that the target asks for, each as wide as its longest text."""
         cells = []
         for column in shown_columns(columns):
             if target.verbose or not column.detail:
@@ -112,7 +111,6 @@ class _Drawing:
         return _Drawing(kept, [*filter(is_moved, self.columns), *self.below])
 
     def text(self, target: Target, is_strong: Sequence[bool]) -> str:
-        """Return the lines: the headings, a rule, and the rows, some of them in bold."""
         lines: list[str] = []
         width, rule = self.width - 1, "\u2500" if target.unicode else "-"
         padded = zip(*(cells.padded() for cells in self.columns), strict=True)
@@ -127,7 +125,6 @@ class _Drawing:
         return "\n" + "\n".join(lines) + "\n\n"
 
     def _lines(self, place: int, target: Target) -> list[str]:
-        """Return the lines of a row; a name without room in its column has lines of its own."""
         first, *others = self.columns
         name = first.texts[place]
         stem = _stem(name)

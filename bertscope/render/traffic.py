@@ -69,7 +69,6 @@ def traffic_notes(report: MemoryReport) -> Iterator[str]:
 
 
 def _rows(report: MemoryReport, *, by_module: bool) -> list[_Row]:
-    """Return the calls of each variant under the same phase, collective and number of ranks."""
     found: dict[_Key, list[TrafficRow | None]] = {}
     for number, variant in enumerate(report.variants):
         for row in variant.traffic:
@@ -163,7 +162,6 @@ def _phase_cell(number: int, item: _RankItem) -> str:
 
 
 def _differences(row: RankRow, other: RankRow) -> Iterator[str]:
-    """Yield the bytes of one group of ranks and those of the other, where they differ."""
     pairs = {
         "between steps": (row.state_bytes, other.state_bytes),
         "peak": (row.peak_bytes, other.peak_bytes),

@@ -198,7 +198,6 @@ SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and t
 
 
 def _compared(report: Any) -> tuple[Compared, Table, Table | None]:
-    """Return how a comparison is shown, its table, and its records if they are others."""
     how, reports = view_of(report.of).compared, report.reports
     table = how.pivot(reports) or joined(how.subject(reports), reports, [*map(how.table, reports)])
     tables = [found for found in map(how.records, reports) if found]

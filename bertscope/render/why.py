@@ -180,7 +180,6 @@ def _row_columns(report: WhyReport) -> list[Column]:
 
 
 def _lines(report: WhyReport, target: Target | None) -> Iterator[tuple[str, str]]:
-    """Yield each number of the file with its name."""
     sizes = {
         "tried to allocate": report.tried_bytes,
         "allocated to tensors": report.allocated_bytes,
@@ -227,7 +226,6 @@ def history_svg(report: WhyReport) -> str:
     last = max(report.timeline[-1].event, 1)
 
     def place(event: int, size: float) -> str:
-        """Return a point of the picture."""
         return f"{_LEFT + event / last * (right - _LEFT):.1f},{base - size / top * (base - _TOP):.1f}"
 
     below, shapes = [0] * len(report.timeline), []

@@ -202,7 +202,6 @@ class TableReport(Report, Generic[Row]):
         raise RowError(f"no row {str(key)[:100]!r}; {suggestion(str(key), filter(None, known))}")
 
     def _all(self) -> Iterator[Row]:
-        """Yield the rows with the parts of each."""
         for row in self:
             yield row
             yield from getattr(row, "parts", ())

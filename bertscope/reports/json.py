@@ -110,7 +110,6 @@ def _type_schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sentence(item: type) -> str:
-    """Return the first paragraph of the class's docstring."""
     return " ".join((inspect.getdoc(item) or "").partition("\n\n")[0].split())
 
 

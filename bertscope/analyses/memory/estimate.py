@@ -108,7 +108,6 @@ class MemoryTraces:
         return self.freed(replace(run_config, loop=FREED), counts)
 
     def _whole(self, run_config: RunConfig) -> MemoryTrace:
-        """Return the trace of a run of all layers."""
         return self._finished(MemoryGrowth.of(self.freed(replace(run_config, loop=FREED))), run_config).trace(SMALLEST)
 
     def _finished(self, growth: MemoryGrowth, run_config: RunConfig) -> MemoryGrowth:
@@ -126,7 +125,6 @@ class MemoryTraces:
     def _deepened(
         self, growth: MemoryGrowth, run_config: RunConfig, ran: int, wanted: int | None = None
     ) -> MemoryGrowth:
-        """Return the memory of runs of `wanted` units of layers, by default of all, from that of `ran` units."""
         stacks = self._repeats(run_config)
         for stack in stacks:
             growth = deepened(growth, stack.path, stack.copies(ran, wanted))
@@ -256,7 +254,6 @@ def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:
     given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
     def call(module: nn.Module, named: dict[str, Any]) -> Any:
-        """Return the loss of the module on its inputs in their order."""
         return loss_of(module(*named.values()))[0]
 
     return {f"input {number}": value for number, value in enumerate(given)}, loss or call

@@ -116,7 +116,6 @@ class Fitter:
         return run_config.device != CUDA or not self.limited(run_config).missing_bytes
 
     def _limited(self, run_config: RunConfig) -> Allocator:
-        """Return the simulated allocator after the run in the budget without the upper context."""
         limit = self.overhead.limit_bytes(self.budget_bytes)
         return replayed(self._requests(run_config), limit, expandable_segments=run_config.expandable_segments)
 
@@ -126,11 +125,9 @@ class Fitter:
         return requests(upper(trace) if self.overhead.margin else trace, workspaces)
 
     def _largest_by_bytes(self, run_config: RunConfig) -> int:
-        """Return the largest batch whose tensors fit with the lower context."""
         tensor_bytes = self.budget_bytes - self.overhead.lowest_bytes
 
         def fits(batch: int) -> bool:
-            """Return True if the tensors of that batch fit into the budget."""
             return self.trace(replace(run_config, batch=batch)).peak_bytes <= tensor_bytes
 
         growth = self.steps.growth(run_config)
@@ -312,18 +309,15 @@ class _BatchSearch:
     total: int
 
     def on(self, run_config: RunConfig, ranks: Parallelism, size: int) -> RunConfig:
-        """Return the run of one of so many ranks, with its share of the batch."""
         return replace(run_config, batch=-(-self.total // size), parallelism=ranks.of_size(size))
 
     def leanest(self, runs: Sequence[RunConfig]) -> RunConfig:
-        """Return the run that needs the least memory on one of two ranks, in one process."""
         return min(runs, key=lambda run: self.fitter.needed_bytes(replace(run, batch=max(self.total // 2, 1))))
 
     def fewest(self, run_config: RunConfig, ranks: Parallelism) -> int:
         """Return the place of the fewest ranks with which the run fits; the number of places if it fits with none."""
 
         def fits(place: int) -> bool:
-            """Return True if the run fits with that number of ranks."""
             return self.fitter.answer(self.on(run_config, ranks, self.world_sizes[place])) == YES
 
         if fits(0):
@@ -347,12 +341,10 @@ class _BatchSearch:
         limit = self.fitter.overhead.limit_bytes(self.fitter.budget_bytes)
 
         def share(size: int) -> int:
-            """Return the parameters that rank 0 of so many updates."""
             run = replace(run_config, parallelism=ranks.of_size(size))
             return self.fitter.steps.facts(run).groups[0].updated_params
 
         def fits(size: int) -> bool:
-            """Return True if the tensors should fit with that number of ranks."""
             own = self.on(run_config, ranks, size)
             return growth.peak_bytes(own.batch) - divided * (1 - share(size) / share(2)) <= limit
 

@@ -107,7 +107,6 @@ class Data:
         return found
 
     def _even(self, tokens: int) -> StepShape:
-        """Return sequences of the mean length that have at least so many tokens."""
         return -(-tokens // self.even), self.even
 
     def _dynamic(self, sizes: Mapping[int, int]) -> Iterator[tuple[StepShape, float]]:
@@ -185,7 +184,6 @@ class LengthSteps:
         """Return True if a token needs no more memory in a longer sequence: attention saves no scores."""
 
         def token_bytes(seq: int) -> float:
-            """Return what a token of one more sequence adds to the peak of a large batch."""
             fewer, more = (self._bytes(self.unpadded, batch, seq) for batch in (_LARGE, _LARGE + 1))
             return (more - fewer) / seq
 

@@ -410,7 +410,6 @@ def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
 
 
 def _seconds(row: PlanRow) -> float | None:
-    """Return the time of a step that a calibration predicts."""
     time = row.cost.time
     return time.step.low_seconds if time and time.is_predicted else None
 

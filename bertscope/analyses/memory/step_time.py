@@ -155,7 +155,6 @@ def with_fit_times(report: FitReport, timer: Timer, variants: Sequence[RunConfig
 
 
 def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:
-    """Return the work of one and so many times that of the other."""
     names = {**one.matmul_flops, **other.matmul_flops}
     return CardWork(
         matmul_flops={name: one.matmul_flops.get(name, 0) + times * other.matmul_flops.get(name, 0) for name in names},
@@ -165,7 +164,6 @@ def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:
 
 
 def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
-    """Return the work of one step with every layer of the source."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
     given, how = named_inputs(inputs, loss_function(run_config))
@@ -199,12 +197,10 @@ class _WorkMode(RunMode):
         self.reset()
 
     def reset(self) -> None:
-        """Begin to count."""
         self.flops: Counter[str] = Counter()
         self.moved, self.calls = 0, 0
 
     def work(self) -> CardWork:
-        """Return what was counted."""
         return CardWork(matmul_flops=dict(self.flops), moved_bytes=self.moved, calls=self.calls)
 
     def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:

@@ -44,7 +44,6 @@ def model_command(model: ModelPart, name: str, words: str = "") -> str:
 
 
 def _command(name: str, words: str, subject: Subject, *others: Subject) -> str:
-    """Return a command about a model, with the options that select its class if they hold for the others too."""
     chosen = _model_words(subject) if {*map(_model_words, others)} <= {_model_words(subject)} else ""
     return _joined(f"bertscope {name}", shlex.quote(subject.name), words, chosen)
 
@@ -172,7 +171,6 @@ def verdict(model: ModelPart) -> dict[str, Any]:
 
 
 def _needs(model: ModelPart, variant: Variant, peak: str) -> str:
-    """Return the sentence on the memory of a variant: peak, on CUDA reserved, on a known GPU also its context."""
     size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
     text = f"{size}, {fit_words.way(model.memory.run.precision, variant.checkpointing)}: peak {peak}"
     if variant.cost is None or variant.cost.reserved_bytes is None:
@@ -236,7 +234,6 @@ def _bars(model: ModelPart) -> dict[str, Any]:
 
 
 def _sum_text(model: ModelPart, size: str) -> str:
-    """Return the sum of a bar with the name of the quantity."""
     if model.memory.run.device != CUDA:
         return f"peak {size}"
     return f"{size} on the GPU" if model.fit else f"reserved {size}"
@@ -306,7 +303,6 @@ def html(report: PageReport) -> str:
 
 
 def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
-    """Return what each section of the page shows, in their order."""
     return {
         "overview": {"verdict": verdict(model), "figures": figures(model, are_tied=are_tied)},
         "fit": {} if model.fit is None else _fit(model, model.fit),
@@ -319,7 +315,6 @@ def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
 
 
 def _differences(diff: DiffReport) -> dict[str, Any]:
-    """Return the differences as `diff` shows them."""
     sides = (("a", diff.a), ("b", diff.b))
     tables = [(f"differing {part.columns[0].title}s", part.columns, part.rows) for part in diff_parts(diff)]
     return {
