@@ -8,7 +8,6 @@ from itertools import groupby
 
 from bertscope.errors import one_line
 from bertscope.render.columns import Column, copies_text, csv_only, number, values
-from bertscope.render.console import Target
 from bertscope.render.footer import footer, title
 from bertscope.render.tree import Line, tensor_columns
 from bertscope.render.views import Compared, Table, View, side_by_side
@@ -86,10 +85,6 @@ def _shapes(line: Line) -> str:
     )
 
 
-def _tables(report: CountReport, target: Target | None) -> list[Table]:
-    return [Table(*_table(report, _with_sums(report)), lambda line: line.row.parts or line.row.name == _TOTAL)]
-
-
 def _compared_totals(report: CountReport) -> Table:
     return Table([
         number("unique parameters", "distinct_params"),
@@ -135,7 +130,9 @@ def _compared_notes(reports: Sequence[CountReport]) -> list[str]:
 VIEW = View(
     title=title,
     answer=_headline,
-    tables=_tables,
+    tables=lambda report, target: [
+        Table(*_table(report, _with_sums(report)), lambda line: line.row.parts or line.row.name == _TOTAL)
+    ],
     lines=lambda report, target: footer(report),
     records=lambda report: Table(*_table(report, report.rows)),  # `depth` 1 marks the parts of the row above
     compared=Compared(table=_compared_totals, notes=_compared_notes, pivot=_pivot, records=_group_records),

@@ -67,12 +67,10 @@ def notes(report: DiffReport) -> list[str]:
     ]
 
 
-def _title(report: DiffReport) -> str:
-    return f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})"
-
-
 VIEW = View(
-    title=_title,
+    title=lambda report: "\n".join(
+        f"{side}: {model.name} ({model.architecture})" for side, model in (("a", report.a), ("b", report.b))
+    ),
     tables=lambda report, target: parts(report),
     notes=lambda report, target: notes(report),
     shows_all_notes=True,

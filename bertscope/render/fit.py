@@ -44,7 +44,7 @@ def columns(report: FitReport) -> list[Column]:
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
         csv_only(values("largest_batch")),
         number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
-        *cost_columns(report.rows, without=["fits"] if searched and all(row.fits for row in report.rows) else ()),
+        *cost_columns(report.rows, without=["fits"] if report.asked_batch is None and all(row.fits for row in report.rows) else ()),
         parts_csv(lambda row: row.cost.peak),
         Column("peak of batch + 1", lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
                values("next_peak_bytes"), right=True, detail=True, shown=searched and not on_gpu),

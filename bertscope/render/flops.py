@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from bertscope.render.columns import Column, number, values
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.tree import indented, lines_of, row_name
+from bertscope.render.tree import lines_of, row_name
 from bertscope.render.views import Compared, Table, View
 from bertscope.reports.flops import FlopsReport
 from bertscope.settings.checkpointing import NONE
@@ -105,9 +105,8 @@ _OPERATORS = (
 
 
 def _tables(report: FlopsReport, target: Target | None) -> list[Table]:
-    lines = lines_of(report.rows, target.unicode) if target else indented(report.rows)
     sweep = [Table(_SWEEP, report.sweep)] if target and len(report.sweep) > 1 else []
-    return [Table(_columns(report), lines, lambda line: line.row.depth == 0), *sweep]
+    return [Table(_columns(report), lines_of(report.rows, target), lambda line: line.row.depth == 0), *sweep]
 
 
 def _lines(report: FlopsReport, target: Target | None) -> list[tuple[str, str]]:
@@ -139,7 +138,7 @@ def _compared_notes(reports: Sequence[FlopsReport]) -> list[str]:
 
 
 VIEW = View(title=title, tables=_tables, lines=_lines, name_width=13,
-            records=lambda report: Table(_columns(report), lines_of(report.rows)),
+            records=lambda report: Table(_columns(report), lines_of(report.rows, Target())),
             compared=Compared(table=_compared_table, notes=_compared_notes))  # fmt: skip
 # Every operator seen, and those that were not counted.
 operators = View(title=title, tables=lambda report, target: [Table(_OPERATORS, report.operators)], lines=_lines,

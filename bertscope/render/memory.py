@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import named, one_line
-from bertscope.render.columns import Column, csv_only, fits_word, in_phase, listed, row_phase, values
+from bertscope.render.columns import Column, csv_only, fits_word, in_phase, listed, values
 from bertscope.render.console import PARTS, Target, wrapped
 from bertscope.render.footer import not_generation, title, uncounted
 from bertscope.render.step import (
@@ -18,6 +18,7 @@ from bertscope.render.step import (
     needs,
     part_columns,
     parts_csv,
+    phase_columns,
     place_of,
     range_text,
     time_notes,
@@ -32,7 +33,7 @@ from bertscope.render.traffic import (
     traffic_tables,
 )
 from bertscope.render.views import Compared, Table, View, common_notes, model_columns, side_by_side
-from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE, KeptRow, Memory, MemoryReport, Variant
+from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Variant
 from bertscope.reports.step import StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE
@@ -281,8 +282,7 @@ def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]] | None = 
     return [
         *part_columns(variants, lambda variant: variant.memory and variant.memory.peak, part_groups),
         *costs[:1],
-        *(column(f"  {row_phase(name)}", partial(_phase_text, name), VERBOSE)
-          for name in (FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER)),
+        *phase_columns(variants, lambda variant: variant.memory.phases if variant.memory else (), indent="  "),
         *costs[1:],
         column("estimated peak", lambda row: (
             bytes_text(row.estimated.cost.peak_bytes) if row.error is not None and row.estimated else "")),
@@ -320,11 +320,6 @@ def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
     found = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
     few = [part for part in found if all(getattr(peak.parts, part) < small * peak.peak_bytes for peak in peaks)]
     return [few if part in few else [part] for part in found if part not in few[1:]]
-
-
-def _phase_text(name: str, variant: Variant) -> str:
-    phases = variant.memory.phases if variant.memory else ()
-    return next((bytes_text(phase.peak_bytes) for phase in phases if phase.phase == name), "")
 
 
 def _at(item: Any, path: str) -> Any:
@@ -416,7 +411,7 @@ def _records(report: MemoryReport) -> Table:
 def _compared_table(report: MemoryReport) -> Table:
     """Return the variants of one report as rows, without what `profile` adds."""
     strategy = Column("checkpointing", _name, values("checkpointing", "reentrant"))
-    found = [column for column in columns(report) if column.title not in ("estimated peak", "  worst error")]
+    found = [column for column in columns(report) if not column.title.startswith(("  ", "estimated"))]
     return Table([strategy, *found], report.variants)
 
 

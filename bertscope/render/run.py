@@ -107,11 +107,8 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
     yield from report.remarks
 
 
-def _hidden_rows(report: RunReport, target: Target) -> int:
-    return max(len(report.held) - _ROWS, 0)
-
-
-VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes, hidden_rows=_hidden_rows)
+VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes,
+            hidden_rows=lambda report, target: max(len(report.held) - _ROWS, 0))  # fmt: skip
 
 
 def step_timeline(report: RunReport, suffix: str) -> Any:
@@ -135,13 +132,10 @@ def _fit_answer(report: RunFitReport) -> str:
     return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
 
 
-def _fit_tables(report: RunFitReport, target: Target | None) -> Sequence[Table]:
-    columns = [
-        number(report.argument, "value"),
-        *cost_columns(report.rows),
-    ]
-    return [Table(columns, report.rows, strong=lambda row: row.value == report.largest)]
+def _fit_table(report: RunFitReport) -> Table:
+    columns = [number(report.argument, "value"), *cost_columns(report.rows)]
+    return Table(columns, report.rows, strong=lambda row: row.value == report.largest)
 
 
-FIT = View(answer=_fit_answer, title=_title, tables=_fit_tables,
+FIT = View(answer=_fit_answer, title=_title, tables=lambda report, target: [_fit_table(report)],
            notes=lambda report, target: report.remarks, shows_all_notes=True)  # fmt: skip

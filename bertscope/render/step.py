@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from bertscope.render.columns import Column, answer_word, csv_only, in_phase, number, values
+from bertscope.render.columns import Column, answer_word, csv_only, in_phase, number, row_phase, values
 from bertscope.render.console import PARTS
 from bertscope.render.timeline.panels import part_name
 from bertscope.reports.step import NO, UNCERTAIN, YES, PhasePeak, StepCost, TimeRange
@@ -110,6 +110,16 @@ def part_columns(
     """Return a column for each group of parts of a peak, by default for each part."""
     groups = [[part] for part in PARTS] if groups is None else groups
     return [_of_row(_part(group), get, rows) for group in groups]
+
+
+def phase_columns(rows: Sequence[Any], get: Callable[[Any], Iterable[PhasePeak]], indent: str = "") -> list[Column]:
+    """Return a column for the peak of each phase of a step, which tables have with -v only."""
+
+    def size(name: str, row: Any) -> str:
+        return next((bytes_text(phase.peak_bytes) for phase in get(row) if phase.phase == name), "")
+
+    names = dict.fromkeys(phase.phase for row in rows for phase in get(row))
+    return [Column(f"{indent}{row_phase(name)}", partial(size, name), right=True, detail=VERBOSE) for name in names]
 
 
 def parts_csv(get: Callable[[Any], PhasePeak | None]) -> Column:

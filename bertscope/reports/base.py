@@ -21,7 +21,7 @@ from bertscope.units import json_text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCHEMA = 5  # 1 had other names in `run`, 3 more settings; in 2 the peak of `fit` included the context
+SCHEMA = 5  # up to 4 the rows of a step had its numbers themselves, not in a `cost`
 UNCOUNTED = "cpu_scratch_not_counted"  # the key of a note; its `kernels` are such as "convolutions and LSTMs"
 FAILED = "failed"  # the outcome of a point that could not be computed
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)

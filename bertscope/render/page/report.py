@@ -212,6 +212,7 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         (variant.checkpointing, _parts(variant.memory, context)) for variant in model.memory.variants if variant.memory
     ]
     whole = max([budget, *(sum(sizes.values()) for _, sizes in known)]) or 1
+    quantity = "peak {}" if model.memory.run.device != CUDA else "{} on the GPU" if model.fit else "reserved {}"
     bars = []
     for strategy, sizes in known:
         texts = {part: f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items()}
@@ -219,7 +220,7 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         bars.append({
             "name": way,
             "label": f"parts of the memory, {way}: {', '.join(texts.values())}",
-            "value": _sum_text(model, bytes_text(sum(sizes.values()))),
+            "value": quantity.format(bytes_text(sum(sizes.values()))),
             "parts": [(_color(part), round(100 * size / whole, 3), texts[part]) for part, size in sizes.items()],
         })  # fmt: skip
     used = {part for _, sizes in known for part in sizes}
@@ -231,12 +232,6 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         "limit": limit if model.fit else "",
         "colors": {part_name(part): _color(part) for part in (*PARTS, RESERVED, CONTEXT) if part in used},
     }
-
-
-def _sum_text(model: ModelPart, size: str) -> str:
-    if model.memory.run.device != CUDA:
-        return f"peak {size}"
-    return f"{size} on the GPU" if model.fit else f"reserved {size}"
 
 
 def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
@@ -269,10 +264,10 @@ def markdown(report: PageReport) -> str:
 
 def csv(report: PageReport) -> str:
     """Return a record for each module of each model: the name of the model, and what `tree` has."""
-    columns = sorted(tree_table(report.models[0].tree)[0], key=lambda column: column.csv_order)
+    columns = sorted(tree_table(report.models[0].tree).columns, key=lambda column: column.csv_order)
     reads = {name: lambda record, read=read: read(record[1])
              for column in columns for name, read in column.csv.items()}  # fmt: skip
-    records = [(model.name, line) for model in report.models for line in tree_table(model.tree)[1]]
+    records = [(model.name, line) for model in report.models for line in tree_table(model.tree).rows]
     return csv_text([csv_only({"model": itemgetter(0), **reads})], records)
 
 
@@ -332,12 +327,12 @@ def _numbers_first(columns: Sequence[Column]) -> list[Column]:
 
 def _parameters(model: ModelPart) -> dict[str, Any]:
     drawn = parameter_map(model.tensors, model.tree)
-    columns, rows = tree_table(model.tree)
+    table = tree_table(model.tree)
     return {
         "map": drawn,
         "roles": roles([color for *_, color, _ in drawn["nodes"]]),
-        "columns": _numbers_first(columns),
-        "rows": rows,
+        "columns": _numbers_first(table.columns),
+        "rows": table.rows,
         "notes": [f"{name}: {value}" if name else value for name, value in footer(model.tree)],
         "commands": [model_command(model, "tree"), model_command(model, "count", "--by parameter")],
     }
@@ -453,10 +448,6 @@ def _drawing(picture: str, kind: str, caption: str) -> str:
 
 def _configuration(model: ModelPart) -> dict[str, Any]:
     subject = model.tree.subject
-    columns = [Column("field", lambda pair: pair[0]), Column("value", lambda pair: _value(pair[1]))]
-    return {"columns": columns, "rows": list((subject.config or {}).items())}
-
-
-def _value(value: object) -> str:
-    """Return a value as config.json writes it, text without its quotes."""
-    return value if isinstance(value, str) else json.dumps(value)
+    # As config.json writes it, text without its quotes.
+    value = Column("value", lambda pair: pair[1] if isinstance(pair[1], str) else json.dumps(pair[1]))
+    return {"columns": [Column("field", itemgetter(0)), value], "rows": list((subject.config or {}).items())}

@@ -36,7 +36,6 @@ from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.render.console import PARTS, Target
-from bertscope.render.step import needs
 from bertscope.render.views import view_of
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import (
@@ -219,13 +218,6 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
     assert list(traces.verified.values()) == [False]
 
 
-def test_more_checkpointing_never_holds_a_smaller_batch_of_long_sequences():
-    ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("none", "every-2", "full")]
-    batches = [row.batch for row in fit_report(small(num_hidden_layers=3), ways, [32], 50 * MIB).rows]
-    assert batches == sorted(batches)
-    assert batches[0] < batches[-1]
-
-
 def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("full", "every-2", "none", "selective")]
     source = small(num_hidden_layers=2)
@@ -268,17 +260,6 @@ def test_between_what_the_allocator_serves_and_what_the_tensors_need_it_is_not_c
     for budget, answer in ((trace.peak_bytes - 1, "no"), (trace.peak_bytes, "uncertain"), (reserved, "yes")):
         report = fit_report(small(), [run_config], [32], budget + extra, batch=64, context_bytes=0)
         assert (report.rows[0].answer, report.answer, report.fits) == (answer, answer, answer == "yes")
-
-
-def test_a_larger_context_never_gives_a_larger_batch():
-    run_config = RunConfig(device="cuda", optimizer="sgd")
-    rows = [
-        fit_report(small(), [run_config], [32], 60 * MIB, context_bytes=context * MIB).rows[0]
-        for context in (0, 15, 30, 59)
-    ]
-    batches = [row.batch for row in rows]
-    assert batches == sorted(batches, reverse=True)
-    assert batches[0] > batches[-1] == 0
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -326,12 +307,6 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_
     assert unknown.cost.reserved_bytes > known.cost.reserved_bytes
 
 
-def test_gradients_that_are_kept_never_allow_a_larger_batch():
-    ways = [RunConfig(device="cuda", keep_gradients=keep, optimizer="sgd") for keep in (False, True)]
-    plain, kept = (fit_report(small(), [way], [32], 60 * MIB, context_bytes=0).rows[0] for way in ways)
-    assert 0 < kept.batch <= plain.batch
-
-
 def test_another_common_head_is_tried_for_an_asked_batch():
     masked, classifier = small(vocab_size=5000), small("BertForSequenceClassification", vocab_size=5000)
     assert other_head(masked).architecture == "BertForSequenceClassification"
@@ -353,18 +328,6 @@ def test_another_common_head_is_tried_for_an_asked_batch():
 # The command.
 
 
-def test_a_table_over_lengths_has_a_row_for_each_way_and_length(cli, folder):
-    data = cli("fit", "small.yaml", "--budget", "4MiB", "--seq", "8,16", "--checkpointing", "none,full", "--precision",
-               "fp32", "--optimizer", "sgd", "--format", "json").json  # fmt: skip
-    assert (data["schema"], data["kind"], data["budget_bytes"]) == (5, "fit", 4 * MIB)
-    assert [(row["checkpointing"], row["seq"]) for row in data["rows"]] == [
-        ("none", 8), ("none", 16), ("full", 8), ("full", 16),
-    ]  # fmt: skip
-    assert all(
-        row["cost"]["peak"]["peak_bytes"] <= data["budget_bytes"] < row["next_peak_bytes"] for row in data["rows"]
-    )
-
-
 def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cli, folder):
     result = cli(
         "fit", "small.yaml", "--budget", "100KiB", "--seq", "8", "--checkpointing", "none", "--precision", "fp32"
@@ -378,13 +341,6 @@ def test_where_not_even_one_fits_the_exit_code_is_1_and_the_shortfall_is_told(cl
     assert result.out.startswith(
         "no: batch 999 does not fit on a CPU at seq 8, 34 does; the closest setting is fp32 without checkpointing: "
     )
-
-
-def test_a_batch_asked_for_is_answered_with_the_cheapest_way(cli, folder):
-    result = cli("fit", "small.yaml", "--budget", "1GiB", "--seq", "8", "--batch", "4", "--checkpointing", "full,none",
-                 "--precision", "fp32")  # fmt: skip
-    assert result.code == 0
-    assert result.out.startswith("yes: batch 4 fits on a CPU at seq 8 with fp32 without checkpointing: peak ")
 
 
 @pytest.mark.parametrize(
@@ -577,16 +533,6 @@ def test_a_report_looks_as_it_did(name):
     assert GOLDENS[name]() == (GOLDEN / name).read_text(), "the form has changed; where that is meant, write it anew"
 
 
-@pytest.mark.parametrize(
-    ("peak_bytes", "budget_bytes", "text"),
-    [(2**30 - 2**16, 2**30, "peak 1,023.94 MiB of 1,024.00 MiB"), (2**30, 2**34, "peak 1.00 GiB of 16.00 GiB"),
-     (2**29, 2**34, "peak 0.50 GiB of 16.00 GiB")],
-)  # fmt: skip
-def test_the_verdict_has_one_unit_for_the_peak_and_the_budget(peak_bytes, budget_bytes, text):
-    peak = PhasePeak(phase="forward", peak_bytes=peak_bytes, path="", operator="", parts=Parts(inputs=peak_bytes))
-    assert needs(cost_of((peak,), limit_bytes=budget_bytes)) == text
-
-
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
     text = view_of("memory").table(profiled(), Target(width=width, verbose=True))
@@ -620,13 +566,6 @@ def test_parts_below_a_thousandth_of_every_peak_are_one_row():
     assert re.search(r"^ inputs +16 B$", view_of("memory").table(report, Target(verbose=True)), re.MULTILINE)
 
 
-def test_no_bar_is_cut_in_a_narrow_terminal():
-    text = view_of("memory").table(profiled(), Target(width=100, verbose=True))
-    bars = [line for line in text.splitlines() if "PPP" in line]
-    assert len(bars) == 4
-    assert all(len(line) <= 100 for line in bars)
-
-
 def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
     line = next(
         line
@@ -639,16 +578,6 @@ def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
     assert sum(lengths.values()) == len(bar) == 48
     assert lengths["O"] == pytest.approx(2 * lengths["P"], abs=1)
     assert lengths["A"] == pytest.approx(48 * 100 / 280, abs=1)
-
-
-@pytest.mark.parametrize("activations", [10, 100, 1000, 3000])
-def test_every_mark_in_a_bar_is_explained(activations):
-    memory = made_up(activations, "estimated")
-    report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
-    text = view_of("memory").table(report, Target(verbose=True))
-    (bar,) = re.findall(r"^none +(P\w+)", text, re.MULTILINE)
-    (legend,) = re.findall(r"^ +(P parameters.*)", text, re.MULTILINE)
-    assert set(bar) == set(re.findall(r"\b(\w) [a-z]{3,}", legend))
 
 
 def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
