@@ -115,16 +115,25 @@ MOVED: list[Moved] = [
     Moved("", _ROW + r"\.flops_again", r"\1.cost.recompute_flops"),
     Moved("", _ROW + r"\.share_again", r"\1.recompute_share"),
     Moved("", _ROW + r"\.other_loop_bytes", r"\1.cost.other_loop_bytes", lambda more, row: more + row["peak_bytes"]),
-    Moved("", r"(out\.data|.*\.fit|.*\.asked|.*\.reports\.\d+)\.context_(low|high)_bytes", r"\1.rows.0.cost.context.\2_bytes"),
+    Moved(
+        "",
+        r"(out\.data|.*\.fit|.*\.asked|.*\.reports\.\d+)\.context_(low|high)_bytes",
+        r"\1.rows.0.cost.context.\2_bytes",
+    ),
     Moved("", r"(out\.data|.*\.fit|.*\.asked|.*\.reports\.\d+)\.margin", r"\1.rows.0.cost.margin"),
     Moved("^run", _PHASE + r"\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
     Moved("^run", _PHASE + r"\.(peak_bytes|phase|path|operator|parts.*)", r"\1.cost.peak.\2"),
     Moved("sweep", _POINT + r"\.(peak_bytes|parts\..*)", r"\1.cost.peak.\2"),
     Moved("sweep", _POINT + r"\.saved_bytes", r"\1.cost.saved_bytes"),
     Moved("sweep", _POINT + r"\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
-    Moved("sweep", _POINT + r"\.card_bytes", r"\1.cost.gpu_bytes"),
+    Moved(
+        "sweep",
+        _POINT + r"\.card_bytes",
+        r"\1.cost.gpu_bytes",
+        lambda size, row: row["peak_bytes"] if size is None else size,
+    ),
     Moved("sweep", _POINT + r"\.flops", r"\1.cost.step_flops"),
-    Moved("sweep", _POINT + r"\.fits", r"\1.cost.verdict"),
+    Moved("sweep", _POINT + r"\.fits", r"\1.cost.verdict", lambda fits, _: fits or ""),
 ]
 # The names of settings that left, and of those of ranks.
 _LEFT, _OF_RANKS = "amsgrad|implementation|max_split_size_mb", "reduce_dtype|bucket_cap_mb|gradient_as_bucket_view"
@@ -143,6 +152,9 @@ EXPECTED: list[Expected] = [
              r"|(peak|card|reserved|saved)_bytes|flops)", _COST, "gone"),
     Expected("--attention eager", r".*\.cost\.(reserved\.low_bytes|gpu_bytes)", "estimate says the bytes of fit"),
     Expected("^fit .*--gpu t4,a10 ", r"out\.numbers", "the table of several GPUs has the columns of fit"),
+    Expected("^sweep ", r".*\.cost\..*", _COST, "gone"),  # of a point without numbers
+    Expected("^sweep cards", r".*\.cost\.gpu_bytes", "a context that is given is the one of the answer, as in fit"),
+    Expected("^sweep .*markdown", r"out\.numbers", _COST),
     Expected("^schema", r".*", _COST),
     Expected("csv", r"out\.numbers", _COST),
     Expected("--calibration|^schema (calibration|config|comparison|fit|flops|memory|report|plan|sweep|tree|why)$",

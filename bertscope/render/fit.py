@@ -31,7 +31,7 @@ from bertscope.units import BF16, FP16, bytes_text, count_text
 def columns(report: FitReport) -> list[Column]:
     """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
     by_ranks, on_gpu = report.batch_total is not None, report.run.device == CUDA
-    searched = report.asked_batch is None and not by_ranks
+    searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
     return [
         number("GPUs", "ranks", shown=by_ranks),
         Column("strategy", lambda row: _strategy(row), values("strategy"), shown=by_ranks),
@@ -44,7 +44,7 @@ def columns(report: FitReport) -> list[Column]:
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
         csv_only(values("largest_batch")),
         number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
-        *cost_columns(report.rows, without=["fits"] if report.asked_batch is None and all(row.fits for row in report.rows) else ()),
+        *cost_columns(report.rows, without=["fits"] * (report.asked_batch is None and are_all)),
         parts_csv(lambda row: row.cost.peak),
         Column("peak of batch + 1", lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
                values("next_peak_bytes"), right=True, detail=True, shown=searched and not on_gpu),

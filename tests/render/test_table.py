@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import bertscope
-from bertscope.render import comparison
+from bertscope.render import views
 from bertscope.render.columns import Column, csv_only, csv_text, markdown_text, values
 from bertscope.render.console import Target
 from bertscope.render.table import table_text
@@ -128,7 +128,7 @@ def test_the_answer_and_the_table_are_on_one_screen(cli, monkeypatch):
                                      "none", "--precision", "fp32", "--format", "json").out)  # fmt: skip
     for asked_batch in (4, None):
         out = view_of("fit").table(replace(report, asked_batch=asked_batch, rows=12 * report.rows), Target(width=80))
-        assert len(out.splitlines()) <= comparison.SCREEN_LINES
+        assert len(out.splitlines()) <= views.SCREEN_LINES
         assert re.match(r"yes: batch [\d,]+ fits on t4 at seq 8 with fp32 without checkpointing: peak\s", out)
 
 
@@ -142,7 +142,7 @@ def test_the_settings_on_several_gpus_are_shown_if_they_fit_on_the_screen_or_wit
     count = 6 * sum(len(one.rows) for one in reports.reports)
     assert sum(line.startswith(" t4") for line in few) == 1 + len(reports.reports[0].rows)
     assert sum(line.startswith(" t4") for line in cut) == 1
-    assert len(cut) <= comparison.SCREEN_LINES
+    assert len(cut) <= views.SCREEN_LINES
     assert f"{count} more rows" in " ".join(" ".join(cut).split())
     assert sum(line.startswith(" t4") for line in full) == 1 + 6 * len(reports.reports[0].rows)
 

@@ -92,13 +92,13 @@ def test_the_name_that_torch_gives_is_found_in_the_table(name, mib, gpu):
 
 
 def test_fit_uses_the_measured_memory_and_context(cli, stored):
-    result = cli(*OF_FIT, "--format", "json")
-    assert (result.json["context_low_bytes"], result.json["context_high_bytes"]) == (504 * MIB, 532 * MIB)
-    assert result.json["overhead_bytes"] == (532 + 64 + 1) * MIB  # cuBLAS's workspaces of Hopper, and cuBLASLt's
-    assert result.json["budget_bytes"] == H200.memory_bytes
+    cost = cli(*OF_FIT, "--format", "json").json["rows"][0]["cost"]
+    assert cost["context"] == {"low_bytes": 504 * MIB, "high_bytes": 532 * MIB}
+    assert cost["workspace_bytes"] == (64 + 1) * MIB  # cuBLAS's of Hopper, and cuBLASLt's
+    assert cost["limit_bytes"] == H200.memory_bytes
     assert "calibrated on this machine, 2026-11-22 (driver 580.1, torch 2.11.0)" in cli(*OF_FIT).out
     inference = cli(*OF_FIT, "--mode", "inference", "--format", "json").json
-    assert inference["overhead_bytes"] == (532 + 32 + 1) * MIB
+    assert inference["rows"][0]["cost"]["workspace_bytes"] == (32 + 1) * MIB
 
 
 def test_without_a_calibration_and_with_no_calibration_fit_prints_the_same(cli, home, stored):

@@ -21,6 +21,8 @@ from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.model import BertModel
 from bertscope.model.lists import layer_lists
+from bertscope.reports.base import as_data
+from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.parallelism import SEARCHED, ranks_of
 from bertscope.settings.run_config import RunConfig
@@ -131,7 +133,7 @@ def test_the_rows_need_less_and_less_memory_and_more_and_more_flops():
     steps = Steps(source)
     none, full = (steps.trace(replace(run, checkpointing=name)).peak_bytes for name in ("none", "full"))
     report = plan_report(source, run, (none + full) // 2)
-    sizes, flops = ([getattr(row, name) for row in report.rows] for name in ("peak_bytes", "flops_again"))
+    sizes, flops = ([getattr(row.cost, name) for row in report.rows] for name in ("peak_bytes", "recompute_flops"))
     assert sizes == sorted(sizes, reverse=True)
     assert flops == sorted(flops)
     assert report.rows[-1].recompute_share == 1
@@ -316,7 +318,9 @@ def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_f
     old = changed(plan_file, tmp_path, torch_version="2.6.0")
     assert bertscope.estimate("bert-tiny", plan=old).variants
     with pytest.raises(SelectionError, match="now; make it again"):
-        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", peak_bytes=7))
+        peak = PhasePeak(phase="forward", peak_bytes=7, path="", operator="", parts=Parts(inputs=7))
+        cost = as_data(StepCost(peak=peak, gpu_bytes=7))
+        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", cost=cost))
     lists = json.loads(plan_file.read_text())["rows"][0]["lists"]
     lists[-1]["kept"][0]["number"] = 40
     with pytest.raises(SelectionError, match=r"call no addmm.40"):
