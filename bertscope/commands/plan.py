@@ -71,7 +71,7 @@ def plan(
             return 1
         write(emitted(report, emit), out.output)
     if plot is not None:
-        from bertscope.render.plan_chart import plan_svg
+        from bertscope.render.plan import plan_svg
 
         write_file(plot, plan_svg(report))
         note(f"the plans are in {plot}")

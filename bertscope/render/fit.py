@@ -10,14 +10,16 @@ from bertscope.render.footer import not_generation, title, uncounted
 from bertscope.render.memory import CUDNN_NOTE, LORA_NOTE
 from bertscope.render.step import (
     cost_columns,
+    kernel_word,
+    loop_words,
     needs,
     parts_csv,
     range_text,
+    strategy_name,
     time_notes,
     verdict_text,
     with_other_loop,
 )
-from bertscope.render.timeline.panels import kernel_word, loop_words, strategy_name
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Compared, Table, View, common_notes
 from bertscope.reports.memory import FitReport, FitRow

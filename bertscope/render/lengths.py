@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from bertscope.render.columns import Column, answer_word, number, values
 from bertscope.render.footer import title
-from bertscope.render.step import PEAK, cost_columns, time_notes
-from bertscope.render.timeline.panels import loop_words
+from bertscope.render.step import PEAK, cost_columns, loop_words, time_notes
 from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Table, View
 from bertscope.reports.memory import LengthsReport, LengthsRow

@@ -15,16 +15,20 @@ from bertscope.render.step import (
     VERBOSE,
     by_verdict,
     cost_columns,
+    kernel_word,
     needs,
     part_columns,
+    part_name,
     parts_csv,
     phase_columns,
     place_of,
     range_text,
+    run_text,
+    strategy_name,
     time_notes,
+    variant_name,
     with_other_loop,
 )
-from bertscope.render.timeline.panels import kernel_word, part_name, run_text, strategy_name, variant_name
 from bertscope.render.traffic import (
     parallel_words,
     rank_tables,

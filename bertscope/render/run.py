@@ -8,8 +8,7 @@ from typing import Any
 from bertscope.errors import one_line
 from bertscope.render.columns import Column, fits_word, in_phase, number, values
 from bertscope.render.console import Target
-from bertscope.render.step import cost_columns, parts_csv, range_text
-from bertscope.render.timeline.panels import part_name
+from bertscope.render.step import cost_columns, part_name, parts_csv, range_text
 from bertscope.render.views import Table, View
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant

@@ -1,19 +1,24 @@
-"""The columns of a StepCost and its sentence: every report on a step shows these.
+"""The columns of a StepCost, its sentence and the words of a run: every report on a step shows these.
 
 A new column of all of them is a line of COST_COLUMNS.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from bertscope.errors import one_line
 from bertscope.render.columns import Column, answer_word, csv_only, in_phase, number, row_phase, values
 from bertscope.render.console import PARTS
-from bertscope.render.timeline.panels import part_name
+from bertscope.reports.memory import Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, PhasePeak, StepCost, TimeRange
-from bertscope.settings.run_config import PLAIN, TRAINER, TRAINING, RunConfig
+from bertscope.settings.generate import changed, row_words
+from bertscope.settings.parallelism import Parallelism
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import CUDA, PLAIN, STORED, TRAINER, TRAINING, RunConfig
 from bertscope.units import binary_unit, bytes_text, flops_text, share_text
 
 _UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
@@ -79,7 +84,7 @@ COST_COLUMNS = (
         "on the GPU", lambda cost: bytes_text(cost.gpu_bytes) if cost.reserved else "", values("gpu_bytes"), right=True
     ),
     Column("fits", verdict_text, values("verdict", "limit_bytes")),
-    number("extra FLOPs", "extra_flops", lambda share: f"{100 * share:+.1f} %"),
+    number("extra FLOPs", "extra_flops", lambda share: f"{100 * share:+.1f} %", detail=WIDE),
     Column("step FLOPs", lambda cost: flops_text(cost.step_flops), values("step_flops", "recompute_flops"), right=True,
            detail=WIDE),
     _time("step time", "step"),
@@ -226,3 +231,57 @@ def time_notes(costs: Iterable[StepCost | None]) -> Iterable[str]:
                 f"MFU: FLOPs of matrix products without recomputation, by the dense peak of {peak / 1e12:,.1f} "
                 f"TFLOP/s ({source})"
             )
+
+
+# ---- the words of a run, of its variants and of the parts of memory ----
+
+
+def variant_name(variant: Variant) -> str:
+    """Return `full`, or `full reentrant`."""
+    return variant.checkpointing + (" reentrant" if variant.reentrant else "")
+
+
+def strategy_name(text: str) -> str:
+    """Return a strategy for a table or a sentence: `keep:addmm.5@0-6` without the path of the layers, cut if long."""
+    return one_line(re.sub(r"(?<=[:;])[^:;=]*=", "", text), limit=34)
+
+
+_PART_NAMES = {
+    "reserved": "reserved, not in tensors",
+    "context": "CUDA context",
+    "before": "blocks from before the recording",
+    "tensors": "tensors outside modules",
+}
+
+
+def part_name(part: str) -> str:
+    """Return the name of a part in words."""
+    return _PART_NAMES.get(part, part.replace("_", " "))
+
+
+def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = True) -> str:
+    """Return `training, batch 8, sequence 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
+    sizes = [] if inputs_given else [f"batch {run.batch}", f"sequence {run.seq}"]
+    dtypes = ["the dtypes of its parameters" if run.precision == STORED else run.precision] if precision else []
+    return ", ".join([run.mode, *sizes, *dtypes, *loop_words(run), run.device])
+
+
+def kernel_word(attention: str | None, run: RunConfig) -> str:
+    """Return the attention kernel of a run on CUDA in words, nothing on a CPU and for eager attention."""
+    if attention != "sdpa" or run.device != CUDA:
+        return ""
+    return f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" else "the kernel that torch chooses"
+
+
+# Settings that other texts name.
+_NAMED = (
+    "batch", "seq", "mode", "precision", "optimizer", "loop", "checkpointing", "reentrant", "device", "sdpa_kernel",
+    "input", *rows(Parallelism),
+)  # fmt: skip
+
+
+def loop_words(run: RunConfig) -> list[str]:
+    """Return the settings of a training loop in words: `optimizer sgd`, `momentum 0.9`, `4 micro-batches`."""
+    optimizer = [row_words("optimizer", run.optimizer)] if run.mode == TRAINING else []
+    others = [row_words(name, value) for name, value in changed(run).items() if name not in _NAMED]
+    return [*optimizer, row_words("loop", run.loop), *others]

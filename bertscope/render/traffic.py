@@ -8,8 +8,7 @@ from statistics import median
 
 from bertscope.errors import named
 from bertscope.render.columns import Column, in_phase, row_phase
-from bertscope.render.step import cost_columns, phase_columns
-from bertscope.render.timeline.panels import variant_name
+from bertscope.render.step import cost_columns, phase_columns, variant_name
 from bertscope.reports.memory import REDUCE_SCATTER, MemoryReport, RankRow, TrafficRow, Variant
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import bytes_text, count_text

@@ -10,10 +10,9 @@ from typing import Any
 
 from bertscope.errors import SelectionError, name_of, one_line
 from bertscope.frozen import dataclass
-from bertscope.render.columns import Column, csv_text, markdown_text
+from bertscope.render.columns import Column, Strong, csv_text, markdown_text, table_text, tables_text
 from bertscope.render.console import Target, stacked, stdout_target, wrapped
 from bertscope.render.footer import bullets, lines_markdown, lines_text, notes_text
-from bertscope.render.table import Strong, table_text, tables_text
 from bertscope.units import html_text, visible_lines
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
@@ -241,7 +240,7 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
     """
     shown = view_of(view or report.kind)
     if form == "plot":
-        from bertscope.render.timeline.panels import plot
+        from bertscope.render.timeline.timeline import plot
 
         return plot(report)
     if form == "notebook" and not hasattr(shown, form):

@@ -9,7 +9,8 @@ from bertscope.errors import named
 from bertscope.render.columns import Column, number, optional, values
 from bertscope.render.console import Target
 from bertscope.render.footer import note_text, title
-from bertscope.render.timeline.panels import COLORS, part_name, run_text
+from bertscope.render.step import part_name, run_text
+from bertscope.render.timeline.timeline import COLORS
 from bertscope.render.views import Table, View
 from bertscope.reports.why import MESSAGE, OOM, PEAK, WhyFinding, WhyReport
 from bertscope.units import binary_unit, bytes_text, html_text

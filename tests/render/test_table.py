@@ -12,9 +12,8 @@ import pytest
 
 import bertscope
 from bertscope.render import views
-from bertscope.render.columns import Column, csv_only, csv_text, markdown_text, values
+from bertscope.render.columns import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.render.console import Target
-from bertscope.render.table import table_text
 from bertscope.render.views import view_of
 from bertscope.reports.checkpoint import StoredRow, VerifyRow
 from bertscope.reports.memory import FitRow

@@ -21,9 +21,8 @@ from bertscope.render.footer import footer, subtitle, title
 from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, variants_table
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import filled, markup
-from bertscope.render.plan_chart import plan_svg
-from bertscope.render.step import range_text
-from bertscope.render.timeline.panels import part_name, run_text
+from bertscope.render.plan import plan_svg
+from bertscope.render.step import part_name, range_text, run_text
 from bertscope.render.timeline.timeline import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.base import Subject

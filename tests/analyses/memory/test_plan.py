@@ -22,7 +22,7 @@ from bertscope.errors import BertscopeError, SelectionError
 from bertscope.model import BertModel
 from bertscope.model.lists import layer_lists
 from bertscope.reports.base import as_data
-from bertscope.reports.step import Parts, PhasePeak, StepCost
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.parallelism import SEARCHED, ranks_of
 from bertscope.settings.run_config import RunConfig
@@ -317,9 +317,9 @@ def test_a_configuration_in_a_plan_without_a_field_is_that_with_its_default_of_n
 def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_file, tmp_path):
     old = changed(plan_file, tmp_path, torch_version="2.6.0")
     assert bertscope.estimate("bert-tiny", plan=old).variants
+    peak = PhasePeak(phase="forward", peak_bytes=7, path="", operator="", parts=Parts(inputs=7))
+    cost = as_data(StepCost(peak=peak, gpu_bytes=7, limit_bytes=7, shortfall=ByteRange()))
     with pytest.raises(SelectionError, match="now; make it again"):
-        peak = PhasePeak(phase="forward", peak_bytes=7, path="", operator="", parts=Parts(inputs=7))
-        cost = as_data(StepCost(peak=peak, gpu_bytes=7))
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", cost=cost))
     lists = json.loads(plan_file.read_text())["rows"][0]["lists"]
     lists[-1]["kept"][0]["number"] = 40

@@ -18,8 +18,7 @@ from bertscope import load
 from bertscope.analyses.memory.steps import estimate_report
 from bertscope.errors import BertscopeError
 from bertscope.render.console import variable
-from bertscope.render.timeline.panels import COLORS, pictured
-from bertscope.render.timeline.timeline import check_suffix, timeline
+from bertscope.render.timeline.timeline import COLORS, check_suffix, pictured, timeline
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.reports.step import Parts, PhasePeak, StepCost
