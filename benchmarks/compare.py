@@ -152,6 +152,7 @@ EXPECTED: list[Expected] = [
              r"|(peak|card|reserved|saved)_bytes|flops)", _COST, "gone"),
     Expected("--attention eager", r".*\.cost\.(reserved\.low_bytes|gpu_bytes)", "estimate says the bytes of fit"),
     Expected("^fit .*--gpu t4,a10 ", r"out\.numbers", "the table of several GPUs has the columns of fit"),
+    Expected("fit", r".*\.cost\.reserved\.low_bytes", "a CPU has no caching allocator", "gone"),
     Expected("^sweep ", r".*\.cost\..*", _COST, "gone"),  # of a point without numbers
     Expected("^sweep cards", r".*\.cost\.gpu_bytes", "a context that is given is the one of the answer, as in fit"),
     Expected("^sweep .*markdown", r"out\.numbers", _COST),

@@ -6,12 +6,11 @@ from typing import Any
 from bertscope.errors import named
 from bertscope.gpus import sdpa_kernel
 from bertscope.render.columns import Column, answer_word, csv_only, fits_word, listed, number, values
-from bertscope.render.footer import not_generation, title, uncounted
+from bertscope.render.footer import not_generation, uncounted
 from bertscope.render.memory import CUDNN_NOTE, LORA_NOTE
 from bertscope.render.step import (
+    assumed,
     cost_columns,
-    kernel_word,
-    loop_words,
     needs,
     parts_csv,
     range_text,
@@ -20,7 +19,6 @@ from bertscope.render.step import (
     verdict_text,
     with_other_loop,
 )
-from bertscope.render.traffic import parallel_words
 from bertscope.render.views import Compared, Table, View, common_notes
 from bertscope.reports.memory import FitReport, FitRow
 from bertscope.reports.step import NO, UNCERTAIN, YES
@@ -60,18 +58,6 @@ def _strategy(row: FitRow) -> str:
     return "one process" if row.strategy == SINGLE else row.strategy
 
 
-def settings_text(report: FitReport, *words: str) -> str:
-    """Return the model with its head and attention, the words, and the settings of the run."""
-    return ", ".join((*parallel_words(report.run, 2, report.units), title(report), *settings(report, *words)))
-
-
-def settings(report: FitReport, *words: str) -> list[str]:
-    """Return the kernel, the words, and the settings of the run."""
-    run = report.run
-    kernel = kernel_word(report.subject.attention, run)
-    return [text for text in (kernel, *words, run.mode, *loop_words(run), run.device) if text]
-
-
 def best_row(report: FitReport, seq: int) -> FitRow:
     """Return the row of a length with the best answer: the largest batch, or the cheapest setting for a given batch."""
     rows = [row for row in report.rows if row.seq == seq]
@@ -104,7 +90,7 @@ def verdict(report: FitReport) -> str:
             f"{outcome} on {count_text(row.ranks)}{on}{_at(report, seq)} with "
             f"{_strategy(row)}, {way_of(row)}: batch {count_text(share)} each, {memory}"
         )
-        return f"{answer}; assumed: {settings_text(report)}"
+        return f"{answer}; assumed: {assumed(report)}"
     if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
         batch = f"{batch} ({count_text(row.batch * seq)} tokens)"
     where, way = f"{on}{_at(report, seq)}", f"{way_of(row)}: {memory}"
@@ -118,7 +104,7 @@ def verdict(report: FitReport) -> str:
         largest = count_text(row.largest_batch) if row.largest_batch else "none"
         answer = f"no: batch {batch} does not fit{where}, {largest} does; the closest setting is {way}"
     answer = with_other_loop(answer, report.run, row.cost)
-    return f"{answer}; assumed: {settings_text(report)}"
+    return f"{answer}; assumed: {assumed(report)}"
 
 
 def on_text(report: Any) -> str:
@@ -177,7 +163,7 @@ def notes(report: FitReport) -> Iterator[str]:
             "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting "
             "that needs the least memory"
         )
-    if report.batch_total is not None or parallel_words(report.run):
+    if report.batch_total is not None or report.run.parallelism.world_size > 1:
         yield "not counted: buffers of NCCL"
     if report.subject.lora and any(row.checkpointing != NONE for row in report.rows):
         yield LORA_NOTE
@@ -257,8 +243,8 @@ def _gpu_column(_: Sequence[FitReport]) -> list[Column]:
 
 def _compared_answer(reports: Sequence[FitReport]) -> str:
     asked, seqs = reports[0].asked_batch, ",".join(map(str, dict.fromkeys(row.seq for row in reports[0].rows)))
-    sizes = (f"batch {count_text(asked)}" if asked else "", "" if reports[0].length_given else f"sequence {seqs}")
-    return f"{common_verdict(reports)}; assumed: {settings_text(reports[0], *sizes)}"
+    words = (f"batch {count_text(asked)}" if asked else "", "" if reports[0].length_given else f"sequence {seqs}")
+    return f"{common_verdict(reports)}; assumed: {assumed(reports[0], *words)}"
 
 
 VIEW = View(

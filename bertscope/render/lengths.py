@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 
 from bertscope.render.columns import Column, answer_word, number, values
-from bertscope.render.footer import title
-from bertscope.render.step import PEAK, cost_columns, loop_words, time_notes
-from bertscope.render.traffic import parallel_words
+from bertscope.render.step import PEAK, assumed, cost_columns, time_notes
 from bertscope.render.views import Table, View
 from bertscope.reports.memory import LengthsReport, LengthsRow
 from bertscope.settings.generate import row_words
@@ -55,10 +53,8 @@ def verdict(report: LengthsReport) -> str:
         f"{flops_text(row.epoch_flops)}, {share_text(row.epoch_flops / fixed.epoch_flops)} of {_batching(fixed.name)}"
     )
     answer = f"{answer_word(row.answer)}: {answer}" if row.answer else answer
-    run = report.run
-    words = (*parallel_words(run, 2), title(report), run.mode, run.precision, *loop_words(run), run.device,
-             row_words("checkpointing", run.checkpointing))  # fmt: skip
-    return f"{answer}; assumed: {', '.join(words)}"
+    how = row_words("checkpointing", report.run.checkpointing)
+    return f"{answer}; assumed: {assumed(report, report.run.precision)}, {how}"
 
 
 def notes(report: LengthsReport) -> Iterator[str]:

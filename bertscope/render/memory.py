@@ -9,13 +9,13 @@ from typing import Any
 from bertscope.errors import named, one_line
 from bertscope.render.columns import Column, csv_only, fits_word, in_phase, listed, values
 from bertscope.render.console import PARTS, Target, wrapped
-from bertscope.render.footer import not_generation, title, uncounted
+from bertscope.render.footer import not_generation, uncounted
 from bertscope.render.step import (
     PEAK,
     VERBOSE,
+    assumed,
     by_verdict,
     cost_columns,
-    kernel_word,
     needs,
     part_columns,
     part_name,
@@ -24,13 +24,13 @@ from bertscope.render.step import (
     place_of,
     range_text,
     run_text,
+    sizes,
     strategy_name,
     time_notes,
     variant_name,
     with_other_loop,
 )
 from bertscope.render.traffic import (
-    parallel_words,
     rank_tables,
     ranks_notes,
     traffic_notes,
@@ -93,9 +93,7 @@ def _bar(memory: Memory, highest: int, width: int) -> str:
 def verdict(report: MemoryReport) -> str:
     """Return the peak of each variant and its moment in a sentence, with the settings that it assumes."""
     known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
-    kernel = kernel_word(report.subject.attention, report.run)
-    words = run_text(report.run, inputs_given=report.inputs_given)
-    settings = [*parallel_words(report.run, len(report.ranks), report.units), title(report), kernel, words]
+    settings = [assumed(report, *sizes(report.run, report.inputs_given), groups=len(report.ranks))]
     is_estimated = all(memory.obtained == "estimated" for _, memory in known)
     if is_estimated and report.run.device == CPU and report.run.compute_precision in (BF16.name, FP16.name):
         settings.append("in 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX")
@@ -109,32 +107,32 @@ def verdict(report: MemoryReport) -> str:
         answer = f"{fits}; {answer}" if is_several else f"{fits}: {answer}"
     for _, memory in known[:1]:
         answer = with_other_loop(answer, report.run, memory.cost) if memory.obtained == "estimated" else answer
-    return f"{answer}; assumed: {', '.join(filter(None, settings))}"
+    return f"{answer}; assumed: {', '.join(settings)}"
 
 
 def _peaks(report: MemoryReport) -> str:
     """Return the peak of one variant with its moment, or of several the peaks of two or the lowest one."""
     known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
-    sizes = [memory.cost.peak_bytes for _, memory in known]
+    peaks = [memory.cost.peak_bytes for _, memory in known]
     if not known:
         return "nothing was measured"
     if len(report.variants) == 1:
         return needs(known[0][1].cost, place_of(known[0][1].peak))
-    if len(known) > 1 and max(sizes) == min(sizes):
+    if len(known) > 1 and max(peaks) == min(peaks):
         places = listed(dict.fromkeys(in_phase(memory.peak.phase) for _, memory in known))
-        return f"each of {len(sizes)} peaks is {bytes_text(sizes[0])}, {places}"
+        return f"each of {len(peaks)} peaks is {bytes_text(peaks[0])}, {places}"
     if len(known) > 2:  # the table has the others
-        known = [known[sizes.index(min(sizes))]]
+        known = [known[peaks.index(min(peaks))]]
     names = [_name(variant) for variant, _ in known]
     first = next((name for name in names if name != NONE), "")  # the word stands once
-    peaks = [
+    words = [
         bytes_text(memory.cost.peak_bytes)
         + (" without " if name == NONE else " with ")
         + ("checkpointing" if name == NONE else f"checkpointing {name}" if name == first else name)
         for name, (_, memory) in zip(names, known, strict=True)
     ]
-    found = ", ".join(peaks)
-    return f"the lowest of {len(sizes)} peaks is {found}" if len(sizes) > 2 else f"the peak is {found}"
+    found = ", ".join(words)
+    return f"the lowest of {len(peaks)} peaks is {found}" if len(peaks) > 2 else f"the peak is {found}"
 
 
 def _fits(report: MemoryReport) -> str:

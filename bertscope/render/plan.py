@@ -11,9 +11,7 @@ from typing import Any
 from bertscope.errors import named
 from bertscope.render.columns import Column, csv_only, values
 from bertscope.render.fit import on_text
-from bertscope.render.footer import title
-from bertscope.render.step import cost_columns, kernel_word, loop_words, needs, parts_csv, time_notes
-from bertscope.render.traffic import parallel_words
+from bertscope.render.step import assumed, cost_columns, needs, parts_csv, time_notes
 from bertscope.render.views import Table, View
 from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ATTENTION
@@ -109,16 +107,8 @@ def verdict(report: PlanReport) -> str:
         answer = f"{yes}: nothing needs to be recomputed; {sized}"
     else:
         answer = f"{yes}: {label(row)}, and recompute the rest, {share(row)} of the layers' FLOPs; {sized}"
-    return f"{answer}; assumed: {', '.join(_settings(report))}"
-
-
-def _settings(report: PlanReport) -> Iterator[str]:
-    run = report.run
-    yield from parallel_words(run, 2, report.units)
-    yield title(report)
-    words = kernel_word(report.subject.attention, run), run.mode
-    yield from filter(None, (*words, run.precision, *loop_words(run), run.device))
-    yield "the least time of a step, by the calibration" if report.objective == TIME else "the fewest recompute FLOPs"
+    order = "the least time of a step, by the calibration" if report.objective == TIME else "the fewest recompute FLOPs"
+    return f"{answer}; assumed: {assumed(report, report.run.precision)}, {order}"
 
 
 def columns(report: PlanReport) -> list[Column]:

@@ -13,6 +13,7 @@ from typing import Any
 from bertscope.errors import one_line
 from bertscope.render.columns import Column, answer_word, csv_only, in_phase, number, row_phase, values
 from bertscope.render.console import PARTS
+from bertscope.render.footer import title
 from bertscope.reports.memory import Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, PhasePeak, StepCost, TimeRange
 from bertscope.settings.generate import changed, row_words
@@ -261,16 +262,32 @@ def part_name(part: str) -> str:
 
 def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = True) -> str:
     """Return `training, batch 8, sequence 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
-    sizes = [] if inputs_given else [f"batch {run.batch}", f"sequence {run.seq}"]
-    dtypes = ["the dtypes of its parameters" if run.precision == STORED else run.precision] if precision else []
-    return ", ".join([run.mode, *sizes, *dtypes, *loop_words(run), run.device])
+    return ", ".join([run.mode, *sizes(run, inputs_given, precision=precision), *loop_words(run), run.device])
 
 
-def kernel_word(attention: str | None, run: RunConfig) -> str:
-    """Return the attention kernel of a run on CUDA in words, nothing on a CPU and for eager attention."""
-    if attention != "sdpa" or run.device != CUDA:
-        return ""
-    return f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" else "the kernel that torch chooses"
+def sizes(run: RunConfig, inputs_given: bool, *, precision: bool = True) -> list[str]:
+    """Return the batch, the length and the precision of a run in words."""
+    found = [] if inputs_given else [f"batch {run.batch}", f"sequence {run.seq}"]
+    return [*found, *["the dtypes of its parameters" if run.precision == STORED else run.precision] * precision]
+
+
+def assumed(report: Any, *words: str, groups: int = 2) -> str:
+    """Return what an answer assumes: ranks, the model, the kernel of attention, and the run with these words.
+
+    `groups` is the number of kinds of ranks, which decides if the report is of one of them.
+    """
+    run, kernel, ranks = report.run, "", []
+    if report.subject.attention == "sdpa" and run.device == CUDA:
+        kernel = f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" else "the kernel that torch chooses"
+    if (own := run.parallelism).world_size > 1:
+        which = f"each of {own.mesh} ranks" if groups == 1 else f"rank {own.rank} of {own.mesh}"
+        ranks = [f"{own.strategy}, {which}"]
+        ranks += [f"units {report.units}"] if getattr(report, "units", "") else []
+        ranks += [f"parameters gathered in {own.param_dtype}"] if own.param_dtype else []
+        if run.accumulate > 1 and own.row.reduces:
+            ranks.append(f"gradients reduced in {'each' if own.sync_each_batch else 'the last'} micro-batch")
+    parts = (*ranks, title(report), kernel, run.mode, *words, *loop_words(run), run.device)
+    return ", ".join(filter(None, parts))
 
 
 # Settings that other texts name.

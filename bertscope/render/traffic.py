@@ -10,30 +10,10 @@ from bertscope.errors import named
 from bertscope.render.columns import Column, in_phase, row_phase
 from bertscope.render.step import cost_columns, phase_columns, variant_name
 from bertscope.reports.memory import REDUCE_SCATTER, MemoryReport, RankRow, TrafficRow, Variant
-from bertscope.settings.run_config import RunConfig
 from bertscope.units import bytes_text, count_text
 
 _Key = tuple[str, str, str, int]  # phase, collective, path, ranks
 _Row = tuple[_Key, list[TrafficRow | None]]
-
-
-def parallel_words(run: RunConfig, groups: int = 1, units: str = "") -> list[str]:
-    """Return the strategy of a run, its ranks and its units in words, nothing for one process."""
-    given = run.parallelism
-    if given.world_size == 1:
-        return []
-    words = {
-        f"{given.strategy}, {'each' if groups == 1 else f'rank {given.rank}'} of {given.mesh}"
-        f"{' ranks' if groups == 1 else ''}": True,
-        f"units {units}": units,
-        f"parameters gathered in {given.param_dtype}": given.param_dtype,
-        (
-            "gradients reduced in each micro-batch"
-            if given.sync_each_batch
-            else "gradients reduced in the last micro-batch"
-        ): run.accumulate > 1 and given.row.reduces,
-    }
-    return [text for text, is_set in words.items() if is_set]
 
 
 def traffic_notes(report: MemoryReport) -> Iterator[str]:

@@ -16,22 +16,21 @@ from bertscope.render.console import PARTS, Target, variable
 from bertscope.render.diagram import inline_svg, mermaid, width_points
 from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
-from bertscope.render.fit import settings
 from bertscope.render.footer import footer, subtitle, title
 from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, variants_table
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import filled, markup
 from bertscope.render.plan import plan_svg
-from bertscope.render.step import part_name, range_text, run_text
+from bertscope.render.step import assumed, needs, part_name, run_text
 from bertscope.render.timeline.timeline import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.memory import FitReport, Memory, Variant
+from bertscope.reports.memory import FitReport, Memory
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.reports.plan import PlanReport
-from bertscope.reports.step import NO, YES
+from bertscope.reports.step import YES
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
 from bertscope.units import bytes_text, count_text, flops_text, html_text
@@ -132,33 +131,29 @@ def verdict(model: ModelPart) -> dict[str, Any]:
     """Return the answer for the step of the page, the memory of each variant, and what was assumed."""
     first, fit, asked = model.memory.variants[0], model.fit, model.asked
     peak = bytes_text(first.memory.cost.peak_bytes) if first.memory else "--"
-    sentences, rows = [_needs(model, first, peak)], []
+    size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
+    cost, sentences, rows = first.cost, [], []
     known = [variant.memory.cost.peak_bytes for variant in model.memory.variants if variant.memory]
     has_no_effect = any(size >= known[0] for size in known[1:])
     if has_no_effect:
         rows.append((_sentence("checkpointing"), list(conclusions(model.memory))))
     if asked is None or fit is None:
         answer, heading = "unasked", f"Peak {peak}"
-        assumed = [subtitle(model.memory), run_text(model.memory.run)]
+        settings = [subtitle(model.memory), run_text(model.memory.run)]
     else:
         wanted = model.memory.run.precision, first.checkpointing
         row = next(row for row in asked.rows if (row.precision, row.checkpointing) == wanted)
-        answer, heading = row.answer, f"{_sentence(fits_word(row.answer))} {place(fit)}"
-        if row.answer == NO and (lacking := row.cost.shortfall):
-            sentences.append(f"It is short by {range_text(lacking.low_bytes, lacking.high_bytes)}.")
+        cost, answer, heading = row.cost, row.answer, f"{_sentence(fits_word(row.answer))} {place(fit)}"
         if row.answer != YES and (others := [fit_words.way_of(other) for other in asked.rows if other.answer == YES]):
             sentences.append(f"This batch fits with {'; '.join(others)}.")
-        largest = "; ".join(
-            (
-                f"{count_text(found.batch)} with {fit_words.way_of(found)}"
-                if found.fits
-                else f"none with {fit_words.way_of(found)}"
-            )
-            for found in fit.rows
+        largest = (
+            f"{count_text(found.batch) if found.fits else 'none'} with {fit_words.way_of(found)}" for found in fit.rows
         )
-        rows.insert(0, ("Largest batch", [largest]))
-        assumed = [subtitle(fit), *settings(fit)]
-    rows.append(("Assumed", [", ".join(assumed)]))
+        rows.insert(0, ("Largest batch", ["; ".join(largest)]))
+        settings = [assumed(fit)]
+    rows.append(("Assumed", [", ".join(settings)]))
+    way = fit_words.way(model.memory.run.precision, first.checkpointing)
+    sentences.insert(0, f"{size}, {way}: {'nothing was estimated' if cost is None else needs(cost)}.")
     return {
         "answer": answer,
         "heading": heading,
@@ -167,19 +162,6 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         "first_rows": rows[:-1] if has_no_effect else [],  # what equal bars do not show comes before them
         "rows": rows[-1:] if has_no_effect else rows,
     }
-
-
-def _needs(model: ModelPart, variant: Variant, peak: str) -> str:
-    size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
-    text = f"{size}, {fit_words.way(model.memory.run.precision, variant.checkpointing)}: peak {peak}"
-    if variant.cost is None or variant.cost.reserved_bytes is None:
-        return f"{text}."
-    reserved = variant.cost.reserved_bytes
-    text = f"{text} (tensors), reserved {bytes_text(reserved)} (allocator)"
-    if model.fit is None:
-        return f"{text}."
-    context = model.fit.rows[0].cost.context.high_bytes
-    return f"{text}, on the GPU {bytes_text(reserved + context)} (with the context of CUDA)."
 
 
 def _sentence(text: str) -> str:
