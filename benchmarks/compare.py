@@ -74,17 +74,71 @@ class Moved(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Intended differences: patterns of the command and of the whole path, old or new, and the reason."""
+    """Intended differences: patterns of the command and of the whole path, old or new, and the reason.
+
+    `kind` is one of changed, new and gone; empty for all.
+    """
 
     command: str
     path: str
     why: str
+    kind: str = ""
 
 
-MOVED: list[Moved] = []
+_STEP = r"(.*\.(?:estimated|measured|memory))"  # a Memory
+_ROW = r"(.*\.(?:rows|table|front)\.\d+|.*\.cheaper)"  # a row of fit, plan, lengths, sweep and run --fit
+_PHASE = r"(out\.data\.phases\.\d+)"  # of run
+_POINT = r"(.*data(?:\.\d+)?(?:\.rows\.\d+)?)"  # of a sweep, in its file or its report
+MOVED: list[Moved] = [
+    Moved("", _STEP + r"\.kept_bytes", r"\1.cost.saved_bytes"),
+    Moved("", _STEP + r"\.other_loop_bytes", r"\1.cost.other_loop_bytes"),
+    Moved("", r"(.*\.points\.\d+)\.peak_bytes", r"\1.own_bytes"),
+    Moved("^run", r"(out\.data\.evaluation)\.peak_bytes", r"\1.highest_bytes"),
+    Moved("", r"(.*)\.device\.allocated_bytes", r"\1.cost.max_allocated_bytes"),
+    Moved("", r"(.*)\.device\.(workspace_bytes|reserved_loaded_bytes)", r"\1.cost.\2"),
+    Moved("", r"(.*)\.device\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
+    Moved("", r"(.*)\.device\.card_bytes", r"\1.cost.gpu_bytes"),
+    Moved("", r"(.*)\.device\.(context|allocated)_(low|high)_bytes", r"\1.cost.\2.\3_bytes"),
+    Moved("", r"(.*\.variants\.\d+)\.answer", r"\1.estimated.cost.verdict"),
+    Moved("", r"(.*\.variants\.\d+)\.(predicted|time_range|epoch)(.*)", r"\1.estimated.\2\3"),
+    Moved("", _ROW + r"\.(predicted|time_range|epoch)(.*)", r"\1.cost.\2\3"),
+    Moved("", r"(.*\.estimated)\.(predicted|time_range|epoch)(.*)", r"\1.cost.\2\3"),
+    Moved("", r"(.*\.cost)\.predicted\.seconds", r"\1.time.step.low_seconds"),
+    Moved("", r"(.*\.cost)\.predicted\.(.*)", r"\1.time.\2"),
+    Moved("", r"(.*\.cost)\.time_range\.(.*)", r"\1.time.step.\2"),
+    Moved("", r"(.*\.cost)\.epoch\.(.*)", r"\1.time.epoch.\2"),
+    Moved("^(?!sweep)", _ROW + r"\.(?:peak|worst)_bytes", r"\1.cost.peak.peak_bytes"),
+    Moved("^(?!sweep)", _ROW + r"\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
+    Moved("^(?!sweep)", _ROW + r"\.card_bytes", r"\1.cost.gpu_bytes"),
+    Moved("^(?!sweep)", _ROW + r"\.answer", r"\1.cost.verdict"),
+    Moved("", _ROW + r"\.step_flops", r"\1.cost.step_flops"),
+    Moved("", _ROW + r"\.flops_again", r"\1.cost.recompute_flops"),
+    Moved("", _ROW + r"\.share_again", r"\1.recompute_share"),
+    Moved("", _ROW + r"\.other_loop_bytes", r"\1.cost.other_loop_bytes", lambda more, row: more + row["peak_bytes"]),
+    Moved(
+        "",
+        r"(out\.data|.*\.fit|.*\.asked|.*\.reports\.\d+)\.context_(low|high)_bytes",
+        r"\1.rows.0.cost.context.\2_bytes",
+    ),
+    Moved("", r"(out\.data|.*\.fit|.*\.asked|.*\.reports\.\d+)\.margin", r"\1.rows.0.cost.margin"),
+    Moved("^run", _PHASE + r"\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
+    Moved("^run", _PHASE + r"\.(peak_bytes|phase|path|operator|parts.*)", r"\1.cost.peak.\2"),
+    Moved("sweep", _POINT + r"\.(peak_bytes|parts\..*)", r"\1.cost.peak.\2"),
+    Moved("sweep", _POINT + r"\.saved_bytes", r"\1.cost.saved_bytes"),
+    Moved("sweep", _POINT + r"\.reserved_bytes", r"\1.cost.reserved.low_bytes"),
+    Moved(
+        "sweep",
+        _POINT + r"\.card_bytes",
+        r"\1.cost.gpu_bytes",
+        lambda size, row: row["peak_bytes"] if size is None else size,
+    ),
+    Moved("sweep", _POINT + r"\.flops", r"\1.cost.step_flops"),
+    Moved("sweep", _POINT + r"\.fits", r"\1.cost.verdict", lambda fits, _: fits or ""),
+]
 # The names of settings that left, and of those of ranks.
 _LEFT, _OF_RANKS = "amsgrad|implementation|max_split_size_mb", "reduce_dtype|bucket_cap_mb|gradient_as_bucket_view"
 _TIMES = "measured"
+_COST = "every row on a step has one StepCost"
 EXPECTED: list[Expected] = [
     Expected(r"--(amsgrad|max-split-size-mb|reduce-dtype|bucket-cap-mb|gradient-as-bucket-view)|"
              r"^(estimate|fit|flops) .*--implementation", r".*", "the option left: exit code 2"),
@@ -92,7 +146,18 @@ EXPECTED: list[Expected] = [
     Expected("sweep", rf".*\.point\.({_LEFT}|{_OF_RANKS})", "the setting left"),
     Expected("schema", rf".*\$defs\.(RunConfig|Parallelism)\.(required\.\d+|properties\.({_LEFT}|{_OF_RANKS})\..*)",
              "the setting left"),
-    Expected("", r".*\.schema|.*\.properties\.schema\.const|.*\.\$id", "schema 4"),
+    Expected("", r".*\.schema|.*\.properties\.schema\.const|.*\.\$id", "schema 5"),
+    Expected("", r".*\.cost\..*|.*\.cost", _COST, "new"),
+    Expected("", r".*\.(predicted|time_range|epoch|fits|extra_flops|overhead_bytes|device|recompute_flops|answer|parts"
+             r"|(peak|card|reserved|saved)_bytes|flops)", _COST, "gone"),
+    Expected("--attention eager", r".*\.cost\.(reserved\.low_bytes|gpu_bytes)", "estimate says the bytes of fit"),
+    Expected("^fit .*--gpu t4,a10 ", r"out\.numbers", "the table of several GPUs has the columns of fit"),
+    Expected("fit", r".*\.cost\.reserved\.low_bytes", "a CPU has no caching allocator", "gone"),
+    Expected("^sweep ", r".*\.cost\..*", _COST, "gone"),  # of a point without numbers
+    Expected("^sweep cards", r".*\.cost\.gpu_bytes", "a context that is given is the one of the answer, as in fit"),
+    Expected("^sweep .*markdown", r"out\.numbers", _COST),
+    Expected("^schema", r".*", _COST),
+    Expected("csv", r"out\.numbers", _COST),
     Expected("--calibration|^schema (calibration|config|comparison|fit|flops|memory|report|plan|sweep|tree|why)$",
              r".*", "a calibration is what profile --save writes; a card has no measured workspaces"),
     Expected("", r".*\bcard\.workspace_(forward|backward)_bytes|.*\$defs\.Gpu\..*",
@@ -317,14 +382,14 @@ def compare(before: Path, after: Path, show: str | None) -> int:
             a, b = one.get(path, "nothing"), other.get(path, "nothing")
             if repr(a) == repr(b):  # True is not 1
                 continue
-            rows = (row for row in EXPECTED if re.search(row.command, command))
+            kind = "changed" if path in one and path in other else "gone" if path in one else "new"
+            rows = (row for row in EXPECTED if re.search(row.command, command) and row.kind in ("", kind))
             why = next((row.why for row in rows if re.fullmatch(row.path, path)), None)
             if why is not None:
                 counts[f"differences as expected: {why}"] += 1
             elif path.endswith(".words"):
                 counts["texts with other words"] += 1
             else:
-                kind = "changed" if path in one and path in other else "gone" if path in one else "new"
                 group = kind + "  " + re.sub(r"\.\d+\b", ".*", path)
                 groups[group].append((command, difference(a, b)))
     for group, found in sorted(groups.items(), key=lambda item: -len(item[1]))[:LISTED]:

@@ -80,11 +80,9 @@ def errors(row: dict[str, str], model: str) -> tuple[float, float]:
     command = [sys.executable, "-m", "bertscope", "estimate", model, *row["options"].split(), "--gpu", "h200",
                "--no-calibration", "--format", "json"]  # fmt: skip
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603  rows of a file
-    device = json.loads(answer)["variants"][0]["estimated"]["device"]
-    allocated, reserved = (
-        device[f"{kind}_bytes"] / int(row[f"{kind} bytes"]) - 1 for kind in ("allocated", "reserved")
-    )
-    return allocated, reserved
+    cost = json.loads(answer)["variants"][0]["estimated"]["cost"]
+    allocated = cost["max_allocated_bytes"] / int(row["allocated bytes"]) - 1
+    return allocated, cost["reserved"]["low_bytes"] / int(row["reserved bytes"]) - 1
 
 
 def main() -> None:

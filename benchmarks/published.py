@@ -40,8 +40,8 @@ from bertscope.analyses.memory.step_time import PUBLISHED_RANGE, data_sheet_boun
 from bertscope.analyses.memory.steps import Steps, estimate_report
 from bertscope.analyses.memory.trace import MemoryTrace
 from bertscope.analyses.modules import repeat
-from bertscope.gpus import find_gpu
-from bertscope.reports.memory import NO, UNCERTAIN, YES, Gpu
+from bertscope.gpus import Gpu, find_gpu
+from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.run_config import STORED, RunConfig
@@ -145,7 +145,7 @@ class Published:
     def shown_bytes(self) -> tuple[int, int]:
         """Return the bytes of the tensors with the lower context, and those that `fit` reserves with the upper one."""
         row, room = self._fitter().row(self.run_config, self.batch), self._overhead
-        return row.peak_bytes + room.lowest_bytes, row.card_bytes
+        return row.peak_bytes + room.lowest_bytes, row.cost.gpu_bytes
 
 
 @cache
@@ -425,7 +425,7 @@ def seconds(rows: Sequence[Published]) -> Iterator[str]:
 def _data_sheet(row: Published) -> float | None:
     source = load(row.model, architecture=row.architecture, attention=row.attention)
     (variant,) = estimate_report(source, [row.run_config]).variants
-    return data_sheet_bound(source, row.run_config, variant.memory.kept_bytes, row.card)
+    return data_sheet_bound(source, row.run_config, variant.memory.cost.saved_bytes, row.card)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_flops_are_the_known_number(cli):
 @pytest.mark.parametrize(("checkpointing", "kept"), [("none", 2955268), ("full", 339844), ("selective", 1781636)])
 def test_estimates_are_the_known_numbers(cli, checkpointing, kept):
     (variant,) = cli("estimate", *RUN, "--checkpointing", checkpointing).json["variants"]
-    assert variant["estimated"]["kept_bytes"] == kept
+    assert variant["estimated"]["cost"]["saved_bytes"] == kept
     assert [phase["peak_bytes"] for phase in variant["estimated"]["phases"]][-1] == 101309092
 
 
@@ -80,7 +80,7 @@ def test_reentrant_checkpointing_is_measured_as_estimated(cli):
 def test_fit_finds_the_known_batch(cli):
     options = ("--budget", "1GiB", "--seq", "128", "--precision", "fp32", "--checkpointing", "none", "--format", "json")
     (row,) = cli("fit", "bert-tiny", *options).json["rows"]
-    assert (row["batch"], row["peak_bytes"]) == (282, 1071400092)
+    assert (row["batch"], row["cost"]["peak"]["peak_bytes"]) == (282, 1071400092)
 
 
 def test_the_sums_of_explain_are_what_the_modules_have(cli):

@@ -592,6 +592,22 @@ def test_a_public_name_is_defined_once():
     assert twice - OF_QUESTIONS - OF_VIEWS == {"assert_params", "main"}  # a fixture; programs
 
 
+def test_a_field_of_the_cost_of_a_step_is_a_field_of_no_other_record():
+    """Every row on a step has a StepCost, so that its numbers have one name and one meaning."""
+    records: dict[str, set[str]] = {}
+    for module in MODULES.values():
+        if module.room == "reports":
+            for node in module.tree.body:
+                if isinstance(node, ast.ClassDef) and any(
+                    "dataclass" in ast.unparse(one) for one in node.decorator_list
+                ):
+                    own = {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
+                    records[node.name] = own
+    cost = records.pop("StepCost")
+    assert {"peak", "reserved", "gpu_bytes", "limit_bytes", "shortfall", "verdict"} <= cost
+    assert {name: shared for name, own in records.items() if (shared := own & cost)} == {}
+
+
 def test_a_function_that_a_string_names_exists():
     named = [node.value for module in MODULES.values() for node in ast.walk(module.tree)
              if isinstance(node, ast.Constant) and re.fullmatch(r"bertscope(\.\w+)+:\w+", str(node.value))]  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import speed
 from bertscope.analyses.memory.steps import estimate_report
 from bertscope.errors import BertscopeWarning
-from bertscope.reports.memory import NO, YES
+from bertscope.reports.step import NO, YES
 from bertscope.sources.find import find
 from tests.conftest import ROOT, run_python
 

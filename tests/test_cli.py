@@ -346,7 +346,7 @@ def test_every_command_that_gives_data_speaks_four_formats(cli, command, tmp_pat
         result = cli(command, *TABLES[command], "--format", fmt, "--output", path)
         assert (result.code, result.out) == (0, ""), result.err
         shown[fmt] = path.read_text()
-    assert json.loads(shown["json"])["schema"] == 4
+    assert json.loads(shown["json"])["schema"] == 5
     widths = {len(record) for record in csv.reader(io.StringIO(shown["csv"]))}
     assert len(widths) == 1
     assert "| --- |" in shown["markdown"] or "---: |" in shown["markdown"]

@@ -192,7 +192,7 @@ def test_packed_attention_has_the_peak_of_the_valid_tokens(tmp_path):
                            precision="bf16", device="cuda", padding=share)
         for share in (0.0, 0.7)
     )  # fmt: skip
-    assert padded.variants[0].estimated.kept_bytes < full.variants[0].estimated.kept_bytes
+    assert padded.variants[0].estimated.cost.saved_bytes < full.variants[0].estimated.cost.saved_bytes
 
 
 def test_a_run_of_the_built_in_bert_has_no_flash_attention_and_names_what_it_has(tmp_path):

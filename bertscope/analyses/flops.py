@@ -343,7 +343,6 @@ def sweep_point(found: FlopsReport) -> SweepPoint:
         seq=found.seq or 0,
         forward_flops=row.forward.matmul_flops,
         backward_flops=row.backward.matmul_flops,
-        recompute_flops=row.recompute.matmul_flops,
         total_flops=row.total.matmul_flops,
     )
 

@@ -35,7 +35,6 @@ from bertscope.errors import SelectionError, name_of
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.progress import expect
 from bertscope.reports.base import Note
-from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow, MemoryReport, Variant
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
@@ -438,13 +437,11 @@ def _timed_epoch(row: LengthsRow, steps: LengthSteps, timer: Timer) -> LengthsRo
     mean = steps.data.tokens / steps.data.total / (1 - row.padding)
     seq = min(steps.traced, key=lambda traced: abs(traced - mean))
     run = replace(steps.padded, batch=max(round(steps.data.total / row.batches), 1), seq=seq)
-    found = timer.times(run)
-    step, span = found["predicted"], found["time_range"]
-    low, high = (step.seconds, step.seconds) if step else (span.low_seconds, span.high_seconds) if span else (0.0, 0.0)
-    times = row.epoch_flops * run.accumulate / steps.fitter.steps.flops(run)
-    return replace(
-        row, **found | {"epoch": TimeRange(low_seconds=times * low, high_seconds=times * high) if high else None}
-    )
+    time = timer.time(run)
+    if time is not None:
+        steps_of_epoch = row.epoch_flops * run.accumulate / steps.fitter.steps.flops(run)
+        time = replace(time, epoch=time.step.times(steps_of_epoch))
+    return replace(row, cost=replace(row.cost, time=time))
 
 
 def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
@@ -471,7 +468,7 @@ def no_time_notes(
     limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow | PlanRow | LengthsRow]
 ) -> tuple[Note, ...]:
     """Return the note that says why no row has a time."""
-    if any(row.predicted or row.time_range for row in rows):
+    if any(row.cost and row.cost.time for row in rows):
         return ()
     if run_config.device != CUDA:
         return (Note(key="no_time_cpu"),)

@@ -87,14 +87,14 @@ def _compared(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu 
         for part in dict.fromkeys((*held, *sizes))
     )
     report = replace(report, parts=parts, subject=estimate.subject, run=run)
-    needed = max(memory.device.card_bytes if memory.device else memory.peak.peak_bytes for memory in memories[:1])
+    needed = memories[0].cost.gpu_bytes
     found = [*_kept(report, memories), *_beyond(report), *_fitting(report, source, run, card, needed)]
     return replace(report, findings=tuple(sorted(found, key=lambda finding: -finding.frees_bytes)))
 
 
 def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]:
     """Yield the findings of the file; what checkpointing frees is that of the estimates."""
-    peaks = [memory.peak.peak_bytes for memory in memories]
+    peaks = [memory.cost.peak_bytes for memory in memories]
     for finding in report.findings:
         if finding.key == "why_activations" and len(peaks) > 1:
             frees = max(peaks[0] - peaks[1], 0)

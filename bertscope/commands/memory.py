@@ -15,8 +15,8 @@ from bertscope.errors import SelectionError, SourceError
 from bertscope.render.plan import verdict
 from bertscope.render.plan_code import emitted
 from bertscope.render.sweep import ordered
-from bertscope.reports.memory import NO
 from bertscope.reports.run import RunFitReport
+from bertscope.reports.step import NO
 from bertscope.reports.sweep import COMPUTED, SweepReport, SweepRow
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import SWEPT
@@ -181,7 +181,7 @@ def plan(call: CommandLine) -> int:
     else:
         write(emitted(report, call.emit), call.output)
     if call.plot is not None:
-        from bertscope.render.plan_chart import plan_svg
+        from bertscope.render.plan import plan_svg
 
         write_file(call.plot, plan_svg(report))
         note(f"the plans are in {call.plot}")

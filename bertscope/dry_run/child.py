@@ -109,7 +109,8 @@ def record(
                 recorder.close()
                 if recorder.refusal:
                     raise NoRule(recorder.refusal)
-                found, trace = summary(recorder, limits, card, rows, asked.context_bytes, bool(failure), asked.folder)
+                found, trace = summary(recorder, limits, card, rows, asked.context_bytes, asked.budget_bytes,
+                                       bool(failure), asked.folder)  # fmt: skip
                 if asked.wants_snapshot and trace is not None:
                     found["snapshot"] = base64.b64encode(snapshot(trace)).decode()
                 return found | {"failure": failure, "assumed": tuple(assumed), "remarks": tuple(card.remarks)}

@@ -15,8 +15,9 @@ from bertscope.analyses.tracing.record import SETUP, Recorder, RunLog, RunPlace
 from bertscope.dry_run.device import FakeCard
 from bertscope.dry_run.limits import Evaluated, Limits
 from bertscope.gpus import CONTEXT_BYTES
-from bertscope.reports.memory import FORWARD, OPTIMIZER, DeviceTerms, Parts
+from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.torch_access import operator_name
 
 WORKSPACES = "workspaces"
@@ -145,7 +146,7 @@ def row_of(path: str, rows: Mapping[str, str]) -> str:
     return f"{rows.get(module, module)}.{name}"
 
 
-def phases(found: Recording, rows: Mapping[str, str]) -> tuple[RunPhase, ...]:
+def phases(found: Recording, rows: Mapping[str, str], context: ByteRange) -> tuple[RunPhase, ...]:
     """Return the peak of each phase of each step, in the order in which they began."""
     peaks, log = found.peaks(), found.log
     parts = found.parts_at(list(peaks.values()))
@@ -159,12 +160,15 @@ def phases(found: Recording, rows: Mapping[str, str]) -> tuple[RunPhase, ...]:
         event = log.events[moment]
         is_before = event.place[:2] != (step, phase)  # the peak is what the phase began with
         place = RunPlace(step, phase, "") if is_before else event.place
-        made.append(RunPhase(
-            step=0 if phase == SETUP else step + 1, phase=phase, peak_bytes=found.live[moment],
-            left_bytes=left[step, phase], reserved_bytes=reserved[step, phase], path=row_of(place.path, rows),
-            operator="" if is_before else found.operator(event.call),
-            line="" if is_before else found.line(event.call), parts=parts[moment],
-        ))  # fmt: skip
+        peak = PhasePeak(phase=phase, path=row_of(place.path, rows), peak_bytes=found.live[moment],
+                         parts=parts[moment], operator="" if is_before else found.operator(event.call))  # fmt: skip
+        most = max(reserved[step, phase], event.reserved_bytes)
+        cost = StepCost(
+            peak=peak, context=context, reserved=ByteRange(low_bytes=most, high_bytes=most) if most else None,
+            gpu_bytes=(most or peak.peak_bytes) + context.high_bytes,
+        )  # fmt: skip
+        made.append(RunPhase(step=0 if phase == SETUP else step + 1, cost=cost, left_bytes=left[step, phase],
+                             line="" if is_before else found.line(event.call)))  # fmt: skip
     return tuple(made)
 
 
@@ -184,7 +188,7 @@ def held(found: Recording, moment: int, rows: Mapping[str, str]) -> tuple[HeldRo
 def evaluation(found: Recording, limits: Limits) -> RunEvaluation | None:
     """Return the evaluation with the highest peak over all of its batches, of those that did not run whole."""
     known = [_evaluated(found, one, limits.calls) for one in limits.evaluations if one.total > one.ran]
-    return max((one for one in known if one is not None), key=lambda one: one.peak_bytes, default=None)
+    return max((one for one in known if one is not None), key=lambda one: one.highest_bytes, default=None)
 
 
 def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEvaluation | None:
@@ -211,12 +215,12 @@ def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEva
         is_joined |= is_late and rows in joined_rows
         live += change * one.total // one.ran if is_joined else change
         peak = max(peak, live)
-    return RunEvaluation(batches=one.total, ran=one.ran, added_bytes=added, peak_bytes=peak + added * more)
+    return RunEvaluation(batches=one.total, ran=one.ran, added_bytes=added, highest_bytes=peak + added * more)
 
 
 def summary(
     recorder: Recorder, limits: Limits, card: FakeCard, rows: Mapping[str, str], context_bytes: int | None,
-    is_full: bool, folder: str,
+    budget_bytes: int | None, is_full: bool, folder: str,
 ) -> tuple[dict[str, Any], MemoryTrace | None]:  # fmt: skip
     """Return the fields of the report that the log gives, and the trace of the step with the peak.
 
@@ -227,27 +231,37 @@ def summary(
     log = recorder.log
     start = log.refused[-1][2] if log.refused and not is_full else 0
     found = Recording(log, card.kind, start if start < len(log.events) else 0, folder)
-    shown = phases(found, rows)
-    top = max(range(found.start, len(found.live)), key=found.live.__getitem__)
-    step = log.events[top].place
-    trace = found.trace(step.step) if step.phase != SETUP else None
-    whole = None if trace is None else memory(trace, "estimated", rows)
-    more = evaluation(found, limits)
     low, high = (card.gpu.context_low_bytes, card.gpu.context_high_bytes) if card.gpu else CONTEXT_BYTES
     if context_bytes is not None:
         low = high = context_bytes
-    reserved = max(event.reserved_bytes for event in log.events[found.start :])
-    allocated = max(event.allocated_bytes for event in log.events[found.start :])
-    beyond = 0 if more is None else max(more.peak_bytes - found.live[top], 0)
-    workspaces = [block.size_bytes for block in log.blocks if block.part == WORKSPACES]
-    terms = DeviceTerms(
-        allocated_bytes=allocated + beyond, workspace_bytes=sum(workspaces), reserved_bytes=reserved + beyond,
-        card_bytes=reserved + beyond + high, context_low_bytes=low, context_high_bytes=high,
-    )  # fmt: skip
+    context = ByteRange(low_bytes=low, high_bytes=high)
+    shown = phases(found, rows, context)
+    top = max(range(found.start, len(found.live)), key=found.live.__getitem__)
+    step = log.events[top].place
+    trace = found.trace(step.step) if step.phase != SETUP else None
+    more = evaluation(found, limits)
+    beyond = 0 if more is None else max(more.highest_bytes - found.live[top], 0)
+    reserved = beyond + max(event.reserved_bytes for event in log.events[found.start :])
+    allocated = beyond + max(event.allocated_bytes for event in log.events[found.start :])
+    device: dict[str, Any] = {
+        "max_allocated_bytes": allocated, "context": context, "gpu_bytes": reserved + high,
+        "workspace_bytes": sum(block.size_bytes for block in log.blocks if block.part == WORKSPACES),
+        "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
+    }  # fmt: skip
+    refused = tuple(size for size, _, _ in log.refused)
+    highest = max(shown, key=lambda phase: (phase.peak_bytes, phase.step)).cost
+    limits_of: dict[str, Any] = {}
+    if budget_bytes is not None:
+        lacking = [max(reserved + size - budget_bytes, 0) for size in (low, high)]
+        if is_full and refused:
+            lacking = [refused[-1], max(refused[-1], lacking[1])]
+        limits_of = {"limit_bytes": budget_bytes,
+                     "shortfall": ByteRange(low_bytes=lacking[0], high_bytes=lacking[1])}  # fmt: skip
     fields = {
-        "updates": recorder.updates, "phases": shown, "held": held(found, top, rows), "device": terms,
-        "memory": None if whole is None else replace(whole, device=terms), "evaluation": more,
-        "refused_bytes": tuple(size for size, _, _ in log.refused),
+        "updates": recorder.updates, "phases": shown, "held": held(found, top, rows), "evaluation": more,
+        "cost": replace(highest, **device, **limits_of),
+        "memory": None if trace is None else memory(trace, "estimated", rows, **device),
+        "refused_bytes": refused,
         "refused_lines": tuple(short_line(line, folder) for _, line, _ in log.refused),
     }  # fmt: skip
     return fields, trace

@@ -20,8 +20,8 @@ from bertscope.processes.folders import OwnFolder
 from bertscope.processes.worker import ENDED, GARBLED, Worker
 from bertscope.progress import progress
 from bertscope.reports.json import typed
-from bertscope.reports.memory import YES
 from bertscope.reports.run import RunFit, RunFitReport, RunReport
+from bertscope.reports.step import YES
 
 _UNCONTAINED = (
     "what the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it all the "
@@ -133,20 +133,18 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
         if value not in rows:
             progress(f"running with {name} {value}")
             report = run(replace(asked, arguments=tuple(with_value(asked.arguments, name, value))))
-            device, peak = report.device, report.peak
-            rows[value] = RunFit(
-                value=value, answer=report.answer, peak_bytes=peak.peak_bytes if peak else 0,
-                card_bytes=device.card_bytes if device else 0,
-            )  # fmt: skip
+            if report.cost is None:
+                raise SelectionError(f"{os.path.basename(asked.script)} allocates nothing on a CUDA device")
+            rows[value] = RunFit(value=value, cost=report.cost)
         return rows[value].answer == YES
 
     least, most = (low, high + 1) if fits(low) else (low - 1, low)
     while most - least > 1:
         *_, one, two = (None, *(rows[value] for value in sorted(rows) if rows[value].answer == YES))
         value = min(least * 8, high)
-        if one is not None and two is not None and two.card_bytes > one.card_bytes:
-            slope = (two.card_bytes - one.card_bytes) / (two.value - one.value)
-            value = int(two.value + (budget_bytes - two.card_bytes) / slope)
+        if one is not None and two is not None and two.cost.gpu_bytes > one.cost.gpu_bytes:
+            slope = (two.cost.gpu_bytes - one.cost.gpu_bytes) / (two.value - one.value)
+            value = int(two.value + (budget_bytes - two.cost.gpu_bytes) / slope)
         if value >= most or value <= least + 1:  # the card's bytes grow in steps of 2 MiB
             value = (least + most) // 2 if most <= high else min(max(value, least + least // 32 + 1), high)
         least, most = (value, most) if fits(value) else (least, value)

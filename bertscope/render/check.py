@@ -1,5 +1,7 @@
 """The check report for people, for GitHub's annotations, as JUnit, and finding by finding as a table."""
 
+from typing import Any
+
 from bertscope.errors import one_line
 from bertscope.render.columns import Column, csv_only, values
 from bertscope.render.console import Target
@@ -78,8 +80,11 @@ def _xml(value: str) -> str:
     return html_text(one_line(value))
 
 
-def _columns(report: CheckReport) -> list[Column]:
-    return [
+_STATUS = {"passed": "ok", "failed": "FAILED", "error": "ERROR"}
+
+
+def _table(report: CheckReport, *_: Any) -> list[Table]:
+    columns = [
         Column("", lambda finding: _STATUS[finding.status], values("status")),
         Column("model", lambda finding: one_line(finding.model, limit=120), values("model")),
         Column("expectation", lambda finding: one_line(finding.key), values("key")),
@@ -89,17 +94,11 @@ def _columns(report: CheckReport) -> list[Column]:
         Column("difference", lambda finding: signed_text(finding.difference) if finding.difference else "",
                values("difference", "tolerance"), right=True,
                shown=any(finding.difference for finding in report.findings)),
-        Column("place", _place, values("path", "line"), below=1),
+        Column("place", lambda row: "" if row.status == "passed" else one_line(f"{row.path}:{row.line}"),
+               values("path", "line"), below=1),
         csv_only(values("message")),
     ]  # fmt: skip
-
-
-_STATUS = {"passed": "ok", "failed": "FAILED", "error": "ERROR"}
-
-
-def _place(finding: Finding) -> str:
-    """Return the file and line of what is wrong."""
-    return "" if finding.status == "passed" else one_line(f"{finding.path}:{finding.line}")
+    return [Table(columns, report.findings, lambda finding: finding.status != "passed")]
 
 
 def _value(value: int | str | None) -> str:
@@ -108,9 +107,7 @@ def _value(value: int | str | None) -> str:
     return count_text(value) if isinstance(value, int) else one_line(value)
 
 
-_FINDINGS = View(
-    tables=lambda report, target: [Table(_columns(report), report.findings, lambda finding: finding.status != "passed")]
-)
+_FINDINGS = View(tables=_table)
 csv = _FINDINGS.csv
 
 

@@ -34,7 +34,6 @@ def _title(report: CheckpointReport) -> str:
 
 
 def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
-    """Return the sums: parameters, dtypes, and the file's size to the last byte."""
     dtypes = ", ".join(
         (f"{count_text(row.params)} in {f'{row.dtype} of {row.packing}' if row.packing else row.dtype} "
 f"({bytes_text(row.bytes)})")
@@ -101,7 +100,6 @@ _VERIFY = (
 
 
 def _answer(report: VerifyReport) -> str:
-    """Return one sentence: the checkpoint holds the model, or it does not."""
     subject, stored = report.subject, one_line(report.stored.name, limit=120)
     adapters = f", LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
     model = f"{one_line(subject.name, limit=120)} ({subject.architecture}{adapters})"
@@ -118,7 +116,6 @@ def _answer(report: VerifyReport) -> str:
 
 
 def _wrong_text(status: str, count: int, prefix: str) -> str:
-    """Return how many tensors differ in one way."""
     if status == "prefix":
         return f"{count} names begin with {prefix} ({named('strip_prefix')} {prefix})"
     return f"{count} of another {status}" if status in ("shape", "dtype") else f"{count} {status}"

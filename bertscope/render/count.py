@@ -1,16 +1,16 @@
 """The count report as a table, CSV and Markdown."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from bertscope.render.columns import Column, copies_text, number, values
-from bertscope.render.console import Target
+from bertscope.errors import one_line
+from bertscope.render.columns import Column, copies_text, csv_only, number, values
 from bertscope.render.footer import footer, title
 from bertscope.render.tree import Line, tensor_columns
-from bertscope.render.views import Table, View
+from bertscope.render.views import Compared, Table, View, side_by_side
 from bertscope.reports.params import CountReport, CountRow, sum_of_rows
 from bertscope.units import bytes_text, count_text, shape_text, share_text
 
@@ -59,7 +59,6 @@ def _with_sums(report: CountReport) -> list[CountRow]:
 
 
 def _headline(report: CountReport) -> str:
-    """Return both totals in a sentence."""
     totals = report.totals
     if totals.layer_params == totals.distinct_params:
         return f"{count_text(totals.distinct_params)} parameters"
@@ -86,14 +85,55 @@ def _shapes(line: Line) -> str:
     )
 
 
-def _tables(report: CountReport, target: Target | None) -> list[Table]:
-    return [Table(*_table(report, _with_sums(report)), lambda line: line.row.parts or line.row.name == _TOTAL)]
+def _compared_totals(report: CountReport) -> Table:
+    return Table([
+        number("unique parameters", "distinct_params"),
+        number("sum over layers", "layer_params"),
+        number("trainable", "trainable_params", detail=not report.totals.frozen_params),
+        number("bytes", "param_bytes", bytes_text),
+    ], [report.totals])  # fmt: skip
+
+
+def _pivot(reports: Sequence[CountReport]) -> Table | None:
+    """Return the groups below each other, and a column for each model."""
+    if reports[0].by != "group":
+        return None
+
+    def quantity(title: str, params: Callable[[CountReport], int]) -> Column:
+        return Column(title, lambda report: count_text(params(report)) if params(report) else "--")
+
+    names = dict.fromkeys(row.name for report in reports for row in report.rows)
+    groups = [quantity(name, partial(_group_params, name)) for name in names]
+    sums = [quantity("sum over layers", lambda report: report.totals.layer_params),
+            quantity("unique parameters", lambda report: report.totals.distinct_params)]  # fmt: skip
+    titles = [one_line(report.subject.name, limit=40) for report in reports]
+    return side_by_side("group", [*groups, *sums], reports, titles, is_verbose=True)
+
+
+def _group_params(name: str, report: CountReport) -> int:
+    return sum(row.params for row in report.rows if row.name == name)
+
+
+def _group_records(report: CountReport) -> Table | None:
+    names = ("params", "distinct_params", "trainable_params", "bytes")
+    group = Column("group", lambda row: row.name, {"group": lambda row: row.name})
+    return Table([group, csv_only(values(*names))], report.rows) if report.by == "group" else None
+
+
+def _compared_notes(reports: Sequence[CountReport]) -> list[str]:
+    notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
+    if reports[0].by != "group":
+        notes.append(f"bytes: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
+    return notes
 
 
 VIEW = View(
     title=title,
     answer=_headline,
-    tables=_tables,
+    tables=lambda report, target: [
+        Table(*_table(report, _with_sums(report)), lambda line: line.row.parts or line.row.name == _TOTAL)
+    ],
     lines=lambda report, target: footer(report),
     records=lambda report: Table(*_table(report, report.rows)),  # `depth` 1 marks the parts of the row above
+    compared=Compared(table=_compared_totals, notes=_compared_notes, pivot=_pivot, records=_group_records),
 )

@@ -32,7 +32,6 @@ _TOTALS = (
 
 
 def _shapes(a: Shape, b: Shape) -> str:
-    """Return the shape of a parameter, or both of one that has changed."""
     return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
 
 
@@ -68,12 +67,10 @@ def notes(report: DiffReport) -> list[str]:
     ]
 
 
-def _title(report: DiffReport) -> str:
-    return f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})"
-
-
 VIEW = View(
-    title=_title,
+    title=lambda report: "\n".join(
+        f"{side}: {model.name} ({model.architecture})" for side, model in (("a", report.a), ("b", report.b))
+    ),
     tables=lambda report, target: parts(report),
     notes=lambda report, target: notes(report),
     shows_all_notes=True,

@@ -115,7 +115,6 @@ def sentence(step: Step) -> str:
 
 
 def _section(section: Section, target: Target) -> str:
-    """Return the title, the notes, and the points with their numbers."""
     notes = "".join(_wrapped(section_text(section, key), target) for key in section.notes)
     points = "".join(
         wrapped(f"{f'{number}.':>4} {_point(section, point)}", target, 5)
@@ -146,7 +145,6 @@ def _point(section: Section, point: Point) -> str:
 
 
 def _notes(report: ExplainReport) -> str:
-    """Return why there are no shapes."""
     return "".join(say(note.key, reason=shown(note.values["reason"])) for note in report.notes)
 
 
@@ -192,7 +190,6 @@ def _group(name: str) -> str:
 
 
 def _columns() -> list[Column]:
-    """Return the columns of Markdown and CSV."""
     return [
         Column("#", lambda step: str(step.number), values("number"), right=True),
         Column(say("explain_step"), lambda step: step.name + _marks(step), {"step": lambda step: step.name}),

@@ -1,38 +1,37 @@
 """The fit report as a table, CSV and Markdown."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bertscope.errors import named
 from bertscope.gpus import sdpa_kernel
-from bertscope.render.columns import Column, answer_word, csv_only, fits_word, listed, number, optional, values
-from bertscope.render.footer import not_generation, title, uncounted
-from bertscope.render.memory import (
-    CUDNN_NOTE,
-    LORA_NOTE,
-    needed_text,
-    range_columns,
+from bertscope.render.columns import Column, answer_word, csv_only, fits_word, listed, number, values
+from bertscope.render.footer import not_generation, uncounted
+from bertscope.render.memory import CUDNN_NOTE, LORA_NOTE
+from bertscope.render.step import (
+    assumed,
+    cost_columns,
+    needs,
+    parts_csv,
     range_text,
+    strategy_name,
     time_notes,
+    verdict_text,
     with_other_loop,
-    with_time,
 )
-from bertscope.render.timeline.panels import kernel_word, loop_words, strategy_name
-from bertscope.render.traffic import parallel_words
-from bertscope.render.views import Table, View
-from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, LengthsRow
-from bertscope.reports.plan import PlanRow
+from bertscope.render.views import Compared, Table, View, common_notes
+from bertscope.reports.memory import FitReport, FitRow
+from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.parallelism import SINGLE
-from bertscope.settings.run_config import CPU, INFERENCE, STORED
-from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, share_text
+from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED
+from bertscope.units import BF16, FP16, bytes_text, count_text
 
 
 def columns(report: FitReport) -> list[Column]:
     """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
-    by_ranks, on_gpu = report.batch_total is not None, _is_on_gpu(report)
-    searched = report.asked_batch is None and not by_ranks
-    batch = "batch each" if by_ranks else ("batch" if searched else "fits")
+    by_ranks, on_gpu = report.batch_total is not None, report.run.device == CUDA
+    searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
     return [
         number("GPUs", "ranks", shown=by_ranks),
         Column("strategy", lambda row: _strategy(row), values("strategy"), shown=by_ranks),
@@ -42,83 +41,21 @@ def columns(report: FitReport) -> list[Column]:
         Column("precision", lambda row: row.precision, values("precision"), shown=not by_ranks),
         Column("checkpointing", lambda row: strategy_name(row.checkpointing), values("checkpointing"),
                shown=not by_ranks),
-        Column(batch, lambda row: count_text(row.batch) if row.fits and not report.asked_batch else
-               answer_text(report, row), values("batch", "fits", "answer", "largest_batch"),
-               right=report.asked_batch is None),
+        number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
+        csv_only(values("largest_batch")),
         number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
-        number("peak", "peak_bytes", bytes_text),
-        number("reserved", "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
-        number("on the card", "card_bytes", bytes_text, shown=on_gpu),
+        *cost_columns(report.rows, without=["fits"] * (report.asked_batch is None and are_all)),
+        parts_csv(lambda row: row.cost.peak),
         Column("peak of batch + 1", lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
                values("next_peak_bytes"), right=True, detail=True, shown=searched and not on_gpu),
         Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
                detail=report.run.mode != INFERENCE, shown=searched),
-        number("step FLOPs", "step_flops", flops_text, detail=True),
-        Column("more FLOPs", lambda row: f"{100 * row.extra_flops:+.1f} %", right=True,
-               detail=on_gpu),
-        *time_columns(report.rows),
-        csv_only({"other_head_answer": lambda row: row.other_head_answer,
-                  "other_loop_bytes": lambda row: row.other_loop_bytes,
-                  "budget_bytes": lambda row: report.budget_bytes}),
+        csv_only(values("other_head_answer")),
     ]  # fmt: skip
-
-
-def time_columns(rows: Sequence[FitRow | PlanRow | LengthsRow]) -> list[Column]:
-    """Return the columns of predicted times; none without a time."""
-
-    def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
-        def value(row: FitRow | PlanRow | LengthsRow) -> Any:
-            return getattr(row.predicted, name, None)
-
-        return Column(title, lambda row: optional(text)(value(row)), {name: value}, right=True)
-
-    predicted = [
-        column("step time (predicted)", "seconds", lambda seconds: f"{1000 * seconds:,.2f} ms"),
-        column("tokens per second", "tokens_per_second", lambda rate: f"{rate:,.0f}"),
-        column("MFU", "mfu", share_text),
-    ]
-    return predicted * any(row.predicted for row in rows) + range_columns(rows)
 
 
 def _strategy(row: FitRow) -> str:
     return "one process" if row.strategy == SINGLE else row.strategy
-
-
-def _is_on_gpu(report: FitReport) -> bool:
-    return report.run.device == "cuda"
-
-
-def _lower_bytes(report: FitReport, row: FitRow) -> int:
-    """Return the bytes of tensors and workspaces with the context at its lower end."""
-    return row.peak_bytes + report.overhead_bytes - (report.context_high_bytes - report.context_low_bytes)
-
-
-def answer_text(report: FitReport, row: FitRow) -> str:
-    """Return the answer in words, with the missing bytes."""
-    answer = answer_word(row.answer)
-    if row.answer != NO:
-        return answer
-    size = bytes_text(_lower_bytes(report, row) - report.budget_bytes)
-    is_known = report.context_high_bytes == report.context_low_bytes
-    return f"{answer}, short by {size}" if is_known else f"{answer}, short by at least {size}"
-
-
-def missing_text(report: FitReport, row: FitRow) -> str:
-    """Return the missing bytes, on a GPU as a range: with the context at its lower and at its upper end."""
-    upper = row.peak_bytes + report.overhead_bytes
-    return range_text(_lower_bytes(report, row) - report.budget_bytes, upper - report.budget_bytes)
-
-
-def settings_text(report: FitReport, *words: str) -> str:
-    """Return the model with its head and attention, the words, and the settings of the run."""
-    return ", ".join((*parallel_words(report.run, 2, report.units), title(report), *settings(report, *words)))
-
-
-def settings(report: FitReport, *words: str) -> list[str]:
-    """Return the kernel, the words, and the settings of the run."""
-    run = report.run
-    kernel = kernel_word(report.subject.attention, run)
-    return [text for text in (kernel, *words, run.mode, *loop_words(run), run.device) if text]
 
 
 def best_row(report: FitReport, seq: int) -> FitRow:
@@ -127,7 +64,7 @@ def best_row(report: FitReport, seq: int) -> FitRow:
     if report.batch_total is not None:  # the fewest ranks first
         return rows[0]
     if report.asked_batch is None:  # with a batch the rows come in the order of their cost
-        rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.extra_flops))
+        rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.cost.extra_flops or 0.0))
     if not any(row.batch_by_bytes for row in rows):
         rows.sort(key=lambda row: row.peak_bytes)
     return rows[0]
@@ -142,9 +79,7 @@ def verdict(report: FitReport) -> str:
     seq = row.seq
     batch = count_text(report.asked_batch or row.batch or 1)
     on = on_text(report)
-    memory = needed_text(report, row) + not_generation(report)
-    if report.answer == NO:
-        memory = f"{memory}, short by {missing_text(report, row)}"
+    memory = needs(row.cost) + not_generation(report)
     if report.batch_total is not None:
         size = bytes_text(report.budget_bytes)
         on = f" x {report.card.name if report.card else size}"
@@ -155,7 +90,7 @@ def verdict(report: FitReport) -> str:
             f"{outcome} on {count_text(row.ranks)}{on}{_at(report, seq)} with "
             f"{_strategy(row)}, {way_of(row)}: batch {count_text(share)} each, {memory}"
         )
-        return f"{answer}; assumed: {settings_text(report)}"
+        return f"{answer}; assumed: {assumed(report)}"
     if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
         batch = f"{batch} ({count_text(row.batch * seq)} tokens)"
     where, way = f"{on}{_at(report, seq)}", f"{way_of(row)}: {memory}"
@@ -168,9 +103,8 @@ def verdict(report: FitReport) -> str:
     else:
         largest = count_text(row.largest_batch) if row.largest_batch else "none"
         answer = f"no: batch {batch} does not fit{where}, {largest} does; the closest setting is {way}"
-    answer = with_time(answer, row) if row.fits else answer
-    answer = with_other_loop(answer, report.run, row.other_loop_bytes, row.peak_bytes)
-    return f"{answer}; assumed: {settings_text(report)}"
+    answer = with_other_loop(answer, report.run, row.cost)
+    return f"{answer}; assumed: {assumed(report)}"
 
 
 def on_text(report: Any) -> str:
@@ -197,7 +131,6 @@ def common_verdict(reports: Sequence[FitReport]) -> str:
 
 
 def _answering_row(report: FitReport) -> FitRow:
-    """Return the best row of the longest length with the best answer."""
     return best_row(report, max(row.seq for row in report.rows if row.answer == report.answer))
 
 
@@ -230,7 +163,7 @@ def notes(report: FitReport) -> Iterator[str]:
             "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting "
             "that needs the least memory"
         )
-    if report.batch_total is not None or parallel_words(report.run):
+    if report.batch_total is not None or report.run.parallelism.world_size > 1:
         yield "not counted: buffers of NCCL"
     if report.subject.lora and any(row.checkpointing != NONE for row in report.rows):
         yield LORA_NOTE
@@ -247,34 +180,15 @@ def notes(report: FitReport) -> Iterator[str]:
                 f"{BF16.name}: no fused kernel for it on {report.card.name}, attention saves its scores; "
                 f"{FP16.name} has one"
             )
-    if _is_on_gpu(report):
+    if report.run.device == CUDA:
         yield from _gpu_notes(report)
-    yield from time_notes(report.rows)
+    yield from time_notes(row.cost for row in report.rows)
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 
 
-def _place_notes(report: FitReport) -> Iterator[str]:
-    """Yield the memory that the simulated allocator has, and that of the tensors."""
-    low, high = report.context_low_bytes, report.context_high_bytes
-    if report.margin:
-        yield (
-            f"the simulated allocator serves a batch in {100 - 100 * report.margin:.0f} % of what the "
-            "upper context leaves"
-        )
-    else:
-        yield (
-            "the simulated allocator serves a batch with the upper context"
-            if low < high
-            else "the simulated allocator serves a batch with the context"
-        )
-    if low < high and (report.asked_batch is None or any(row.answer == NO for row in report.rows)):
-        yield "a batch whose tensors do not even fit with the lower context does not fit"
-
-
 def _gpu_notes(report: FitReport) -> Iterator[str]:
-    """Yield the notes on the memory of a GPU besides the tensors."""
-    low, high = report.context_low_bytes, report.context_high_bytes
-    workspaces = bytes_text(report.overhead_bytes - high)
+    cost = report.rows[0].cost
+    low, high = cost.context.low_bytes, cost.context.high_bytes
     is_calibrated = report.card is not None and bool(report.card.calibration)
     if is_calibrated:
         yield f"the CUDA context adds {range_text(low, high)} outside torch, as measured in steps"
@@ -282,15 +196,22 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
         source = report.card.context_source if report.card else ""
         where = f"published ({source})" if source else "published for other GPUs"
         yield f"CUDA context: {range_text(low, high)}, {where}; {named('context')} sets yours"
-    yield f"on the card: reserved, with {workspaces} for cuBLAS, and {bytes_text(high)} for the context"
+    workspaces = bytes_text(cost.workspace_bytes)
+    yield f"on the GPU: reserved, with {workspaces} for cuBLAS, and {bytes_text(high)} for the context"
     yield CUDNN_NOTE
-    yield from _place_notes(report)
-    if report.margin:
+    if cost.margin:
+        room = f"in {100 - 100 * cost.margin:.0f} % of what the upper context leaves"
+    else:
+        room = "with the upper context" if low < high else "with the context"
+    yield f"the simulated allocator serves a batch {room}"
+    if low < high and (report.asked_batch is None or any(row.answer == NO for row in report.rows)):
+        yield "a batch whose tensors do not even fit with the lower context does not fit"
+    if cost.margin:
         yield (
             "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with "
             f"{named('context')})"
         )
-    yield "nvidia-smi shows what is on the card; its published figures are up to 3.2 % above"
+    yield "nvidia-smi shows what is on the GPU; its published figures are up to 3.2 % above"
 
 
 def way(precision: str, strategy: str) -> str:
@@ -305,12 +226,38 @@ def way_of(row: FitRow) -> str:
 
 
 def _at(report: FitReport, seq: int) -> str:
-    """Return a length in words; nothing if the inputs fix it."""
     return "" if report.length_given else f" at seq {seq}"
+
+
+def _compared_table(report: FitReport) -> Table:
+    """Return the best row of each length; its GPU's columns have the answer."""
+    best = [best_row(report, seq) for seq in dict.fromkeys(row.seq for row in report.rows)]
+    answer = Column("answer", lambda row: verdict_text(row.cost), shown=report.batch_total is None)
+    memory = Column("memory", lambda row: bytes_text(report.budget_bytes), right=True, below=3)
+    return Table([answer, memory, *(column for column in columns(report) if column.title != "fits")], best)
+
+
+def _gpu_column(_: Sequence[FitReport]) -> list[Column]:
+    return [Column("GPU", lambda report: report.card.name, {"gpu": lambda report: report.card.name})]
+
+
+def _compared_answer(reports: Sequence[FitReport]) -> str:
+    asked, seqs = reports[0].asked_batch, ",".join(map(str, dict.fromkeys(row.seq for row in reports[0].rows)))
+    words = (f"batch {count_text(asked)}" if asked else "", "" if reports[0].length_given else f"sequence {seqs}")
+    return f"{common_verdict(reports)}; assumed: {assumed(reports[0], *words)}"
 
 
 VIEW = View(
     answer=verdict,
     tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row.fits)],
     notes=lambda report, target: notes(report),
+    compared=Compared(
+        table=_compared_table,
+        subject=_gpu_column,
+        answer=_compared_answer,
+        notes=lambda reports: common_notes(reports, lambda report: report.card.name, notes),
+        records=lambda report: Table(columns(report), report.rows),
+        record_subject=_gpu_column,
+        shows_records=True,
+    ),
 )

@@ -1,5 +1,7 @@
 """The flops report as a table, CSV and Markdown."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
@@ -7,8 +9,8 @@ from types import SimpleNamespace
 from bertscope.render.columns import Column, number, values
 from bertscope.render.console import Target, wrapped
 from bertscope.render.footer import title
-from bertscope.render.tree import indented, lines_of, row_name
-from bertscope.render.views import Table, View
+from bertscope.render.tree import lines_of, row_name
+from bertscope.render.views import Compared, Table, View
 from bertscope.reports.flops import FlopsReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.units import bytes_text, count_text, share_text
@@ -46,7 +48,6 @@ def _count(value: int) -> str:
 
 
 def _footer(report: FlopsReport, *, verbose: bool = True) -> list[tuple[str, str]]:
-    """Return the totals, the polynomial, and the rules of counting."""
     root, subject, polynomial = report.rows[0], report.subject, report.polynomial
     lines = [("forward", f"{count_text(root.forward.matmul_flops)} FLOPs")]
     if report.batch:
@@ -87,7 +88,7 @@ def _sizes(report: FlopsReport) -> str:
 _SWEEP = (
     number("batch", "batch"),
     number("seq", "seq"),
-    number("forward", "forward_flops"),
+    number("forward FLOPs", "forward_flops"),
     number("backward", "backward_flops"),
     number("recomputed", "recompute_flops"),
     number("total FLOPs", "total_flops"),
@@ -104,9 +105,8 @@ _OPERATORS = (
 
 
 def _tables(report: FlopsReport, target: Target | None) -> list[Table]:
-    lines = lines_of(report.rows, target.unicode) if target else indented(report.rows)
     sweep = [Table(_SWEEP, report.sweep)] if target and len(report.sweep) > 1 else []
-    return [Table(_columns(report), lines, lambda line: line.row.depth == 0), *sweep]
+    return [Table(_columns(report), lines_of(report.rows, target), lambda line: line.row.depth == 0), *sweep]
 
 
 def _lines(report: FlopsReport, target: Target | None) -> list[tuple[str, str]]:
@@ -121,8 +121,25 @@ def _convention(report: FlopsReport, target: Target, name: str) -> str:
     return wrapped(heading, target) + "".join(wrapped(line, target, 4) for line in lines)
 
 
+def _compared_table(report: FlopsReport) -> Table:
+    training = report.mode == "training"
+    names = {"backward": training, "recomputed": training and report.checkpointing != NONE, "total FLOPs": training}
+    sweep = [replace(column, shown=names.get(column.title, True)) for column in _SWEEP]
+    macs = Column("MACs", lambda point: count_text(point.total_flops // 2),
+                  {"macs": lambda point: point.total_flops // 2}, right=True, detail=True)  # fmt: skip
+    return Table([*sweep, macs], report.sweep)
+
+
+def _compared_notes(reports: Sequence[FlopsReport]) -> list[str]:
+    unknown = [f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
+               for report in reports if report.unknown_operators]  # fmt: skip
+    how = "FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch"
+    return [*unknown, f"{reports[0].mode}; {how}"]
+
+
 VIEW = View(title=title, tables=_tables, lines=_lines, name_width=13,
-            records=lambda report: Table(_columns(report), lines_of(report.rows)))  # fmt: skip
+            records=lambda report: Table(_columns(report), lines_of(report.rows, Target())),
+            compared=Compared(table=_compared_table, notes=_compared_notes))  # fmt: skip
 # Every operator seen, and those that were not counted.
 operators = View(title=title, tables=lambda report, target: [Table(_OPERATORS, report.operators)], lines=_lines,
                  name_width=13)  # fmt: skip

@@ -140,7 +140,6 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
 
 
 def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
-    """Yield the sum of one of the repeated layers, and below it those of its parts if they are few."""
     several = len([item for item in sums if item.name == "layer"]) > 1
     has_few = len([item for item in sums if item.name not in ("layer", "total")]) <= SHOWN_PARTS
     for item in sums:

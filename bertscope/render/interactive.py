@@ -188,7 +188,6 @@ class ModuleTree(Tree[Item]):
         self.fill(event.node.data or self.items[0])
 
     def _action_turn(self, is_open: bool) -> None:
-        """Open or close the item under the cursor; if a closed one is to be closed, go to its parent."""
         item, node = self.item, self.nodes[self.item]
         if item.below and node.is_expanded != is_open:
             node.toggle()

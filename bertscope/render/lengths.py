@@ -3,11 +3,7 @@
 from collections.abc import Iterator
 
 from bertscope.render.columns import Column, answer_word, number, values
-from bertscope.render.fit import time_columns
-from bertscope.render.footer import title
-from bertscope.render.memory import time_notes
-from bertscope.render.timeline.panels import loop_words
-from bertscope.render.traffic import parallel_words
+from bertscope.render.step import PEAK, assumed, cost_columns, time_notes
 from bertscope.render.views import Table, View
 from bertscope.reports.memory import LengthsReport, LengthsRow
 from bertscope.settings.generate import row_words
@@ -22,14 +18,10 @@ def columns(report: LengthsReport) -> list[Column]:
         number("an epoch", "batches"),
         number("padding", "padding", share_text),
         number("mean peak", "expected_bytes", bytes_text),
-        number("worst peak", "worst_bytes", bytes_text),
         Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}",
                values("worst_batch", "worst_seq"), right=True, detail=True),
-        number("on the card", "card_bytes", bytes_text, shown=report.card is not None),
-        Column("fits", lambda row: answer_word(row.answer), values("answer"),
-               shown=report.budget_bytes is not None),
+        *cost_columns(report.rows, titles={PEAK: "worst peak"}),
         number("epoch FLOPs", "epoch_flops", flops_text),
-        *time_columns(report.rows),
     ]  # fmt: skip
 
 
@@ -57,14 +49,12 @@ def verdict(report: LengthsReport) -> str:
     on = f" on {report.card.name}" if report.card else ""
     what = f"{_batching(row.name)}, batch {_size(row)}{on}"
     answer = (
-        f"{what}: worst step {bytes_text(row.worst_bytes)}, mean step {bytes_text(row.expected_bytes)}; an epoch "
+        f"{what}: worst step {bytes_text(row.peak_bytes)}, mean step {bytes_text(row.expected_bytes)}; an epoch "
         f"{flops_text(row.epoch_flops)}, {share_text(row.epoch_flops / fixed.epoch_flops)} of {_batching(fixed.name)}"
     )
     answer = f"{answer_word(row.answer)}: {answer}" if row.answer else answer
-    run = report.run
-    words = (*parallel_words(run, 2), title(report), run.mode, run.precision, *loop_words(run), run.device,
-             row_words("checkpointing", run.checkpointing))  # fmt: skip
-    return f"{answer}; assumed: {', '.join(words)}"
+    how = row_words("checkpointing", report.run.checkpointing)
+    return f"{answer}; assumed: {assumed(report, report.run.precision)}, {how}"
 
 
 def notes(report: LengthsReport) -> Iterator[str]:
@@ -84,14 +74,14 @@ def notes(report: LengthsReport) -> Iterator[str]:
         "transformers; the worst step has the longest sequences; unpadded and packed: the memory "
         "of as many tokens in equal sequences; grouped and packed: one random order"
     )
-    yield from time_notes(report.rows)
+    yield from time_notes(row.cost for row in report.rows)
 
 
 def _tables(report: LengthsReport) -> Iterator[Table]:
     yield Table(columns(report), report.rows, lambda row: row is best(report))
     by_length = [
         Column("lengths", lambda row: f"{row.low}-{row.high}"), number("sequences", "sequences"),
-        number("batch", "batch"), number("peak", "peak_bytes", bytes_text),
+        number("batch", "batch"), *cost_columns(report.table),
     ]  # fmt: skip
     if report.table:
         yield Table(by_length, report.table)

@@ -9,19 +9,16 @@ from itertools import chain
 from typing import Any
 
 from bertscope.errors import named
-from bertscope.render.columns import Column, answer_word, csv_only, number, values
-from bertscope.render.fit import on_text, time_columns
-from bertscope.render.footer import title
-from bertscope.render.memory import needed_text, time_notes
-from bertscope.render.timeline.panels import kernel_word, loop_words
-from bertscope.render.traffic import parallel_words
+from bertscope.render.columns import Column, csv_only, values
+from bertscope.render.fit import on_text
+from bertscope.render.step import assumed, cost_columns, needs, parts_csv, time_notes
 from bertscope.render.views import Table, View
-from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
-from bertscope.units import bytes_text, count_text, flops_text
+from bertscope.units import binary_unit, bytes_text, count_text, flops_text, html_text
 
 # The end of a module's path in its layer -> what the module computes; the first row that matches. A path without a row
 # is shown itself.
@@ -90,8 +87,8 @@ def _joined(products: Iterable[PlanOperator]) -> str:
 
 
 def share(row: PlanRow) -> str:
-    """Return the share of the layers' forward pass that is computed again."""
-    return f"{100 * row.share_again:.0f} %"
+    """Return the share of the layers' forward pass that is recomputed."""
+    return f"{100 * row.recompute_share:.0f} %"
 
 
 def verdict(report: PlanReport) -> str:
@@ -99,7 +96,7 @@ def verdict(report: PlanReport) -> str:
     row = report.first
     on = on_text(report)
     batch = f"batch {count_text(row.batch)} x {count_text(row.accumulate)}"
-    sized = f"{batch} at seq {report.run.seq}{on}: {needed_text(report, row)}"
+    sized = f"{batch} at seq {report.run.seq}{on}: {needs(row.cost)}"
     yes = "yes"
     if row.changes:
         trained = " (only the adapters are trained; the model is no longer fine-tuned in full)"
@@ -110,43 +107,27 @@ def verdict(report: PlanReport) -> str:
         answer = f"{yes}: nothing needs to be recomputed; {sized}"
     else:
         answer = f"{yes}: {label(row)}, and recompute the rest, {share(row)} of the layers' FLOPs; {sized}"
-    return f"{answer}; assumed: {', '.join(_settings(report))}"
-
-
-def _settings(report: PlanReport) -> Iterator[str]:
-    """Yield what the answer assumes."""
-    run = report.run
-    yield from parallel_words(run, 2, report.units)
-    yield title(report)
-    words = kernel_word(report.subject.attention, run), run.mode
-    yield from filter(None, (*words, run.precision, *loop_words(run), run.device))
-    yield "the least time of a step, by the calibration" if report.objective == TIME else "the fewest FLOPs again"
+    order = "the least time of a step, by the calibration" if report.objective == TIME else "the fewest recompute FLOPs"
+    return f"{answer}; assumed: {assumed(report, report.run.precision)}, {order}"
 
 
 def columns(report: PlanReport) -> list[Column]:
-    """Return the columns; a CPU reserves nothing."""
-
-    on_gpu = report.run.device == "cuda"
+    """Return the columns."""
     several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
     return [
         Column("plan", label, values("checkpointing")),
         Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
                right=True, shown=several),
-        number("peak", "peak_bytes", bytes_text),
-        number("reserved", "reserved_bytes", bytes_text, detail=True, shown=on_gpu),
-        number("on the card", "card_bytes", bytes_text, shown=on_gpu),
-        Column("fits", lambda row: answer_word(row.answer), values("answer")),
-        Column("FLOPs again", share, values("share_again", "flops_again"), right=True),
-        number("step FLOPs", "step_flops", flops_text, detail=True),
-        *time_columns(report.rows),
+        *cost_columns(report.rows),
+        Column("recomputed", share, values("recompute_share"), right=True),
         Column("what changes", lambda row: _words(row.changes) or "-", shown=any(row.changes for row in report.rows)),
         csv_only({"changes": lambda row: _options(row.changes) or "-",
                   "moved_bytes_again": lambda row: row.moved_bytes_again}),
+        parts_csv(lambda row: row.cost.peak),
     ]  # fmt: skip
 
 
 def _options(settings: dict[str, Any]) -> str:
-    """Return the options that give these settings, for a shell."""
     table = rows(RunConfig)
     words = (option_words(table[name], value) if name in table else [f"--{name}", str(value)]
              for name, value in settings.items())  # fmt: skip
@@ -163,7 +144,7 @@ def _words(settings: dict[str, Any]) -> str:
 def notes(report: PlanReport) -> Iterator[str]:
     """Yield the next cheaper plan first, then how the numbers were obtained."""
     if (cheaper := report.cheaper) is not None and report.fits:
-        yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.card_bytes)}"
+        yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.cost.gpu_bytes)}"
     if not report.fits:
         words = "lora,freeze,8bit,precision,sgd"
         yield f"what may change too: {named('may_change')} {words}, a smaller batch, a shorter seq"
@@ -173,13 +154,12 @@ def notes(report: PlanReport) -> Iterator[str]:
     )
     if report.card:
         yield f"{report.card.name}: {report.card.source}"
-    yield f"FLOPs again: the share of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch"
-    yield from time_notes(report.rows)
+    yield f"recomputed: the share of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch"
+    yield from time_notes(row.cost for row in report.rows)
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 
 
 def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
-    """Yield the settings that run the answer."""
     row = report.first
     if report.fits and (row.lists or row.changes):
         sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
@@ -197,3 +177,54 @@ VIEW = View(
     tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row is report.rows[0])],
     notes=lambda report, target: notes(report),
 )
+
+
+# ---- the chart (SVG): the memory that each plan needs against the FLOPs that it recomputes ----
+
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 640, 320, 70, 45, 20, 20
+_TICKS = 4
+
+
+def plan_svg(report: PlanReport) -> str:
+    """Return the picture; the limit is a line, and a plan that does not fit is hollow."""
+    points = sorted({(point.recompute_share, point.cost.gpu_bytes): point for point in report.front}.items())
+    limit = report.budget_bytes
+    unit, name = binary_unit(limit)
+    top = max([limit, *(size for (_, size), _ in points)]) * 1.1
+
+    def place(share: float, size: float) -> tuple[float, float]:
+        x = _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+        return round(x, 1), round(_HEIGHT - _BOTTOM - size / top * (_HEIGHT - _BOTTOM - _TOP), 1)
+
+    base, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    _, line = place(0, limit)
+    way = " ".join(f"{x},{y}" for x, y in (place(*key) for key, _ in points))
+    parts = [
+        f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>',
+        _text((_LEFT + right) / 2, _HEIGHT - 8, "recomputed", "middle"),
+        _text(6, 13, f"on the GPU, {name}", "start"),
+        f'<path d="M{_LEFT} {line}H{right}" stroke="currentColor" stroke-dasharray="6 4"/>',
+        _text(right, line - 5, f"limit {bytes_text(limit)}", "end"),
+        f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
+        *(_circle(*place(*key), point, point.cost.gpu_bytes <= limit) for key, point in points),
+    ]
+    for number in range(_TICKS + 1):
+        x, y = place(number / _TICKS, top * number / _TICKS)
+        parts.append(_text(x, base + 16, f"{100 * number // _TICKS} %", "middle"))
+        parts.append(_text(_LEFT - 6, y + 4, f"{top * number / _TICKS / unit:.1f}", "end"))
+    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
+    style = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *parts, "</svg>\n"])
+
+
+def _text(x: float, y: float, words: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(words)}</text>'
+
+
+def _circle(x: float, y: float, point: PlanPoint, is_filled: bool) -> str:
+    share = f"{100 * point.recompute_share:.0f} %"
+    words = f"{point.checkpointing}: {bytes_text(point.cost.gpu_bytes)}, {share} recomputed"
+    fill = "currentColor" if is_filled else "none"
+    title = f"<title>{html_text(words)}</title>"
+    return f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>'

@@ -9,8 +9,8 @@ from importlib.resources import files
 from textwrap import wrap
 
 from bertscope.errors import SelectionError, suggestion
-from bertscope.reports.memory import YES
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.reports.step import YES
 from bertscope.settings.run_config import AUTOCAST
 from bertscope.units import BF16, FP16, bytes_text, visible
 
@@ -118,7 +118,6 @@ def _plan(row: PlanRow) -> str:
 
 
 def _comments(text: str) -> str:
-    """Return lines of comments in ASCII."""
     shown = text.encode("ascii", "backslashreplace").decode()
     return "".join(f"# {line}\n" for line in wrap(shown, _WIDTH))
 

@@ -6,9 +6,9 @@ from shlex import join
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.render.columns import Column, answer_word, csv_only, fits_word, in_phase, number, values
-from bertscope.render.console import PARTS, Target
-from bertscope.render.timeline.panels import part_name
+from bertscope.render.columns import Column, fits_word, in_phase, number, values
+from bertscope.render.console import Target
+from bertscope.render.step import cost_columns, part_name, parts_csv, range_text
 from bertscope.render.views import Table, View
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
@@ -20,17 +20,16 @@ _ROWS = 8  # lines that hold memory at the peak, without -v
 
 
 def _answer(report: RunReport) -> str:
-    """Return if the script fits, and where its peak is, in a sentence."""
     peak = report.peak
     where = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{_at(peak.line)}"
-    if not report.answer or report.device is None or report.budget_bytes is None:
+    if not report.answer or report.cost is None or report.budget_bytes is None:
         return f"{where[:1].upper()}{where[1:]}."
     total = bytes_text(report.budget_bytes)
     verdict = f"{fits_word(report.answer).capitalize()} {f'on {report.card.name}' if report.card else f'in {total}'}"
     if report.failure:
         line = report.refused_lines[-1] if report.refused_lines else ""
         return f"{verdict}: out of memory{_at(line)}, where {bytes_text(report.refused_bytes[-1])} more is needed."
-    return f"{verdict}: {bytes_text(report.device.card_bytes)} of {total}; {where}."
+    return f"{verdict}: {bytes_text(report.cost.gpu_bytes)} of {total}; {where}."
 
 
 def _at(line: str) -> str:
@@ -48,12 +47,16 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
     columns = [
         number("step", "step", lambda step: str(step) if step else "-"),
         Column("phase", lambda row: row.phase, values("phase")),
-        number("peak", "peak_bytes", bytes_text),
-        number("reserved", "reserved_bytes", bytes_text),
+        *cost_columns(phases, without=["peak in", "on the GPU"]),
         Column("line", lambda row: row.line or "-", values("line")),
-        Column("module", lambda row: row.path or "-", values("path"), below=1),
-        Column("operator", lambda row: row.operator or "-", values("operator"), detail=True),
-        csv_only({f"{part}_bytes": attrgetter(f"parts.{part}") for part in PARTS}),
+        Column("module", lambda row: row.cost.peak.path or "-", {"path": attrgetter("cost.peak.path")}, below=1),
+        Column(
+            "operator",
+            lambda row: row.cost.peak.operator or "-",
+            {"operator": attrgetter("cost.peak.operator")},
+            detail=True,
+        ),
+        parts_csv(lambda row: row.cost.peak),
     ]
     held = [
         Column("at the peak: line", lambda row: row.line or "-", values("line")),
@@ -76,18 +79,16 @@ def _last_of_each(phases: Sequence[RunPhase]) -> list[RunPhase]:
 
 
 def _lines(report: RunReport, target: Target | None) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of the card."""
-    device, peak = report.device, report.peak
+    cost, peak = report.cost, report.peak
     if peak is not None:
-        parts = [(name, size) for name, size in vars(peak.parts).items() if size]
+        parts = [(name, size) for name, size in vars(peak.cost.peak.parts).items() if size]
         parts.sort(key=lambda part: -part[1])
         yield "parts at the peak", ", ".join(f"{part_name(name)} {bytes_text(size)}" for name, size in parts)
-    if device is not None:
-        yield "allocated", f"{bytes_text(device.allocated_bytes)} (torch.cuda.max_memory_allocated)"
-        yield "reserved", f"{bytes_text(device.reserved_bytes)} (torch.cuda.max_memory_reserved)"
-        low, high = bytes_text(device.context_low_bytes), bytes_text(device.context_high_bytes)
-        context = high if low == high else f"{low} to {high}"
-        yield "on the GPU", f"{bytes_text(device.card_bytes)}, with {context} for the CUDA context"
+    if cost is not None:
+        yield "allocated", f"{bytes_text(cost.max_allocated_bytes or 0)} (torch.cuda.max_memory_allocated)"
+        yield "reserved", f"{bytes_text(cost.reserved_bytes or 0)} (torch.cuda.max_memory_reserved)"
+        context = range_text(cost.context.low_bytes, cost.context.high_bytes)
+        yield "on the GPU", f"{bytes_text(cost.gpu_bytes)}, with {context} for the CUDA context"
 
 
 def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
@@ -95,7 +96,7 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
     if (more := report.evaluation) is not None:
         yield (
             f"the evaluation has {count_text(more.batches)} batches, of which {more.ran} ran; each adds "
-            f"{bytes_text(more.added_bytes)}, so its peak is {bytes_text(more.peak_bytes)}"
+            f"{bytes_text(more.added_bytes)}, so its peak is {bytes_text(more.highest_bytes)}"
         )
     if report.refused_bytes and not report.failure:
         yield f"{count_text(len(report.refused_bytes))} requests ran out of memory, and the script went on"
@@ -105,11 +106,8 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
     yield from report.remarks
 
 
-def _hidden_rows(report: RunReport, target: Target) -> int:
-    return max(len(report.held) - _ROWS, 0)
-
-
-VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes, hidden_rows=_hidden_rows)
+VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes,
+            hidden_rows=lambda report, target: max(len(report.held) - _ROWS, 0))  # fmt: skip
 
 
 def step_timeline(report: RunReport, suffix: str) -> Any:
@@ -125,7 +123,6 @@ def step_timeline(report: RunReport, suffix: str) -> Any:
 
 
 def _fit_answer(report: RunFitReport) -> str:
-    """Return the largest value that fits."""
     where = report.card.name if report.card else bytes_text(report.budget_bytes)
     if not report.largest:
         return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}."
@@ -134,15 +131,10 @@ def _fit_answer(report: RunFitReport) -> str:
     return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
 
 
-def _fit_tables(report: RunFitReport, target: Target | None) -> Sequence[Table]:
-    columns = [
-        number(report.argument, "value"),
-        Column("fits", lambda row: answer_word(row.answer), values("answer")),
-        number("peak", "peak_bytes", bytes_text),
-        number("on the GPU", "card_bytes", bytes_text),
-    ]
-    return [Table(columns, report.rows, strong=lambda row: row.value == report.largest)]
+def _fit_table(report: RunFitReport) -> Table:
+    columns = [number(report.argument, "value"), *cost_columns(report.rows)]
+    return Table(columns, report.rows, strong=lambda row: row.value == report.largest)
 
 
-FIT = View(answer=_fit_answer, title=_title, tables=_fit_tables,
+FIT = View(answer=_fit_answer, title=_title, tables=lambda report, target: [_fit_table(report)],
            notes=lambda report, target: report.remarks, shows_all_notes=True)  # fmt: skip

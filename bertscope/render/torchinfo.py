@@ -74,7 +74,6 @@ def table(
     divider = "=" * min(sum(widths), target.width or sum(widths)) + "\n"
 
     def text(cells: Sequence[str]) -> str:
-        """Return one line of the table."""
         return " ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip() + "\n"
 
     return (
@@ -105,7 +104,6 @@ class _CallLine:
 
     @property
     def module(self) -> str:
-        """Return the first path of the module."""
         return _first_path(self.row)
 
 
@@ -234,7 +232,6 @@ def _name(line: _CallLine) -> str:
 
 
 def _branches(depth: int, unicode: bool) -> str:
-    """Return the lines before a name; each module below the first level is drawn as the last one."""
     bar, first, other = ("│", "├─", "└─") if unicode else ("|", "+ ", "+ ")
     return "" if not depth else first if depth == 1 else f"{bar:<{_INDENT}}" * (depth - 1) + other
 

@@ -1,6 +1,6 @@
 """Tables of the traffic between ranks, and notes on ranks that differ."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -8,38 +8,12 @@ from statistics import median
 
 from bertscope.errors import named
 from bertscope.render.columns import Column, in_phase, row_phase
-from bertscope.render.timeline.panels import variant_name
+from bertscope.render.step import cost_columns, phase_columns, variant_name
 from bertscope.reports.memory import REDUCE_SCATTER, MemoryReport, RankRow, TrafficRow, Variant
-from bertscope.settings.run_config import RunConfig
 from bertscope.units import bytes_text, count_text
 
 _Key = tuple[str, str, str, int]  # phase, collective, path, ranks
 _Row = tuple[_Key, list[TrafficRow | None]]
-
-
-def parallel_words(run: RunConfig, groups: int = 1, units: str = "") -> list[str]:
-    """Return the strategy of a run, its ranks and its units in words, nothing for one process."""
-    given = run.parallelism
-    if given.world_size == 1:
-        return []
-    words = {
-        f"{given.strategy}, {'each' if groups == 1 else f'rank {given.rank}'} of {given.mesh}"
-        f"{' ranks' if groups == 1 else ''}": True,
-        f"units {units}": units,
-        f"parameters gathered in {given.param_dtype}": given.param_dtype,
-        (
-            "gradients reduced in each micro-batch"
-            if given.sync_each_batch
-            else "gradients reduced in the last micro-batch"
-        ): run.accumulate > 1 and given.row.reduces,
-    }
-    return [text for text, is_set in words.items() if is_set]
-
-
-def traffic_tables(report: MemoryReport, *, by_module: bool) -> Iterator[tuple[list[Column], list[_Row]]]:
-    """Yield the columns and rows of the traffic by module, or by phase only; nothing for one process."""
-    if rows := _rows(report, by_module=by_module):
-        yield _columns(report, rows), rows
 
 
 def traffic_notes(report: MemoryReport) -> Iterator[str]:
@@ -68,7 +42,6 @@ def traffic_notes(report: MemoryReport) -> Iterator[str]:
 
 
 def _rows(report: MemoryReport, *, by_module: bool) -> list[_Row]:
-    """Return the calls of each variant under the same phase, collective and number of ranks."""
     found: dict[_Key, list[TrafficRow | None]] = {}
     for number, variant in enumerate(report.variants):
         for row in variant.traffic:
@@ -81,17 +54,20 @@ def _rows(report: MemoryReport, *, by_module: bool) -> list[_Row]:
     return list(found.items())
 
 
-def _columns(report: MemoryReport, rows: Iterable[_Row]) -> list[Column]:
-    """Return the columns; what is the same in all variants is one column."""
+def traffic_tables(report: MemoryReport, *, by_module: bool) -> Iterator[tuple[list[Column], list[_Row]]]:
+    """Yield the traffic by module, or by phase only; what is the same in all variants is one column."""
+    rows = _rows(report, by_module=by_module)
     sizes = {len({row.sent_bytes if row else 0 for row in cells}) for _, cells in rows}
     titles = [f"sent: {variant_name(variant)}" for variant in report.variants]
     titles = ["a rank sends"] if sizes == {1} else titles
-    return [
+    columns = [
         Column("between ranks, per step", _name),
         Column("calls", lambda row: count_text(_first(row).calls), right=True),
         Column("whole tensors", lambda row: bytes_text(_first(row).full_bytes), right=True),
         *(Column(title, partial(_sent, number), right=True) for number, title in enumerate(titles)),
     ]
+    if rows:  # not for one process
+        yield columns, rows
 
 
 def _name(row: _Row) -> str:
@@ -121,9 +97,8 @@ def rank_tables(report: MemoryReport) -> Iterator[tuple[list[Column], list[_Rank
     columns = [
         Column("rank", lambda item: _named(report, item[0], numbers_text(item[1].ranks))),
         Column("between steps", lambda item: bytes_text(item[1].state_bytes), right=True),
-        *(Column(row_phase(phase.phase), partial(_phase_cell, number), right=True, detail=True)
-          for number, phase in enumerate(rows[0][1].phases)),
-        Column("peak", lambda item: bytes_text(item[1].peak.peak_bytes), right=True),
+        *phase_columns(rows, lambda item: item[1].phases),
+        *cost_columns(rows, lambda item: item[1].cost),
         Column("sends per step", lambda item: bytes_text(item[1].sent_bytes), right=True),
         Column("step",
                lambda item: f"{median(item[1].step_seconds):.3f} s" if item[1].step_seconds else "", right=True),
@@ -157,15 +132,10 @@ def _named(report: MemoryReport, variant: Variant, text: str) -> str:
     return f"{variant_name(variant)}: {text}" if len(report.variants) > 1 else text
 
 
-def _phase_cell(number: int, item: _RankItem) -> str:
-    return bytes_text(item[1].phases[number].peak_bytes) if number < len(item[1].phases) else ""
-
-
 def _differences(row: RankRow, other: RankRow) -> Iterator[str]:
-    """Yield the bytes of one group of ranks and those of the other, where they differ."""
     pairs = {
         "between steps": (row.state_bytes, other.state_bytes),
-        "peak": (row.peak.peak_bytes, other.peak.peak_bytes),
+        "peak": (row.peak_bytes, other.peak_bytes),
         "sends per step": (row.sent_bytes, other.sent_bytes),
     }
     if all(own == others for own, others in pairs.values()):

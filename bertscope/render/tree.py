@@ -24,9 +24,11 @@ class Line:
     branches: str
 
 
-def lines_of(rows: Sequence[Any], unicode: bool = True) -> list[Line]:
-    """Return the rows with the branches drawn before them, by their `depth` and `is_last`."""
-    bar, tee, corner = ("│  ", "├─ ", "└─ ") if unicode else ("|  ", "|- ", "`- ")
+def lines_of(rows: Sequence[Any], target: Target | None) -> list[Line]:
+    """Return the rows with the branches drawn before them, by their `depth` and `is_last`; for Markdown indented."""
+    if target is None:
+        return [Line(row, "    " * row.depth) for row in rows]
+    bar, tee, corner = ("│  ", "├─ ", "└─ ") if target.unicode else ("|  ", "|- ", "`- ")
     lines, trail = [], ""
     for row in rows:
         if row.depth == 0:
@@ -36,11 +38,6 @@ def lines_of(rows: Sequence[Any], unicode: bool = True) -> list[Line]:
         lines.append(Line(row, trail + (corner if row.is_last else tee)))
         trail += "   " if row.is_last else bar
     return lines
-
-
-def indented(rows: Sequence[Any]) -> list[Line]:
-    """Return the rows with their depth as indentation, for Markdown."""
-    return [Line(row, "    " * row.depth) for row in rows]
 
 
 def row_name(row: Any) -> str:
@@ -77,13 +74,10 @@ def _columns(report: TreeReport) -> list[Column]:
         Column("share", lambda line: share_text(line.row.share) if line.row.params else "", _values("share"),
                right=True),
         csv_only(_values("same_as")),
-        Column("", str, _values("bytes") | {"kernel_size": _kernel_text}, csv_order=2, shown=False),
+        Column("", str, _values("bytes") | {"kernel_size": lambda line: (
+            shape_text(size) if isinstance(size := line.row.kernel_size, tuple) else str(size or ""))},
+               csv_order=2, shown=False),
     ]  # fmt: skip
-
-
-def _kernel_text(line: Line) -> str:
-    size = line.row.kernel_size
-    return shape_text(size) if isinstance(size, tuple) else str(size or "")
 
 
 def _type(row: TreeRow) -> str:
@@ -91,19 +85,14 @@ def _type(row: TreeRow) -> str:
     return f"{text} (same module as {row.same_as})" if row.same_as is not None else text
 
 
-def tree_table(report: TreeReport) -> tuple[list[Column], list[Line]]:
-    """Return the columns and rows for a page."""
-    return _columns(report), lines_of(report.rows)
-
-
-def _tables(report: TreeReport, target: Target | None) -> list[Table]:
-    lines = lines_of(report.rows, target.unicode) if target else indented(report.rows)
-    return [Table(_columns(report), lines, lambda line: line.row.depth == 0)]
+def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  # noqa: B008  it is frozen
+    """Return the modules, for a page or a target."""
+    return Table(_columns(report), lines_of(report.rows, target), lambda line: line.row.depth == 0)
 
 
 VIEW = View(
     title=title,
-    tables=_tables,
+    tables=lambda report, target: [tree_table(report, target)],
     lines=lambda report, target: footer(report),
-    records=lambda report: Table(*tree_table(report)),
+    records=tree_table,
 )

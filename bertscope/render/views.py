@@ -3,20 +3,22 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
-from bertscope.errors import SelectionError, name_of
+from bertscope.errors import SelectionError, name_of, one_line
 from bertscope.frozen import dataclass
-from bertscope.render.columns import Column, csv_text, markdown_text
+from bertscope.render.columns import Column, Strong, csv_text, markdown_text, table_text, tables_text
 from bertscope.render.console import Target, stacked, stdout_target, wrapped
 from bertscope.render.footer import bullets, lines_markdown, lines_text, notes_text
-from bertscope.render.table import Strong, table_text, tables_text
 from bertscope.units import html_text, visible_lines
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
 VIEWS = {
-    "calibration": "tool:calibration", "convention": "flops:convention", "doctor": "tool:doctor",
+    "calibration": "tool:calibration", "comparison": "views:comparison", "convention": "flops:convention",
+    "doctor": "tool:doctor",
     "operators": "flops:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
     "run_fit": "run:FIT",
     "schemas": "tool:schemas", "verify": "checkpoint:verify",
@@ -43,8 +45,97 @@ class Table:
         return table_text(self.columns, self.rows, target, self.strong) + self.below
 
 
+def side_by_side(
+    first: str,
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    titles: Sequence[str],
+    *,
+    is_verbose: bool,
+    strong: str = "",
+) -> Table:
+    """Return a table with a column for each row under its title, and the quantities below each other.
+
+    Of the columns it shows those that a wide table leaves out, too; the quantity `strong` is in bold.
+    """
+    lines = [column for column in columns if column.shown and (is_verbose or column.detail < 2)]
+    cells = [Column(title, partial(_cell, row), right=True) for title, row in zip(titles, rows, strict=True)]
+    return Table([Column(first, attrgetter("title")), *cells], lines, lambda line: line.title == strong, names=1)
+
+
+def _cell(row: Any, column: Column) -> str:
+    return column.text(row)
+
+
+def joined(subject: Sequence[Column], reports: Sequence[Any], tables: Sequence[Table]) -> Table:
+    """Return the tables of several reports below each other, with columns in front that name the report of a row."""
+    lines = [(report, table, row) for report, table in zip(reports, tables, strict=True) for row in table.rows]
+    named = [
+        replace(
+            column,
+            text=partial(_of_report, column.text),
+            csv={name: partial(_of_report, read) for name, read in column.csv.items()},
+        )
+        for column in subject
+    ]
+    columns = []
+    for place, column in enumerate(tables[0].columns):
+        csv = {name: partial(_of_table, place, name) for name in column.csv}
+        shown = any(table.columns[place].shown for table in tables)
+        columns.append(replace(column, text=partial(_of_table, place, ""), csv=csv, shown=shown))
+    return Table([*named, *columns], lines)
+
+
+def _of_report(read: Callable[[Any], Any], line: tuple[Any, Table, Any]) -> Any:
+    return read(line[0])
+
+
+def _of_table(place: int, name: str, line: tuple[Any, Table, Any]) -> Any:
+    """Return the cell of a row by the column of its own table, or its value of that name in CSV."""
+    column = line[1].columns[place]
+    return column.csv[name](line[2]) if name else column.text(line[2])
+
+
 def _nothing(*_: Any, **__: Any) -> str:
     return ""
+
+
+def model_columns(reports: Sequence[Any]) -> tuple[Column, ...]:
+    """Return the columns of the model and of its class, which is shown if the models have several."""
+    several = len({report.subject.architecture for report in reports}) > 1
+    architecture = attrgetter("subject.architecture")
+    return (
+        Column("model", lambda report: one_line(report.subject.name, limit=120), {"model": attrgetter("subject.name")}),
+        Column("class", architecture, {"class": architecture}, detail=not several),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A way to show several reports of a kind as one table: the rows of each, after columns that name its subject.
+
+    `table` takes a report, all other functions take all of them. `records` are other rows, of CSV; with `shows_records`
+    they come second in a terminal, if both fit on a screen or with -v.
+    """
+
+    table: Callable[[Any], Table]
+    subject: Callable[[Sequence[Any]], Sequence[Column]] = model_columns
+    answer: Callable[[Sequence[Any]], str] = _nothing
+    notes: Callable[[Sequence[Any]], Sequence[str]]
+    pivot: Callable[[Sequence[Any]], Table | None] = lambda reports: None  # instead of the table
+    records: Callable[[Any], Table | None] = lambda report: None
+    record_subject: Callable[[Sequence[Any]], Sequence[Column]] = model_columns
+    shows_records: bool = False
+
+
+def common_notes(
+    reports: Sequence[Any], name: Callable[[Any], str], notes: Callable[[Any], Iterable[str]]
+) -> list[str]:
+    """Return the common notes, then those that only some reports have, each with the name of its subject."""
+    found = [(name(report), list(notes(report))) for report in reports]
+    common = [note for note in found[0][1] if all(note in own for _, own in found)]
+    others = [(name, note) for name, own in found for note in own if note not in common]
+    return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in others]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +156,7 @@ class View:
     hidden_rows: Callable[[Any, Target], int] = lambda report, target: 0  # of a table, without -v
     chart: Callable[[Any, Target], str] = _nothing  # under the tables of the terminal
     records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
+    compared: Compared | None = None  # several reports of this kind
 
     def table(self, report: Any, target: Target, **options: Any) -> str:
         """Return the report for the terminal."""
@@ -101,6 +193,36 @@ class View:
         return csv_text(table.columns, table.rows)
 
 
+SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and the next prompt
+
+
+def _compared(report: Any) -> tuple[Compared, Table, Table | None]:
+    how, reports = view_of(report.of).compared, report.reports
+    table = how.pivot(reports) or joined(how.subject(reports), reports, [*map(how.table, reports)])
+    tables = [found for found in map(how.records, reports) if found]
+    return how, table, joined(how.record_subject(reports), reports, tables) if tables else None
+
+
+def _hidden(report: Any, target: Target | None) -> int:
+    how, table, records = _compared(report)
+    if not (records and how.shows_records and target and target.width) or target.verbose:
+        return 0
+    lines = (table.text(target) + records.text(target)).count("\n") + 3
+    return len(records.rows) if lines > SCREEN_LINES else 0
+
+
+def _compared_tables(report: Any, target: Target | None) -> list[Table]:
+    how, table, records = _compared(report)
+    return [table, *([records] if records and how.shows_records and not _hidden(report, target) else [])]
+
+
+comparison = View(
+    answer=lambda report: _compared(report)[0].answer(report.reports),
+    tables=_compared_tables,
+    notes=lambda report, target: _compared(report)[0].notes(report.reports),
+    hidden_rows=_hidden,
+    records=lambda report: _compared(report)[2] or _compared(report)[1],
+)
 _MARKUP = ("html", "svg", "notebook")  # with scripts and style sheets; the templates escape every value
 
 
@@ -118,7 +240,7 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
     """
     shown = view_of(view or report.kind)
     if form == "plot":
-        from bertscope.render.timeline.panels import plot
+        from bertscope.render.timeline.timeline import plot
 
         return plot(report)
     if form == "notebook" and not hasattr(shown, form):

@@ -9,7 +9,8 @@ from bertscope.errors import named
 from bertscope.render.columns import Column, number, optional, values
 from bertscope.render.console import Target
 from bertscope.render.footer import note_text, title
-from bertscope.render.timeline.panels import COLORS, part_name, run_text
+from bertscope.render.step import part_name, run_text
+from bertscope.render.timeline.timeline import COLORS
 from bertscope.render.views import Table, View
 from bertscope.reports.why import MESSAGE, OOM, PEAK, WhyFinding, WhyReport
 from bertscope.units import binary_unit, bytes_text, html_text
@@ -180,7 +181,6 @@ def _row_columns(report: WhyReport) -> list[Column]:
 
 
 def _lines(report: WhyReport, target: Target | None) -> Iterator[tuple[str, str]]:
-    """Yield each number of the file with its name."""
     sizes = {
         "tried to allocate": report.tried_bytes,
         "allocated to tensors": report.allocated_bytes,
@@ -227,7 +227,6 @@ def history_svg(report: WhyReport) -> str:
     last = max(report.timeline[-1].event, 1)
 
     def place(event: int, size: float) -> str:
-        """Return a point of the picture."""
         return f"{_LEFT + event / last * (right - _LEFT):.1f},{base - size / top * (base - _TOP):.1f}"
 
     below, shapes = [0] * len(report.timeline), []

@@ -21,7 +21,7 @@ from bertscope.units import json_text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCHEMA = 4  # 1 had other names in `run`, 3 more settings; in 2 the peak of `fit` included the context
+SCHEMA = 5  # up to 4 the rows of a step had its numbers themselves, not in a `cost`
 UNCOUNTED = "cpu_scratch_not_counted"  # the key of a note; its `kernels` are such as "convolutions and LSTMs"
 FAILED = "failed"  # the outcome of a point that could not be computed
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
@@ -98,7 +98,7 @@ def to_json(report: Any) -> str:
 
     >>> print(bertscope.to_json(bertscope.count("bert-tiny")))
     {
-      "schema": 4,
+      "schema": 5,
       "kind": "count",...
     """
     return json_text({"schema": SCHEMA, "kind": report.kind, **as_data(report)})
@@ -202,7 +202,6 @@ class TableReport(Report, Generic[Row]):
         raise RowError(f"no row {str(key)[:100]!r}; {suggestion(str(key), filter(None, known))}")
 
     def _all(self) -> Iterator[Row]:
-        """Yield the rows with the parts of each."""
         for row in self:
             yield row
             yield from getattr(row, "parts", ())

@@ -1,4 +1,4 @@
-"""The calibration of a card, as `profile --save` writes it, and the times that follow from one. Plain data."""
+"""The calibration of a card, as `profile --save` writes it. Plain data."""
 
 from __future__ import annotations
 
@@ -18,31 +18,6 @@ class CardWork:
     matmul_flops: dict[str, int] = field(default_factory=dict)
     moved_bytes: int = 0
     calls: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """The predicted time of a step on a calibrated card, and the rates that follow.
-
-    `flops` are those of the matrix products without recomputation. `mfu`, the model FLOPs utilization, is their rate by
-    the dense peak of the card, None without a published one.
-    """
-
-    seconds: float
-    tokens_per_second: float
-    flops: int
-    flops_per_second: float
-    mfu: float | None
-    peak_flops: float | None
-    peak_source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeRange:
-    """The range of a time; both ends are equal for one that a calibration predicts."""
-
-    low_seconds: float
-    high_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

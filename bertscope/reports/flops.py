@@ -78,8 +78,12 @@ class SweepPoint:
     seq: int
     forward_flops: int
     backward_flops: int
-    recompute_flops: int
-    total_flops: int
+    total_flops: int  # with recomputation
+
+    @property
+    def recompute_flops(self) -> int:
+        """Return the FLOPs that checkpointing adds."""
+        return self.total_flops - self.forward_flops - self.backward_flops
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,6 @@ def _type_schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sentence(item: type) -> str:
-    """Return the first paragraph of the class's docstring."""
     return " ".join((inspect.getdoc(item) or "").partition("\n\n")[0].split())
 
 
@@ -198,8 +197,8 @@ def _object(item: Any, value: Any, where: str) -> Any:
             raise SourceError(f"{where} lacks the field {field.name!r}; {_REMEDY}")
     try:
         return item(**found)
-    except SelectionError as error:  # settings that no run has
-        raise SourceError(f"{where}: {error.message}; {_REMEDY}") from None
+    except ValueError as error:  # settings that no run has, or a cost that contradicts itself
+        raise SourceError(f"{where}: {getattr(error, 'message', error)}; {_REMEDY}") from None
 
 
 def _union(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
-from bertscope.reports.calibration import StepTime, TimeRange
+from bertscope.reports.step import NO, UNCERTAIN, YES, CostRow, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"  # the phases of a step
@@ -87,42 +87,6 @@ class RankGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The memory at one moment by use; the parts add up to the total.
-
-    activations: saved for backward by the forward pass or by a recomputation. gathered_parameters: those of all ranks
-    that FSDP collects for a layer. communication: buffers that collectives read and write. temporaries: all other
-    memory that is allocated and freed within the step.
-    """
-
-    parameters: int = 0
-    buffers: int = 0
-    optimizer_state: int = 0
-    inputs: int = 0
-    gradients: int = 0
-    activations: int = 0
-    temporaries: int = 0
-    gathered_parameters: int = 0
-    communication: int = 0
-
-    @property
-    def total(self) -> int:
-        """Return the sum of the parts."""
-        return sum(vars(self).values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhasePeak:
-    """The peak of a phase, and the operator and module that run at that moment."""
-
-    phase: str
-    peak_bytes: int
-    path: str
-    operator: str
-    parts: Parts
-
-
-@dataclass(frozen=True, kw_only=True)
 class KeptRow:
     """The tensors of one kind that the forward pass of one kind of module saves for backward, over all copies."""
 
@@ -146,40 +110,20 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceTerms:
-    """The memory of a CUDA device in addition to the tensors; each term is estimated or measured separately.
-
-    `reserved_bytes` are the allocator's segments, `card_bytes` these and the context, at its upper end: as nvidia-smi.
-    """
-
-    allocated_bytes: int  # the blocks of tensors and workspaces, as torch.cuda.max_memory_allocated adds them
-    workspace_bytes: int
-    reserved_bytes: int
-    card_bytes: int
-    context_low_bytes: int
-    context_high_bytes: int
-    allocated_low_bytes: int = 0  # this and the next: over what a process may do before the run; 0 if not estimated
-    allocated_high_bytes: int = 0
-    reserved_loaded_bytes: int = 0  # if a checkpoint lay on the card while the model was made there
-
-
-@dataclass(frozen=True, kw_only=True)
 class Memory:
     """The memory of one step, estimated or measured."""
 
     obtained: str
-    phases: tuple[PhasePeak, ...]
+    cost: StepCost
+    phases: tuple[PhasePeak, ...]  # the peak of each
     kept: tuple[KeptRow, ...]
-    kept_bytes: int
     timeline: tuple[Sample, ...] = ()
-    device: DeviceTerms | None = None
     traced_layers: int | None = None  # number of layers that ran, if the others are extrapolated
-    other_loop_bytes: int | None = None  # the estimated peak of the same step in `run.other_loop`
 
     @property
     def peak(self) -> PhasePeak:
         """Return the peak of the step."""
-        return max(self.phases, key=lambda phase: phase.peak_bytes)
+        return self.cost.peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +172,7 @@ class BreakEvenPoint:
 
     batch: int
     first_bytes: int
-    peak_bytes: int
+    own_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,20 +184,16 @@ class BreakEven:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankRow:
+class RankRow(CostRow):
     """The measurement of real ranks that agree: the memory and the traffic of each, and the time of their steps."""
 
     ranks: tuple[int, ...]
+    cost: StepCost
     state_bytes: int  # between steps
     phases: tuple[PhasePeak, ...]
     traffic: tuple[TrafficRow, ...]
     step_seconds: tuple[float, ...] = ()  # of each timed step, the slowest of these ranks
     process_high_water_bytes: int = 0  # the highest of these ranks; 0 if the system does not report it
-
-    @property
-    def peak(self) -> PhasePeak:
-        """Return the peak of the step."""
-        return max(self.phases, key=lambda phase: phase.peak_bytes)
 
     @property
     def sent_bytes(self) -> int:
@@ -275,15 +215,21 @@ class Variant:
     traffic: tuple[TrafficRow, ...] = ()  # of a step, seen from the rank of this report
     failure: str = ""  # reason for a missing measurement
     rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
-    predicted: StepTime | None = None  # of --time, by a calibration
-    time_range: TimeRange | None = None  # of a step, by the data sheet of a card without one
-    epoch: TimeRange | None = None  # of --sequences
-    answer: str = ""  # yes, uncertain or no: if it fits on the report's card
 
     @property
     def memory(self) -> Memory | None:
         """Return the measurement if there is one, else the estimate."""
         return self.measured or self.estimated
+
+    @property
+    def cost(self) -> StepCost | None:
+        """Return the cost of the step: measured, else estimated; None if neither is known."""
+        return self.memory.cost if self.memory else None
+
+    @property
+    def answer(self) -> str:
+        """Return whether the estimate fits on the report's GPU: yes, uncertain or no; empty without a GPU."""
+        return self.estimated.cost.verdict if self.estimated else ""
 
     @property
     def error(self) -> float | None:
@@ -336,21 +282,16 @@ class MemoryReport(TableReport[Variant]):
         return self.shown("plot")
 
 
-YES, UNCERTAIN, NO = "yes", "uncertain", "no"
-
-
 @dataclass(frozen=True, kw_only=True)
-class FitRow:
+class FitRow(CostRow):
     """One variant at one sequence length.
 
     `batch` is the largest batch that fits: on CUDA the simulated allocator serves it, with the context at the upper
     end of what is published and a margin; 0 if batch 1 does not fit. `batch_by_bytes` is the largest one whose tensors
-    fit with the
-    context at the lower end; of batches between the two the answer is uncertain. On a CPU both are equal.
-    With an asked batch each is this batch or 0. `peak_bytes` is the peak of `batch`, of batch 1 if that is 0, or of
-    the asked batch; `next_peak_bytes` that of one more. Peaks are those of the tensors. `reserved_bytes` are the
-    allocator's segments, with workspaces and, for eager attention with a context that is not given, what older versions
-    of torch save more; `card_bytes` also includes the upper context. On a CPU all three are equal.
+    fit with the context at the lower end; of batches between the two the answer is uncertain. On a CPU both are equal.
+    With an asked batch each is this batch or 0. `cost` is that of `batch`, of batch 1 if that is 0, or of the asked
+    batch; `next_peak_bytes` is the peak of one more. For eager attention with a context that is not given, `reserved`
+    has what older versions of torch save more.
     """
 
     seq: int
@@ -358,22 +299,12 @@ class FitRow:
     precision: str
     batch: int
     batch_by_bytes: int
-    answer: str  # yes, uncertain or no
-    peak_bytes: int
-    reserved_bytes: int
-    card_bytes: int
+    cost: StepCost
     next_peak_bytes: int
-    fits: bool  # the answer is yes
-    step_flops: int
-    extra_flops: float  # added to the step without checkpointing, as a fraction of it
     strategy: str = "none"  # of the ranks; `batch` and bytes are those of one
     ranks: int = 1
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
     largest_batch: int = 0  # that fits, of a row whose asked batch does not
-    predicted: StepTime | None = None  # of --time, by a calibration
-    time_range: TimeRange | None = None  # of a step, by the data sheet of a card without one
-    epoch: TimeRange | None = None  # of --sequences
-    other_loop_bytes: int = 0  # added to `peak_bytes` by `run.other_loop`; negative for less
 
     @property
     def label(self) -> str:
@@ -389,15 +320,11 @@ class FitReport(TableReport[FitRow]):
     subject: Subject
     run: RunConfig  # that of all rows, without sizes, precision and checkpointing
     budget_bytes: int
-    overhead_bytes: int  # CUDA's workspaces and the upper context
     card: Gpu | None
     asked_batch: int | None
     rows: tuple[FitRow, ...]
     batch_total: int | None = None  # of all ranks; each row then has the fewest ranks of its strategy
     tried_ranks: tuple[int, ...] = ()  # the numbers of ranks among which it was searched
-    context_low_bytes: int = 0
-    context_high_bytes: int = 0
-    margin: float = 0.0  # the share of the memory without `overhead_bytes` that a batch leaves free
     other_head: str = ""  # a class with another common head, if the asked batch was tried with it
     units: str = ""  # modules whose parameters FSDP gathers together, such as `12 x BertLayer`
     training_file: TrainingFile | None = None  # of --from
@@ -416,13 +343,13 @@ class FitReport(TableReport[FitRow]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthsRow:
+class LengthsRow(CostRow):
     """One way to make batches, and the steps of an epoch with it.
 
     fixed: padded to the longest sequence of all. dynamic: to the longest of each batch. grouped: so, of similar
     lengths. unpadded: without padding. packed: so, up to `tokens_per_batch`. tokens: sorted by length, padded up to
-    `tokens_per_batch`. The worst step has `worst_batch` sequences of `worst_seq` tokens; `card_bytes` is what it
-    takes of the card with the upper context, on a CPU its peak.
+    `tokens_per_batch`. `cost` is that of the worst step, of `worst_batch` sequences of `worst_seq` tokens; its time
+    alone is that of a step of mean length.
     """
 
     name: str
@@ -431,26 +358,21 @@ class LengthsRow:
     batches: int  # of an epoch
     padding: float  # the share of the tokens of an epoch
     expected_bytes: int  # the mean peak of a step
-    worst_bytes: int
-    card_bytes: int
+    cost: StepCost
     worst_batch: int
     worst_seq: int
     epoch_flops: int
-    answer: str = ""  # yes, uncertain or no: if the worst step fits
-    predicted: StepTime | None = None  # of a step of mean length, by a calibration
-    time_range: TimeRange | None = None
-    epoch: TimeRange | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthBatch:
+class LengthBatch(CostRow):
     """The largest batch whose sequences have at most `high` tokens, and more than those of the entry before."""
 
     low: int
     high: int
     sequences: int
     batch: int
-    peak_bytes: int
+    cost: StepCost
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -477,4 +399,4 @@ class LengthsReport(TableReport[LengthsRow]):
     @property
     def fits(self) -> bool:
         """Return True if no limit was given, or the worst step of a row fits."""
-        return self.budget_bytes is None or any(row.answer == "yes" for row in self.rows)
+        return self.budget_bytes is None or any(row.fits for row in self.rows)

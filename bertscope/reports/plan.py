@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
-from bertscope.reports.calibration import StepTime, TimeRange
 from bertscope.reports.memory import TrainingFile
+from bertscope.reports.step import CostRow, StepCost
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
 
@@ -48,39 +48,23 @@ class PlanList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRow:
-    """A plan: its strategy of checkpointing, and the memory of its step.
-
-    `flops_again` is what the recomputation of a step costs, and `share_again` its share of the layers' forward pass.
-    `card_bytes` are the reserved bytes with the context, which nvidia-smi shows; on a CPU they are the peak.
-    """
+class PlanPoint(CostRow):
+    """A plan that was run: what it needs, and the share of the layers' forward pass that it recomputes."""
 
     checkpointing: str
-    batch: int
-    accumulate: int
-    peak_bytes: int
-    reserved_bytes: int
-    card_bytes: int
-    flops_again: int
-    share_again: float
-    moved_bytes_again: int
-    step_flops: int
-    answer: Literal["yes", "uncertain", "no"]
-    changes: dict[str, Any] = field(default_factory=dict)  # of the run, beyond checkpointing and the batch
-    lists: tuple[PlanList, ...] = ()
-    predicted: StepTime | None = None  # on a calibrated card
-    time_range: TimeRange | None = None  # of --time, by a data sheet
-    epoch: TimeRange | None = None
+    cost: StepCost
+    recompute_share: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanPoint:
-    """A plan that was run: what it needs, and the share of the layers' forward pass that it computes again."""
+class PlanRow(PlanPoint):
+    """A plan of the table: its strategy of checkpointing, the cost of its step, and what else it changes."""
 
-    checkpointing: str
-    peak_bytes: int
-    card_bytes: int
-    share_again: float
+    batch: int
+    accumulate: int
+    moved_bytes_again: int
+    changes: dict[str, Any] = field(default_factory=dict)  # of the run, beyond checkpointing and the batch
+    lists: tuple[PlanList, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -7,22 +7,23 @@ from typing import ClassVar
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 from bertscope.reports.base import TableReport
-from bertscope.reports.memory import NO, UNCERTAIN, YES, DeviceTerms, Memory, Parts
+from bertscope.reports.memory import Memory
+from bertscope.reports.step import CostRow, StepCost
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPhase:
-    """The peak of a phase of one step, and the line of the script and the operator that run at that moment."""
+class RunPhase(CostRow):
+    """The peak of a phase of one step, and the line of the script that runs at that moment."""
 
     step: int  # from 1 on; 0 for what comes before the first forward pass
-    phase: str
-    peak_bytes: int
+    cost: StepCost  # reserved is the highest of the phase
     left_bytes: int  # what lives when the phase ends
-    reserved_bytes: int  # by the allocator, the highest of the phase
-    path: str
-    operator: str
     line: str  # of the user's code: train.py:31
-    parts: Parts
+
+    @property
+    def phase(self) -> str:
+        """Return the phase of the step."""
+        return self.cost.peak.phase
 
     @property
     def label(self) -> str:
@@ -49,14 +50,15 @@ class RunEvaluation:
     batches: int
     ran: int
     added_bytes: int  # by each batch, such as its logits that are kept
-    peak_bytes: int
+    highest_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunReport(TableReport[RunPhase]):
     """The result of a dry run: the peak of each phase on a card that is not there.
 
-    `memory` is that of the step with the peak, as `estimate` reports one. `failure` is the error that ended the script.
+    `memory` is that of the step with the peak, as `estimate` reports one, and `cost` that of the script, on a GPU with
+    all batches of its evaluation. `failure` is the error that ended the script.
     """
 
     kind: ClassVar[str] = "run"
@@ -69,7 +71,7 @@ class RunReport(TableReport[RunPhase]):
     phases: tuple[RunPhase, ...]
     held: tuple[HeldRow, ...] = ()
     memory: Memory | None = None
-    device: DeviceTerms | None = None
+    cost: StepCost | None = None
     evaluation: RunEvaluation | None = None
     refused_bytes: tuple[int, ...] = ()  # of each request that the card had no room for
     refused_lines: tuple[str, ...] = ()
@@ -85,24 +87,15 @@ class RunReport(TableReport[RunPhase]):
     @property
     def answer(self) -> str:
         """Return if the script fits on the card: yes, uncertain or no; nothing without a card."""
-        if self.device is None or self.budget_bytes is None:
-            return ""
-        if self.failure and self.refused_bytes:
-            return NO
-        if self.device.card_bytes <= self.budget_bytes:
-            return YES
-        lower = self.device.card_bytes - self.device.context_high_bytes + self.device.context_low_bytes
-        return UNCERTAIN if lower <= self.budget_bytes else NO
+        return self.cost.verdict if self.cost else ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFit:
+class RunFit(CostRow):
     """One run of a script with one value of an argument."""
 
     value: int
-    answer: str
-    peak_bytes: int
-    card_bytes: int
+    cost: StepCost
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from bertscope.errors import SourceError
 from bertscope.frozen import dataclass
 from bertscope.reports.base import SCHEMA, TableReport, as_data
-from bertscope.reports.memory import Parts
+from bertscope.reports.step import StepCost
 
 # computed: the row has numbers. refused: the settings exclude each other, or the model does not have one of them.
 # failed: a worker ended, or a package is missing; the next run computes the point again.
@@ -22,8 +22,8 @@ class SweepRow:
     """One point of a grid: its settings and the estimate of its step, or the error.
 
     `key` is a hash of the settings, the configuration of the model and the versions. `point` has every setting, with
-    the defaults of those that the grid does not have. `peak_bytes`, the peak of each phase and `parts` are those of
-    `estimate`, of one rank if there are several; `fits` answers for the settings `gpu` or `budget`, as `fit` does.
+    the defaults of those that the grid does not have. `cost` is that of `estimate`, of one rank if there are several,
+    with the settings `gpu` or `budget` as its limit.
     """
 
     key: str
@@ -31,17 +31,11 @@ class SweepRow:
     unused: tuple[str, ...] = ()  # settings of the grid that have no effect at this point
     outcome: str = COMPUTED
     error: str = ""
-    fits: str | None = None
-    peak_bytes: int | None = None
-    phases: dict[str, int] = field(default_factory=dict)
-    parts: Parts | None = None  # at the peak
-    saved_bytes: int | None = None  # for backward
-    reserved_bytes: int | None = None  # by the simulated allocator of CUDA, with workspaces
-    card_bytes: int | None = None  # reserved, and the upper context
+    cost: StepCost | None = None
+    phases: dict[str, int] = field(default_factory=dict)  # the peak of each
     traffic: dict[str, int] = field(default_factory=dict)  # of a step: the bytes of the whole tensors by collective
     sent_bytes: int | None = None  # by the rank, if the ranks communicate in a ring
     parameters: int | None = None  # unique ones of the whole model
-    flops: int | None = None  # matrix products of the step, a multiply-add as 2
     versions: dict[str, str] = field(default_factory=dict)
 
     def to_line(self) -> str:

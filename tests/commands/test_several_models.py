@@ -11,7 +11,7 @@ from dataclasses import fields
 import pytest
 
 import bertscope
-from bertscope.reports.memory import Parts
+from bertscope.reports.step import Parts
 from bertscope.units import count_text
 
 # Published by google-research/bert: 4.4M and 11.3M.

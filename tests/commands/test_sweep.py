@@ -60,7 +60,10 @@ def test_a_grid_of_losses_has_the_estimate_of_each(cli, folder):
     assert cli("sweep", "grid.yaml", "-o", "results.jsonl").code == 0
     for line, loss in zip((folder / "results.jsonl").open(), ("triplet", "distil:bert-tiny"), strict=True):
         row, alone = json.loads(line), bertscope.estimate("bert-tiny", seq=16, batch=4, loss=loss)
-        assert (row["point"]["loss"], row["peak_bytes"]) == (loss, alone.variants[0].memory.peak.peak_bytes)
+        assert (row["point"]["loss"], row["cost"]["peak"]["peak_bytes"]) == (
+            loss,
+            alone.variants[0].memory.peak.peak_bytes,
+        )
 
 
 @pytest.mark.parametrize(
@@ -185,11 +188,11 @@ def test_a_row_that_no_sweep_writes_is_refused_with_its_line(cli, folder, done, 
 
 
 def test_rows_of_another_schema_are_refused_by_name(cli, folder, done):
-    for old, schema in ((done.replace(b'"schema":4,', b""), 1), (done.replace(b'"schema":4', b'"schema":2'), 2)):
+    for old, schema in ((done.replace(b'"schema":5,', b""), 1), (done.replace(b'"schema":5', b'"schema":2'), 2)):
         for content in (done + old, done + old[:99]):  # the second ends inside a row
             (folder / "results.jsonl").write_bytes(content)
             result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
-            message = f"a row of schema {schema}; this version goes on from 4; name another file"
+            message = f"a row of schema {schema}; this version goes on from 5; name another file"
             assert (result.code, result.err) == (2, f"error: results.jsonl:3: {message}\n")
             assert (folder / "results.jsonl").read_bytes() == content
 

@@ -75,7 +75,9 @@ def main() -> None:
             train(**settings)
             recorder.close()
             last = [phase for phase in phases(Recording(recorder.log), rows) if phase.step == 3]
-        found[name] = {phase.phase: (phase.peak_bytes, phase.operator, phase.path) for phase in last}
+        found[name] = {
+            phase.phase: (phase.peak_bytes, phase.cost.peak.operator, phase.cost.peak.path) for phase in last
+        }
     print(json.dumps(found))
 
 

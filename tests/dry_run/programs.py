@@ -402,7 +402,7 @@ def dry(run):
     for begun, end in zip([0, *ends], ends, strict=False):
         steps.append(max(found.live[max(begun - 1, 0) : end]) - found.live[end - 1])
     after = max(found.live[ends[-1] - 1 :], default=0)
-    after = max(after, whole.peak_bytes) if whole is not None else after
+    after = max(after, whole.highest_bytes) if whole is not None else after
     return {"steps": steps, "after": after - found.live[ends[-1] - 1]}
 
 

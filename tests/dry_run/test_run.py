@@ -67,10 +67,10 @@ def test_the_report_has_the_peak_of_each_phase_with_the_line_of_the_script(cli, 
             file, _, number = phase.line.partition(":")
             word = {"optimizer": "step()", "forward": "model(tokens", "evaluation": "model(tokens"}
             assert (file, word.get(phase.phase, "backward()") in text[int(number) - 1]) == ("train.py", True), phase
-        assert phase.parts.total == phase.peak_bytes
+        assert phase.cost.peak.parts.total == phase.peak_bytes
         assert phase.left_bytes <= phase.peak_bytes
     assert sum(row.held_bytes for row in report.held) == report.peak.peak_bytes
-    assert report.device.allocated_bytes <= report.device.reserved_bytes <= report.device.card_bytes
+    assert report.cost.max_allocated_bytes <= report.cost.reserved_bytes <= report.cost.gpu_bytes
     assert bertscope.from_json(report.to_json()) == report
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "step.pickle"}  # model.pt was discarded
     answer = cli("why", "step.pickle", "--format", "json")
@@ -117,7 +117,7 @@ step(2**20)
     report = bertscope.from_json(result.out)
     assert "out of memory at train.py:6" in str(report)
     assert (report.answer, len(report.refused_bytes)) == ("no", 2)
-    assert report.phases[-1].reserved_bytes <= 3 * 2**30
+    assert report.phases[-1].cost.reserved_bytes <= 3 * 2**30
 
 
 def test_the_largest_value_of_an_argument_fits_and_the_next_does_not(script):
@@ -373,7 +373,7 @@ assert dist.get_world_size() == 4
     states = []
     for sharded in (False, True):
         report = bertscope.run(script(code.replace("{sharded}", str(sharded))))
-        states.append(report.peak.parts.optimizer_state)
+        states.append(report.peak.cost.peak.parts.optimizer_state)
     params = 4 * (512 * 512 + 512)
     assert states[0] >= 2 * params
     assert 2 * params / 4 <= states[1] < 2 * params / 3
@@ -384,6 +384,6 @@ def test_a_script_holds_what_it_held_on_an_h200_to_the_byte(name):
     needs_namespaces()
     run = MEASURED[name]
     report = bertscope.run(SCRIPTS / run["script"], run["arguments"], gpu="h200", steps=3)
-    assert report.device.reserved_bytes == run["reserved_bytes"]
+    assert report.cost.reserved_bytes == run["reserved_bytes"]
     highest = max(peak for peak, _ in run["steps"])
-    assert report.device.allocated_bytes == pytest.approx(highest, abs=1024)
+    assert report.cost.max_allocated_bytes == pytest.approx(highest, abs=1024)

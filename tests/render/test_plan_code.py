@@ -25,6 +25,7 @@ from bertscope.model.keep import keep_operators
 from bertscope.render.plan_code import FORMS, emitted
 from bertscope.reports.base import Subject
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
 from bertscope.sources.other_models import GivenModule
@@ -51,10 +52,10 @@ def layers(path: str, count: int, *kept: str, recomputed: Any = None, calls: int
 
 
 def plan(*lists: PlanList, name: str = "bert-tiny", precision: str = "fp32", **changes: Any) -> PlanReport:
-    row = PlanRow(
-        checkpointing="keep:none", batch=2, accumulate=3, peak_bytes=2**30, reserved_bytes=0, card_bytes=0,
-        flops_again=0, share_again=0, moved_bytes_again=0, step_flops=0, answer="yes", lists=lists, changes=changes,
-    )  # fmt: skip
+    peak = PhasePeak(phase="forward", peak_bytes=2**30, path="", operator="", parts=Parts(inputs=2**30))
+    cost = StepCost(peak=peak, gpu_bytes=2**30, limit_bytes=2**34, shortfall=ByteRange())
+    row = PlanRow(checkpointing="keep:none", batch=2, accumulate=3, cost=cost, recompute_share=0, moved_bytes_again=0,
+                  lists=lists, changes=changes)  # fmt: skip
     subject = Subject(name=name, architecture="bert", dtype="fp32", attention="sdpa", torch_version="2.13.0",
                       bertscope_version="0.1.0")  # fmt: skip
     run = RunConfig(batch=2, seq=6, precision=precision)
@@ -341,7 +342,7 @@ def found(number: int) -> PlanReport:
     run = {"batch": 64, "seq": 16, **given}
     none, full = (variant.estimated for variant in
                   bertscope.estimate(source, checkpointing="none,full", **run).variants)  # fmt: skip
-    peaks = [memory.device.card_bytes if memory.device else memory.peak.peak_bytes for memory in (none, full)]
+    peaks = [memory.cost.gpu_bytes for memory in (none, full)]
     return bertscope.plan(source, budget=sum(peaks) // 2, **run)
 
 

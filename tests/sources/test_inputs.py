@@ -66,7 +66,7 @@ def test_a_decoder_with_a_cache_of_keys_has_a_plan(cli, family):
     found = cli("plan", folder, "--budget", "1KiB", "--batch", 2, "--seq", 7, "--format", "json")
     assert found.code == 1, found.err
     (row,) = found.json["rows"]
-    assert row["flops_again"] > 0
+    assert row["cost"]["recompute_flops"] > 0
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "swin"], indirect=True)

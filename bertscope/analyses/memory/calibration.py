@@ -75,7 +75,6 @@ def _driver_version() -> str:
 
 
 def _product_rate(side: int, precision: str, device: str) -> float:
-    """Return the FLOP/s of a product of two square matrices."""
     dtype = getattr(torch, PRECISIONS[precision].torch_name)
     one, other = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     with torch.no_grad():
@@ -83,7 +82,6 @@ def _product_rate(side: int, precision: str, device: str) -> float:
 
 
 def _copy_rate(most_bytes: int, device: str) -> float:
-    """Return the bytes per second that a copy reads and writes."""
     size = min(_COPIED_BYTES, most_bytes)
     source, target = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
     return 2 * size / _seconds(lambda: target.copy_(source))

@@ -106,7 +106,6 @@ class MemoryTraces:
         return self.freed(replace(run_config, loop=FREED), counts)
 
     def _whole(self, run_config: RunConfig) -> MemoryTrace:
-        """Return the trace of a run of all layers."""
         return self._finished(self.freed(replace(run_config, loop=FREED)), run_config)
 
     def _finished(self, trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
@@ -122,7 +121,6 @@ class MemoryTraces:
         return without_broadcasts(source_trace(source, replace(run_config, parallelism=idle(run_config.parallelism))))
 
     def _repeated(self, trace: MemoryTrace, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
-        """Return the memory of runs of `wanted` units of layers, by default of all, from that of `ran` units."""
         stacks = self._repeats(run_config)
         for stack in stacks:
             trace = with_copies(trace, stack.path, stack.copies(ran, wanted))
@@ -252,7 +250,6 @@ def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:
     given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
     def call(module: nn.Module, named: dict[str, Any]) -> Any:
-        """Return the loss of the module on its inputs in their order."""
         return loss_of(module(*named.values()))[0]
 
     return {f"input {number}": value for number, value in enumerate(given)}, loss or call

@@ -7,18 +7,20 @@ A step whose events change with the batch is traced at each batch that the searc
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import Allocator, Requests, replayed, requests
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
 from bertscope.analyses.memory.steps import Steps, estimate_report, largest, near
-from bertscope.analyses.memory.summary import on_card, uncounted_notes
+from bertscope.analyses.memory.summary import on_card, step_cost, uncounted_notes
 from bertscope.config import HEADS
 from bertscope.gpus import Gpu
 from bertscope.progress import progress, stage
-from bertscope.reports.memory import NO, UNCERTAIN, YES, FitReport, FitRow, MemoryReport, Variant
+from bertscope.reports.memory import FitReport, FitRow, MemoryReport, Variant
+from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, Parallelism, ranks_of
 from bertscope.settings.run_config import CUDA, RunConfig
@@ -35,6 +37,7 @@ class Fitter:
     steps: Steps
     budget_bytes: int
     overhead: Overhead = Overhead()
+    rows: Mapping[str, str] = field(default_factory=dict)  # of each module's path
 
     def __post_init__(self) -> None:
         self.trace = self.steps.trace
@@ -54,7 +57,6 @@ class Fitter:
                 largest_batch = self._largest_served(run_config, most)
         run_config = replace(run_config, batch=batch or max(served, 1))
         flops, plain = self.steps.flops(run_config), self.steps.flops(run_config.changed(checkpointing=NONE))
-        peak, reserved = self.trace(run_config).peak_bytes, self.reserved_bytes(run_config, is_limited=served > 0)
         next_run = replace(run_config, batch=run_config.batch + 1 if served else run_config.batch)
         return FitRow(
             seq=run_config.seq,
@@ -62,19 +64,38 @@ class Fitter:
             precision=run_config.precision,
             batch=served,
             batch_by_bytes=by_bytes,
-            answer=YES if served else UNCERTAIN if by_bytes else NO,
-            peak_bytes=peak,
-            reserved_bytes=reserved,
-            card_bytes=reserved + self.overhead.context_high_bytes,
+            cost=self.cost(run_config, step_flops=flops, recompute_flops=flops - plain,
+                           other_loop_bytes=self.trace(run_config).other_peak_bytes),
             next_peak_bytes=self.trace(next_run).peak_bytes,
-            fits=served > 0,
-            step_flops=flops,
-            extra_flops=flops / plain - 1 if plain else 0.0,
             strategy=run_config.parallelism.strategy,
             ranks=run_config.parallelism.world_size,
-            other_loop_bytes=self.trace(run_config).other_peak_bytes - peak,
             largest_batch=largest_batch,
-        )
+        )  # fmt: skip
+
+    def cost(self, run_config: RunConfig, known: StepCost | None = None, **others: Any) -> StepCost:
+        """Return the cost of the step under the limit; `known` is that of the same step without one."""
+        room, limit, trace = self.overhead, self.budget_bytes, self.trace(run_config)
+        least, lacking = (max(trace.peak_bytes + used - limit, 0) for used in (room.lowest_bytes, room.highest_bytes))
+        reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=trace.peak_bytes)
+        if run_config.device == CUDA:
+            most = replayed(self._requests(run_config), expandable_segments=run_config.expandable_segments)
+            found = most.peak_reserved_bytes
+            if not lacking:
+                limited = self.limited(run_config)
+                lacking = limited.missing_bytes
+                found = found if lacking else limited.peak_reserved_bytes
+            reserved = ByteRange(low_bytes=found, high_bytes=max(found, most.peak_reserved_bytes))
+            others = {"reserved": reserved, **others}
+        fields = {
+            "workspace_bytes": room.workspace_bytes,
+            "context": ByteRange(low_bytes=room.context_low_bytes, high_bytes=room.context_high_bytes),
+            "gpu_bytes": reserved.low_bytes + room.context_high_bytes,
+            "limit_bytes": limit,
+            "margin": room.margin,
+            "shortfall": ByteRange(low_bytes=least, high_bytes=lacking),
+            **others,
+        }
+        return replace(known, **fields) if known else step_cost(trace, self.rows, **fields)
 
     def needed_bytes(self, run_config: RunConfig) -> int:
         """Return the bytes of the tensors, the workspaces and the upper context at the peak of this step."""
@@ -94,7 +115,6 @@ class Fitter:
         return run_config.device != CUDA or not self.limited(run_config).missing_bytes
 
     def _limited(self, run_config: RunConfig) -> Allocator:
-        """Return the simulated allocator after the run in the budget without the upper context."""
         limit = self.overhead.limit_bytes(self.budget_bytes)
         return replayed(self._requests(run_config), limit, expandable_segments=run_config.expandable_segments)
 
@@ -103,22 +123,10 @@ class Fitter:
         workspaces, trace = by_thread(run_config, self.overhead.workspace_bytes), self.trace(run_config)
         return requests(trace.upper if self.overhead.margin else trace, workspaces)
 
-    def reserved_bytes(self, run_config: RunConfig, *, is_limited: bool) -> int:
-        """Return the bytes that the allocator reserves, on a CPU the peak; at the limit it frees segments."""
-        if run_config.device != CUDA:
-            return self.trace(run_config).peak_bytes
-        if is_limited:
-            allocator = self.limited(run_config)
-        else:
-            allocator = replayed(self._requests(run_config), expandable_segments=run_config.expandable_segments)
-        return allocator.peak_reserved_bytes
-
     def _largest_by_bytes(self, run_config: RunConfig) -> int:
-        """Return the largest batch whose tensors fit with the lower context."""
         tensor_bytes = self.budget_bytes - self.overhead.lowest_bytes
 
         def fits(batch: int) -> bool:
-            """Return True if the tensors of that batch fit into the budget."""
             return self.trace(replace(run_config, batch=batch)).peak_bytes <= tensor_bytes
 
         growth = self.steps.growth(run_config)
@@ -164,18 +172,14 @@ def estimate_on(
     if card is None:
         return runs, report
     fitter, _ = fitter_for(source, runs[0], card, None, {source.architecture: steps})
-    variants = [_answered(found, fitter, run) for found, run in zip(report.variants, runs, strict=True)]
-    return runs, replace(report, variants=tuple(variants))
 
+    def limited(found: Variant, run: RunConfig) -> Variant:
+        memory = found.estimated
+        return (
+            found if memory is None else replace(found, estimated=replace(memory, cost=fitter.cost(run, memory.cost)))
+        )
 
-def _answered(found: Variant, fitter: Fitter, run: RunConfig) -> Variant:
-    """Return the estimate with the answer; a step that fits reserves what it does at the limit of the card."""
-    answer, memory = fitter.answer(run), found.estimated
-    if answer == YES and memory is not None and memory.device is not None:
-        reserved = min(fitter.reserved_bytes(run, is_limited=True), memory.device.reserved_bytes)
-        card_bytes = reserved + memory.device.context_high_bytes
-        memory = replace(memory, device=replace(memory.device, reserved_bytes=reserved, card_bytes=card_bytes))
-    return replace(found, answer=answer, estimated=memory)
+    return runs, replace(report, variants=tuple(map(limited, report.variants, runs)))
 
 
 def fitter_for(
@@ -189,9 +193,9 @@ def fitter_for(
     known = budget if isinstance(budget, Gpu) else None
     budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
     own = steps.setdefault(source.architecture, Steps(source))
-    attention = own.facts(run_config.changed(checkpointing=NONE)).subject.attention
-    room = overhead(run_config, context_bytes, known, attention)
-    return Fitter(own, budget_bytes, room), known
+    facts = own.facts(run_config.changed(checkpointing=NONE))
+    room = overhead(run_config, context_bytes, known, facts.subject.attention)
+    return Fitter(own, budget_bytes, room, facts.rows), known
 
 
 def fit_report(
@@ -228,19 +232,15 @@ def fit_report(
                 row = replace(row, other_head_answer=other_fitter.answer(replace(run_config, batch=batch)))
             rows.append(row)
     if batch:  # the variants that fit first, those with the fewest FLOPs before the others
-        answers = (YES, UNCERTAIN, NO)
-        rows.sort(key=lambda row: (row.seq, answers.index(row.answer), row.extra_flops, row.precision != FP32.name))
+        rank = (YES, UNCERTAIN, NO).index
+        rows.sort(key=lambda row: (row.seq, rank(row.answer), row.cost.extra_flops or 0.0, row.precision != FP32.name))
     return FitReport(
         subject=replace(facts.subject, obtained="estimated"),
         run=replace(variants[0], **{name: getattr(RunConfig, name) for name in _VARIED}),
         budget_bytes=budget_bytes,
-        overhead_bytes=room.highest_bytes,
         card=known,
         asked_batch=batch,
         rows=tuple(rows),
-        context_low_bytes=room.context_low_bytes,
-        context_high_bytes=room.context_high_bytes,
-        margin=room.margin,
         other_head=other.architecture or "" if other else "",
         units=facts.units,
         notes=uncounted_notes(fitter.trace(replace(run_config, batch=batch or max(rows[-1].batch, 1))), run_config),
@@ -310,18 +310,15 @@ class _BatchSearch:
     total: int
 
     def on(self, run_config: RunConfig, ranks: Parallelism, size: int) -> RunConfig:
-        """Return the run of one of so many ranks, with its share of the batch."""
         return replace(run_config, batch=-(-self.total // size), parallelism=ranks.of_size(size))
 
     def leanest(self, runs: Sequence[RunConfig]) -> RunConfig:
-        """Return the run that needs the least memory on one of two ranks, in one process."""
         return min(runs, key=lambda run: self.fitter.needed_bytes(replace(run, batch=max(self.total // 2, 1))))
 
     def fewest(self, run_config: RunConfig, ranks: Parallelism) -> int:
         """Return the place of the fewest ranks with which the run fits; the number of places if it fits with none."""
 
         def fits(place: int) -> bool:
-            """Return True if the run fits with that number of ranks."""
             return self.fitter.answer(self.on(run_config, ranks, self.world_sizes[place])) == YES
 
         if fits(0):
@@ -345,12 +342,10 @@ class _BatchSearch:
         limit = self.fitter.overhead.limit_bytes(self.fitter.budget_bytes)
 
         def share(size: int) -> int:
-            """Return the parameters that rank 0 of so many updates."""
             run = replace(run_config, parallelism=ranks.of_size(size))
             return self.fitter.steps.facts(run).groups[0].updated_params
 
         def fits(size: int) -> bool:
-            """Return True if the tensors should fit with that number of ranks."""
             own = self.on(run_config, ranks, size)
             return growth.scaled(own.batch).peak_bytes - divided * (1 - share(size) / share(2)) <= limit
 

@@ -107,7 +107,6 @@ class Data:
         return found
 
     def _even(self, tokens: int) -> StepShape:
-        """Return sequences of the mean length that have at least so many tokens."""
         return -(-tokens // self.even), self.even
 
     def _dynamic(self, sizes: Mapping[int, int]) -> Iterator[tuple[StepShape, float]]:
@@ -168,7 +167,8 @@ class LengthSteps:
     """The steps of a run at other lengths: their peaks, FLOPs and largest batches."""
 
     def __init__(self, fitter: Fitter, run: RunConfig, data: Data, *, is_limited: bool) -> None:
-        self.fitter, self.data, self.is_limited = fitter, data, is_limited
+        self.fitter, self.data = fitter, data
+        self.limit = {} if is_limited else {"limit_bytes": None, "shortfall": None}
         self.traced = traced_lengths(list(data.counts))
         padding = run.padding or 1 - data.tokens / (data.total * data.longest)
         takes_mask = run.padding or _takes_ids(fitter.steps.source, run)
@@ -184,7 +184,6 @@ class LengthSteps:
         """Return True if a token needs no more memory in a longer sequence: attention saves no scores."""
 
         def token_bytes(seq: int) -> float:
-            """Return what a token of one more sequence adds to the peak of a large batch."""
             fewer, more = (self._bytes(self.unpadded, batch, seq) for batch in (_LARGE, _LARGE + 1))
             return (more - fewer) / seq
 
@@ -215,16 +214,13 @@ class LengthSteps:
             run, own = self.padded, [(count * size, length) for (size, length), count in found.shapes.items()]
         peak = self.peak if is_padded else lambda shape: self._bytes(run, *shape)
         worst, steps = replace(run, batch=batch, seq=seq), sum(found.shapes.values())
-        worst_bytes = self._bytes(run, batch, seq)
         mean_bytes = round(sum(count * peak(shape) for shape, count in found.shapes.items()) / steps)
         return LengthsRow(
             name=found.name, batch=0 if by_tokens else found.size, tokens_per_batch=found.size * by_tokens,
             batches=round(steps), padding=1 - self.data.tokens / sum(count * length for count, length in own),
-            expected_bytes=min(mean_bytes, worst_bytes),  # `peak` has two sequences at least
-            worst_bytes=worst_bytes, worst_batch=batch, worst_seq=seq,
-            card_bytes=self.fitter.reserved_bytes(worst, is_limited=False) + self.fitter.overhead.context_high_bytes,
+            expected_bytes=min(mean_bytes, self._bytes(run, batch, seq)),  # `peak` has two sequences at least
+            worst_batch=batch, worst_seq=seq, cost=self.fitter.cost(worst, **self.limit),
             epoch_flops=round(sum(count * self.flops(length) for count, length in own)),
-            answer=self.fitter.answer(worst) if self.is_limited else "",
         )  # fmt: skip
 
     def table(self) -> Iterator[LengthBatch]:
@@ -232,7 +228,7 @@ class LengthSteps:
         for low, high in zip([0, *self.traced], self.traced):  # noqa: B905
             row = self.fitter.row(replace(self.padded, seq=high))
             count = sum(count for length, count in self.data.counts.items() if low < length <= high)
-            yield LengthBatch(low=low + 1, high=high, sequences=count, batch=row.batch, peak_bytes=row.peak_bytes)
+            yield LengthBatch(low=low + 1, high=high, sequences=count, batch=row.batch, cost=row.cost)
 
     def largest_unpadded(self) -> int:
         """Return the most tokens of a batch without padding; 0 if attention saves scores."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
 from bertscope.gpus import Gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Note
-from bertscope.reports.memory import NO, YES
 from bertscope.reports.plan import FLOPS, TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
+from bertscope.reports.step import NO, YES
 from bertscope.settings.checkpointing import NONE, Kept, kept_text
 from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.settings.rows import rows
@@ -191,7 +191,7 @@ class PlanSearch:
                 starts.append((space, plan))
         if not starts:
             return self._timed(self.row(self.space, lean))
-        starts.sort(key=lambda start: self.row(*start).card_bytes)
+        starts.sort(key=lambda start: self.row(*start).cost.gpu_bytes)
         self._narrow(*starts[0])
         for space in (space for space in spaces if space is not starts[0][0]):
             least = self._cost(self._best())[0] / self.run_config.accumulate - self.byte_flops * space.moved_bytes
@@ -214,8 +214,8 @@ class PlanSearch:
     def rank(self, is_timed: bool) -> tuple[bool, bool, float, int]:
         """Return what makes the answer better, the smaller the better: no change, then the time or the share again."""
         found = self.answer
-        seconds = found.predicted.seconds if is_timed and found.predicted else found.share_again
-        return found.answer != YES, bool(self.changes), seconds, len(self.changes)
+        cost = (_seconds(found) if is_timed else None) or found.recompute_share
+        return found.answer != YES, bool(self.changes), cost, len(self.changes)
 
     def _beyond(self, space: PlanSpace, plan: Counts, number: int, most: float) -> Counts | None:
         """Run a plan and those after it, so many in all, that need up to `most` times the memory.
@@ -225,7 +225,7 @@ class PlanSearch:
         found = None
         for _ in range(number):
             row = self.row(space, plan)
-            if row.answer == NO or row.card_bytes > most * self.fitter.budget_bytes:
+            if row.answer == NO or row.cost.gpu_bytes > most * self.fitter.budget_bytes:
                 break
             found = plan if row.answer == YES else found
             plan = space.next(plan)
@@ -243,7 +243,7 @@ class PlanSearch:
         return min((row for row in self.rows.values() if row.answer == YES), key=self._cost)
 
     def _cost(self, row: PlanRow) -> tuple[float, int]:
-        return row.flops_again + self.byte_flops * row.moved_bytes_again, row.moved_bytes_again
+        return (row.cost.recompute_flops or 0) + self.byte_flops * row.moved_bytes_again, row.moved_bytes_again
 
     def _narrow(self, space: PlanSpace, low: Counts) -> None:
         """Run plans until none is between one that fits and one that does not; `low` fits.
@@ -255,7 +255,7 @@ class PlanSearch:
         last = self.row(space, low)
         stride = 0  # how many plans to go on, where the last one fits and has the fewest bytes more than the one before
         for _ in range(_TRIED):
-            free = self.fitter.budget_bytes - last.card_bytes  # as if each kept byte were one at the peak
+            free = self.fitter.budget_bytes - last.cost.gpu_bytes  # as if each kept byte were one at the peak
             room = (kept(low) if last.answer == YES else top) + free
             if stride:
                 ahead = reduce(lambda plan, _: space.next(plan), range(stride), low)
@@ -279,7 +279,7 @@ class PlanSearch:
         rates = [product.flops / product.kept_bytes for _, product in products]
         ends = [number for number in range(1, len(rates)) if rates[number - 1] > rates[number]]
         plans = [tuple(own.layers * (place < end) for place, (own, _) in enumerate(products)) for end in ends]
-        above = self.answer.flops_again // self.run_config.accumulate
+        above = (self.answer.cost.recompute_flops or 0) // self.run_config.accumulate
         leaner = [plan for plan in plans if self.space.flops_again(plan) > above][-_LEANER:]
         for plan in (*reversed(leaner), self.space.filled(0)):
             row = self.row(self.space, plan)
@@ -294,28 +294,22 @@ class PlanSearch:
         lists = space.in_lists(counts) if space else ()
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         again = run.accumulate * space.flops_again(counts) if space else 0
-        answer = self.fitter.answer(run)
-        reserved = self.fitter.reserved_bytes(run, is_limited=answer == YES)
         self.rows[space, counts] = PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
-            peak_bytes=self.fitter.trace(run).peak_bytes,
-            reserved_bytes=reserved,
-            card_bytes=reserved + self.fitter.overhead.context_high_bytes,
-            flops_again=again,
-            share_again=again / (space.flops * run.accumulate) if space and space.flops else 0.0,
+            cost=self.fitter.cost(run, recompute_flops=again,
+                                  step_flops=self.fitter.steps.flops(replace(run, checkpointing=NONE)) + again),
+            recompute_share=again / (space.flops * run.accumulate) if space and space.flops else 0.0,
             moved_bytes_again=run.accumulate * space.moved_bytes if space else 0,
-            step_flops=self.fitter.steps.flops(replace(run, checkpointing=NONE)) + again,
-            answer=answer,  # type: ignore[arg-type]  # of three words
             changes=self.changes,
             lists=lists,
-        )
+        )  # fmt: skip
         return self.rows[space, counts]
 
     def _timed(self, row: PlanRow) -> PlanRow:
         run = replace(self.run_config, checkpointing=row.checkpointing)
-        return replace(row, **self.timer.times(run)) if self.timer else row
+        return replace(row, cost=replace(row.cost, time=self.timer.time(run))) if self.timer else row
 
 
 def plan_report(
@@ -356,14 +350,12 @@ def plan_report(
         if searches[-1].plain.answer == YES:
             break
     fitting = [search.answer for search in searches if search.answer.answer == YES]
-    is_timed = bool(fitting) and all(row.predicted for row in fitting)
+    is_timed = bool(fitting) and all(map(_seconds, fitting))
     best = min(searches, key=lambda search: search.rank(is_timed))
     others = [search.answer for search in searches if search is not best]
     rows = [best.answer, *best.leaner(), *others]
     if is_timed:
-        rows.sort(
-            key=lambda row: (row.answer != YES, bool(row.changes), row.predicted.seconds if row.predicted else 0.0)
-        )
+        rows.sort(key=lambda row: (row.answer != YES, bool(row.changes), _seconds(row) or 0.0))
     facts = asked.steps.facts(first.changed(checkpointing=NONE))
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
@@ -376,7 +368,10 @@ def plan_report(
         rows=tuple(rows),
         cheaper=best.cheaper,
         layers_flops=best.space.flops,
-        front=tuple(_point(row) for row in sorted(best.rows.values(), key=lambda row: row.peak_bytes)),
+        front=tuple(
+            PlanPoint(checkpointing=row.checkpointing, cost=row.cost, recompute_share=row.recompute_share)
+            for row in sorted(best.rows.values(), key=lambda row: row.peak_bytes)
+        ),
         tried=sum(len(search.rows) for search in searches),
         notes=tuple(notes),
     )
@@ -406,15 +401,16 @@ def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
     searches = [replace(search, run_config=own, rows={}) for own in runs]
     number = next((number for number, own in enumerate(searches) if own.plain.answer == YES), len(searches) - 1)
     found = searches[number]
-    for larger in reversed(searches[:number] if found.answer.predicted else []):
+    for larger in reversed(searches[:number] if _seconds(found.answer) else []):
         if larger.rank(is_timed=True) >= found.rank(is_timed=True):
             break
         found = larger
     return found
 
 
-def _point(row: PlanRow) -> PlanPoint:
-    return PlanPoint(**{item.name: getattr(row, item.name) for item in fields(PlanPoint)})
+def _seconds(row: PlanRow) -> float | None:
+    time = row.cost.time
+    return time.step.low_seconds if time and time.is_predicted else None
 
 
 def check_plan(source: ModelSource, report: PlanReport) -> None:

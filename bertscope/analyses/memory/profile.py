@@ -54,7 +54,7 @@ def profile_report(
     with _starting(jobs) as start:
         try:
             for job in jobs:
-                beside = children[0].sent.estimated.peak.peak_bytes if children and children[0].sent.estimated else 0
+                beside = children[0].sent.estimated.cost.peak_bytes if children and children[0].sent.estimated else 0
                 children.append(_Child(replace(job, beside_peak_bytes=beside), timeout_seconds, start))
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
@@ -283,9 +283,9 @@ class _Child:
 
     def calibration(self) -> CalibrationReport | None:
         run, sent = self.job.run_config, self.sent
-        measured = sent.measured.device if sent.measured else None
-        estimated = sent.estimated.device if sent.estimated else None
-        if sent.card is None or measured is None:
+        measured = sent.measured.cost if sent.measured else None
+        estimated = sent.estimated.cost if sent.estimated else None
+        if sent.card is None or measured is None or measured.max_allocated_bytes is None:
             return None
         step = CalibrationStep(
             model=self.job.source.name,
@@ -294,11 +294,11 @@ class _Child:
             mode=run.mode,
             precision=run.compute_precision,
             checkpointing=run.checkpointing,
-            context_bytes=measured.context_high_bytes,
-            estimated_allocated_bytes=estimated.allocated_bytes if estimated else None,
-            allocated_bytes=measured.allocated_bytes,
+            context_bytes=measured.context.high_bytes,
+            estimated_allocated_bytes=estimated.max_allocated_bytes if estimated else None,
+            allocated_bytes=measured.max_allocated_bytes,
             estimated_reserved_bytes=estimated.reserved_bytes if estimated else None,
-            reserved_bytes=measured.reserved_bytes,
+            reserved_bytes=measured.reserved_bytes or 0,
             work=sent.work,
             step_seconds=tuple(sent.seconds),
         )
@@ -318,7 +318,7 @@ def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
     happened = words.get(kind, text)
     expected: str = ""
     if sent.estimated is not None:
-        expected = f"; the estimate is {bytes_text(sent.estimated.peak.peak_bytes)}"
+        expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}"
     said = f"{sent.who} {happened} while {sent.stage}{expected}"
     others = {"interrupted": "run it again to measure",
               "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",

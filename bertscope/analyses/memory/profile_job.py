@@ -179,7 +179,7 @@ def estimate_job(job: Job, send: Say) -> int:
     with suppress(UnknownValueError):  # then there is only the measurement
         found = estimate_memory(job.source, job.run_config, steps)
         send("estimated", found)
-        if job.beside is not None and job.source.layer_path and found.peak.peak_bytes >= job.beside_peak_bytes:
+        if job.beside is not None and job.source.layer_path and found.cost.peak_bytes >= job.beside_peak_bytes:
             growths = steps.growth(job.beside), steps.growth(job.run_config)
             send("outlook", break_even(*growths, above=job.beside.batch))
     return steps.flops(job.run_config)

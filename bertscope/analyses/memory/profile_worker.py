@@ -77,7 +77,7 @@ def run(job: Job, send: Say) -> None:
 
 def _measure(step: Any, job: Job, send: Say) -> float:
     """Measure the process in a step and the allocator's events in the next one; return the time of the first."""
-    from bertscope.analyses.memory.profiler_run import measured, measured_device_terms
+    from bertscope.analyses.memory.profiler_run import measured, measured_device
     from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.analyses.memory.summary import memory
     from bertscope.analyses.modules.module_tree import row_paths
@@ -101,13 +101,13 @@ def _measure(step: Any, job: Job, send: Say) -> float:
     if step.device == "cuda":
         torch.cuda.synchronize()
     warmup = warmup or time.perf_counter() - started
-    terms = measured_device_terms(step) if is_cuda else None
+    device = measured_device(step) if is_cuda else {}
     if not is_cuda and step.optimizer is None:
         of_process(step.run)
     if job.wants_snapshot:
         send("snapshot", b64encode(snapshot(trace)).decode())
     send("machine", machine_name(step.device))
-    send("measured", memory(trace, "measured", row_paths(step.model), terms))
+    send("measured", memory(trace, "measured", row_paths(step.model), **device))
     return warmup
 
 

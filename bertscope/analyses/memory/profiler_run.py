@@ -21,7 +21,8 @@ from bertscope.analyses.tracing.inputs import running_module
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.analyses.tracing.trace import hooks
 from bertscope.errors import SelectionError, UnknownValueError
-from bertscope.reports.memory import BACKWARD, FORWARD, DeviceTerms, MemoryReport, Timing, Variant
+from bertscope.reports.memory import BACKWARD, FORWARD, MemoryReport, Timing, Variant
+from bertscope.reports.step import ByteRange
 from bertscope.settings.run_config import STORED, RunConfig, timed_steps
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import has_kernel, is_of_device, nn, profiled_events, record_name, torch
@@ -256,19 +257,18 @@ def _is_made_of_others(operator: str) -> bool:
     return any(has_kernel(getattr(packet, overload, None), "CompositeImplicitAutograd") for overload in overloads)
 
 
-def measured_device_terms(step: ModelStep) -> DeviceTerms:
-    """Run one step and return the allocator's own statistics; the step's optimizer state must exist."""
+def measured_device(step: ModelStep) -> dict[str, Any]:
+    """Run one step and return the allocator's own statistics as fields of a cost; the optimizer state must exist."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step.run()
     torch.cuda.synchronize()
     free, whole = torch.cuda.mem_get_info()
     context = max(whole - free - torch.cuda.memory_reserved(), 0)  # includes the memory of other processes
-    return DeviceTerms(
-        allocated_bytes=torch.cuda.max_memory_allocated(),
-        workspace_bytes=0,  # part of the allocated bytes
-        reserved_bytes=torch.cuda.max_memory_reserved(),
-        card_bytes=torch.cuda.max_memory_reserved() + context,
-        context_low_bytes=context,
-        context_high_bytes=context,
-    )
+    reserved = torch.cuda.max_memory_reserved()
+    return {
+        "max_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
+        "context": ByteRange(low_bytes=context, high_bytes=context),
+        "gpu_bytes": reserved + context,
+    }

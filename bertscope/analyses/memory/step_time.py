@@ -19,7 +19,7 @@ from bertscope.analyses.memory.estimate import named_inputs
 from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.step import ModelStep, meta_inputs, run_model, step_flops
-from bertscope.analyses.memory.steps import Steps, estimate_memory
+from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.analyses.modules.repeat import RAN, layer_stacks, shortened
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
@@ -27,8 +27,9 @@ from bertscope.analyses.tracing.inputs import running
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.analyses.tracing.operator_costs import bytes_moved, cost
 from bertscope.gpus import Gpu, bandwidth, peak_flops
-from bertscope.reports.calibration import COPY, CalibrationReport, CardWork, StepTime, TimeRange
-from bertscope.reports.memory import OPTIMIZER, FitReport, FitRow, MemoryReport
+from bertscope.reports.calibration import COPY, CalibrationReport, CardWork
+from bertscope.reports.memory import OPTIMIZER, FitReport, FitRow, MemoryReport, Variant
+from bertscope.reports.step import StepTime, TimeRange
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
@@ -66,7 +67,7 @@ def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gp
     flops = step_flops(source, run_config.changed(checkpointing=NONE))
     peak, peak_source = peak_flops(card, precision) or (None, "")
     return StepTime(
-        seconds=seconds,
+        step=TimeRange(low_seconds=seconds, high_seconds=seconds),
         tokens_per_second=run_config.accumulate * run_config.batch * run_config.texts * run_config.seq / seconds,
         flops=flops,
         flops_per_second=flops / seconds,
@@ -114,27 +115,28 @@ class Timer:
         rates = rates_of(self.calibration) if self.calibration else None
         return rates.products.get(run_config.compute_precision, 0.0) / rates.moved if rates else 0.0
 
-    def times(self, run_config: RunConfig) -> dict[str, Any]:
-        """Return the fields of a report's row on times."""
-        found, span = None, None
+    def time(self, run_config: RunConfig) -> StepTime | None:
+        """Return the time of a step and of an epoch; None if it is not known."""
+        found: StepTime | None = None
         if self.calibration is None:
-            plain = estimate_memory(self.steps.source, run_config.changed(checkpointing=NONE), self.steps)
-            span = data_sheet_seconds(self.steps.source, run_config, plain.kept_bytes, self.card)
-        elif (rates := rates_of(self.calibration)) and (
-            found := predicted(self.steps.source, run_config, rates, self.card)
-        ):
-            span = TimeRange(low_seconds=found.seconds, high_seconds=found.seconds)
-        epoch = None
-        if self.sequences and span:
-            steps = -(-self.sequences // (run_config.batch * run_config.accumulate))
-            epoch = TimeRange(low_seconds=steps * span.low_seconds, high_seconds=steps * span.high_seconds)
-        return {"predicted": found, "time_range": None if found else span, "epoch": epoch}
+            saved_bytes = self.steps.trace(run_config.changed(checkpointing=NONE)).saved_bytes
+            span = data_sheet_seconds(self.steps.source, run_config, saved_bytes, self.card)
+            found = StepTime(step=span) if span else None
+        elif rates := rates_of(self.calibration):
+            found = predicted(self.steps.source, run_config, rates, self.card)
+        if found is None or not self.sequences:
+            return found
+        return replace(found, epoch=found.step.times(-(-self.sequences // (run_config.batch * run_config.accumulate))))
 
 
 def with_times(report: MemoryReport, timer: Timer, run_configs: Sequence[RunConfig]) -> MemoryReport:
     """Return an estimate with the time of each variant; `run_configs` are theirs."""
-    pairs = zip(report.variants, run_configs, strict=True)
-    return replace(report, variants=tuple(replace(variant, **timer.times(run)) for variant, run in pairs))
+
+    def timed(variant: Variant, run: RunConfig) -> Variant:
+        found = variant.estimated
+        return replace(variant, estimated=found and replace(found, cost=replace(found.cost, time=timer.time(run))))
+
+    return replace(report, variants=tuple(map(timed, report.variants, run_configs)))
 
 
 def with_fit_times(report: FitReport, timer: Timer, variants: Sequence[RunConfig]) -> FitReport:
@@ -147,13 +149,12 @@ def with_fit_times(report: FitReport, timer: Timer, variants: Sequence[RunConfig
         if not row.batch:
             return row
         run = replace(runs[row.checkpointing, row.precision], seq=row.seq, batch=row.batch)
-        return replace(row, **timer.times(run))
+        return replace(row, cost=replace(row.cost, time=timer.time(run)))
 
     return replace(report, rows=tuple(map(timed, report.rows)))
 
 
 def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:
-    """Return the work of one and so many times that of the other."""
     names = {**one.matmul_flops, **other.matmul_flops}
     return CardWork(
         matmul_flops={name: one.matmul_flops.get(name, 0) + times * other.matmul_flops.get(name, 0) for name in names},
@@ -163,7 +164,6 @@ def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:
 
 
 def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
-    """Return the work of one step with every layer of the source."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
     given, how = named_inputs(inputs, loss_function(run_config))
@@ -197,12 +197,10 @@ class _WorkMode(RunMode):
         self.reset()
 
     def reset(self) -> None:
-        """Begin to count."""
         self.flops: Counter[str] = Counter()
         self.moved, self.calls = 0, 0
 
     def work(self) -> CardWork:
-        """Return what was counted."""
         return CardWork(matmul_flops=dict(self.flops), moved_bytes=self.moved, calls=self.calls)
 
     def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:

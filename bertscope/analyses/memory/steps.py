@@ -179,7 +179,7 @@ def break_even(one: MemoryTrace | None, other: MemoryTrace | None, above: int) -
     if behind >= LARGEST_BATCH // 2:
         return None
     shown = [(batch, *peaks(batch)) for batch in _SHOWN_BATCHES if batch > max(above, behind)]
-    points = tuple(BreakEvenPoint(batch=batch, first_bytes=first, peak_bytes=second) for batch, first, second in shown)
+    points = tuple(BreakEvenPoint(batch=batch, first_bytes=first, own_bytes=second) for batch, first, second in shown)
     return BreakEven(pays_from_batch=behind + 1, points=points)
 
 
@@ -214,7 +214,7 @@ def estimate_report(
             ),
         )
         first = variants[0].estimated if variants else None
-        if first and source.layer_path and found.peak.peak_bytes >= first.peak.peak_bytes:
+        if first and source.layer_path and found.cost.peak_bytes >= first.cost.peak_bytes:
             growths = steps.growth(run_configs[0]), steps.growth(run_config)
             variant = replace(variant, outlook=break_even(*growths, above=run_configs[0].batch))
         variants.append(variant)

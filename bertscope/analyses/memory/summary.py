@@ -9,19 +9,11 @@ from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
 from bertscope.analyses.memory.kernels.overhead import by_thread, card_workspace_bytes
-from bertscope.analyses.memory.trace import MemoryTrace
+from bertscope.analyses.memory.trace import MemoryTrace, Moment
 from bertscope.gpus import CONTEXT_BYTES, Gpu, card_threads, sdpa_kernel
 from bertscope.reports.base import UNCOUNTED, Note, Subject
-from bertscope.reports.memory import (
-    DeviceTerms,
-    KeptRow,
-    Memory,
-    MemoryReport,
-    Parts,
-    PhasePeak,
-    Sample,
-    Variant,
-)
+from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Sample, Variant
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, RunConfig
 
@@ -51,27 +43,32 @@ _WHAT = (
 )  # fmt: skip
 
 
-def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], device: DeviceTerms | None = None) -> Memory:
-    """Return the report on a trace; `rows` gives the row of each module's path, as `row_paths` returns it."""
-    phases = tuple(
-        PhasePeak(
-            phase=moment.phase,
-            peak_bytes=moment.live_bytes,
-            path=rows.get(moment.path, moment.path),
-            operator=moment.operator,
-            parts=Parts(**trace.parts_after(moment.index)),
-        )
-        for moment in trace.peaks()
-    )
-    kept = tuple(kept_rows(trace, rows))
+def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device: Any) -> Memory:
+    """Return the report on a trace; `rows` gives the row of each module's path, `device` the fields of a GPU's cost."""
     return Memory(
         obtained=obtained,
-        phases=phases,
-        kept=kept,
-        kept_bytes=sum(row.kept_bytes for row in kept),
+        cost=step_cost(trace, rows, **device),
+        phases=tuple(_peak(trace, moment, rows) for moment in trace.peaks()),
+        kept=tuple(kept_rows(trace, rows)),
         timeline=tuple(_timeline(trace)),
-        device=device,
         traced_layers=trace.traced_layers,
+    )
+
+
+def step_cost(trace: MemoryTrace, rows: Mapping[str, str], **device: Any) -> StepCost:
+    """Return the cost of a step without a limit; `device` has the fields that a GPU adds."""
+    peak = max(trace.peaks(), key=lambda moment: moment.live_bytes)
+    found = {"gpu_bytes": peak.live_bytes, "saved_bytes": trace.saved_bytes, **device}
+    return StepCost(peak=_peak(trace, peak, rows), **found)
+
+
+def _peak(trace: MemoryTrace, moment: Moment, rows: Mapping[str, str]) -> PhasePeak:
+    return PhasePeak(
+        phase=moment.phase,
+        peak_bytes=moment.live_bytes,
+        path=rows.get(moment.path, moment.path),
+        operator=moment.operator,
+        parts=Parts(**trace.parts_after(moment.index)),
     )
 
 
@@ -140,13 +137,14 @@ def estimated(
     trace: MemoryTrace, other_peak_bytes: int, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None
 ) -> Memory:
     """Return the memory of a step, with the peak of the same step in another loop."""
-    terms = device_terms(trace, run_config, card)
-    if terms is not None:
-        others = [allocator_bytes(trace, run_config, terms.workspace_bytes, name) for name in (LOADED, AFTER_ANOTHER)]
-        found = [terms.allocated_bytes, *(allocated for allocated, _ in others)]
-        terms = replace(terms, allocated_low_bytes=min(found), allocated_high_bytes=max(found),
-                        reserved_loaded_bytes=others[0][1])  # fmt: skip
-    return replace(memory(trace, "estimated", rows, terms), other_loop_bytes=other_peak_bytes)
+    device = device_cost(trace, run_config, card)
+    if device:
+        workspaces = device["workspace_bytes"]
+        others = [allocator_bytes(trace, run_config, workspaces, history) for history in (LOADED, AFTER_ANOTHER)]
+        found = [device["max_allocated_bytes"], *(allocated for allocated, _ in others)]
+        device["allocated"] = ByteRange(low_bytes=min(found), high_bytes=max(found))
+        device["reserved_loaded_bytes"] = others[0][1]
+    return memory(trace, "estimated", rows, other_loop_bytes=other_peak_bytes, **device)
 
 
 def allocator_bytes(
@@ -162,21 +160,20 @@ def allocator_bytes(
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 
-def device_terms(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> DeviceTerms | None:
-    """Return the memory of a CUDA device besides the tensors, of a GPU or of any; None for the CPU."""
+def device_cost(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> dict[str, Any]:
+    """Return the fields of a cost that a CUDA device adds, of a GPU or of any; none for the CPU."""
     if run_config.device != "cuda":
-        return None
+        return {}
     workspaces = card_workspace_bytes(run_config, card)
     allocated, reserved = allocator_bytes(trace, run_config, workspaces)
     low, high = (card.context_low_bytes, card.context_high_bytes) if card else CONTEXT_BYTES
-    return DeviceTerms(
-        allocated_bytes=allocated,
-        workspace_bytes=workspaces,
-        reserved_bytes=reserved,
-        card_bytes=reserved + high,
-        context_low_bytes=low,
-        context_high_bytes=high,
-    )
+    return {
+        "max_allocated_bytes": allocated,
+        "workspace_bytes": workspaces,
+        "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
+        "context": ByteRange(low_bytes=low, high_bytes=high),
+        "gpu_bytes": reserved + high,
+    }
 
 
 def uncounted_notes(trace: MemoryTrace, run_config: RunConfig) -> tuple[Note, ...]:

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from bertscope.analyses.memory.kernels.scratch_rules import RULES
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.analyses.saved import NUMBER, checked
-from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE, Parts
+from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from bertscope.reports.step import Parts
 from bertscope.settings.run_config import LOOPS, RunConfig
 
 SMALLEST, FAR = 2, 2 + 1019  # the recorded batches; some operators treat a batch of 1 differently

@@ -63,7 +63,6 @@ def with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]], 
 
 
 def _update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
-    """Return the memory of an update of parameters of these kinds."""
     stack = LayerStack.of(_PATH, "", kinds)
     few, more = (_traced(stack.few(units), run_config) for units in (RAN, RAN + 1))
     if not same_events(with_copies(few, _PATH, stack.copies(RAN, RAN + 1)), more):
@@ -72,7 +71,6 @@ def _update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
 
 
 def _renamed(trace: MemoryTrace, paths: Sequence[str]) -> MemoryTrace:
-    """Return the memory of an update of the parameters with these paths."""
 
     def renamed(path: str) -> str:
         number, dot, rest = path.removeprefix(f"{_PATH}.").partition(".")
@@ -84,7 +82,6 @@ def _renamed(trace: MemoryTrace, paths: Sequence[str]) -> MemoryTrace:
 
 
 def _traced(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
-    """Return the trace of an update of parameters of these kinds, all of which run."""
     run_config = replace(run_config, parallelism=ONE_PROCESS, batch=1, seq=1, loop=FREED, accumulate=1,
                          clip_grad_norm=False, grad_scaler=False, ema=False, keep_gradients=True)  # fmt: skip
     with ExitStack() as stack:
@@ -104,7 +101,6 @@ class _Update(ModelStep):
     trained: Sequence[bool] = ()
 
     def run_micro_batch(self, *_: Any, **__: Any) -> None:
-        """Give the parameters their gradients."""
         for param, is_trained in zip(self.model.parameters(), self.trained, strict=True):
             if is_trained and param.grad is None:
                 param.grad = torch.empty_like(param)

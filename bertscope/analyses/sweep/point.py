@@ -11,14 +11,13 @@ from functools import lru_cache
 from bertscope.analyses.memory.fit import Fitter
 from bertscope.analyses.memory.kernels.overhead import overhead
 from bertscope.analyses.memory.steps import Steps
-from bertscope.analyses.memory.summary import device_terms, on_card
+from bertscope.analyses.memory.summary import device_cost, on_card, step_cost
 from bertscope.analyses.memory.trace import SMALLEST
 from bertscope.analyses.parallel.collectives import traffic
 from bertscope.analyses.saved import choose_threads
 from bertscope.analyses.sweep.grid import Task, versions
 from bertscope.errors import BertscopeError, MissingExtraError, one_line
 from bertscope.reports.base import FAILED
-from bertscope.reports.memory import Parts
 from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.sources.find import source_from_data
 
@@ -80,26 +79,18 @@ def _row(task: Task) -> SweepRow:
     steps = _steps_of(task)
     run_config = on_card(task.run_config, task.card)
     facts, trace = steps.facts(run_config), steps.trace(run_config)
-    moments = trace.peaks()
-    peak = max(moments, key=lambda moment: moment.live_bytes)
     calls = traffic(trace.collectives, {}, facts.buckets, run_config.parallelism, run_config.accumulate)
     moved: dict[str, int] = {}
     for call in calls:
         moved[call.collective] = moved.get(call.collective, 0) + call.full_bytes
-    device, fits = device_terms(trace, run_config, task.card), None
+    cost = step_cost(trace, facts.rows, **device_cost(trace, run_config, task.card))
     if task.budget_bytes is not None:
         room = overhead(run_config, task.context_bytes, task.card, facts.subject.attention)
-        fits = Fitter(steps, task.budget_bytes, room).answer(run_config)
+        cost = Fitter(steps, task.budget_bytes, room).cost(run_config, cost)
     return task.row(
-        fits=fits,
-        peak_bytes=peak.live_bytes,
-        phases={moment.phase: moment.live_bytes for moment in moments},
-        parts=Parts(**trace.parts_after(peak.index)),
-        saved_bytes=trace.saved_bytes,
-        reserved_bytes=device.reserved_bytes if device else None,
-        card_bytes=device.card_bytes if device else None,
+        cost=replace(cost, step_flops=steps.flops(run_config)),
+        phases={moment.phase: moment.live_bytes for moment in trace.peaks()},
         traffic=moved,
         sent_bytes=sum(call.sent_bytes for call in calls) if run_config.parallelism.world_size > 1 else None,
         parameters=facts.params,
-        flops=steps.flops(run_config),
     )

@@ -14,7 +14,6 @@ from typing import Any
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.progress import notify
 from bertscope.reports.base import FAILED, SCHEMA
-from bertscope.reports.memory import NO, UNCERTAIN, YES
 from bertscope.reports.sweep import COMPUTED, REFUSED, SweepRow
 from bertscope.text_files import write_file
 
@@ -115,8 +114,7 @@ def _is_possible(row: SweepRow, data: Any) -> bool:
         bool(_KEY.fullmatch(row.key))
         and bool(row.point)
         and row.outcome in (COMPUTED, REFUSED, FAILED)
-        and row.fits in (None, YES, UNCERTAIN, NO)
-        and (row.peak_bytes is not None) == is_computed
+        and (row.cost is not None) == is_computed
         and bool(row.error) != is_computed
         and all(0 <= number < _LARGEST for number in _numbers(data))
     )

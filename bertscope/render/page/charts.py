@@ -34,7 +34,6 @@ def role(path: str, types: Mapping[str, str]) -> str:
 
 
 def _color(path: str, types: Mapping[str, str]) -> str:
-    """Return the colour of a module or tensor."""
     found = role(path, types)
     return variable("role", found) if found else MIXED
 
@@ -157,7 +156,6 @@ def _named(path: str) -> str:
 
 
 def _short(path: str) -> str:
-    """Return a module's name from its layer on."""
     before, layer, name = path.partition("layer.")
     return layer + name if layer and before.endswith("encoder.") else _named(path)
 

@@ -16,21 +16,21 @@ from bertscope.render.console import PARTS, Target, variable
 from bertscope.render.diagram import inline_svg, mermaid, width_points
 from bertscope.render.diff import notes as diff_notes
 from bertscope.render.diff import parts as diff_parts
-from bertscope.render.fit import missing_text, settings
 from bertscope.render.footer import footer, subtitle, title
-from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, memory_columns, memory_lines
+from bertscope.render.memory import conclusions, footnotes, kept_cells, kept_columns, variants_table
 from bertscope.render.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.render.page.templating import filled, markup
-from bertscope.render.plan_chart import plan_svg
-from bertscope.render.timeline.panels import part_name, run_text
+from bertscope.render.plan import plan_svg
+from bertscope.render.step import assumed, needs, part_name, run_text
 from bertscope.render.timeline.timeline import memory_charts
 from bertscope.render.tree import tree_table
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.memory import NO, YES, FitReport, Memory, Variant
+from bertscope.reports.memory import FitReport, Memory
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.reports.plan import PlanReport
+from bertscope.reports.step import YES
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
 from bertscope.units import bytes_text, count_text, flops_text, html_text
@@ -42,7 +42,6 @@ def model_command(model: ModelPart, name: str, words: str = "") -> str:
 
 
 def _command(name: str, words: str, subject: Subject, *others: Subject) -> str:
-    """Return a command about a model, with the options that select its class if they hold for the others too."""
     chosen = _model_words(subject) if {*map(_model_words, others)} <= {_model_words(subject)} else ""
     return _joined(f"bertscope {name}", shlex.quote(subject.name), words, chosen)
 
@@ -97,7 +96,8 @@ def _limit(fit: FitReport) -> dict[str, Any]:
     """Return the GPU or the budget, the device if it is not implied, and the CUDA context if it is given."""
     found: dict[str, Any] = {"gpu": fit.card.name} if fit.card else {"budget": fit.budget_bytes}
     found["device"] = "" if fit.card or fit.run.device == CPU else fit.run.device
-    context = fit.context_low_bytes, fit.context_high_bytes
+    own = fit.rows[0].cost.context
+    context = own.low_bytes, own.high_bytes
     published = (fit.card.context_low_bytes, fit.card.context_high_bytes) if fit.card else None
     is_given = context[0] == context[1] > 0 and context != published
     return found | ({"context": context[0]} if is_given else {})
@@ -130,34 +130,30 @@ RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
 def verdict(model: ModelPart) -> dict[str, Any]:
     """Return the answer for the step of the page, the memory of each variant, and what was assumed."""
     first, fit, asked = model.memory.variants[0], model.fit, model.asked
-    peak = bytes_text(first.memory.peak.peak_bytes) if first.memory else "--"
-    sentences, rows = [_needs(model, first, peak)], []
-    known = [variant.memory.peak.peak_bytes for variant in model.memory.variants if variant.memory]
+    peak = bytes_text(first.memory.cost.peak_bytes) if first.memory else "--"
+    size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
+    cost, sentences, rows = first.cost, [], []
+    known = [variant.memory.cost.peak_bytes for variant in model.memory.variants if variant.memory]
     has_no_effect = any(size >= known[0] for size in known[1:])
     if has_no_effect:
         rows.append((_sentence("checkpointing"), list(conclusions(model.memory))))
     if asked is None or fit is None:
         answer, heading = "unasked", f"Peak {peak}"
-        assumed = [subtitle(model.memory), run_text(model.memory.run)]
+        settings = [subtitle(model.memory), run_text(model.memory.run)]
     else:
         wanted = model.memory.run.precision, first.checkpointing
         row = next(row for row in asked.rows if (row.precision, row.checkpointing) == wanted)
-        answer, heading = row.answer, f"{_sentence(fits_word(row.answer))} {place(fit)}"
-        if row.answer == NO:
-            sentences.append(f"It is short by {missing_text(asked, row)}.")
+        cost, answer, heading = row.cost, row.answer, f"{_sentence(fits_word(row.answer))} {place(fit)}"
         if row.answer != YES and (others := [fit_words.way_of(other) for other in asked.rows if other.answer == YES]):
             sentences.append(f"This batch fits with {'; '.join(others)}.")
-        largest = "; ".join(
-            (
-                f"{count_text(found.batch)} with {fit_words.way_of(found)}"
-                if found.fits
-                else f"none with {fit_words.way_of(found)}"
-            )
-            for found in fit.rows
+        largest = (
+            f"{count_text(found.batch) if found.fits else 'none'} with {fit_words.way_of(found)}" for found in fit.rows
         )
-        rows.insert(0, ("Largest batch", [largest]))
-        assumed = [subtitle(fit), *settings(fit)]
-    rows.append(("Assumed", [", ".join(assumed)]))
+        rows.insert(0, ("Largest batch", ["; ".join(largest)]))
+        settings = [assumed(fit)]
+    rows.append(("Assumed", [", ".join(settings)]))
+    way = fit_words.way(model.memory.run.precision, first.checkpointing)
+    sentences.insert(0, f"{size}, {way}: {'nothing was estimated' if cost is None else needs(cost)}.")
     return {
         "answer": answer,
         "heading": heading,
@@ -166,19 +162,6 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         "first_rows": rows[:-1] if has_no_effect else [],  # what equal bars do not show comes before them
         "rows": rows[-1:] if has_no_effect else rows,
     }
-
-
-def _needs(model: ModelPart, variant: Variant, peak: str) -> str:
-    """Return the sentence on the memory of a variant: peak, on CUDA reserved, on a known GPU also its context."""
-    size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
-    text = f"{size}, {fit_words.way(model.memory.run.precision, variant.checkpointing)}: peak {peak}"
-    if variant.memory is None or variant.memory.device is None:
-        return f"{text}."
-    reserved = variant.memory.device.reserved_bytes
-    text = f"{text} (tensors), reserved {bytes_text(reserved)} (allocator)"
-    if model.fit is None:
-        return f"{text}."
-    return f"{text}, on the card {bytes_text(reserved + model.fit.context_high_bytes)} (with the context of CUDA)."
 
 
 def _sentence(text: str) -> str:
@@ -198,18 +181,19 @@ def _color(part: str) -> str:
 def _parts(memory: Memory, context: int) -> dict[str, int]:
     """Return what the memory at the peak consists of: tensors by use, on CUDA the rest of the reserved, the context."""
     sizes = {part: getattr(memory.peak.parts, part) for part in PARTS}
-    if memory.device:
-        sizes |= {RESERVED: max(memory.device.reserved_bytes - memory.peak.peak_bytes, 0), CONTEXT: context}
+    if (reserved := memory.cost.reserved_bytes) is not None:
+        sizes |= {RESERVED: max(reserved - memory.cost.peak_bytes, 0), CONTEXT: context}
     return {part: size for part, size in sizes.items() if size}
 
 
 def _bars(model: ModelPart) -> dict[str, Any]:
     """Return the memory of each variant in parts, as shares of the budget, or of the largest sum if it is higher."""
-    budget, context = (model.fit.budget_bytes, model.fit.context_high_bytes) if model.fit else (0, 0)
+    budget, context = (model.fit.budget_bytes, model.fit.rows[0].cost.context.high_bytes) if model.fit else (0, 0)
     known = [
         (variant.checkpointing, _parts(variant.memory, context)) for variant in model.memory.variants if variant.memory
     ]
     whole = max([budget, *(sum(sizes.values()) for _, sizes in known)]) or 1
+    quantity = "peak {}" if model.memory.run.device != CUDA else "{} on the GPU" if model.fit else "reserved {}"
     bars = []
     for strategy, sizes in known:
         texts = {part: f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items()}
@@ -217,7 +201,7 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         bars.append({
             "name": way,
             "label": f"parts of the memory, {way}: {', '.join(texts.values())}",
-            "value": _sum_text(model, bytes_text(sum(sizes.values()))),
+            "value": quantity.format(bytes_text(sum(sizes.values()))),
             "parts": [(_color(part), round(100 * size / whole, 3), texts[part]) for part, size in sizes.items()],
         })  # fmt: skip
     used = {part for _, sizes in known for part in sizes}
@@ -229,13 +213,6 @@ def _bars(model: ModelPart) -> dict[str, Any]:
         "limit": limit if model.fit else "",
         "colors": {part_name(part): _color(part) for part in (*PARTS, RESERVED, CONTEXT) if part in used},
     }
-
-
-def _sum_text(model: ModelPart, size: str) -> str:
-    """Return the sum of a bar with the name of the quantity."""
-    if model.memory.run.device != CUDA:
-        return f"peak {size}"
-    return f"{size} on the card" if model.fit else f"reserved {size}"
 
 
 def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
@@ -268,10 +245,10 @@ def markdown(report: PageReport) -> str:
 
 def csv(report: PageReport) -> str:
     """Return a record for each module of each model: the name of the model, and what `tree` has."""
-    columns = sorted(tree_table(report.models[0].tree)[0], key=lambda column: column.csv_order)
+    columns = sorted(tree_table(report.models[0].tree).columns, key=lambda column: column.csv_order)
     reads = {name: lambda record, read=read: read(record[1])
              for column in columns for name, read in column.csv.items()}  # fmt: skip
-    records = [(model.name, line) for model in report.models for line in tree_table(model.tree)[1]]
+    records = [(model.name, line) for model in report.models for line in tree_table(model.tree).rows]
     return csv_text([csv_only({"model": itemgetter(0), **reads})], records)
 
 
@@ -302,7 +279,6 @@ def html(report: PageReport) -> str:
 
 
 def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
-    """Return what each section of the page shows, in their order."""
     return {
         "overview": {"verdict": verdict(model), "figures": figures(model, are_tied=are_tied)},
         "fit": {} if model.fit is None else _fit(model, model.fit),
@@ -315,7 +291,6 @@ def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
 
 
 def _differences(diff: DiffReport) -> dict[str, Any]:
-    """Return the differences as `diff` shows them."""
     sides = (("a", diff.a), ("b", diff.b))
     tables = [(f"differing {part.columns[0].title}s", part.columns, part.rows) for part in diff_parts(diff)]
     return {
@@ -333,12 +308,12 @@ def _numbers_first(columns: Sequence[Column]) -> list[Column]:
 
 def _parameters(model: ModelPart) -> dict[str, Any]:
     drawn = parameter_map(model.tensors, model.tree)
-    columns, rows = tree_table(model.tree)
+    table = tree_table(model.tree)
     return {
         "map": drawn,
         "roles": roles([color for *_, color, _ in drawn["nodes"]]),
-        "columns": _numbers_first(columns),
-        "rows": rows,
+        "columns": _numbers_first(table.columns),
+        "rows": table.rows,
         "notes": [f"{name}: {value}" if name else value for name, value in footer(model.tree)],
         "commands": [model_command(model, "tree"), model_command(model, "count", "--by parameter")],
     }
@@ -380,11 +355,12 @@ f"{item.unit} ({item.how}; {item.source})" for item in flops.conventions),
 
 
 def _memory(model: ModelPart) -> dict[str, Any]:
-    memory = model.memory
+    memory, table = model.memory, variants_table(model.memory)
     return {
         "timeline": memory_charts(memory),
-        "columns": memory_columns(memory),
-        "rows": list(memory_lines(memory)),
+        "columns": table.columns,
+        "rows": table.rows,
+        "strong": table.strong,
         "kept_columns": _numbers_first(kept_columns(memory)),
         "kept_rows": kept_cells(memory),
         "notes": [
@@ -417,7 +393,7 @@ def _plan(plan: PlanReport) -> dict[str, Any]:
         "columns": plan_words.columns(plan),
         "rows": plan.rows,
         "svg": markup(plan_svg(plan)),
-        "caption": ("Each plan that was run: what it needs on the card, and the share of the layers' FLOPs again"),
+        "caption": "Each plan that was run: what it needs on the GPU, and the share of the layers' FLOPs to recompute",
     }
 
 
@@ -453,10 +429,6 @@ def _drawing(picture: str, kind: str, caption: str) -> str:
 
 def _configuration(model: ModelPart) -> dict[str, Any]:
     subject = model.tree.subject
-    columns = [Column("field", lambda pair: pair[0]), Column("value", lambda pair: _value(pair[1]))]
-    return {"columns": columns, "rows": list((subject.config or {}).items())}
-
-
-def _value(value: object) -> str:
-    """Return a value as config.json writes it, text without its quotes."""
-    return value if isinstance(value, str) else json.dumps(value)
+    # As config.json writes it, text without its quotes.
+    value = Column("value", lambda pair: pair[1] if isinstance(pair[1], str) else json.dumps(pair[1]))
+    return {"columns": [Column("field", itemgetter(0)), value], "rows": list((subject.config or {}).items())}

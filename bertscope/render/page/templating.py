@@ -80,7 +80,6 @@ def _share(text: str) -> float | None:
 
 
 def _lines(text: str) -> Any:
-    """Escape text of several lines."""
     from markupsafe import escape
 
     return escape(visible_lines(text))

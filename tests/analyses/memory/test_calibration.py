@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from contextlib import nullcontext
@@ -92,33 +91,26 @@ def test_the_name_that_torch_gives_is_found_in_the_table(name, mib, gpu):
 
 
 def test_fit_uses_the_measured_memory_and_context(cli, stored):
-    result = cli(*OF_FIT, "--format", "json")
-    assert (result.json["context_low_bytes"], result.json["context_high_bytes"]) == (504 * MIB, 532 * MIB)
-    assert result.json["overhead_bytes"] == (532 + 64 + 1) * MIB  # cuBLAS's workspaces of Hopper, and cuBLASLt's
-    assert result.json["budget_bytes"] == H200.memory_bytes
+    cost = cli(*OF_FIT, "--format", "json").json["rows"][0]["cost"]
+    assert cost["context"] == {"low_bytes": 504 * MIB, "high_bytes": 532 * MIB}
+    assert cost["workspace_bytes"] == (64 + 1) * MIB  # cuBLAS's of Hopper, and cuBLASLt's
+    assert cost["limit_bytes"] == H200.memory_bytes
     assert "calibrated on this machine, 2026-11-22 (driver 580.1, torch 2.11.0)" in cli(*OF_FIT).out
     inference = cli(*OF_FIT, "--mode", "inference", "--format", "json").json
-    assert inference["overhead_bytes"] == (532 + 32 + 1) * MIB
-
-
-def test_without_a_calibration_and_with_no_calibration_fit_prints_the_same(cli, home, stored):
-    ignored = cli(*OF_FIT, "--no-calibration", "-v").out
-    stored.unlink()
-    assert cli(*OF_FIT, "-v").out == ignored
-    assert "calibrat" not in ignored
+    assert inference["rows"][0]["cost"]["workspace_bytes"] == (32 + 1) * MIB
 
 
 def test_eager_attention_needs_no_margin_once_the_context_is_measured(cli, stored):
-    assert cli(*OF_FIT, "--attention", "eager", "--format", "json").json["margin"] == 0
+    assert cli(*OF_FIT, "--attention", "eager", "--format", "json").json["rows"][0]["cost"]["margin"] == 0
 
 
 def test_estimate_uses_them_by_the_name_of_the_gpu_and_says_so(cli, stored):
     found = cli(*OF_ESTIMATE)
-    device = found.json["variants"][0]["estimated"]["device"]
-    assert (device["context_low_bytes"], device["context_high_bytes"]) == (504 * MIB, 532 * MIB)
+    context = found.json["variants"][0]["estimated"]["cost"]["context"]
+    assert context == {"low_bytes": 504 * MIB, "high_bytes": 532 * MIB}
     assert found.json["card"]["calibration"].startswith("calibrated on this machine")
     ignored = cli(*OF_ESTIMATE, "--no-calibration").json
-    assert ignored["variants"][0]["estimated"]["device"]["context_low_bytes"] != 504 * MIB
+    assert ignored["variants"][0]["estimated"]["cost"]["context"]["low_bytes"] != 504 * MIB
     assert not ignored["card"]["calibration"]
 
 
@@ -136,7 +128,7 @@ def test_a_budget_is_the_memory_of_a_calibrated_card_that_is_not_named(cli, stor
     step = ("bert-tiny", "--device", "cuda", "--budget", "2GiB")
     found = cli("fit", *step, "--seq", "8", "--checkpointing", "none", "--format", "json").json
     assert found["budget_bytes"] == 2**31
-    assert found["rows"][0]["card_bytes"] <= 2**31
+    assert found["rows"][0]["cost"]["gpu_bytes"] <= 2**31
     assert cli("plan", *step, "--batch", "8", "--format", "json").json["budget_bytes"] == 2**31
 
 
@@ -175,13 +167,14 @@ def test_a_named_file_is_used_instead_of_those_in_the_user_folder(cli, stored, t
         found = cli("estimate", "bert-tiny", *options, "--calibration", path, "--time", "--format", "json").json
         assert found["card"]["name"] == "h200"
         assert found["card"]["calibration"].startswith("calibration of NVIDIA H200, 2027-02-03")
-        assert found["variants"][0]["predicted"]["seconds"] > 0
+        assert found["variants"][0]["estimated"]["cost"]["time"]["step"]["low_seconds"] > 0
     by_python = bertscope.estimate("bert-tiny", calibration=str(path), time=True)
     assert by_python.card.context_high_bytes == 532 * MIB
     fitted = cli(*OF_FIT, "--calibration", path, "--format", "json").json
-    assert (fitted["context_high_bytes"], fitted["card"]["calibration"][:14]) == (532 * MIB, "calibration of")
+    assert fitted["rows"][0]["cost"]["context"]["high_bytes"] == 532 * MIB
+    assert fitted["card"]["calibration"].startswith("calibration of")
     plan = cli("plan", "bert-tiny", "--gpu", "h200", "--calibration", path, "--format", "json").json
-    assert plan["rows"][0]["predicted"]
+    assert plan["rows"][0]["cost"]["time"]["mfu"]
 
 
 @pytest.mark.parametrize(
@@ -261,9 +254,9 @@ def test_save_writes_the_card_its_rates_and_each_step_next_to_its_estimate(cli, 
     for step, variant in zip(found.steps, result.json["variants"], strict=True):
         assert (step.model, step.batch, step.seq, step.mode) == ("bert-tiny", 2, 16, "training")
         assert (step.allocated_bytes, step.reserved_bytes) == (ALLOCATED, RESERVED)
-        estimated = variant["estimated"]["device"]
-        assert step.estimated_allocated_bytes == estimated["allocated_bytes"]
-        assert step.estimated_reserved_bytes == estimated["reserved_bytes"]
+        estimated = variant["estimated"]["cost"]
+        assert step.estimated_allocated_bytes == estimated["max_allocated_bytes"]
+        assert step.estimated_reserved_bytes == estimated["reserved"]["low_bytes"]
         assert list(step.step_seconds) == variant["timing"]["step_seconds"]
         run = RunConfig(batch=2, seq=16, device="cuda", optimizer="sgd", checkpointing=step.checkpointing)
         assert step.work.matmul_flops == {"fp32": step_flops(source, run)}
@@ -292,9 +285,9 @@ def test_what_was_saved_predicts_the_time_of_the_same_step(cli, card):
     assert cli(*STEP, "--batch", "2", "--save", folder / "mine.json").code == 0
     (measured,) = next(iter(calibrations())).report.steps
     by_folder = cli("estimate", *step, "--gpu", "h200", "--time").json["variants"]
-    assert by_folder[0]["predicted"]["seconds"] == pytest.approx(measured.median_seconds)
+    assert by_folder[0]["estimated"]["cost"]["time"]["step"]["low_seconds"] == pytest.approx(measured.median_seconds)
     (folder / "mine.json").rename(folder.parent / "mine.json")
-    assert cli("estimate", *step, "--gpu", "h200", "--time").json["variants"][0]["predicted"] is None
+    assert cli("estimate", *step, "--gpu", "h200", "--time").json["variants"][0]["estimated"]["cost"]["time"] is None
     file = ("--calibration", folder.parent / "mine.json")
     assert cli("estimate", *step, "--gpu", "h200", "--time", *file).json["variants"] == by_folder
 
@@ -426,17 +419,18 @@ def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
         "json",
     ]
     (variant,) = cli("estimate", *words, "--precision", "autocast-bf16").json["variants"]
-    found = variant["predicted"]
+    found = variant["estimated"]["cost"]["time"]
+    seconds = found["step"]["low_seconds"]
     run = replace(RUN, precision="autocast-bf16", optimizer_implementation="default")
     work, flops = step_work(TINY, run), step_flops(TINY, run)
-    assert found["seconds"] == pytest.approx(work.calls / 100)  # this card starts 100 operators a second
-    assert found["tokens_per_second"] == pytest.approx(32 / found["seconds"])
-    assert found["mfu"] == pytest.approx(flops / found["seconds"] / 989.5e12)
+    assert seconds == found["step"]["high_seconds"]
+    assert seconds == pytest.approx(work.calls / 100)  # this card starts 100 operators a second
+    assert found["tokens_per_second"] == pytest.approx(32 / seconds)
+    assert found["mfu"] == pytest.approx(flops / seconds / 989.5e12)
     (row,) = cli("fit", *words, "--precision", "autocast-bf16", "--checkpointing", "none").json["rows"]
-    assert row["predicted"] == found
+    assert row["cost"]["time"] == found
     shown = cli("estimate", *words[:-2], "--precision", "autocast-bf16", "-v").out
-    assert "step time (predicted)" in shown
-    assert "MFU of 989.5 TFLOP/s" in shown
+    assert "by the dense peak of 989.5 TFLOP/s" in shown
     assert "H200 data sheet (SXM)" in shown
 
 
@@ -467,29 +461,31 @@ def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(c
     times = {"gpu": "t4", "time": True, "sequences": 20}
     variant, full = bertscope.estimate("bert-base-uncased", **run, **times, checkpointing="none,full").variants
     flops = 2 * bertscope.flops("bert-base-uncased", batch=8, seq=64, mode="training").rows[0].total.matmul_flops
-    bound = flops / 8.1e12 + 4 * 2 * variant.estimated.kept_bytes / 320e9
-    assert vars(variant.time_range) == pytest.approx({"low_seconds": 1.2 * bound, "high_seconds": 2.5 * bound})
-    assert variant.epoch.low_seconds == pytest.approx(2 * 1.2 * bound)  # 20 sequences are two steps of 16
-    assert full.time_range.low_seconds > variant.time_range.low_seconds  # it recomputes
+    bound = flops / 8.1e12 + 4 * 2 * variant.estimated.cost.saved_bytes / 320e9
+    time = variant.cost.time
+    assert vars(time.step) == pytest.approx({"low_seconds": 1.2 * bound, "high_seconds": 2.5 * bound})
+    assert time.epoch.low_seconds == pytest.approx(2 * 1.2 * bound)  # 20 sequences are two steps of 16
+    assert full.cost.time.step.low_seconds > time.step.low_seconds  # it recomputes
     options = ("--gpu", "t4", "--time", "--batch", "16", "--seq", "64")
     timed = cli("estimate", "bert-base-uncased", *options, "-v")
     assert re.match(r".*, [\d.]+ to [\d.]+ ms a step \(from the data sheet", timed.out)
     assert "times FLOPs / peak + 4 x saved bytes / bandwidth" in timed.out
     (row,) = cli("fit", "bert-base-uncased", *options, "--sequences", "100", "--precision", "fp32", "--checkpointing",
                  "none", "--format", "json").json["rows"]  # fmt: skip
-    assert row["predicted"] is None
-    assert row["epoch"]["high_seconds"] == pytest.approx(7 * row["time_range"]["high_seconds"])  # batches of 16
+    time = row["cost"]["time"]
+    assert time["mfu"] is None
+    assert time["epoch"]["high_seconds"] == pytest.approx(7 * time["step"]["high_seconds"])  # batches of 16
     several = cli("estimate", "bert-base-uncased", "bert-base-cased", *options, "--format", "csv").out.splitlines()
-    assert "time_range_low_seconds,time_range_high_seconds" in several[0]
+    assert "step_low_seconds,step_high_seconds" in several[0]
     assert cli("estimate", "bert-tiny", "--gpu", "t4", "--sequences", "1000").code == 2  # without --time
 
 
 def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_asked(cli, stored):
     words = ("bert-tiny", "--batch", "64", "--seq", "64", "--precision", "autocast-bf16")
     report = cli("plan", *words, "--gpu", "h200", "--format", "json").json
-    found = cli("estimate", *words, "--gpu", "h200", "--time", "--format", "json").json["variants"][0]["predicted"]
-    assert report["rows"][0]["predicted"] == found
-    assert cli("plan", *words, "--gpu", "t4", "--format", "json").json["rows"][0]["predicted"] is None
+    found = cli("estimate", *words, "--gpu", "h200", "--time", "--format", "json").json["variants"][0]
+    assert report["rows"][0]["cost"]["time"] == found["estimated"]["cost"]["time"]
+    assert cli("plan", *words, "--gpu", "t4", "--format", "json").json["rows"][0]["cost"]["time"] is None
     assert "there is no calibration of t4" in cli("plan", *words, "--gpu", "t4", "--time").err  # below 25 ms
 
 
@@ -499,10 +495,10 @@ def test_on_a_calibrated_card_the_order_of_plans_is_that_of_their_times(stored):
     run = {"gpu": "h200", "batch": 64, "seq": 64, "precision": "fp32", "context": context, "may_change": "precision"}
     timed, by_flops = (bertscope.plan("bert-tiny", **run, calibration=used) for used in (True, False))
     assert (timed.objective, by_flops.objective) == ("time", "FLOPs again")
-    seconds = [row.predicted.seconds for row in timed.rows]
+    seconds = [row.cost.time.step.low_seconds for row in timed.rows]
     assert seconds == sorted(seconds)
     assert timed.rows[0].changes == by_flops.rows[0].changes == {}
-    assert min(by_flops.rows, key=lambda row: row.flops_again).changes == {"precision": "autocast-bf16"}
+    assert min(by_flops.rows, key=lambda row: row.cost.recompute_flops).changes == {"precision": "autocast-bf16"}
 
 
 def test_the_work_of_a_plan_has_the_products_that_it_computes_again(home):
@@ -510,13 +506,7 @@ def test_the_work_of_a_plan_has_the_products_that_it_computes_again(home):
     report = bertscope.plan("bert-tiny", "120MiB", batch=64, seq=128, device="cuda", precision="fp32")
     run = report.run.changed(checkpointing="none")
     plain = step_work(TINY, run).matmul_flops
-    assert any(row.flops_again for row in report.rows)
+    assert any(row.cost.recompute_flops for row in report.rows)
     for row in report.rows:
         work = step_work(TINY, run.changed(checkpointing=row.checkpointing))
-        assert work.matmul_flops == {"fp32": plain["fp32"] + row.flops_again}
-
-
-def test_plan_has_the_range_of_the_data_sheet_on_request(cli, home):
-    words = ("bert-tiny", "--gpu", "t4", "--batch", "2048", "--seq", "512", "--precision", "autocast-fp16")
-    first, *_, last = csv.DictReader(cli("plan", *words, "--time", "--format", "csv").out.splitlines())
-    assert 0 < float(first["time_range_low_seconds"]) < float(last["time_range_low_seconds"])
+        assert work.matmul_flops == {"fp32": plain["fp32"] + row.cost.recompute_flops}

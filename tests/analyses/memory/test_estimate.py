@@ -363,7 +363,7 @@ def test_the_parts_add_up_to_every_peak(run_config):
             assert phase.parts.total == phase.peak_bytes
             assert all(value >= 0 for value in vars(phase.parts).values())
         assert found.peak.peak_bytes == max(sample.parts.total for sample in found.timeline)
-        assert found.kept_bytes == sum(row.kept_bytes for row in found.kept)
+        assert found.cost.saved_bytes == sum(row.kept_bytes for row in found.kept)
 
 
 def test_the_state_is_the_model_its_inputs_and_two_moments():
@@ -424,7 +424,9 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, precision):
     h, a, s, batch = 32, 2, 32, 16  # every tensor is a multiple of CUDA's 512 bytes
     run_config = RunConfig(batch=batch, seq=s, mode="forward", precision=precision, device=device)
     sizes = {"hidden_size": h, "intermediate_size": 4 * h, "num_attention_heads": a, "attention": attention}
-    one, two = (estimate_memory(small(**sizes, num_hidden_layers=layers), run_config).kept_bytes for layers in (1, 2))
+    one, two = (
+        estimate_memory(small(**sizes, num_hidden_layers=layers), run_config).cost.saved_bytes for layers in (1, 2)
+    )
     weights = (
         2 * (4 * h * h + 2 * h * 4 * h) if precision == "autocast-bf16" else 0
     )  # autocast's copies, saved for backward
@@ -456,7 +458,7 @@ def test_what_is_kept_is_what_autograd_saves(attention, precision, dropout):
         loss = model(**inputs).loss
     assert loss.requires_grad
     truth = sum(size for _, size in saved.values())
-    assert abs(estimate_memory(source, run_config).kept_bytes - truth) <= CONSTANT_BYTES
+    assert abs(estimate_memory(source, run_config).cost.saved_bytes - truth) <= CONSTANT_BYTES
 
 
 def test_an_additive_mask_keeps_the_probabilities_in_fp32():
@@ -465,12 +467,12 @@ def test_an_additive_mask_keeps_the_probabilities_in_fp32():
     of_a_layer = {"padded": [], "masked": [], "without": []}
     for layers in (1, 2):
         source = small(attention="eager", num_hidden_layers=layers)
-        of_a_layer["padded"].append(estimate_memory(source, replace(run_config, padding=0.5)).kept_bytes)
-        of_a_layer["masked"].append(estimate_memory(source, run_config).kept_bytes)
+        of_a_layer["padded"].append(estimate_memory(source, replace(run_config, padding=0.5)).cost.saved_bytes)
+        of_a_layer["masked"].append(estimate_memory(source, run_config).cost.saved_bytes)
         model = build(source.config, source.architecture).train()
         inputs = {"input_ids": torch.zeros(4, 32, dtype=torch.long, device="meta")}
         (variant,) = bertscope.estimate(model, inputs, mode="forward", precision="autocast-bf16").variants
-        of_a_layer["without"].append(variant.estimated.kept_bytes)
+        of_a_layer["without"].append(variant.estimated.cost.saved_bytes)
     found = {name: two - one for name, (one, two) in of_a_layer.items()}
     assert found["masked"] == found["padded"] == found["without"] + (10 - 6) * 2 * 32 * 4 * 32
 

@@ -111,8 +111,8 @@ def test_the_worst_step_of_dynamic_padding_is_that_of_a_plain_loop(attention: st
     source = small(attention=attention, **WIDE)
     report = bertscope.lengths(source, LENGTHS, batch=3, **OWN)
     worst = sorted(LENGTHS)[-3:]
-    assert report["dynamic"].worst_bytes == pytest.approx(plain_peak(source, worst), rel=0.001)
-    assert report["grouped"].worst_bytes == report["fixed"].worst_bytes == report["dynamic"].worst_bytes
+    assert report["dynamic"].peak_bytes == pytest.approx(plain_peak(source, worst), rel=0.001)
+    assert report["grouped"].peak_bytes == report["fixed"].peak_bytes == report["dynamic"].peak_bytes
 
 
 def test_the_mean_peak_of_dynamic_padding_is_that_of_all_random_batches() -> None:
@@ -165,8 +165,8 @@ def test_an_unpadded_step_is_that_of_a_plain_loop_with_attention_over_each_seque
 
     measured = peak_bytes(lambda: bertscope.build(source.config, source.architecture, device="cpu"), inputs,
                           lambda params: torch.optim.SGD(params, lr=0.0))  # fmt: skip
-    assert report["unpadded"].worst_bytes == pytest.approx(measured, rel=0.01)
-    assert report["unpadded"].worst_bytes < report["fixed"].worst_bytes
+    assert report["unpadded"].peak_bytes == pytest.approx(measured, rel=0.01)
+    assert report["unpadded"].peak_bytes < report["fixed"].peak_bytes
 
 
 def test_a_step_that_saves_scores_has_no_unpadded_batches() -> None:
@@ -197,14 +197,14 @@ def test_few_lengths_run() -> None:
 
 def test_the_mean_peak_is_not_above_the_worst_of_one_sequence() -> None:
     row = bertscope.lengths(small(**WIDE), [5], batch=8, dropout=False, **OWN)["fixed"]
-    assert row.expected_bytes == row.worst_bytes
+    assert row.expected_bytes == row.peak_bytes
 
 
 def test_fit_finds_the_largest_batches_whose_worst_step_fits() -> None:
     source, budget = small(**WIDE), 24 * 2**20
     report = bertscope.lengths(source, LENGTHS * 9, search=True, budget=budget, dropout=False, **OWN)
     batch = report["dynamic"].batch
-    exact = [bertscope.lengths(source, LENGTHS * 99, batch=size, dropout=False, **OWN)["fixed"].worst_bytes
+    exact = [bertscope.lengths(source, LENGTHS * 99, batch=size, dropout=False, **OWN)["fixed"].peak_bytes
              for size in (batch, batch + 1)]  # fmt: skip
     assert exact[0] <= budget < exact[1]
     for row in report.table:
@@ -313,7 +313,7 @@ def test_inference_answers_with_the_most_tokens_of_a_batch() -> None:
 
 def test_a_checkpoint_on_the_card_leaves_as_much_reserved_as_two_models() -> None:
     memory = bertscope.estimate("bert-mini", batch=1, seq=8, mode="inference", device="cuda")["none"].memory
-    assert memory.device.reserved_bytes < 2 * memory.peak.parts.parameters <= memory.device.reserved_loaded_bytes
+    assert memory.cost.reserved_bytes < 2 * memory.peak.parts.parameters <= memory.cost.reserved_loaded_bytes
 
 
 def test_of_the_inputs_of_a_module_the_first_size_is_the_batch_and_the_second_the_length():
@@ -323,6 +323,6 @@ def test_of_the_inputs_of_a_module_the_first_size_is_the_batch_and_the_second_th
     assert report["fixed"].epoch_flops == 3 * 8 * forward_and_weights
     assert report["unpadded"].epoch_flops == (4 + 8 + 8) * forward_and_weights
     worst = bertscope.estimate(module, input_size=(2, 8, 8))["none"].memory
-    assert report["fixed"].worst_bytes == worst.peak.peak_bytes
+    assert report["fixed"].peak_bytes == worst.peak.peak_bytes
     with pytest.raises(bertscope.BertscopeError, match="no tensor whose second size is the length"):
         bertscope.lengths(module, [4, 8], input_size=(8,))

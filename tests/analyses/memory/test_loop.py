@@ -131,8 +131,8 @@ def test_profile_measures_what_estimate_predicts_for_a_loop():
     report = bertscope.profile(module, torch.rand(8, 64), steps=1, optimizer="sgd", momentum=0.9, accumulate=2)
     (variant,) = report.variants
     assert abs(variant.error) < TOLERANCE
-    kept = variant.estimated.kept_bytes  # of one micro-batch; the number of them is a scalar of the real loop
-    assert variant.measured.kept_bytes == pytest.approx(kept, abs=8)
+    kept = variant.estimated.cost.saved_bytes  # of one micro-batch; the number of them is a scalar of the real loop
+    assert variant.measured.cost.saved_bytes == pytest.approx(kept, abs=8)
     assert len(variant.measured.phases) >= 2
 
 

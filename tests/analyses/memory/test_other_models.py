@@ -189,7 +189,7 @@ def test_eager_attention_of_another_family_leaves_the_margin_too(tmp_path, own):
         fit_report(source, [run_config], [8], 2**31, batch=1) for source in (eager, find(CodeName(f"{own}:Tagger")))
     ]
     assert [report.subject.attention for report in reports] == ["eager", None]
-    assert reports[0].margin > reports[1].margin == 0
+    assert reports[0].rows[0].cost.margin > reports[1].rows[0].cost.margin == 0
     assert [report.other_head for report in reports] == ["", ""]  # a hint for BERTs only
 
 

@@ -21,6 +21,8 @@ from bertscope.analyses.memory.steps import Steps
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.model import BertModel
 from bertscope.model.lists import layer_lists
+from bertscope.reports.base import as_data
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.parallelism import SEARCHED, ranks_of
 from bertscope.settings.run_config import RunConfig
@@ -98,7 +100,7 @@ def test_a_product_that_relu_overwrites_is_not_kept_and_its_flops_count_in_each_
     plain = Steps(source).trace(RUN).peak_bytes
     first = plan_report(source, RUN, plain - 1).rows[0]
     assert first.answer == "yes"
-    assert first.flops_again == found.always_flops  # the other layers are kept whole
+    assert first.cost.recompute_flops == found.always_flops  # the other layers are kept whole
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +124,8 @@ def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(every_plan,
     cheapest = min(again for again, peak in every_plan.values() if peak <= limit)
     report = plan_report(OWN, RUN, limit)
     assert report.rows[0].peak_bytes <= limit < report.cheaper.peak_bytes
-    assert report.rows[0].flops_again - cheapest <= 0.01 * report.rows[0].step_flops
-    assert report.cheaper.flops_again <= report.rows[0].flops_again
+    assert report.rows[0].cost.recompute_flops - cheapest <= 0.01 * report.rows[0].cost.step_flops
+    assert report.cheaper.cost.recompute_flops <= report.rows[0].cost.recompute_flops
 
 
 def test_the_rows_need_less_and_less_memory_and_more_and_more_flops():
@@ -131,10 +133,10 @@ def test_the_rows_need_less_and_less_memory_and_more_and_more_flops():
     steps = Steps(source)
     none, full = (steps.trace(replace(run, checkpointing=name)).peak_bytes for name in ("none", "full"))
     report = plan_report(source, run, (none + full) // 2)
-    sizes, flops = ([getattr(row, name) for row in report.rows] for name in ("peak_bytes", "flops_again"))
+    sizes, flops = ([getattr(row.cost, name) for row in report.rows] for name in ("peak_bytes", "recompute_flops"))
     assert sizes == sorted(sizes, reverse=True)
     assert flops == sorted(flops)
-    assert report.rows[-1].share_again == 1
+    assert report.rows[-1].recompute_share == 1
     assert report.rows[-1].peak_bytes == full
     assert report.fits
 
@@ -143,7 +145,7 @@ def test_a_limit_above_the_plain_step_needs_no_plan_and_one_below_the_leanest_ha
     source, run = small(), RunConfig(batch=4, seq=8)
     plain = Steps(source).trace(run).peak_bytes
     report = plan_report(source, run, plain)
-    assert (report.rows[0].checkpointing, report.rows[0].flops_again, report.cheaper) == ("none", 0, None)
+    assert (report.rows[0].checkpointing, report.rows[0].cost.recompute_flops, report.cheaper) == ("none", 0, None)
     assert not plan_report(source, run, 1000).fits
 
 
@@ -154,7 +156,7 @@ def test_a_plan_is_found_where_the_leanest_one_does_not_fit_between_the_segments
     assert not fit_report(source, [replace(run, checkpointing="full")], [128], limit, batch=24).rows[0].fits
     report = plan_report(source, run, limit)
     assert report.fits
-    assert report.rows[0].card_bytes <= limit
+    assert report.rows[0].cost.gpu_bytes <= limit
 
 
 @pytest.mark.parametrize("strategy", ["keep:none", "keep:addmm.5", "keep:addmm.0-3+scaled_dot_product_attention.0",
@@ -278,7 +280,7 @@ def changed(path, tmp_path, **values):
 
 def test_each_command_takes_the_file_of_a_plan(cli, plan_file, tmp_path):
     planned = json.loads(plan_file.read_text())["rows"][0]
-    strategy, peak = planned["checkpointing"], planned["peak_bytes"]
+    strategy, peak = planned["checkpointing"], planned["cost"]["peak"]["peak_bytes"]
     estimate = cli("estimate", "bert-tiny", "--plan", plan_file, "--checkpointing", "none", "--format", "json").json
     assert [variant["checkpointing"] for variant in estimate["variants"]] == ["none", strategy]
     assert bertscope.estimate("bert-tiny", plan=plan_file).variants[0].estimated.peak.peak_bytes == peak
@@ -288,7 +290,7 @@ def test_each_command_takes_the_file_of_a_plan(cli, plan_file, tmp_path):
     assert fit["rows"][0]["batch"] >= 64
     (tmp_path / "grid.yaml").write_text("model: bert-tiny\nbatch: [2, 64]\n")
     sweep = cli("sweep", tmp_path / "grid.yaml", "-o", tmp_path / "rows.jsonl", "--plan", plan_file, "--format", "json")
-    assert [row["peak_bytes"] for row in sweep.json["rows"]][1] == peak
+    assert [row["cost"]["peak"]["peak_bytes"] for row in sweep.json["rows"]][1] == peak
     report = bertscope.report("bert-tiny", plan=plan_file, fit=False)
     assert [variant.checkpointing for variant in report.models[0].memory.variants] == [strategy]
     profile = bertscope.from_json(
@@ -315,8 +317,10 @@ def test_a_configuration_in_a_plan_without_a_field_is_that_with_its_default_of_n
 def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_file, tmp_path):
     old = changed(plan_file, tmp_path, torch_version="2.6.0")
     assert bertscope.estimate("bert-tiny", plan=old).variants
+    peak = PhasePeak(phase="forward", peak_bytes=7, path="", operator="", parts=Parts(inputs=7))
+    cost = as_data(StepCost(peak=peak, gpu_bytes=7, limit_bytes=7, shortfall=ByteRange()))
     with pytest.raises(SelectionError, match="now; make it again"):
-        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", peak_bytes=7))
+        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", cost=cost))
     lists = json.loads(plan_file.read_text())["rows"][0]["lists"]
     lists[-1]["kept"][0]["number"] = 40
     with pytest.raises(SelectionError, match=r"call no addmm.40"):
@@ -426,7 +430,7 @@ def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(
         result = cli("fit", "bert-tiny", "--budget", "120MiB", "--batch-total", "64", "--seq", "8", "--checkpointing",
                      "none", "--precision", "fp32", "--optimizer", "sgd", "--format", "json", *words)  # fmt: skip
         assert result.code == 0, result.err
-        return {row["strategy"]: (row["ranks"], row["peak_bytes"]) for row in result.json["rows"]}
+        return {row["strategy"]: (row["ranks"], row["cost"]["peak"]["peak_bytes"]) for row in result.json["rows"]}
 
     plain, gathered = rows("--world-size", "4"), rows("--world-size", "4", "--param-dtype", "bf16")
     assert {ranks for ranks, _ in plain.values()} == {4}

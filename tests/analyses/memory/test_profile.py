@@ -152,7 +152,7 @@ def measured(tmp_path_factory):
 
 def test_stdout_is_data_and_stderr_is_progress(measured):
     _, data, err = measured
-    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (4, "memory", "measured")
+    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (5, "memory", "measured")
     assert [variant["checkpointing"] for variant in data["variants"]] == ["none", "full"]
     assert "none: " in err
     assert "full: " in err

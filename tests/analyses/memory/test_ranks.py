@@ -24,7 +24,8 @@ from bertscope.errors import SourceError
 from bertscope.processes.child import can_fork
 from bertscope.progress import listening
 from bertscope.render.traffic import numbers_text
-from bertscope.reports.memory import Parts, PhasePeak, RankRow
+from bertscope.reports.memory import RankRow
+from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from tests.analyses.memory.steps import small
@@ -258,7 +259,14 @@ def test_ranks_that_cannot_be_say_why(cli, words, message):
 
 def row(number, peak_bytes, seconds=1.0):
     peak = PhasePeak(phase="forward", peak_bytes=peak_bytes, path="", operator="", parts=Parts(parameters=peak_bytes))
-    return RankRow(ranks=(number,), state_bytes=10, phases=(peak,), traffic=(), step_seconds=(seconds,))
+    return RankRow(
+        ranks=(number,),
+        state_bytes=10,
+        cost=StepCost(peak=peak, gpu_bytes=peak_bytes),
+        phases=(peak,),
+        traffic=(),
+        step_seconds=(seconds,),
+    )
 
 
 @pytest.fixture
@@ -293,7 +301,7 @@ def test_memory_is_kept_of_ranks_that_end_while_they_are_timed(watch):
     say(watch, 1, ("row", replace(row(1, 100), step_seconds=())))
     assert list(watch.read()) == []
     (both,) = watch.folded()
-    assert (both.ranks, both.step_seconds, both.peak.peak_bytes) == ((0, 1), (), 100)
+    assert (both.ranks, both.step_seconds, both.peak_bytes) == ((0, 1), (), 100)
 
 
 def test_half_a_line_is_read_when_it_is_whole(watch):

@@ -101,7 +101,7 @@ def test_the_memory_of_many_layers_grows_as_that_of_few(run):
         report = bertscope.estimate(config(layers), batch=2, seq=8, **{"optimizer": "sgd", **run})
         of[layers] = report[run.get("checkpointing", "none")].memory
         assert report.subject.config["num_hidden_layers"] == layers
-    for value in (lambda memory: memory.kept_bytes, lambda memory: memory.phases[0].parts.parameters):
+    for value in (lambda memory: memory.cost.saved_bytes, lambda memory: memory.phases[0].parts.parameters):
         four, five, many = (value(of[layers]) for layers in (4, 5, 257))
         assert many == four + 253 * (five - four)
 

@@ -165,9 +165,9 @@ def test_the_page_of_another_family_has_the_numbers_of_the_commands_and_its_data
 def test_the_memory_of_the_page_is_that_of_its_fit_table_and_of_estimate(limit):
     run = {"batch": 4, "seq": 16, "precision": "autocast-fp16"}
     (model,) = bertscope.report("bert-tiny", **run, **limit).models
-    found = [variant.estimated.device.card_bytes for variant in model.memory.variants]
+    found = [variant.estimated.cost.gpu_bytes for variant in model.memory.variants]
     if model.asked is not None:
-        assert [row.card_bytes for row in model.asked.rows] == found
+        assert [row.cost.gpu_bytes for row in model.asked.rows] == found
     alone = {name: limit[name] for name in limit.keys() & {"gpu", "device"}}
     again = bertscope.estimate("bert-tiny", **run, checkpointing="none,full", **alone)
     assert again.variants == model.memory.variants

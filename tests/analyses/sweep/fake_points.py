@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from bertscope.analyses.sweep import pool
+from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.reports.sweep import SweepRow
 
 FUNCTIONS = pool.Functions(f"{__name__ if __name__ != '__main__' else 'tests.analyses.sweep.fake_points'}:compute",
@@ -37,7 +38,9 @@ def compute(text: str) -> str:
     once, always = os.environ.get("DEADLY", ":").split(":")
     if str(batch) in always.split() or (str(batch) in once.split() and str(batch) not in known):
         os.kill(os.getpid(), signal.SIGKILL)
-    row = SweepRow(key=data["key"], point=data["point"], versions=data["versions"], peak_bytes=batch)
+    peak = PhasePeak(phase="forward", peak_bytes=batch, path="", operator="", parts=Parts(inputs=batch))
+    cost = StepCost(peak=peak, gpu_bytes=batch)
+    row = SweepRow(key=data["key"], point=data["point"], versions=data["versions"], cost=cost)
     return row.to_line()
 
 

@@ -83,7 +83,7 @@ def test_a_sweep_that_is_killed_five_times_ends_with_the_bytes_of_one_run(tmp_pa
         assert not finished & set(killed.computed()[before:])
         if number % 2:  # killed while it wrote the last line
             killed.results.write_bytes(killed.results.read_bytes()[:-9])
-        finished = {json.loads(line)["peak_bytes"] for line in killed.lines() if line.endswith(b"\n")}
+        finished = {json.loads(line)["cost"]["peak"]["peak_bytes"] for line in killed.lines() if line.endswith(b"\n")}
     assert POINTS > len(finished) >= 5 * LINES - 1
     last = killed.start()
     _, err = last.communicate(timeout=60)
@@ -161,7 +161,7 @@ def test_a_point_has_the_temporaries_of_its_own_threads(tmp_path):
     points = tasks(tmp_path, "model: bert-tiny\nseq: 1\nbatch: 2\nfreeze: '*weight'\nthreads: [1, 2, 100]\n")
     rows = [SweepRow.from_line(compute(point.to_json())) for point in points]
     assert len({point.group[0] for point in points}) == 3
-    assert len({row.peak_bytes for row in rows}) > 1, rows
+    assert len({row.cost.peak_bytes for row in rows}) > 1, rows
 
 
 def test_two_workers_share_the_groups_so_that_they_trace_little_twice(tmp_path):
@@ -340,19 +340,19 @@ def test_a_row_has_the_numbers_of_estimate_and_fit(points, cli, setting, words):
     options = f"bert-tiny --seq 16 --optimizer sgd {words}"
     (variant,) = cli("estimate", *options.split(), "--format", "json").json["variants"]
     phases = {phase["phase"]: phase["peak_bytes"] for phase in variant["estimated"]["phases"]}
-    assert (row.outcome, row.phases, row.peak_bytes) == ("computed", phases, max(phases.values()))
-    assert row.saved_bytes == variant["estimated"]["kept_bytes"]
-    assert sum(asdict(row.parts).values()) == row.peak_bytes
+    assert (row.outcome, row.phases, row.cost.peak_bytes) == ("computed", phases, max(phases.values()))
+    assert row.cost.saved_bytes == variant["estimated"]["cost"]["saved_bytes"]
+    assert row.cost.peak.parts.total == row.cost.peak_bytes
     assert row.traffic == {
         kind: sum(call["full_bytes"] for call in variant["traffic"] if call["collective"] == kind)
         for kind in {call["collective"] for call in variant["traffic"]}
     }
     assert row.parameters == cli("count", "bert-tiny", "--format", "json").json["totals"]["distinct_params"]
     if task.card:
-        assert row.reserved_bytes == variant["estimated"]["device"]["reserved_bytes"]
+        assert asdict(row.cost.reserved) == variant["estimated"]["cost"]["reserved"]
         fit = cli("fit", "bert-tiny", "--gpu", "t4", "--batch", "8", "--seq", "16", "--optimizer", "sgd",
                   "--precision", "autocast-fp16", "--checkpointing", "none", "--format", "json").json  # fmt: skip
-        assert (row.fits, row.flops) == (fit["rows"][0]["answer"], fit["rows"][0]["step_flops"])
+        assert all(asdict(row.cost)[name] == fit["rows"][0]["cost"][name] for name in ("verdict", "step_flops"))
 
 
 def test_a_worker_with_other_versions_does_not_compute(points):

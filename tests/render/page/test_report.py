@@ -21,7 +21,7 @@ from bertscope.render.page import report as page
 from bertscope.render.page.charts import flops_bars, parameter_map, role
 from bertscope.render.page.report import page_command
 from bertscope.render.page.templating import environment
-from bertscope.render.timeline.panels import pictured
+from bertscope.render.timeline.timeline import pictured
 from bertscope.sources.find import load
 from bertscope.units import bytes_text, flops_text
 

@@ -18,10 +18,10 @@ from bertscope import load
 from bertscope.analyses.memory.steps import estimate_report
 from bertscope.errors import BertscopeError
 from bertscope.render.console import variable
-from bertscope.render.timeline.panels import COLORS, pictured
-from bertscope.render.timeline.timeline import check_suffix, timeline
+from bertscope.render.timeline.timeline import COLORS, check_suffix, pictured, timeline
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import Memory, MemoryReport, Parts, PhasePeak, Sample, Variant
+from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
+from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import bytes_text
 
@@ -39,12 +39,13 @@ def drawn(*phases: tuple[str, list[Parts]]) -> Variant:
     """A variant made by hand: phases with the parts at each of their samples."""
     samples = [Sample(phase=phase, parts=parts) for phase, course in phases for parts in course]
     peaks = [
-        PhasePeak(
-            phase=phase, peak_bytes=max(parts.total for parts in course), path="", operator="add", parts=course[0]
-        )
+        PhasePeak(phase=phase, peak_bytes=parts.total, path="", operator="add", parts=parts)
         for phase, course in phases
+        for parts in [max(course, key=lambda parts: parts.total)]
     ]
-    memory = Memory(obtained="measured", phases=tuple(peaks), kept=(), kept_bytes=0, timeline=tuple(samples))
+    peak = max(peaks, key=lambda phase: phase.peak_bytes)
+    cost = StepCost(peak=peak, gpu_bytes=peak.peak_bytes)
+    memory = Memory(obtained="measured", cost=cost, phases=tuple(peaks), kept=(), timeline=tuple(samples))
     return Variant(checkpointing="none", reentrant=False, measured=memory)
 
 
@@ -84,7 +85,7 @@ def test_the_highest_record_of_a_phase_is_the_reported_peak(report):
 
 def test_the_json_is_what_the_report_holds(report):
     data = json.loads(timeline(report, "json"))
-    assert (data["schema"], data["kind"], data["subject"]["name"]) == (4, "timeline", "bert-tiny")
+    assert (data["schema"], data["kind"], data["subject"]["name"]) == (5, "timeline", "bert-tiny")
     for variant, found in zip(report.variants, data["variants"], strict=True):
         samples = [
             Sample(**{name: item[name] for name in ("phase", "path", "operator")}, parts=Parts(**item["parts"]))

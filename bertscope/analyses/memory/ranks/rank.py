@@ -34,7 +34,7 @@ from bertscope.analyses.memory.profile_job import (
     set_up_process,
     stages,
 )
-from bertscope.analyses.memory.profiler_run import measured_device_terms, real_step, step_seconds
+from bertscope.analyses.memory.profiler_run import measured_device, real_step, step_seconds
 from bertscope.analyses.memory.snapshot import snapshot
 from bertscope.analyses.memory.step import ModelStep, Phase
 from bertscope.analyses.memory.summary import memory
@@ -221,10 +221,10 @@ def _measured(step: Any, job: Job, send: Say) -> RankRow:
     step.run_first_steps(stages(send, "the first steps"))
     trace = live_run(step, stages(send, "the measured step"))
     send("stage", "measuring the process")
-    terms = measured_device_terms(step) if step.device == "cuda" else None
-    process = high_water(step.run) if terms is None else None
+    device = measured_device(step) if step.device == "cuda" else {}
+    process = None if device else high_water(step.run)
     rows, parallelism = row_paths(step.model), job.run_config.parallelism
-    found = memory(trace, "measured", rows, terms)
+    found = memory(trace, "measured", rows, **device)
     in_buckets = (BACKWARD, ALL_REDUCE) if parallelism.row.has_buckets else ()  # which belong to no module
     calls = (call._replace(path="") if call[:2] == in_buckets else call for call in trace.collectives)
     sent = traffic(calls, rows, 0, ONE_PROCESS)
@@ -239,6 +239,7 @@ def _measured(step: Any, job: Job, send: Say) -> RankRow:
     return RankRow(
         ranks=(int(os.environ["RANK"]),),
         state_bytes=trace.state_bytes,
+        cost=found.cost,
         phases=found.phases,
         traffic=sent,
         process_high_water_bytes=process.run_high_water_bytes if process else 0,

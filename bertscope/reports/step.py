@@ -1,0 +1,182 @@
+"""The cost of one step: memory and its place, the limit and the verdict, FLOPs and time. Plain data in base units.
+
+Every row of a report that is about a step has one StepCost. No other record has a field of that name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from bertscope.frozen import dataclass
+
+YES, UNCERTAIN, NO = "yes", "uncertain", "no"  # the verdicts, best first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The memory at one moment by use; the parts add up to the total.
+
+    activations: saved for backward by the forward pass or by a recomputation. gathered_parameters: those of all ranks
+    that FSDP collects for a layer. communication: buffers that collectives read and write. temporaries: all other
+    memory that is allocated and freed within the step.
+    """
+
+    parameters: int = 0
+    buffers: int = 0
+    optimizer_state: int = 0
+    inputs: int = 0
+    gradients: int = 0
+    activations: int = 0
+    temporaries: int = 0
+    gathered_parameters: int = 0
+    communication: int = 0
+
+    @property
+    def total(self) -> int:
+        """Return the sum of the parts."""
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasePeak:
+    """The peak of a phase by part, and the operator and module that run at that moment.
+
+    The path of equal layers is a range; it is empty for the model's own code.
+    """
+
+    phase: str
+    peak_bytes: int
+    path: str
+    operator: str
+    parts: Parts
+
+    def __post_init__(self) -> None:
+        if self.parts.total != self.peak_bytes:
+            raise ValueError(f"the parts add up to {self.parts.total:,} bytes, the peak is {self.peak_bytes:,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteRange:
+    """The range of a number of bytes; both ends are equal where it is exact."""
+
+    low_bytes: int = 0
+    high_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeRange:
+    """The range of a time; both ends are equal for one that a calibration predicts."""
+
+    low_seconds: float
+    high_seconds: float
+
+    def times(self, count: float) -> TimeRange:
+        """Return the time of that many steps."""
+        return TimeRange(low_seconds=count * self.low_seconds, high_seconds=count * self.high_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """The time of a step and of an epoch; with a calibration of the GPU also the rates that follow.
+
+    `flops` are those of the matrix products without recomputation. `mfu`, the model FLOPs utilization, is their rate by
+    the dense peak of the GPU, None without a published one.
+    """
+
+    step: TimeRange
+    epoch: TimeRange | None = None  # of --sequences, or of the lengths
+    tokens_per_second: float | None = None  # None by a data sheet, as all that follows
+    flops: int | None = None
+    flops_per_second: float | None = None
+    mfu: float | None = None
+    peak_flops: float | None = None
+    peak_source: str = ""
+
+    @property
+    def is_predicted(self) -> bool:
+        """Return True if a calibration predicts the time, False for the range of a data sheet."""
+        return self.tokens_per_second is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """The cost of one step in steady state; None is "not computed here".
+
+    The verdict follows from the other fields, whoever fills them. A cost that contradicts itself raises ValueError: the
+    parts add up to the peak; peak <= reserved <= on the GPU; what fits is within the limit.
+    """
+
+    peak: PhasePeak  # the highest sum of live tensors, and its place
+    saved_bytes: int | None = None  # for backward, when the forward pass ends
+    max_allocated_bytes: int | None = None  # blocks of tensors and workspaces, as torch.cuda.max_memory_allocated
+    allocated: ByteRange | None = None  # the same over what a process may do before the run
+    workspace_bytes: int = 0  # of cuBLAS; measured ones are a part of the allocated bytes
+    reserved: ByteRange | None = None  # segments of the allocator: low if it releases unused ones at the limit
+    reserved_loaded_bytes: int = 0  # if a checkpoint lay on the GPU while the model was made there
+    context: ByteRange = ByteRange()  # the smallest and the largest CUDA context of the GPU
+    gpu_bytes: int  # reserved.low and the largest context, as nvidia-smi shows them; on a CPU the peak
+    limit_bytes: int | None = None  # the memory of the GPU, or the budget
+    margin: float = 0.0  # the share of the limit without the context that is left free for fragmentation
+    shortfall: ByteRange | None = None  # lacking: with the smallest context and no fragmentation; with the largest
+    step_flops: int | None = None  # matmul FLOPs of forward, backward and recomputation; a multiply-add is 2
+    recompute_flops: int | None = None  # that checkpointing adds; a part of step_flops
+    time: StepTime | None = None
+    other_loop_bytes: int | None = None  # the peak of the same step in `run.other_loop`
+    verdict: str = field(default="", init=False)  # yes, uncertain or no; empty without a limit
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", self._verdict())
+        reserved = self.reserved or ByteRange(low_bytes=self.peak_bytes, high_bytes=self.peak_bytes)
+        laws = {
+            "peak <= reserved": self.peak_bytes <= reserved.low_bytes <= reserved.high_bytes,
+            "reserved <= on the GPU": reserved.low_bytes <= self.gpu_bytes,
+            "a step that fits is within the limit": self.verdict != YES or self.gpu_bytes <= (self.limit_bytes or 0),
+            "recomputation is a part of the step": (self.recompute_flops or 0) <= (self.step_flops or float("inf")),
+        }
+        for law, holds in laws.items():
+            if not holds:
+                raise ValueError(f"{law}: a cost contradicts itself: {self!r}")
+
+    def _verdict(self) -> str:
+        if self.limit_bytes is None or self.shortfall is None:
+            return ""
+        return NO if self.shortfall.low_bytes else UNCERTAIN if self.shortfall.high_bytes else YES
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the highest sum of live tensors."""
+        return self.peak.peak_bytes
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Return the segments of the allocator, at the limit if there is one; None on a CPU."""
+        return self.reserved.low_bytes if self.reserved else None
+
+    @property
+    def extra_flops(self) -> float | None:
+        """Return the recompute FLOPs as a share of the same step without checkpointing: 0.33 for all layers."""
+        if self.step_flops is None or self.recompute_flops is None:
+            return None
+        plain = self.step_flops - self.recompute_flops
+        return self.recompute_flops / plain if plain else 0.0
+
+
+class CostRow:
+    """A row of a report about a step, with what is read most of its cost."""
+
+    cost: StepCost
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the highest sum of live tensors."""
+        return self.cost.peak_bytes
+
+    @property
+    def answer(self) -> str:
+        """Return the verdict: yes, uncertain or no; empty without a limit."""
+        return self.cost.verdict
+
+    @property
+    def fits(self) -> bool:
+        """Return True if the step fits for certain."""
+        return self.cost.verdict == YES
