@@ -389,57 +389,41 @@ def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, 
     """
     storages: dict[str, Storage] = {}
     top = described_in(file, pickle, storages)
-    tables = [table for table in _tables(top) if not _OPTIMIZER.search(table.path)]
-    largest = max(tables, key=lambda table: (table.is_network, table.elements), default=None)
-    if largest is None:
-        arrays = (
-            "; it has NumPy arrays, which are not read"
-            if any(map(_is_array, top.values() if isinstance(top, PickledDict) else [top]))
-            else ""
-        )
+    tables = {path: table for path, table in _tables(top).items() if not _OPTIMIZER.search(path)}
+    if not tables:
+        has_arrays = any(map(_is_array, top.values() if isinstance(top, PickledDict) else [top]))
+        arrays = "; it has NumPy arrays, which are not read" if has_arrays else ""
         raise file.broken(f"it holds no table of tensors{arrays}")
+    sizes = {path: sum(math.prod(tensor.shape) for tensor in table.values()) for path, table in tables.items()}
+    shapes = {path: {name: tensor.shape for name, tensor in table.items()} for path, table in tables.items()}
+    # By the names of its tensors: a random state may be larger than a small network.
+    has_weights = {path: any(name.rpartition(".")[2] in ("weight", "bias") for name in table)
+                   for path, table in tables.items()}  # fmt: skip
+    largest = max(tables, key=lambda path: (has_weights[path], sizes[path]))
     networks = [largest]
-    for table in tables:
-        is_beside = not (f"{largest.path}.").startswith(f"{table.path}." if table.path else "")
-        is_copy = any(table.shapes.items() <= other.shapes.items() for other in networks)
-        if is_beside and not is_copy and table.is_network:
-            networks.append(table)
+    for path in tables:
+        is_beside = not f"{largest}.".startswith(f"{path}." if path else "")
+        is_copy = any(shapes[path].items() <= shapes[other].items() for other in networks)
+        if is_beside and not is_copy and has_weights[path]:
+            networks.append(path)
     rows, first_names = list[tuple[StoredTensor, Tensor]](), dict[Any, str]()
-    for table in networks:
-        front = f"{table.path}." if len(networks) > 1 and table.path else ""
-        for name, value in table.tensors.items():
+    for path in networks:
+        front = f"{path}." if len(networks) > 1 and path else ""
+        for name, value in tables[path].items():
             if storages[value.storage.key] != value.storage:
                 raise file.broken(f"the storage {value.storage.key[:40]} is described in two ways")
             first = first_names.setdefault((value.storage.key, value.offset, value.shape, value.stride), front + name)
             shares = None if first == front + name else first
             rows.append((file.tensor(front + name, value.dtype, value.shape, shares=shares), value))
-    return rows, storages, ", ".join(dict.fromkeys(_left_out(top, [table.path for table in networks])))
+    return rows, storages, ", ".join(dict.fromkeys(_left_out(top, networks)))
 
 
-@dataclass(frozen=True)
-class _Table:
-    """The tensors of a dictionary in a pickle, also those in its lists, by their names."""
+def _tables(top: Any) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of each dictionary, also those in its lists, by its path of keys and numbers with dots.
 
-    path: str  # of the dictionary, keys and numbers with dots
-    tensors: dict[str, Tensor]
-
-    @property
-    def elements(self) -> int:
-        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
-
-    @property
-    def is_network(self) -> bool:
-        """Return True if the names of tensors are those of a network; a random state is larger than a small one."""
-        return any(name.rpartition(".")[2] in ("weight", "bias") for name in self.tensors)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tensor.shape for name, tensor in self.tensors.items()}
-
-
-def _tables(top: Any) -> list[_Table]:
-    """Return all dictionaries with tensors, at most 8 below the top; one that is at several places is at the first."""
-    found, waiting, seen = list[_Table](), [("", top, 0)], set[int]()
+    A dictionary is at most 8 below the top; one that is at several places is at the first.
+    """
+    found, waiting, seen = dict[str, dict[str, Tensor]](), [("", top, 0)], set[int]()
     while waiting:
         path, value, depth = waiting.pop(0)
         if id(value) in seen or depth > _MOST_DEPTH:
@@ -455,7 +439,7 @@ def _tables(top: Any) -> list[_Table]:
             elif isinstance(item, (PickledDict, list, tuple)):
                 waiting.append((f"{path}.{key}" if path else str(key), item, depth + 1))
         if tensors and isinstance(value, PickledDict):
-            found.append(_Table(path, tensors))
+            found.setdefault(path, tensors)
     return found
 
 
