@@ -98,17 +98,6 @@ _KEPT_NAMES = (
 )  # fmt: skip
 
 
-def storage_of(persistent: Any) -> Storage:
-    """Return the storage for torch's tuple `("storage", type, key, location, elements)`."""
-    kind, storage, key, _, elements = persistent[:5]
-    dtype = _STORAGES.get(storage.name) if isinstance(storage, Global) and storage.module.startswith("torch") else None
-    if kind != "storage" or dtype is None or not isinstance(key, str) or not is_size(elements):
-        raise BadPickle("a storage that is none of torch's")
-    if len(persistent) > 5 and persistent[5] is not None:
-        raise BadPickle("a view into a storage, as torch wrote before 0.4")
-    return Storage(key, dtype, elements)
-
-
 def called(function: Global, arguments: tuple[Any, ...]) -> Any:
     """Return the result of a call, for the few calls that occur in state dicts; raise BadPickle for others."""
     if function == Global("collections", "OrderedDict") and len(arguments) < 2:
@@ -176,8 +165,16 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def storage(self) -> Storage:
-        found = storage_of(self.stack.pop())
-        self.storages.setdefault(found.key, found)
+        """Return the storage for torch's tuple `("storage", type, key, location, elements)` on top, and pop it."""
+        persistent = self.stack.pop()
+        kind, own, key, _, elements = persistent[:5]
+        dtype = _STORAGES.get(own.name) if isinstance(own, Global) and own.module.startswith("torch") else None
+        if kind != "storage" or dtype is None or not isinstance(key, str) or not is_size(elements):
+            raise BadPickle("a storage that is none of torch's")
+        if len(persistent) > 5 and persistent[5] is not None:
+            raise BadPickle("a view into a storage, as torch wrote before 0.4")
+        found = Storage(key, dtype, elements)
+        self.storages.setdefault(key, found)
         return found
 
     def items(self) -> list[Any]:
@@ -242,11 +239,6 @@ def _global(module: Any, name: Any) -> Global:
     return Global(module, name)
 
 
-def _protocol(number: int) -> None:
-    if number > 5:
-        raise BadPickle(f"pickle protocol {number}")
-
-
 # Instructions that push a value, and the others.
 _PUSH: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(_VALUES, lambda machine, argument: argument),
@@ -263,8 +255,8 @@ _PUSH: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _: machine.call()),
 }  # fmt: skip
 _DO: dict[str, Callable[[_Machine, Any], Any]] = {
-    "PROTO": lambda machine, number: _protocol(number),
-    **dict.fromkeys(("FRAME", "STOP"), lambda machine, _: None),  # neither a frame's length nor the end is needed
+    # Neither a frame's length nor the end is needed.
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
     "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
     **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda machine, _: machine.extend(machine.items())),
     "SETITEM": lambda machine, _: machine.set([machine.stack.pop(-2), machine.stack.pop()]),
@@ -286,6 +278,8 @@ def described(file: BytesIO, budget: Budget, storages: dict[str, Storage] | None
         for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
             if count > MAX_INSTRUCTIONS:
                 raise BadPickle(f"more than {MAX_INSTRUCTIONS:,} instructions")
+            if opcode.name == "PROTO" and argument > 5:
+                raise BadPickle(f"pickle protocol {argument}")
             if opcode.name in _PUSH:
                 machine.stack.append(_PUSH[opcode.name](machine, argument))
             elif opcode.name in _DO:
