@@ -278,7 +278,7 @@ def described(file: BytesIO, budget: Budget, storages: dict[str, Storage] | None
         for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
             if count > MAX_INSTRUCTIONS:
                 raise BadPickle(f"more than {MAX_INSTRUCTIONS:,} instructions")
-            if opcode.name == "PROTO" and argument > 5:
+            if opcode.name == "PROTO" and (argument or 0) > 5:
                 raise BadPickle(f"pickle protocol {argument}")
             if opcode.name in _PUSH:
                 machine.stack.append(_PUSH[opcode.name](machine, argument))
