@@ -59,8 +59,7 @@ def test_hostile_checkpoints_take_little_memory_and_time(tmp_path):
         for name in files:
             if not name.endswith((".yaml", ".json")):
                 path = made(tmp_path, name, files)
-                formats = ["table"] if files is hostile.REFUSED else ["table", "json"]
-                formats += ["csv", "markdown"] if name == "unfoldable-names.safetensors" else []
+                formats = ["table", "json", "csv", "markdown"] if name == "unfoldable-names.safetensors" else ["table"]
                 runs += [f"count\n{path}\n--by\nparameter\n--format\n{fmt}" for fmt in formats]
     done = run_python(BOUNDED, *runs, timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-2000:]

@@ -251,3 +251,9 @@ def opened(path: Path, budget: Budget) -> Iterator[OpenFile]:
                     f"the shards {first} and {path.name} are one file; remove one", where=str(budget.path)
                 )
             yield OpenFile(path, stream, status.st_size, budget)
+
+
+def json_in(path: Path, budget: Budget, limit: int, what: str = "the file") -> tuple[OpenFile, Any]:
+    """Return a file, closed again, and its JSON; raise SourceError for more bytes than the limit, and as `json`."""
+    with opened(path, budget) as file:
+        return file, file.json(file.whole(limit), what)

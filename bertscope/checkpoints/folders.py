@@ -19,7 +19,7 @@ from bertscope.checkpoints.files import (
     StoredFile,
     is_plain,
     is_size,
-    opened,
+    json_in,
     use_of,
 )
 from bertscope.checkpoints.torch_files import (
@@ -137,31 +137,25 @@ def _use(path: Path) -> str:
 
 def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
     """Yield path in the folder, folder and description of each module in a `modules.json`."""
-    with opened(folder / MODULES, budget) as file:
-        listed = file.json(file.whole(_MAX_TEXT_BYTES), "the file")
-        if (
-            not isinstance(listed, list)
-            or len(listed) > MAX_MODULES
-            or not all(isinstance(item, dict) for item in listed)
-        ):
-            raise file.broken(f"it is no list of at most {MAX_MODULES} modules")
-        for item in listed:
-            path, kind = item.get("path"), str(item.get("type")).rpartition(".")[2]
-            if not isinstance(path, str) or (path and not is_plain(path)):
-                raise file.broken("a module that is not in the folder")
-            yield path, folder / path, f"{kind}{_pooling(folder / path / 'config.json', budget)}"
-            for name, own in _routes(folder / path, budget).items() if kind == "Router" else ():
-                inside = f"{path}/{name}" if path else name
-                yield inside, folder / inside, own.rpartition(".")[2]
+    file, listed = json_in(folder / MODULES, budget, _MAX_TEXT_BYTES)
+    if not isinstance(listed, list) or len(listed) > MAX_MODULES or not all(isinstance(item, dict) for item in listed):
+        raise file.broken(f"it is no list of at most {MAX_MODULES} modules")
+    for item in listed:
+        path, kind = item.get("path"), str(item.get("type")).rpartition(".")[2]
+        if not isinstance(path, str) or (path and not is_plain(path)):
+            raise file.broken("a module that is not in the folder")
+        yield path, folder / path, f"{kind}{_pooling(folder / path / 'config.json', budget)}"
+        for name, own in _routes(folder / path, budget).items() if kind == "Router" else ():
+            inside = f"{path}/{name}" if path else name
+            yield inside, folder / inside, own.rpartition(".")[2]
 
 
 def _routes(folder: Path, budget: Budget) -> dict[str, str]:
     """Return the folders of the modules of a Router, each with its class."""
-    with opened(folder / "router_config.json", budget) as file:
-        config = file.json(file.whole(_MAX_TEXT_BYTES), "the file")
-        types = config.get("types") if isinstance(config, dict) else None
-        if not isinstance(types, dict) or len(types) > MAX_MODULES or not all(map(is_plain, types)):
-            raise file.broken(f"it names no table of types with at most {MAX_MODULES} folders")
+    file, config = json_in(folder / "router_config.json", budget, _MAX_TEXT_BYTES)
+    types = config.get("types") if isinstance(config, dict) else None
+    if not isinstance(types, dict) or len(types) > MAX_MODULES or not all(map(is_plain, types)):
+        raise file.broken(f"it names no table of types with at most {MAX_MODULES} folders")
     return {name: str(kind) for name, kind in types.items()}
 
 
@@ -169,8 +163,7 @@ def _pooling(path: Path, budget: Budget) -> str:
     """Return the modes of a Pooling module by its configuration: ` (mean)`; empty for another module."""
     if not path.is_file():
         return ""
-    with opened(path, budget) as file:
-        config = file.json(file.whole(_MAX_TEXT_BYTES), "the file")
+    _, config = json_in(path, budget, _MAX_TEXT_BYTES)
     found = config if isinstance(config, dict) else {}
     modes = [key.removeprefix("pooling_mode_").partition("_token")[0] for key, value in found.items()
              if key.startswith("pooling_mode_") and value is True]  # fmt: skip

@@ -177,7 +177,6 @@ def unpacked(tensors: Iterable[StoredTensor], values: Mapping[str, bytes], form:
 
 
 def _unite(found: dict[str, StoredTensor], packing: _Packing, front: str, values: Mapping[str, bytes]) -> None:
-    """Replace the tensors of one weight by the weight."""
     if front and packing.weight and not front.endswith("."):
         return  # `my_weight_scale` is no `weight_scale`
     ends = dict.fromkeys((packing.main, *packing.needs, *packing.also))

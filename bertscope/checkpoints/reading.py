@@ -10,7 +10,7 @@ from typing import Any
 
 from bertscope import __version__
 from bertscope.checkpoints import INDEX, LEGACY, SUFFIXES, has_modules, refused, weights_in
-from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, is_plain, opened
+from bertscope.checkpoints.files import Budget, OpenFile, StoredFile, is_plain, json_in, opened
 from bertscope.checkpoints.folders import modules_of, read_distcp, read_zero, zero_states
 from bertscope.checkpoints.gguf import read_gguf, splits
 from bertscope.checkpoints.onnx import read_onnx
@@ -85,8 +85,8 @@ def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) 
 def _method(folder: Path) -> str:
     """Return the method of quantization in the configuration of a folder; empty without one."""
     path = folder / "config.json"
-    with suppress(SourceError), opened(path, Budget(path)) as file:
-        config = file.json(file.whole(MAX_INDEX_BYTES), "the file")
+    with suppress(SourceError):
+        _, config = json_in(path, Budget(path), MAX_INDEX_BYTES)
         found = config.get("quantization_config") if isinstance(config, dict) else None
         return str(found.get("quant_method", "")) if isinstance(found, dict) else ""
     return ""
@@ -147,34 +147,28 @@ def _refuse_foreign(file: OpenFile, start: bytes) -> None:
 
 def _sharded(path: Path, budget: Budget) -> Checkpoint:
     """Read all shards of an index; raise SourceError unless each tensor is in the shard that the index names."""
-    with opened(path, budget) as index:
-        places = _weight_map(index)
-    shards = {name: _read_file(path.parent / name, budget) for name in dict.fromkeys(places.values())}
-    stored = {(tensor.file, tensor.name): tensor for shard in shards.values() for tensor in shard.tensors}
-    for name, shard in places.items():
-        if (shard, name) not in stored:
-            raise index.broken(f"the index says that {name[:60]!r} lies in {shard}, and it does not")
-    extra = [name for shard, name in stored if places.get(name) != shard]
-    found = _joined(
-        path.parent.name or path.name, path, shards.values(), files=tuple(shards),
-        tensors=tuple(stored[shard, name] for name, shard in places.items()),
-    )  # fmt: skip
-    if not extra:
-        return found
-    problem = f"{len(extra)} tensors of the shards are not in the index, {extra[0][:60]!r} the first"
-    return replace(found, problems=(*found.problems, problem))
-
-
-def _weight_map(index: OpenFile) -> dict[str, str]:
-    found: Any = index.json(index.whole(MAX_INDEX_BYTES), "the index")
+    index, found = json_in(path, budget, MAX_INDEX_BYTES, "the index")
     places = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(places, dict) or not places:
         raise index.broken("an index needs a weight_map of tensors and their files")
     if not all(is_plain(name) and name.endswith(SUFFIXES) for name in places.values()):
         raise index.broken("a shard must be the plain name of a file in the folder of the index")
     if len(set(places.values())) > MAX_SHARDS:
-        raise SourceError(f"more than {MAX_SHARDS:,} shards", where=str(index.path))
-    return places
+        raise SourceError(f"more than {MAX_SHARDS:,} shards", where=str(path))
+    shards = {name: _read_file(path.parent / name, budget) for name in dict.fromkeys(places.values())}
+    stored = {(tensor.file, tensor.name): tensor for shard in shards.values() for tensor in shard.tensors}
+    for name, shard in places.items():
+        if (shard, name) not in stored:
+            raise index.broken(f"the index says that {name[:60]!r} lies in {shard}, and it does not")
+    extra = [name for shard, name in stored if places.get(name) != shard]
+    whole = _joined(
+        path.parent.name or path.name, path, shards.values(), files=tuple(shards),
+        tensors=tuple(stored[shard, name] for name, shard in places.items()),
+    )  # fmt: skip
+    if not extra:
+        return whole
+    problem = f"{len(extra)} tensors of the shards are not in the index, {extra[0][:60]!r} the first"
+    return replace(whole, problems=(*whole.problems, problem))
 
 
 # ---- contents of a checkpoint: its tensors in rows, and the sums, from its header and without torch ----

@@ -98,17 +98,6 @@ _KEPT_NAMES = (
 )  # fmt: skip
 
 
-def storage_of(persistent: Any) -> Storage:
-    """Return the storage for torch's tuple `("storage", type, key, location, elements)`."""
-    kind, storage, key, _, elements = persistent[:5]
-    dtype = _STORAGES.get(storage.name) if isinstance(storage, Global) and storage.module.startswith("torch") else None
-    if kind != "storage" or dtype is None or not isinstance(key, str) or not is_size(elements):
-        raise BadPickle("a storage that is none of torch's")
-    if len(persistent) > 5 and persistent[5] is not None:
-        raise BadPickle("a view into a storage, as torch wrote before 0.4")
-    return Storage(key, dtype, elements)
-
-
 def called(function: Global, arguments: tuple[Any, ...]) -> Any:
     """Return the result of a call, for the few calls that occur in state dicts; raise BadPickle for others."""
     if function == Global("collections", "OrderedDict") and len(arguments) < 2:
@@ -176,8 +165,16 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def storage(self) -> Storage:
-        found = storage_of(self.stack.pop())
-        self.storages.setdefault(found.key, found)
+        """Return the storage for torch's tuple `("storage", type, key, location, elements)` on top, and pop it."""
+        persistent = self.stack.pop()
+        kind, own, key, _, elements = persistent[:5]
+        dtype = _STORAGES.get(own.name) if isinstance(own, Global) and own.module.startswith("torch") else None
+        if kind != "storage" or dtype is None or not isinstance(key, str) or not is_size(elements):
+            raise BadPickle("a storage that is none of torch's")
+        if len(persistent) > 5 and persistent[5] is not None:
+            raise BadPickle("a view into a storage, as torch wrote before 0.4")
+        found = Storage(key, dtype, elements)
+        self.storages.setdefault(key, found)
         return found
 
     def items(self) -> list[Any]:
@@ -242,11 +239,6 @@ def _global(module: Any, name: Any) -> Global:
     return Global(module, name)
 
 
-def _protocol(number: int) -> None:
-    if number > 5:
-        raise BadPickle(f"pickle protocol {number}")
-
-
 # Instructions that push a value, and the others.
 _PUSH: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(_VALUES, lambda machine, argument: argument),
@@ -263,8 +255,8 @@ _PUSH: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _: machine.call()),
 }  # fmt: skip
 _DO: dict[str, Callable[[_Machine, Any], Any]] = {
-    "PROTO": lambda machine, number: _protocol(number),
-    **dict.fromkeys(("FRAME", "STOP"), lambda machine, _: None),  # neither a frame's length nor the end is needed
+    # Neither a frame's length nor the end is needed.
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
     "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
     **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda machine, _: machine.extend(machine.items())),
     "SETITEM": lambda machine, _: machine.set([machine.stack.pop(-2), machine.stack.pop()]),
@@ -286,6 +278,8 @@ def described(file: BytesIO, budget: Budget, storages: dict[str, Storage] | None
         for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
             if count > MAX_INSTRUCTIONS:
                 raise BadPickle(f"more than {MAX_INSTRUCTIONS:,} instructions")
+            if opcode.name == "PROTO" and (argument or 0) > 5:
+                raise BadPickle(f"pickle protocol {argument}")
             if opcode.name in _PUSH:
                 machine.stack.append(_PUSH[opcode.name](machine, argument))
             elif opcode.name in _DO:
@@ -389,57 +383,41 @@ def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, 
     """
     storages: dict[str, Storage] = {}
     top = described_in(file, pickle, storages)
-    tables = [table for table in _tables(top) if not _OPTIMIZER.search(table.path)]
-    largest = max(tables, key=lambda table: (table.is_network, table.elements), default=None)
-    if largest is None:
-        arrays = (
-            "; it has NumPy arrays, which are not read"
-            if any(map(_is_array, top.values() if isinstance(top, PickledDict) else [top]))
-            else ""
-        )
+    tables = {path: table for path, table in _tables(top).items() if not _OPTIMIZER.search(path)}
+    if not tables:
+        has_arrays = any(map(_is_array, top.values() if isinstance(top, PickledDict) else [top]))
+        arrays = "; it has NumPy arrays, which are not read" if has_arrays else ""
         raise file.broken(f"it holds no table of tensors{arrays}")
+    sizes = {path: sum(math.prod(tensor.shape) for tensor in table.values()) for path, table in tables.items()}
+    shapes = {path: {name: tensor.shape for name, tensor in table.items()} for path, table in tables.items()}
+    # By the names of its tensors: a random state may be larger than a small network.
+    has_weights = {path: any(name.rpartition(".")[2] in ("weight", "bias") for name in table)
+                   for path, table in tables.items()}  # fmt: skip
+    largest = max(tables, key=lambda path: (has_weights[path], sizes[path]))
     networks = [largest]
-    for table in tables:
-        is_beside = not (f"{largest.path}.").startswith(f"{table.path}." if table.path else "")
-        is_copy = any(table.shapes.items() <= other.shapes.items() for other in networks)
-        if is_beside and not is_copy and table.is_network:
-            networks.append(table)
+    for path in tables:
+        is_beside = not f"{largest}.".startswith(f"{path}." if path else "")
+        is_copy = any(shapes[path].items() <= shapes[other].items() for other in networks)
+        if is_beside and not is_copy and has_weights[path]:
+            networks.append(path)
     rows, first_names = list[tuple[StoredTensor, Tensor]](), dict[Any, str]()
-    for table in networks:
-        front = f"{table.path}." if len(networks) > 1 and table.path else ""
-        for name, value in table.tensors.items():
+    for path in networks:
+        front = f"{path}." if len(networks) > 1 and path else ""
+        for name, value in tables[path].items():
             if storages[value.storage.key] != value.storage:
                 raise file.broken(f"the storage {value.storage.key[:40]} is described in two ways")
             first = first_names.setdefault((value.storage.key, value.offset, value.shape, value.stride), front + name)
             shares = None if first == front + name else first
             rows.append((file.tensor(front + name, value.dtype, value.shape, shares=shares), value))
-    return rows, storages, ", ".join(dict.fromkeys(_left_out(top, [table.path for table in networks])))
+    return rows, storages, ", ".join(dict.fromkeys(_left_out(top, networks)))
 
 
-@dataclass(frozen=True)
-class _Table:
-    """The tensors of a dictionary in a pickle, also those in its lists, by their names."""
+def _tables(top: Any) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of each dictionary, also those in its lists, by its path of keys and numbers with dots.
 
-    path: str  # of the dictionary, keys and numbers with dots
-    tensors: dict[str, Tensor]
-
-    @property
-    def elements(self) -> int:
-        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
-
-    @property
-    def is_network(self) -> bool:
-        """Return True if the names of tensors are those of a network; a random state is larger than a small one."""
-        return any(name.rpartition(".")[2] in ("weight", "bias") for name in self.tensors)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tensor.shape for name, tensor in self.tensors.items()}
-
-
-def _tables(top: Any) -> list[_Table]:
-    """Return all dictionaries with tensors, at most 8 below the top; one that is at several places is at the first."""
-    found, waiting, seen = list[_Table](), [("", top, 0)], set[int]()
+    A dictionary is at most 8 below the top; one that is at several places is at the first.
+    """
+    found, waiting, seen = dict[str, dict[str, Tensor]](), [("", top, 0)], set[int]()
     while waiting:
         path, value, depth = waiting.pop(0)
         if id(value) in seen or depth > _MOST_DEPTH:
@@ -455,7 +433,7 @@ def _tables(top: Any) -> list[_Table]:
             elif isinstance(item, (PickledDict, list, tuple)):
                 waiting.append((f"{path}.{key}" if path else str(key), item, depth + 1))
         if tensors and isinstance(value, PickledDict):
-            found.append(_Table(path, tensors))
+            found.setdefault(path, tensors)
     return found
 
 

@@ -42,15 +42,12 @@ def recomputed(layer: nn.Module, how: Checkpointing, kept: Collection[str]) -> C
 
 def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return the contexts of a layer's forward pass, which saves its matrix products, and of its recomputation."""
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-    return create_selective_checkpoint_contexts(_keep_matrix_products)  # type: ignore[no-any-return]
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        return CheckpointPolicy.MUST_SAVE if operator.name() in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
-
-def _keep_matrix_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    return CheckpointPolicy.MUST_SAVE if operator.name() in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-any-return]
 
 
 class BertEmbeddings(nn.Module):

@@ -145,7 +145,6 @@ class _WithLMHead(WithHead):
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
-        """Return the decoder."""
         return self.cls.predictions.decoder
 
 

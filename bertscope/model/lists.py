@@ -13,7 +13,12 @@ def layer_lists(model: nn.Module) -> dict[str, list[str]]:
 
     The layers are those in lists of one class, else the children of the model, each a list of its own.
     """
-    stacks = outermost(model, _is_stack)
+
+    def is_stack(module: nn.Module) -> bool:  # a Sequential of one module is none
+        least = 1 if isinstance(module, nn.ModuleList) else 2 if isinstance(module, nn.Sequential) else 10**9
+        return len(list(module.children())) >= least and len(set(map(type, module.children()))) == 1
+
+    stacks = outermost(model, is_stack)
     found = {f"{path}.{name}": layer for path, stack in stacks.items() for name, layer in stack.named_children()}
     if not found:
         return {path: [path] for path, child in model.named_children() if any(True for _ in child.parameters())}
@@ -43,9 +48,3 @@ def outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool], path: st
         at = f"{path}.{name}" if path else name
         found |= {at: child} if is_wanted(child) else outermost(child, is_wanted, at)
     return found
-
-
-def _is_stack(module: nn.Module) -> bool:
-    """Return True for a list of modules of one class; a Sequential of one module is none."""
-    least = 1 if isinstance(module, nn.ModuleList) else 2 if isinstance(module, nn.Sequential) else 10**9
-    return len(list(module.children())) >= least and len(set(map(type, module.children()))) == 1

@@ -100,7 +100,6 @@ class BertSource(ModelSource):
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> BertSource:
-        """Return the source that `to_data` wrote."""
         config, lora = BertConfig.from_dict(data["config"]), data["lora"] and Lora.parse(data["lora"])
         return cls(**{**data, "config": config, "lora": lora})
 

@@ -96,6 +96,11 @@ class ModelSource:
         """
         raise SelectionError(f"{self.name} is {self.family}; another process measures only what it can build by name")
 
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> ModelSource:
+        """Return the source that `to_data` wrote."""
+        return cls(**data)
+
     def for_run(self) -> ModelSource:
         """Return the source as a run builds it; raises SelectionError for an attention kernel that it does not have."""
         return self

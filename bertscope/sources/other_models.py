@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -70,11 +70,6 @@ class FactorySource(ModelSource):
 
     def to_data(self) -> dict[str, Any]:
         return {"name": self.name, "code": str(self.code)}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> FactorySource:
-        """Return the source that `to_data` wrote."""
-        return cls(**data)
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Import the attribute, and call it without arguments unless it is a module."""
@@ -145,7 +140,6 @@ class FactorySource(ModelSource):
         return place, attribute
 
     def _check_arguments(self, found: Any) -> None:
-        """Raise SourceError for a class or function that requires arguments."""
         try:
             takes = inspect.signature(found).parameters.values()
         except (ValueError, TypeError):  # some callables have no signature

@@ -11,13 +11,13 @@ expected: {distinct_params: 108340804, ...}   # more in `expectations`
 """
 
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from bertscope.config import ARCHITECTURES, ATTENTION_KERNELS, RULES, BertConfig, unknown_architecture
 from bertscope.errors import ConfigError
 from bertscope.sources.bert import BertSource
 from bertscope.sources.expectations import read_expectations
-from bertscope.text_files import Entry, Mapping, read_mapping, with_places
+from bertscope.text_files import Mapping, read_mapping, with_places
 
 KEYS = (
     "description", "hub_names", "architecture", "add_pooling_layer", "printed_attention", "config", "extra", "expected",
@@ -56,7 +56,13 @@ def preset_of(entries: Mapping, path: Path, *, allow_code: bool = False) -> Bert
                 f"the key {needed!r} is missing; a preset needs architecture and config", where=f"{path}:1"
             )
     fields, architecture = entries["config"].mapping("config", RULES), entries["architecture"]
-    config = _config(fields, entries["config"])
+    for name, entry in fields.items():
+        if isinstance(entry.value, Mapping) and RULES[name].kind is not dict:
+            raise entry.error(f"{name} must be {RULES[name].allowed()}; got a mapping")
+    try:
+        config = BertConfig(**fields.plain())
+    except ConfigError as error:
+        raise error.at(fields.get(error.field, entries["config"]).where) from None
     if "extra" in entries:
         entries["extra"].mapping("extra")
     if not isinstance(architecture.value, str) or architecture.value not in ARCHITECTURES:
@@ -78,15 +84,14 @@ def config_members(path: Path) -> dict[str, Any]:
     return dict(sorted(members.items()))
 
 
-def is_own_member(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Return True if the member "bertscope" of a config.json has only such keys; another project's may have others."""
-    return isinstance(value, dict) and set(value) <= set(PRESET_ONLY)
-
-
 def member_of(members: Mapping) -> dict[str, Any]:
-    """Return the keys that only a preset has, from the member "bertscope" of a config.json."""
+    """Return the keys that only a preset has, from the member "bertscope" of a config.json.
+
+    It has only such keys; that of another project may have others, and is passed over.
+    """
     entry = members.get(MEMBER)
-    return _preset_only(with_places(entry.value, entry)) if entry and is_own_member(entry.value) else {}
+    is_own = entry is not None and isinstance(entry.value, dict) and set(entry.value) <= set(PRESET_ONLY)
+    return _preset_only(with_places(entry.value, entry)) if entry and is_own else {}
 
 
 def _preset_only(entries: Mapping, *, permit: bool = False) -> dict[str, Any]:
@@ -94,25 +99,11 @@ def _preset_only(entries: Mapping, *, permit: bool = False) -> dict[str, Any]:
         "hub_names", [], lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
         "a list of names such as google-bert/bert-base-cased",
     )  # fmt: skip
+    kernels = f"one of {', '.join(ATTENTION_KERNELS)}"
     return {
         "add_pooling_layer": entries.checked("add_pooling_layer", True, bool, "true or false"),
-        "printed_attention": entries.checked(
-            "printed_attention",
-            None,
-            lambda value: value in ATTENTION_KERNELS,
-            f"one of {', '.join(ATTENTION_KERNELS)}",
-        ),
+        "printed_attention": entries.checked("printed_attention", None, ATTENTION_KERNELS.__contains__, kernels),
         "description": entries.checked("description", "", str, "text; put it in quotes"),
         "hub_names": tuple(names),
         "expected": tuple(read_expectations(entries.get("expected"), permit=permit)),
     }
-
-
-def _config(fields: Mapping, place: Entry) -> BertConfig:
-    for name, entry in fields.items():
-        if isinstance(entry.value, Mapping) and RULES[name].kind is not dict:
-            raise entry.error(f"{name} must be {RULES[name].allowed()}; got a mapping")
-    try:
-        return BertConfig(**fields.plain())
-    except ConfigError as error:
-        raise error.at(fields.get(error.field, place).where) from None

@@ -41,7 +41,6 @@ def _rule_of(key: str) -> Rule:
     rules = {name: row.trainer[key] for name, row in SETTINGS.items() if key in row.trainer}
 
     def fields(value: Any, given: Mapping[str, Any]) -> Fields:
-        """Return the settings that the key sets."""
         found = {name: rule(value, given) for name, rule in rules.items()}
         return {name: item for name, item in found.items() if item is not None}
 
@@ -53,7 +52,6 @@ _RULES = {key: _rule_of(key) for row in SETTINGS.values() for key in row.trainer
 
 
 def _is_off(value: Any) -> bool:
-    """Return True for a value with which a feature is not used."""
     if isinstance(value, dict):  # such as dynamo_config, whose backend may be NO
         return all(_is_off(item) for item in value.values())
     return value is None or value is False or value in ("", "no", "NO") or value == []

@@ -118,7 +118,6 @@ class TransformersSource(ModelSource):
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> TransformersSource:
-        """Return the source that `to_data` wrote."""
         return cls(**{**data, "path": Path(data["path"])})
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:

@@ -202,7 +202,7 @@ def test_a_model_compiles_without_a_graph_break_and_takes_a_second_length(tiny, 
     config = replace(tiny, is_decoder=decodes, use_cache=False, num_hidden_layers=1, attn_implementation=kernel)
     model = bertscope.BertLMHeadModel(config).eval() if decodes else bertscope.BertModel(config).eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for length in (4, 3, 2):
+    for length in (4, 3):
         ids = IDS[:, :length].clone()
         given = (ids,) if decodes else (ids, torch.ones_like(ids))
         torch.testing.assert_close(compiled(*given)[0], model(*given)[0])
