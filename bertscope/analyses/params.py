@@ -160,7 +160,6 @@ def counts(
 
 
 def _read(model: nn.Module, shapes: Mapping[str, InOut] | None) -> Node:
-    """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
     return read(model, lambda path: (shapes or {}).get(path, ((), ())))
 
 

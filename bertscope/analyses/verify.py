@@ -139,11 +139,9 @@ class _ModelTensors:
         self.passed_over = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
 
     def own(self, name: str) -> str:
-        """Return the name of the model for a name in the file."""
         return own_name(modern_name(name), self.state, self.prefix)
 
     def rows(self, named: _Named) -> Iterator[VerifyRow]:
-        """Yield the findings, tensor by tensor."""
         for given, tensor in named:
             name = self.own(given)
             if name in self.state and name not in self.found:
@@ -191,7 +189,6 @@ class _ModelTensors:
                 yield self._row("duplicate", name, tensor, f"tied to {first}, and stored apart; values not compared")
 
     def _row(self, status: str, name: str, tensor: StoredTensor | None, note: str = "") -> VerifyRow:
-        """Return a finding on a tensor of the model, of the file, or of both."""
         expected = shape_of(self.state[name]) if status != "unexpected" and name in self.state else None
         return VerifyRow(
             status=status, name=name, stored_name=tensor.name if tensor else None, copies=1,
@@ -202,7 +199,6 @@ class _ModelTensors:
 
 
 def _how(stored: str, name: str, prefix: str) -> str:
-    """Return how the name of a tensor in the file differs from the model's."""
     ends = stored.removeprefix(f"{prefix}."), name.removeprefix(f"{prefix}.")
     if modern_name(ends[0]) != modern_name(ends[1]):
         return "names of another program"

@@ -218,11 +218,9 @@ def explain_modules(
     recorded, notes = None, tuple[Note, ...]()
 
     def made(device: str) -> nn.Module:
-        """Return the model on a device."""
         return source.build(device=device, attention=META_ATTENTION)
 
     def run(model: nn.Module, inputs: Any) -> Trace:
-        """Run the model without dropout."""
         return run_as_it_is(model.eval(), inputs, training=False)[0]
 
     try:
@@ -303,7 +301,6 @@ class _ModuleWalk:
         return [self.step(number, node, copies) for number, (node, copies) in enumerate(ordered, 1)]
 
     def step(self, number: int, node: Node, copies: int) -> Step:
-        """Return the step of a module."""
         path = next(expand(node.path))
         module, run = self.modules[path], node.note
         starts = (path[:end] for end in [*(dot.start() for dot in re.finditer(r"\.", path)), len(path)])

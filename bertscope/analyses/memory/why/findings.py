@@ -113,7 +113,6 @@ def _caller(blocks: list[HeldBlock]) -> str:
 
 
 def _line(blocks: list[HeldBlock]) -> str:
-    """Return the innermost line of the largest block."""
     return max(blocks, key=lambda block: block.size).kind.line if blocks else ""
 
 

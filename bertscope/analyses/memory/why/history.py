@@ -192,7 +192,6 @@ class _Reader:
         return items
 
     def stack(self, frames: Any) -> StackKind:
-        """Return what a stack tells."""
         key = tuple(map(self._frame, frames)) if isinstance(frames, list) else ()
         if key not in self.known:
             self.known[key] = stack_kind(frames)
@@ -207,7 +206,6 @@ class _Reader:
         return number
 
     def history(self, segments: list[dict[str, Any]], trace: list[dict[str, Any]]) -> History:
-        """Return the history of a device, without the phases and parts of its blocks."""
         found = History(events=len(trace))
         at_end = self.segments(found, segments)
         seen: set[int] = set()  # addresses; one that is freed first has a block from before the recording
