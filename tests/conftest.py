@@ -294,16 +294,16 @@ def shortened(command: str) -> str:
     if name not in LONG:
         return command
     models = r"^bert-(base|large)-\S+$" if name != "plan" else r"^bert-\S+$"
-    words = [re.sub(models, "bert-tiny", word) for word in words]
-    if name != "estimate":
-        words = [word if option == "--lengths" else ",".join(word.split(",")[: 1 + (option == "--gpu")])
-                 for option, word in pairwise(["", *words])]  # fmt: skip
-    model = [] if words[:1] and words[0].startswith("bert-") else ["bert-tiny"]
-    words = [SMALL.get(name, {}).get(option, word) for option, word in pairwise(["", *words])]
+    made = [program, name, *(["bert-tiny"] if not words or not words[0].startswith("bert-") else [])]
+    for option, word in pairwise(["", *words]):
+        word = re.sub(models, "bert-tiny", word)
+        if name != "estimate" and option != "--lengths":
+            word = ",".join(word.split(",")[: 1 + (option == "--gpu")])
+        made.append(SMALL.get(name, {}).get(option, word))
     unlike = {"--no-fit": "--budget", "--optimizer": "inference"}  # which have no effect together
-    wanted = (item for item in LONG[name].items() if not {item[0], unlike.get(item[0])} & set(words))
-    more = [word for item in wanted for word in item if word]
-    return shlex.join([program, name, *model, *words, *more])
+    for option, value in LONG[name].items():
+        made += [] if {option, unlike.get(option)} & {*words} else filter(None, [option, value])
+    return shlex.join(made)
 
 
 def needs_graphviz() -> None:

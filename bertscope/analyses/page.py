@@ -188,7 +188,6 @@ def _model(
     steps = Steps(source)
 
     def fits(asked: int | None = None) -> FitReport | None:
-        """Return the largest batch of each variant, or if the asked batch fits."""
         if limit is None:
             return None
         return fit_report(source, variants, (seq,), limit, batch=asked, context_bytes=context_bytes,

@@ -160,7 +160,6 @@ def counts(
 
 
 def _read(model: nn.Module, shapes: Mapping[str, InOut] | None) -> Node:
-    """Return the tree of a model with the shapes of each module, or no shapes, as its note."""
     return read(model, lambda path: (shapes or {}).get(path, ((), ())))
 
 
@@ -189,7 +188,7 @@ class _Rows:
         params = [item for item in held if item.is_parameter]
         own = {item.path for item in params}
         tied = [item.tied_to for item in params if item.tied_to and item.tied_to not in own]
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "name": node.name,
             "path": node.path,
             "type": node.type,
@@ -199,7 +198,7 @@ class _Rows:
             "inputs": node.note[0],
             "outputs": node.note[1],
         }
-        return CountRow(**found | _sums(params, copies, self.layer_params) | fields)
+        return CountRow(**values | _sums(params, copies, self.layer_params) | fields)
 
     def by_group(self, root: Node) -> list[CountRow]:
         """Return the rows of embeddings, encoder, pooler and head: the top modules, and for the body its children."""

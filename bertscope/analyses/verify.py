@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.tracing.operator_costs import shape_of
@@ -139,18 +138,22 @@ class _ModelTensors:
         self.passed_over = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
 
     def own(self, name: str) -> str:
-        """Return the name of the model for a name in the file."""
         return own_name(modern_name(name), self.state, self.prefix)
 
     def rows(self, named: _Named) -> Iterator[VerifyRow]:
-        """Yield the findings, tensor by tensor."""
         for given, tensor in named:
             name = self.own(given)
-            if name in self.state and name not in self.found:
+            is_buffer = name in self.buffers or tensor.name.endswith(STORED_BUFFERS)
+            if name in self.found:
+                note = f"{self.found[name].name} is stored as well, for {name}"
+                yield self._row("unexpected", tensor.name, tensor, note)
+            elif name in self.state:
                 self.found[name] = tensor
                 yield from self._compared(name, tensor)
+            elif is_buffer or any(re.search(pattern, tensor.name) for pattern in self.passed_over):
+                yield self._row("buffer", tensor.name, tensor, "a buffer that older versions stored; computed")
             else:
-                yield self._surplus(name, tensor)
+                yield self._row("unexpected", tensor.name, tensor)
         absent = [name for name in self.state if name not in self.found]
         for name in absent:
             other = next((twin for twin in self.ties[name] if twin in self.found), None)
@@ -169,16 +172,6 @@ class _ModelTensors:
         if name != tensor.name:
             yield self._row("renamed", name, tensor, _how(tensor.name, name, self.prefix))
 
-    def _surplus(self, name: str, tensor: StoredTensor) -> VerifyRow:
-        """Return the finding on a tensor of the file that matches no remaining tensor of the model."""
-        if name in self.found:
-            note = f"{self.found[name].name} is stored as well, for {name}"
-            return self._row("unexpected", tensor.name, tensor, note)
-        is_buffer = name in self.buffers or tensor.name.endswith(STORED_BUFFERS)
-        if is_buffer or any(re.search(pattern, tensor.name) for pattern in self.passed_over):
-            return self._row("buffer", tensor.name, tensor, "a buffer that older versions stored; computed")
-        return self._row("unexpected", tensor.name, tensor)
-
     def _stored_ties(self) -> Iterator[VerifyRow]:
         """Yield the tensors that are tied in the model or share storage in the file, but not both."""
         own_names = {tensor.name: name for name, tensor in self.found.items()}
@@ -191,7 +184,6 @@ class _ModelTensors:
                 yield self._row("duplicate", name, tensor, f"tied to {first}, and stored apart; values not compared")
 
     def _row(self, status: str, name: str, tensor: StoredTensor | None, note: str = "") -> VerifyRow:
-        """Return a finding on a tensor of the model, of the file, or of both."""
         expected = shape_of(self.state[name]) if status != "unexpected" and name in self.state else None
         return VerifyRow(
             status=status, name=name, stored_name=tensor.name if tensor else None, copies=1,
@@ -202,7 +194,6 @@ class _ModelTensors:
 
 
 def _how(stored: str, name: str, prefix: str) -> str:
-    """Return how the name of a tensor in the file differs from the model's."""
     ends = stored.removeprefix(f"{prefix}."), name.removeprefix(f"{prefix}.")
     if modern_name(ends[0]) != modern_name(ends[1]):
         return "names of another program"
@@ -215,24 +206,15 @@ def _how(stored: str, name: str, prefix: str) -> str:
 def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
     """Merge equal rows of neighbouring layers, and renamed tensors by the kind of renaming."""
     ordered = sorted(rows, key=lambda row: in_order(row.name))
-    others = ((row.name, _likeness(row), row) for row in ordered if row.status != "renamed")
-    for name, _, items in collapse(others):
-        first = items[0]
+    others = [row for row in ordered if row.status != "renamed"]
+    # Rows of equal layers differ in their names only.
+    likeness = [replace(row, name="", stored_name="", note=without_numbers(row.note)) for row in others]
+    for name, _, items in collapse((row.name, like, row) for row, like in zip(others, likeness, strict=True)):
+        first, params = items[0], sum(item.params for item in items)
         stored_name = first.stored_name if len(items) == 1 or first.stored_name is None else name
-        params = sum(item.params for item in items)
-        yield (
-            first
-            if name == first.name
-            else replace(first, name=name, stored_name=stored_name, copies=len(items), params=params)
-        )
+        yield replace(first, name=name, stored_name=stored_name, copies=len(items), params=params)
     renamed = [row for row in ordered if row.status == "renamed"]
     for how in dict.fromkeys(row.note for row in renamed):
         alike = [row for row in renamed if row.note == how]
         params = sum(row.params for row in alike)
         yield replace(alike[0], copies=len(alike), params=params, shape=None, stored_shape=None)
-
-
-def _likeness(row: VerifyRow) -> tuple[Any, ...]:
-    """Return what the rows of equal layers have in common."""
-    shapes = (row.shape, row.stored_shape, row.dtype, row.stored_dtype, row.params)
-    return row.status, shapes, row.is_wrong, row.note and without_numbers(row.note)

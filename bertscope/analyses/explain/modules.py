@@ -122,9 +122,9 @@ _CONV1D = ModuleRule("conv1d", {"weight": "nx * nf", "bias": "nf"}, "2 * positio
 
 def _rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> ModuleRule:
     """Return the formulas of a module's class; those without formulas have only the key of their sentence."""
-    found = next((rule for kinds, rule in _RULES if isinstance(module, kinds)), None)
-    if found is not None:
-        return found
+    rule = next((rule for kinds, rule in _RULES if isinstance(module, kinds)), None)
+    if rule is not None:
+        return rule
     name = type(module).__name__
     if name == "Conv1D" and hasattr(module, "nf"):
         return _CONV1D
@@ -170,15 +170,15 @@ def _product(shape: Shape) -> str:
 
 def _attributes(module: nn.Module) -> dict[str, object]:
     """Return the integers of a module, and its sizes as products such as `3 * 3`, by the names of the attributes."""
-    found: dict[str, object] = {}
+    attributes: dict[str, object] = {}
     for name, value in vars(module).items():
         if type(value) is int:
-            found[name] = value
+            attributes[name] = value
         elif isinstance(value, tuple) and value and all(type(size) is int for size in value):
-            found[name] = _product(value)
-    if "nf" in found and "nx" not in found:  # transformers before 4.45 stores only nf
-        found["nx"] = module.get_parameter("weight").shape[0]
-    return found
+            attributes[name] = _product(value)
+    if "nf" in attributes and "nx" not in attributes:  # transformers before 4.45 stores only nf
+        attributes["nx"] = module.get_parameter("weight").shape[0]
+    return attributes
 
 
 def _flops(module: nn.Module, values: Mapping[str, object], rule: ModuleRule, run: Run) -> Formula:
@@ -196,8 +196,8 @@ def _flops(module: nn.Module, values: Mapping[str, object], rule: ModuleRule, ru
     for keys, width in product(lengths, widths):
         of_run = {"positions": positions, "calls": run.calls, "keys": keys, "width": width}
         for text in (rule.flops, f"calls * {rule.flops}") if rule.flops else ():
-            if made := _made(text, {**values, **of_run}, run.flops):
-                return made
+            if formula_of_run := _made(text, {**values, **of_run}, run.flops):
+                return formula_of_run
     return Formula(symbols="counted", numbers="", value=run.flops)
 
 
@@ -218,11 +218,9 @@ def explain_modules(
     recorded, notes = None, tuple[Note, ...]()
 
     def made(device: str) -> nn.Module:
-        """Return the model on a device."""
         return source.build(device=device, attention=META_ATTENTION)
 
     def run(model: nn.Module, inputs: Any) -> Trace:
-        """Run the model without dropout."""
         return run_as_it_is(model.eval(), inputs, training=False)[0]
 
     try:
@@ -303,7 +301,6 @@ class _ModuleWalk:
         return [self.step(number, node, copies) for number, (node, copies) in enumerate(ordered, 1)]
 
     def step(self, number: int, node: Node, copies: int) -> Step:
-        """Return the step of a module."""
         path = next(expand(node.path))
         module, run = self.modules[path], node.note
         starts = (path[:end] for end in [*(dot.start() for dot in re.finditer(r"\.", path)), len(path)])

@@ -203,7 +203,6 @@ class _Bert:
     # ---- sections: configuration, inputs and outputs, attention, training ----
 
     def section(self, key: str) -> Section:
-        """Return a section with the numbers of this model at these sizes, and the values of its sentences."""
         notes, points, values = getattr(self, f"_{key}")()
         return Section(key=key, notes=tuple(filter(None, notes)), points=tuple(points), values=values)
 
@@ -234,7 +233,6 @@ class _Bert:
         return 4 if config.is_decoder and config.add_cross_attention and self.head.takes_encoder else 2
 
     def _config(self) -> tuple[Any, ...]:
-        """Return the fields of the configuration that all classes have: their values, types and defaults."""
         values = self.config.to_dict()
         fields = itertools.takewhile(lambda item: item.name != "num_labels", dataclasses.fields(BertConfig))
         points = [
@@ -329,7 +327,6 @@ class _Bert:
         }  # fmt: skip
 
     def _checkpointing(self) -> tuple[Any, ...]:
-        """Return what gradient checkpointing saves and computes."""
         layer_flops = sum(step.flops.value for step in self.steps if step.group == "layer" and step.flops)
         points = [self.point("enable"), self.point("forward", self.hidden, (("layers", self.layers),)),
                   self.point("backward"), self.point("cost")]  # fmt: skip
@@ -395,7 +392,6 @@ def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, la
 
 
 def _questions(counted: CountReport, config: BertConfig) -> Iterator[Note]:
-    """Yield the frequent questions, with the values in their answers."""
     padding = "none" if config.pad_token_id is None else config.pad_token_id
     totals = counted.totals
     yield Note(key="layer_norm", values={"norm": 2 * config.hidden_size, "hidden": config.hidden_size})

@@ -168,7 +168,6 @@ class _Reader:
         self.homes = others | self.homes  # every module of a cycle holds the tensors that have no other path
 
     def node(self, module: nn.Module, name: str, path: str) -> Node:
-        """Return the node of a module."""
         kind, note = type(module).__name__, self.note_of(path)
         first = self.met.setdefault(id(module), path)
         if first != path:
@@ -192,7 +191,6 @@ class _Reader:
         )
 
     def held(self, module: nn.Module, path: str) -> Iterator[Held]:
-        """Yield the tensors of a module."""
         own, below = self.own.get(id(module), ((), ()))
         first_names: dict[int, str] = {}  # the module itself may hold a tensor twice
         for name, tensor, is_parameter in own:

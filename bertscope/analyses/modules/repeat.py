@@ -152,14 +152,12 @@ def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _frozen(source: ModelSource, counts: Mapping[str, int], frozen: Sequence[str]) -> Any:
-    """Return the model with other numbers of layers, and with frozen parameters."""
     model = source.with_layer_counts(counts).build()
     freeze(model, frozen)
     return model
 
 
 def _lists(model: Any) -> dict[str, Any]:
-    """Return the lists of modules by their paths."""
     return {path: part for path, part in model.named_modules() if isinstance(part, (nn.ModuleList, nn.Sequential))}
 
 

@@ -322,6 +322,7 @@ def test_chinese_text_fits_the_terminal_and_no_line_begins_with_its_punctuation(
     monkeypatch.setenv("COLUMNS", "80")
     out = cli("explain", "bert-large-zh", "--lang", "zh").out
     assert "324,472,832 个参数（统计得 324,472,832）" in out.replace("\n  ", " ")
+    assert "LayerNorm 的 2,048 个参数有什么作用？" in out
     for line in out.splitlines():
         assert len(line) + len(re.findall("[\u3000-\u9fff\uff00-\uff60]", line)) <= 80
         assert not line.strip() or line.strip()[0] not in "，。；：）、"

@@ -174,8 +174,7 @@ def test_check_builds_two_layers_and_frees_each_model_after_its_file(files, monk
     models = []
 
     def built(source, **options):
-        model = built_for_counting(source, **options)
-        models.append(weakref.ref(model))
+        models.append(weakref.ref(model := built_for_counting(source, **options)))
         assert len(model.encoder.layer) == 2
         assert sum(found() is not None for found in models) == 1
         return model
@@ -270,6 +269,5 @@ def test_a_pruned_layer_is_a_run_of_its_own_and_a_module_without_a_configuration
 
 
 def test_the_layers_of_every_class_lie_at_the_path_of_its_source():
-    for architecture in bertscope.config.ARCHITECTURES:
-        source = small(architecture, num_hidden_layers=2)
+    for source in (small(architecture, num_hidden_layers=2) for architecture in ARCHITECTURES):
         assert len(source.build().get_submodule(source.layer_path)) == source.layers == 2

@@ -23,14 +23,16 @@ from bertscope.sources.find import load
 OPTIONS = ("--optimizer", "sgd", "--momentum", "0.5", "--accumulate", "2", "--freeze", "embeddings")
 
 
-def test_the_batches_of_the_page_are_those_of_fit():
+def test_the_batches_of_the_page_are_those_of_fit_and_its_memory_is_that_of_the_batch_asked_for():
     run = {"seq": 16, "device": "cuda", "precision": "fp32", "optimizer": "sgd"}
-    page = bertscope.report("bert-tiny", batch=3, budget="2GiB", **run)
+    (model,) = bertscope.report("bert-tiny", batch=3, budget="2GiB", **run).models
     same = {**run, "checkpointing": "none,full"}
     fit = bertscope.fit("bert-tiny", "2GiB", **same)
-    assert page.models[0].fit.rows == fit.rows
+    assert model.fit.rows == fit.rows
     assert all(row.fits for row in fit.rows)
-    assert page.models[0].asked.rows == bertscope.fit("bert-tiny", "2GiB", batch=3, **same).rows
+    assert model.asked.rows == bertscope.fit("bert-tiny", "2GiB", batch=3, **same).rows
+    memory = [variant.estimated.device.card_bytes for variant in model.memory.variants]
+    assert [row.card_bytes for row in model.asked.rows] == memory
 
 
 def test_a_deep_model_is_run_with_few_layers_and_few_batches(monkeypatch):

@@ -51,8 +51,8 @@ def snapshot_report(data: Any, name: str) -> WhyReport:
     history = read_history(data)
     tried, free = history.oom[1:] if history.oom else (None, None)
     has_no_frames = history.all_blocks and not history.has_frames
-    parts = [WhyPart(part=part, held_bytes=size_of(own), blocks=len(own))
-             for part, own in _grouped(history.blocks, lambda block: block.part).items()]  # fmt: skip
+    parts = [WhyPart(part=part, held_bytes=size_of(blocks), blocks=len(blocks))
+             for part, blocks in _grouped(history.blocks, lambda block: block.part).items()]  # fmt: skip
     return WhyReport(
         name=name, source=SNAPSHOT, moment=history.moment, tried_bytes=tried, free_bytes=free,
         allocated_bytes=size_of(history.blocks),
@@ -97,8 +97,8 @@ def _samples(history: History) -> tuple[WhySample, ...]:
 
 def findings(history: History) -> tuple[WhyFinding, ...]:
     """Return the findings, the one whose remedy frees most first."""
-    found = [reason for rule in _RULES for reason in rule(history)] if history.blocks else []
-    return tuple(sorted(found, key=lambda reason: -reason.frees_bytes))
+    reasons = [reason for rule in _RULES for reason in rule(history)] if history.blocks else []
+    return tuple(sorted(reasons, key=lambda reason: -reason.frees_bytes))
 
 
 def finding(key: str, size: int, frees: int | None = None, **values: str | int) -> WhyFinding:
@@ -113,15 +113,14 @@ def _caller(blocks: list[HeldBlock]) -> str:
 
 
 def _line(blocks: list[HeldBlock]) -> str:
-    """Return the innermost line of the largest block."""
     return max(blocks, key=lambda block: block.size).kind.line if blocks else ""
 
 
 def _grouped(blocks: Iterable[HeldBlock], key: Callable[[HeldBlock], _Key]) -> dict[_Key, list[HeldBlock]]:
-    found: dict[_Key, list[HeldBlock]] = defaultdict(list)
+    groups: dict[_Key, list[HeldBlock]] = defaultdict(list)
     for block in blocks:
-        found[key(block)].append(block)
-    return found
+        groups[key(block)].append(block)
+    return groups
 
 
 def _leaks(history: History) -> Iterator[WhyFinding]:

@@ -71,8 +71,8 @@ class History:
         self._starts = [phase.start for phase in self.phases]
         weights = {block.size for block in self.all_blocks if block.kind.part == "parameters"}
         for block in self.all_blocks:
-            own = self.phase_at(block.born)
-            block.forward_pass, block.part = own.forward_pass, self._part(block, own, weights)
+            phase = self.phase_at(block.born)
+            block.forward_pass, block.part = phase.forward_pass, self._part(block, phase, weights)
         self.moment = OOM if self.oom else PEAK if self.events else END
         event = self.oom[0] if self.oom else self.peak if self.events else 0
         self.blocks = [block for block in self.all_blocks if block.born <= event < block.died]
@@ -93,14 +93,14 @@ class History:
 
         A pass begins after a backward pass or an update, and where the stack that marks the loop comes again.
         """
-        markers, found, seen = self._markers(), [StepPhase(-1, LOAD, 0)], set[int]()
+        markers, phases, seen = self._markers(), [StepPhase(-1, LOAD, 0)], set[int]()
         for block in self.all_blocks:
-            last, stack = found[-1], id(block.kind)
+            last, stack = phases[-1], id(block.kind)
             if block.phase in _PHASES and (block.phase != last.name or stack in seen):
-                found.append(StepPhase(block.born, block.phase, last.forward_pass + (block.phase == FORWARD)))
+                phases.append(StepPhase(block.born, block.phase, last.forward_pass + (block.phase == FORWARD)))
                 seen = set()
             seen |= {stack} & markers
-        return found
+        return phases
 
     def _markers(self) -> set[int]:
         """Return a stack of each loop that occurs once in a forward pass: the first of those that repeat least often.
@@ -111,19 +111,19 @@ class History:
         for block in self.all_blocks:
             if block.phase == FORWARD:
                 counts[block.kind.loop][id(block.kind)] += 1
-        found = set()
+        markers = set()
         for stacks in counts.values():
             once = sum(count == 1 for count in stacks.values())
             if next(iter(stacks.values())) > 1 and 5 * once < len(stacks):
                 least = min(count for count in stacks.values() if count > 1)
-                found.add(next(stack for stack, count in stacks.items() if count == least))
-        return found
+                markers.add(next(stack for stack, count in stacks.items() if count == least))
+        return markers
 
     def phase_at(self, event: int) -> StepPhase:
         """Return the phase at an event."""
         return self.phases[bisect_right(self._starts, event) - 1]
 
-    def _part(self, block: HeldBlock, own: StepPhase, weights: set[int]) -> str:
+    def _part(self, block: HeldBlock, phase: StepPhase, weights: set[int]) -> str:
         """Return the part of a block, from its frames and from the phase in which it is freed."""
         if block.kind.part:
             return block.kind.part
@@ -131,9 +131,9 @@ class History:
         if block.phase not in _PHASES:
             is_gradient = not self.events and self.has_frames and is_weight
             return TENSORS if block.phase == USER else "gradients" if is_gradient else BEFORE
-        is_freed = block.died != NEVER and self.phase_at(block.died) is own
+        is_freed = block.died != NEVER and self.phase_at(block.died) is phase
         if block.phase == BACKWARD:
-            is_last = block.died == NEVER and own is self.phases[-1]
+            is_last = block.died == NEVER and phase is self.phases[-1]
             return "gradients" if (is_weight if is_last and weights else not is_freed) else "temporaries"
         return "temporaries" if is_freed else "activations" if block.phase == FORWARD else "optimizer_state"
 
@@ -160,13 +160,13 @@ def read_history(data: Any) -> History:
     `data` is what a snapshot holds: a dict, or a list of segments as of `torch.cuda.memory_snapshot()`. Raises
     SourceError for another structure.
     """
-    found: dict[str, Any] = {"segments": data} if isinstance(data, list) else data if isinstance(data, dict) else {}
-    segments, traces = (found.get(key, []) for key in ("segments", "device_traces"))
+    snapshot: dict[str, Any] = {"segments": data} if isinstance(data, list) else data if isinstance(data, dict) else {}
+    segments, traces = (snapshot.get(key, []) for key in ("segments", "device_traces"))
     if not isinstance(segments, list) or not isinstance(traces, list) or not (segments or any(traces)):
         raise SourceError("no memory snapshot: it has neither segments nor events")
     reader = _Reader()
     devices: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    events = {device: own for device, trace in enumerate(traces) if (own := reader.dicts(trace))}
+    events = {device: trace_events for device, trace in enumerate(traces) if (trace_events := reader.dicts(trace))}
     for segment in reader.dicts(segments):
         devices[_whole(segment.get("device", 0))].append(segment)
     histories = [reader.history(devices[device], events.get(device, [])) for device in sorted({*devices, *events})]
@@ -192,7 +192,6 @@ class _Reader:
         return items
 
     def stack(self, frames: Any) -> StackKind:
-        """Return what a stack tells."""
         key = tuple(map(self._frame, frames)) if isinstance(frames, list) else ()
         if key not in self.known:
             self.known[key] = stack_kind(frames)
@@ -207,9 +206,8 @@ class _Reader:
         return number
 
     def history(self, segments: list[dict[str, Any]], trace: list[dict[str, Any]]) -> History:
-        """Return the history of a device, without the phases and parts of its blocks."""
-        found = History(events=len(trace))
-        at_end = self.segments(found, segments)
+        history = History(events=len(trace))
+        at_end = self.segments(history, segments)
         seen: set[int] = set()  # addresses; one that is freed first has a block from before the recording
         live, freed, allocated = dict[int, HeldBlock](), list[HeldBlock](), list[HeldBlock]()
         reserved = total = most = 0  # since the recording began
@@ -222,7 +220,7 @@ class _Reader:
                 seen.add(address)
                 total += size
                 if total > most:
-                    most, found.peak = total, event
+                    most, history.peak = total, event
             elif action in _FREED:
                 address = _whole(entry.get("addr"))
                 if address not in seen:
@@ -233,34 +231,34 @@ class _Reader:
                     total -= live.pop(address).size
             elif action in _RESERVED:
                 reserved += _RESERVED[action] * _whole(entry.get("size"))
-                found.reserved.append((event, reserved))
+                history.reserved.append((event, reserved))
             elif action == "oom":
                 free = entry.get("device_free")
                 is_size = isinstance(free, int) and 0 <= free < _LARGEST
-                found.oom = event, _whole(entry.get("size")), free if is_size else None
-                found.oom_kind = self.stack(entry.get("frames"))
-        found.all_blocks = [*freed, *(block for address, block in at_end.items() if address not in seen), *allocated]
-        before = found.end_bytes - reserved
-        found.reserved = [(event, size + before) for event, size in found.reserved]
-        return found
+                history.oom = event, _whole(entry.get("size")), free if is_size else None
+                history.oom_kind = self.stack(entry.get("frames"))
+        history.all_blocks = [*freed, *(block for address, block in at_end.items() if address not in seen), *allocated]
+        before = history.end_bytes - reserved
+        history.reserved = [(event, size + before) for event, size in history.reserved]
+        return history
 
-    def segments(self, found: History, segments: list[dict[str, Any]]) -> dict[int, HeldBlock]:
+    def segments(self, history: History, segments: list[dict[str, Any]]) -> dict[int, HeldBlock]:
         """Add what torch has reserved at the end to a history; return the blocks at the end by their addresses."""
         blocks = {}
         for segment in segments:
             address, total = _whole(segment.get("address")), _whole(segment.get("total_size"))
-            found.end_bytes += total
+            history.end_bytes += total
             if segment.get("segment_pool_id", (0, 0)) not in ((0, 0), [0, 0]):
-                found.private_bytes += total
+                history.private_bytes += total
             for block in self.dicts(segment.get("blocks")):
                 size, state = _whole(block.get("size")), block.get("state")
                 if state == "active_allocated":
                     wanted = _whole(block.get("requested_size", size))
                     blocks[address] = HeldBlock(wanted, self.stack(block.get("frames")))
                 elif state == "inactive":
-                    found.largest_free_bytes = max(found.largest_free_bytes, size)
+                    history.largest_free_bytes = max(history.largest_free_bytes, size)
                 else:
-                    found.waiting_bytes += size
+                    history.waiting_bytes += size
                 address += size
         return blocks
 

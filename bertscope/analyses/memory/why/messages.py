@@ -97,7 +97,6 @@ def _other(numbers: dict[str, int], reserved: int) -> int:
 
 
 def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
-    """Yield what the numbers say."""
     tried, total, free, allocated = (of.get(key, 0) for key in ("tried", "total", "free", "allocated"))
     unusable, other = of["unallocated"], of["other"]
 

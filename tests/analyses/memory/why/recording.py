@@ -37,7 +37,6 @@ _LINEAR = [frame(f"{_PACKAGES}/torch/nn/modules/linear.py", 125, "forward"), *_C
 
 
 def forward(bert_line: int, caller: Frames, *inner: dict[str, Any]) -> Frames:
-    """A call in a layer of the model."""
     layers = [frame(BERT, bert_line, "forward"), *_CALL, frame(BERT, 1142, "forward"), *_CALL]
     return [*inner, *layers, *caller]
 
@@ -65,7 +64,6 @@ class Recording:
         self.states: dict[int, str] = {}  # of blocks that are freed and wait
 
     def alloc(self, size: int, frames: Sequence[dict[str, Any]]) -> int:
-        """Allocate a block, and return its number."""
         before = self.allocator.reserved_bytes
         block = self.allocator.malloc(size)
         if more := self.allocator.reserved_bytes - before:
@@ -76,7 +74,6 @@ class Recording:
         return number
 
     def free(self, *numbers: int) -> None:
-        """Free blocks."""
         for number in numbers:
             block, size, _ = self.blocks.pop(number)
             for action in ("free_requested", "free_completed"):
@@ -84,7 +81,6 @@ class Recording:
             self.allocator.free(block)
 
     def oom(self, size: int, frames: Frames, device_free: int = 0) -> None:
-        """Fail to allocate a block."""
         event = {"action": "oom", "device_free": device_free, "size": size, "stream": 0, "frames": list(frames)}
         self.events.append({**event, "time_us": len(self.events)})
 
@@ -93,7 +89,6 @@ class Recording:
                             "frames": list(frames), "time_us": len(self.events)})  # fmt: skip
 
     def segments(self) -> list[dict[str, Any]]:
-        """The segments of the allocator with their blocks."""
         used = {id(block): (number, size, frames) for number, (block, size, frames) in self.blocks.items()}
         free = [block for pool in self.allocator.free_blocks.values() for *_, block in pool]
         first: dict[int, SegmentBlock] = {}
@@ -166,7 +161,6 @@ class Loop:
         return saved, result
 
     def loss(self, line: int = 32, name: str = "train") -> int:
-        """Compute the loss of an output."""
         functional = frame(f"{_PACKAGES}/torch/nn/functional.py", 3479, "cross_entropy")
         return self.card.alloc(4, [functional, *own(line, name)])
 
@@ -192,7 +186,6 @@ class Loop:
                 self.card.free(self.card.alloc(size, frames))
 
     def zero_grad(self) -> None:
-        """Free the gradients."""
         self.card.free(*self.gradients)
         self.gradients = []
 

@@ -61,17 +61,6 @@ def outputs_of_an_evaluation_in_a_list(card: Recording) -> None:
         loop.forward(own(61, "collect"), grad=False)
 
 
-@fault("outputs")
-def hidden_states_in_a_list(card: Recording) -> None:
-    loop = Loop(card)
-    for _ in range(6):
-        saved, output = loop.forward()
-        loop.backward([number for number in saved if card.blocks[number][2] != forward(90, own(31))])
-        card.free(output)
-        loop.step()
-        loop.zero_grad()
-
-
 @fault("grad_eval")
 def evaluation_with_gradients(card: Recording) -> None:
     loop = Loop(card)

@@ -34,9 +34,7 @@ def test_torchs_own_viewer_reads_the_snapshots_of_these_tests():
     card = Recording()
     Loop(card).train(2)
     assert "segments: " in segsum(card.data())
-    shown = trace(card.data())
-    assert f"{len(card.events)} entries" in shown
-    assert shown.count("free completed") == sum(event["action"] == "free_completed" for event in card.events)
+    assert f"{len(card.events)} entries" in trace(card.data())
 
 
 def test_a_timeline_of_torchs_profiler_is_refused_with_the_kinds_that_are_read(cli, tmp_path):
