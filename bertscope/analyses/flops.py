@@ -276,7 +276,7 @@ class FlopsRun:
 
         def made(device: str = "meta") -> nn.Module:
             build = methodcaller("build", device=device, attention=META_ATTENTION)
-            model = build(source)
+            model: nn.Module = build(source)
             freeze(model, self.run.freeze)
             add_teacher(model, self.run, build)
             model.train(training)

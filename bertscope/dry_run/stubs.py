@@ -127,7 +127,8 @@ def stubbed(
         _kernels(put, stack, card)
         save = _saving(put)
         _ranks(put)
-        stack.callback(_set_environment, dict(os.environ))
+        stack.callback(os.environ.update, dict(os.environ))
+        stack.callback(os.environ.clear)  # before that
         if not network:
             os.environ.update(dict.fromkeys(_OFFLINE, "1"), WANDB_MODE="disabled")
         known: dict[str, Callable[[Any], None]] = {
@@ -141,11 +142,6 @@ def stubbed(
         sys.meta_path.insert(0, finder)
         stack.callback(sys.meta_path.remove, finder)
         yield
-
-
-def _set_environment(values: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(values)
 
 
 def _of_preset(put: Put, module: Any, card: FakeCard) -> None:
@@ -266,8 +262,8 @@ def _cuda(put: Put, card: FakeCard) -> None:
     }
     answers = _each_own(answers)
     put(torch.cuda, **answers)
-    put(torch.cuda.random, **{name: value for name, value in answers.items() if name in vars(torch.cuda.random)})
-    put(torch.cuda.memory, **{name: value for name, value in answers.items() if name in vars(torch.cuda.memory)})
+    for place in (torch.cuda.random, torch.cuda.memory):
+        put(place, **{name: value for name, value in answers.items() if name in vars(place)})
     if (of_all := getattr(torch, "accelerator", None)) is not None:
         more = {
             "current_accelerator": lambda *_, **__: torch.device("cuda"),
@@ -332,11 +328,11 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
 
     put(torch, Generator=Generator)
     put(torch.Tensor, pin_memory=lambda tensor, *_: tensor, is_pinned=lambda tensor, *_: False)
-    put(card.fake, tolist=lambda tensor: card.on_cpu(tensor).tolist(), __format__=_formatted)
-
-
-def _formatted(tensor: Any, spec: str) -> str:
-    return format(tensor.item(), spec) if tensor.dim() == 0 and spec else repr(tensor)
+    put(
+        card.fake,
+        tolist=lambda tensor: card.on_cpu(tensor).tolist(),
+        __format__=lambda own, spec: format(own.item(), spec) if own.dim() == 0 and spec else repr(own),
+    )
 
 
 def _saving(put: Put) -> Callable[..., None]:
