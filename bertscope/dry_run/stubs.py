@@ -91,26 +91,11 @@ class _Index(_Handle):
     idx, prev_idx = 0, 0
 
 
-class _Inference(torch.no_grad):
-    """Inference mode, which fake tensors do not take: without gradients the same is allocated."""
-
-    def __new__(cls, mode: Any = True) -> Any:
-        return cls()(mode) if callable(mode) else super().__new__(cls)
-
-    def __init__(self, mode: bool = True) -> None:
-        super().__init__()
-        self.mode = mode
-
-    def __enter__(self) -> None:
-        if self.mode:
-            super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self.mode:
-            super().__exit__(*error)
-
-    def clone(self) -> "_Inference":
-        return type(self)(self.mode)
+def _inference_mode(mode: Any = True) -> Any:
+    """Return inference mode without gradients only, where the same is allocated: fake tensors do not take its own."""
+    if callable(mode):
+        return torch.no_grad()(mode)
+    return torch.no_grad() if mode else torch.set_grad_enabled(torch.is_grad_enabled())
 
 
 @contextmanager
@@ -314,8 +299,8 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
         card.remarks["torch.compile ran eagerly; compiled code needs less memory, or a little more"] = None
         return model if model is not None else lambda function: function
 
-    put(torch, inference_mode=_Inference, compile=uncompiled)
-    put(torch.autograd.grad_mode, inference_mode=_Inference)
+    put(torch, inference_mode=_inference_mode, compile=uncompiled)
+    put(torch.autograd.grad_mode, inference_mode=_inference_mode)
     put(nn.Module, compile=lambda module, *_, **__: uncompiled())
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
