@@ -363,6 +363,26 @@ def own_names(node: ast.AST) -> list[str]:
     return []
 
 
+# What is dispatched is read by the recorder and by the run of an estimate; `Bounded` guards a build. Functions are seen
+# for their names in a diagram, and twice to change what they do: initial values on meta, torch.chunk of fake ranks.
+MODES = {
+    "__torch_dispatch__": {"analyses/tracing/record.py", "analyses/memory/fake_run.py", "sources/building.py"},
+    "__torch_function__": {
+        "analyses/diagram/forward.py",
+        "analyses/parallel/fake_ranks.py",
+        "torch_access/__init__.py",
+    },
+}
+
+
+@pytest.mark.parametrize("method", MODES)
+def test_a_run_has_one_recorder_and_few_other_modes(method):
+    found = [
+        module.place for module in MODULES.values() for line in module.text.splitlines() if f"def {method}(" in line
+    ]
+    assert sorted(found) == sorted(MODES[method])
+
+
 def test_every_private_name_of_torch_has_a_canary():
     tests = (ROOT / "tests" / "test_torch_access.py").read_text()
     for module in (module for module in MODULES.values() if module.room == "torch_access"):

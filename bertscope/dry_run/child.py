@@ -165,7 +165,7 @@ def installed(
     from bertscope.dry_run.device import FakeCard, lacks_kernel
     from bertscope.dry_run.limits import Limits
     from bertscope.dry_run.stubs import remark_on_modules, stubbed
-    from bertscope.torch_access.fake_card import fake_card
+    from bertscope.torch_access.fake_card import Put, fake_card
 
     kind = kind or FakeCard
     with ExitStack() as stack:
@@ -173,7 +173,7 @@ def installed(
         card = kind(asked.gpu, asked.limit_bytes, expandable=asked.expandable_segments)
         recorder = Recorder(card)
         limits = Limits(recorder, asked.steps)
-        given = threading.excepthook
+        put, given = Put(stack), threading.excepthook
 
         def in_thread(failed: Any) -> None:
             """Note that a thread of the script found no card: it is that of the thread that runs the script."""
@@ -183,8 +183,7 @@ def installed(
                 )
             given(failed)
 
-        threading.excepthook = in_thread
-        stack.callback(setattr, threading, "excepthook", given)
+        put(threading, excepthook=in_thread)
         rows: dict[str, str] = {}
         recorder.on_new_root.append(lambda module: rows.update(row_paths(module)))
         recorder.on_new_root.append(lambda module: remark_on_modules(card, module))

@@ -56,13 +56,7 @@ class FakeCard(Device):
 
     kind, has_foreach, counts_random_states = "cuda", True, False  # the random state of checkpointing is on the CPU
 
-    def __init__(
-        self,
-        gpu: Gpu | None = None,
-        limit_bytes: int | None = None,
-        *,
-        expandable: bool = False,
-    ) -> None:
+    def __init__(self, gpu: Gpu | None = None, limit_bytes: int | None = None, *, expandable: bool = False) -> None:
         self.gpu = gpu
         self.threads = (card_threads(gpu) if gpu is not None else None) or MANY_THREADS
         self.mode = fake_tensor_mode(allow_non_fake_inputs=True)
@@ -132,18 +126,16 @@ class FakeCard(Device):
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NoRule) or not lacks_kernel(error):
                 raise
-            raise NoRule(f"{operator} has no rule: {_first_line(error)}") from None
+            reason = str(error).partition("\n")[0][:200] or type(error).__name__
+            raise NoRule(f"{operator} has no rule: {reason}") from None
         self._keep(operator, out, known, leaves)
         return tree_map(lambda leaf: self.on_cpu(leaf) if isinstance(leaf, self.fake) and not self.has(leaf) else leaf,
                         out)  # fmt: skip
 
     def _layout(self, operator: Any, args: Any, kwargs: Any, known: Any) -> Any:
         if operator is _aten._to_copy.default and not isinstance(args[0], self.fake):
-            return (
-                self._fake(args[0], kwargs.get("dtype"))
-                if args[0].layout == torch.strided
-                else self._in_mode(operator, args, kwargs)
-            )
+            is_strided = args[0].layout == torch.strided
+            return self._fake(args[0], kwargs.get("dtype")) if is_strided else self._in_mode(operator, args, kwargs)
         if operator in _BY_VALUES and known is not None:
             return tree_map(lambda leaf: self._fake(leaf) if isinstance(leaf, torch.Tensor) else leaf, known)
         if operator is _aten._pack_padded_sequence.default:
@@ -306,10 +298,6 @@ _VALUE, _ONE, _GUESSED = "_bertscope_value", "_bertscope_one", "_bertscope_guess
 
 def _is_kept(value: torch.Tensor) -> bool:
     return value.numel() <= (_MOST_NUMBERS if value.dtype.is_floating_point else _MOST_INTEGERS)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 def lacks_kernel(error: BaseException) -> bool:

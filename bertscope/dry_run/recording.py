@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 from bertscope.analyses.memory.summary import memory
@@ -61,11 +61,11 @@ class Recording:
 
     def runs(self) -> Iterator[tuple[tuple[int, str], int, int]]:
         """Yield each step and phase with its first event and the one behind its last, in their order."""
-        begun, events = self.start, self.log.events
-        for number in range(begun + 1, len(events) + 1):
-            if number == len(events) or events[number].place[:2] != events[begun].place[:2]:
-                yield events[begun].place[:2], begun, number
-                begun = number
+        begun = self.start
+        for key, run in groupby(self.log.events[begun:], key=lambda event: event.place[:2]):
+            end = begun + sum(1 for _ in run)
+            yield key, begun, end
+            begun = end
 
     def peaks(self) -> dict[tuple[int, str], int]:
         """Return the event of the peak of each phase of each step, in the order in which they began.

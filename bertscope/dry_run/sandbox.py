@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -157,7 +158,8 @@ class _Cover:
         os.mkdir(upper)
         os.mkdir(work)
         os.chmod(upper, os.stat(path).st_mode & 0o7777)
-        options = f"lowerdir={_escaped(path)},upperdir={upper},workdir={work},userxattr"
+        lower = re.sub(r"([\\:,])", r"\\\1", path)
+        options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
         self.system.mount("overlay", self.root + path, "overlay", _NOSUID | _NODEV, options)
 
 
@@ -186,10 +188,6 @@ def _cover(system: _System, folder: str) -> None:
     _call(system.library.syscall(_PIVOT_ROOT, b".", b"."), "pivot_root")
     _call(system.library.umount2(b".", _DETACH), "umount")
     os.chdir(here)
-
-
-def _escaped(path: str) -> str:
-    return "".join(f"\\{letter}" if letter in "\\:," else letter for letter in path)
 
 
 def _drop_privileges(system: _System) -> None:

@@ -91,26 +91,11 @@ class _Index(_Handle):
     idx, prev_idx = 0, 0
 
 
-class _Inference(torch.no_grad):
-    """Inference mode, which fake tensors do not take: without gradients the same is allocated."""
-
-    def __new__(cls, mode: Any = True) -> Any:
-        return cls()(mode) if callable(mode) else super().__new__(cls)
-
-    def __init__(self, mode: bool = True) -> None:
-        super().__init__()
-        self.mode = mode
-
-    def __enter__(self) -> None:
-        if self.mode:
-            super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self.mode:
-            super().__exit__(*error)
-
-    def clone(self) -> "_Inference":
-        return type(self)(self.mode)
+def _inference_mode(mode: Any = True) -> Any:
+    """Return inference mode without gradients only, where the same is allocated: fake tensors do not take its own."""
+    if callable(mode):
+        return torch.no_grad()(mode)
+    return torch.no_grad() if mode else torch.set_grad_enabled(torch.is_grad_enabled())
 
 
 @contextmanager
@@ -127,7 +112,8 @@ def stubbed(
         _kernels(put, stack, card)
         save = _saving(put)
         _ranks(put)
-        stack.callback(_set_environment, dict(os.environ))
+        stack.callback(os.environ.update, dict(os.environ))
+        stack.callback(os.environ.clear)  # before that
         if not network:
             os.environ.update(dict.fromkeys(_OFFLINE, "1"), WANDB_MODE="disabled")
         known: dict[str, Callable[[Any], None]] = {
@@ -141,11 +127,6 @@ def stubbed(
         sys.meta_path.insert(0, finder)
         stack.callback(sys.meta_path.remove, finder)
         yield
-
-
-def _set_environment(values: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(values)
 
 
 def _of_preset(put: Put, module: Any, card: FakeCard) -> None:
@@ -266,8 +247,8 @@ def _cuda(put: Put, card: FakeCard) -> None:
     }
     answers = _each_own(answers)
     put(torch.cuda, **answers)
-    put(torch.cuda.random, **{name: value for name, value in answers.items() if name in vars(torch.cuda.random)})
-    put(torch.cuda.memory, **{name: value for name, value in answers.items() if name in vars(torch.cuda.memory)})
+    for place in (torch.cuda.random, torch.cuda.memory):
+        put(place, **{name: value for name, value in answers.items() if name in vars(place)})
     if (of_all := getattr(torch, "accelerator", None)) is not None:
         more = {
             "current_accelerator": lambda *_, **__: torch.device("cuda"),
@@ -318,8 +299,8 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
         card.remarks["torch.compile ran eagerly; compiled code needs less memory, or a little more"] = None
         return model if model is not None else lambda function: function
 
-    put(torch, inference_mode=_Inference, compile=uncompiled)
-    put(torch.autograd.grad_mode, inference_mode=_Inference)
+    put(torch, inference_mode=_inference_mode, compile=uncompiled)
+    put(torch.autograd.grad_mode, inference_mode=_inference_mode)
     put(nn.Module, compile=lambda module, *_, **__: uncompiled())
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -332,11 +313,11 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
 
     put(torch, Generator=Generator)
     put(torch.Tensor, pin_memory=lambda tensor, *_: tensor, is_pinned=lambda tensor, *_: False)
-    put(card.fake, tolist=lambda tensor: card.on_cpu(tensor).tolist(), __format__=_formatted)
-
-
-def _formatted(tensor: Any, spec: str) -> str:
-    return format(tensor.item(), spec) if tensor.dim() == 0 and spec else repr(tensor)
+    put(
+        card.fake,
+        tolist=lambda tensor: card.on_cpu(tensor).tolist(),
+        __format__=lambda own, spec: format(own.item(), spec) if own.dim() == 0 and spec else repr(own),
+    )
 
 
 def _saving(put: Put) -> Callable[..., None]:

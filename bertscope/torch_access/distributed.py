@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
+from unittest.mock import patch
 
 from torch.overrides import TorchFunctionMode
 
@@ -51,11 +52,8 @@ def watched_resizes(resized: Callable[[int, Any, int], None]) -> Iterator[None]:
         resized(key_of(storage), storage, before)
         return result
 
-    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
-    try:
+    with patch.object(torch.UntypedStorage, "resize_", resize):
         yield
-    finally:
-        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -75,11 +73,8 @@ def watched_gathers(gathering: Callable[[str], AbstractContextManager[None]]) ->
         with gathering(getattr(group, "_module_fqn", None) or ""):
             return original(group, *args, **kwargs)
 
-    FSDPParamGroup.unshard = unshard  # type: ignore[method-assign, assignment]
-    try:
+    with patch.object(FSDPParamGroup, "unshard", unshard):
         yield
-    finally:
-        FSDPParamGroup.unshard = original  # type: ignore[method-assign]
 
 
 def set_gradient_sync(model: Any, is_on: bool) -> None:

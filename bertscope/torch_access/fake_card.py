@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from sys import modules
 from typing import Any
+from unittest.mock import patch
 
 from bertscope.errors import BertscopeError
 from bertscope.torch_access import fake_tensor_mode, nn, storage_key, torch
@@ -175,19 +176,9 @@ def _set_data(data: Any, own: Any, new: Any) -> None:
         return
     is_parameter = isinstance(own, nn.Parameter)
     made = nn.Parameter(new.detach(), own.requires_grad) if is_parameter else new.detach()
-    with _without_weak_references():
+    # In spite of weak references: FakeTensorMode's memo has one to each tensor.
+    with patch.object(torch.utils.swap_tensors.__globals__["weakref"], "getweakrefs", lambda _: []):
         torch.utils.swap_tensors(own, made)
-
-
-@contextmanager
-def _without_weak_references() -> Iterator[None]:
-    weakref: Any = torch.utils.swap_tensors.__globals__["weakref"]
-    given = weakref.getweakrefs
-    weakref.getweakrefs = lambda _: []
-    try:
-        yield
-    finally:
-        weakref.getweakrefs = given
 
 
 def _applied(data: Any, module: Any, function: Any, recurse: bool) -> Any:

@@ -74,12 +74,16 @@ def loss_of(model, ids):
     return functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
 
+def update(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def train(model, optimizer, data, after=lambda: None):
     for ids in data:
         loss = loss_of(model, moved(ids))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         after()
 
 
@@ -162,9 +166,7 @@ def loss_of_valid_labels():
         logits = model(moved(ids))
         keep = labels != -100
         loss = functional.cross_entropy(logits[keep], labels[keep])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
 
 
 @program
@@ -176,9 +178,7 @@ def convolutions():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(3):
         loss = model(torch.randn(8, 3, 16, 16).to(device())).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
 
 
 @program
@@ -215,9 +215,7 @@ def own_function():
     optimizer = torch.optim.RMSprop(model.parameters())
     for _ in range(3):
         loss = Square.apply(model(torch.randn(32, 64).to(device()))).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
 
 
 @program
@@ -229,9 +227,7 @@ def distillation():
         with torch.no_grad():
             wanted = teacher(ids).softmax(-1)
         loss = functional.kl_div(student(ids).log_softmax(-1), wanted, reduction="batchmean")
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
 
 
 # ---- evaluations: three steps, then one evaluation ----
@@ -244,9 +240,7 @@ def evaluated(count, batch, keep, data=4):
     training = DataLoader(TensorDataset(torch.randint(1, 200, (3 * data, 24))), data)
     for (ids,) in training:
         loss = loss_of(model, moved(ids))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
     model.eval()
     kept, total = [], 0.0
     with torch.no_grad():
@@ -279,9 +273,7 @@ def evaluation_in_the_middle_of_an_epoch():
     optimizer = torch.optim.AdamW(model.parameters())
     for number, ids in enumerate(batches(4)):
         loss = loss_of(model, moved(ids))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         if number == 1:
             model.eval()
             with torch.no_grad():

@@ -28,7 +28,6 @@ from bertscope.reports.diagram import (
     GraphReport,
 )
 from bertscope.reports.layer_ranges import expand, is_run
-from bertscope.reports.params import TreeRow
 from bertscope.sources.transformers_models import quiet_transformers
 from bertscope.torch_access import nn, torch
 
@@ -43,48 +42,51 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # an instance has w
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-def class_diagram(
-    model: nn.Module,
-    *,
-    name: str | None = None,
-    around: str | None = None,
-    package: str = "bertscope",
-    nn_module: bool = False,
-) -> ClassReport:
-    """Return the classes that a model is made of; with `around` one of them, its bases and its parts.
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """The classes of a class diagram.
 
-    With `nn_module` the drawing shows torch.nn.Module and the arrow from it to each class.
-    With `package="transformers"` a BERT of the same architecture and configuration is built from the classes of
-    transformers. Of any other model the classes of its own package are drawn. Raises SelectionError for a class that
-    the model does not have, MissingExtraError without transformers.
+    All of a model, or those `around` one: its bases and its parts. With `implementation` "transformers" a BERT of the
+    same architecture and configuration is built from the classes of transformers. With `nn_module` the drawing shows
+    torch.nn.Module and the arrow from it to each class.
     """
-    own = base_model_of(model)
+
+    around: str | None = None
+    implementation: str = "bertscope"
+    nn_module: bool = False
+
+
+ALL_CLASSES = Classes()
+
+
+def class_diagram(model: nn.Module, asked: Classes = ALL_CLASSES, *, name: str | None = None) -> ClassReport:
+    """Return the classes that a model is made of; those of a model that is no BERT are of its own package.
+
+    Raises SelectionError for a class that the model does not have, MissingExtraError without transformers.
+    """
+    own, package = base_model_of(model), asked.implementation
+    models: dict[str, nn.Module] = {"": own}
     if isinstance(own, BertPreTrainedModel):
         models = {"": own if package == "bertscope" else _build(own, package)}
         models |= {when: _build(own, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
     else:
-        models, package = {"": own}, _package_of(own)
+        packages = (public(type(module)).__module__.partition(".")[0] for module in own.modules())
+        package = next((package for package in packages if package != "torch"), "torch")
     reader = _ClassReader(package)
     for when, instance in models.items():
         reader.read(instance, when)
     classes, links = tuple(reader.boxes()), tuple(reader.links.values())
-    if around is not None:
-        classes, links = _around(classes, links, around)
+    if asked.around is not None:
+        classes, links = _around(classes, links, asked.around)
     return ClassReport(
         subject=subject(model, name),
         package=package,
         package_version=str(getattr(sys.modules.get(package), "__version__", "")),
-        around=around,
+        around=asked.around,
         classes=classes,
         links=links,
-        nn_module=nn_module,
+        nn_module=asked.nn_module,
     )
-
-
-def _package_of(model: nn.Module) -> str:
-    """Return the package of the first class of a model that is not torch's; torch if all are."""
-    packages = (public(type(module)).__module__.partition(".")[0] for module in model.modules())
-    return next((package for package in packages if package != "torch"), "torch")
 
 
 def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Module:
@@ -238,18 +240,6 @@ KINDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Classes:
-    """The classes of a class diagram: all of a package, or those `around` one; with torch.nn.Module if wanted."""
-
-    around: str | None = None
-    implementation: str = "bertscope"
-    nn_module: bool = False
-
-
-ALL_CLASSES = Classes()
-
-
 def diagram_kind(model: nn.Module, kind: str | None, around: str | None = None) -> str:
     """Return `kind`, by default class for a BERT and tree for other models; raise SelectionError if it is unknown."""
     is_bert = isinstance(model, BertPreTrainedModel | PeftModel)
@@ -281,13 +271,12 @@ def diagram(
         return forward_diagram(model, path, name=name, given=given, depth=depth, direction=direction)
     if kind == "tree":
         return tree_diagram(model, path, name=name, depth=depth, direction=direction)
-    around = classes.around
-    if path and not around:
+    if path and not classes.around:
         modules = dict(model.named_modules())
         if path not in modules:
             raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
-        around = type(modules[path]).__name__
-    return class_diagram(model, name=name, around=around, package=classes.implementation, nn_module=classes.nn_module)
+        classes = replace(classes, around=type(modules[path]).__name__)
+    return class_diagram(model, classes, name=name)
 
 
 def tree_diagram(
@@ -296,20 +285,19 @@ def tree_diagram(
 ) -> GraphReport:  # fmt: skip
     """Return the modules at and below `path`, `depth` levels down, equal layers folded; parameters as in `tree`."""
     report = tree(model, name=name)
-    root = _row_at(report.rows, path)
+    root = next((row for row in report.rows if path in (row.path, *expand(row.path))), None)  # of equal layers one row
+    if root is None:
+        known = [row.path for row in report.rows if row.path]
+        raise SelectionError(f"no module {path!r} in this model; {suggestion(path, known)}")
     start = f"{root.path}." if root.path else ""
     below = [row for row in report.rows if row is root or row.path.startswith(start)]
-    rows = [row for row in below if depth is None or row.depth - root.depth <= depth]
-    ids = {row.path: f"m{number}" for number, row in enumerate(rows)}
-    return GraphReport(
-        diagram="tree",
-        subject=report.subject,
-        path=root.path,
-        batch=None,
-        seq=None,
-        cache=0,
-        direction=direction or "LR",
-        nodes=tuple(
+    ids: dict[str, str] = {}
+    nodes, edges = list[DiagramNode](), list[DiagramEdge]()
+    for row in below:
+        if depth is not None and row.depth - root.depth > depth:
+            continue
+        ids[row.path] = f"m{len(ids)}"
+        nodes.append(
             DiagramNode(
                 id=ids[row.path],
                 role="module",
@@ -319,20 +307,17 @@ def tree_diagram(
                 copies=row.copies if is_run(row.name) else 1,
                 params=row.params,
             )
-            for row in rows
-        ),
-        edges=tuple(
-            DiagramEdge(source=ids[row.path.rpartition(".")[0]], target=ids[row.path])
-            for row in rows
-            if row is not root
-        ),
+        )
+        if row is not root:
+            edges.append(DiagramEdge(source=ids[row.path.rpartition(".")[0]], target=ids[row.path]))
+    return GraphReport(
+        diagram="tree",
+        subject=report.subject,
+        path=root.path,
+        batch=None,
+        seq=None,
+        cache=0,
+        direction=direction or "LR",
+        nodes=tuple(nodes),
+        edges=tuple(edges),
     )
-
-
-def _row_at(rows: tuple[TreeRow, ...], path: str) -> TreeRow:
-    """Return the row of a path; for one of several equal layers, such as `encoder.layer.7`, their common row."""
-    for row in rows:
-        if path in (row.path, *expand(row.path)):
-            return row
-    known = [row.path for row in rows if row.path]
-    raise SelectionError(f"no module {path!r} in this model; {suggestion(path, known)}")

@@ -291,10 +291,8 @@ def _drawn(
         if isinstance(module, BertSelfAttention):
             _name_attention(flow, module, group)
     runs = _ranges(names, _encoder_stack(short)) if is_bert else []
-    return _Report(flow, names, at, runs).report(
-        diagram="forward", subject=subject(model, name), batch=given.batch, seq=given.seq, cache=given.cache or 0,
-        direction=direction or "TB",
-    )  # fmt: skip
+    sizes = {"batch": given.batch, "seq": given.seq, "cache": given.cache or 0, "direction": direction or "TB"}
+    return _report(flow, names, at, runs, diagram="forward", subject=subject(model, name), **sizes)
 
 
 def _run(model: nn.Module, inputs: Any, device: str) -> Any:
@@ -492,45 +490,36 @@ def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
     flow.edges.append(DiagramEdge(source=flow.add(scalar), target=divide.id))
 
 
-class _Report:
-    def __init__(self, flow: Flow, names: Mapping[str, str], scope: str, runs: Sequence[LayerRange]) -> None:
-        self.flow, self.names, self.scope = flow, names, scope
-        self.runs = runs
+def _report(flow: Flow, names: Mapping[str, str], scope: str, runs: Sequence[LayerRange], **about: Any) -> GraphReport:
+    """Return the graph of the short model, without unused inputs, with the names of the whole model."""
 
-    def report(self, **about: Any) -> GraphReport:
-        edges = tuple(replace(edge, views=tuple(map(self._numbered, edge.views))) for edge in self.flow.edges)
-        used = {end for edge in edges for end in (edge.source, edge.target)}
-        nodes = tuple(self._node(node) for node in self.flow.nodes.values() if node.id in used)
-        groups = tuple(self._group(path, module) for path, module in self.flow.opened.items())
-        return GraphReport(path=self.names[self.scope], nodes=nodes, edges=edges, groups=groups, **about)
-
-    def _node(self, node: DiagramNode) -> DiagramNode:
-        group, path = self.names[node.group], self.names[node.path]
-        if node.role != "module":
-            return replace(node, name=self._numbered(node.name), group=group)
-        return replace(node, name=self._below(path, group), path=path, copies=self._copies_of(node.path), group=group)
-
-    def _group(self, path: str, module: nn.Module) -> DiagramGroup:
-        around = max((other for other in self.flow.opened if path.startswith(f"{other}.")), key=len, default="")
-        shown, parent = self.names[path], self.names[around]
-        return DiagramGroup(
-            path=shown,
-            name=self._below(shown, parent),
-            type=type_name(type(module), "bertscope"),
-            copies=self._copies_of(path),
-            parent=parent,
-        )
-
-    def _below(self, path: str, group: str) -> str:
-        around = group or self.names[self.scope]
+    def below(path: str, group: str) -> str:
+        around = group or names[scope]
         return path.removeprefix(f"{around}.") if around else path
 
-    def _copies_of(self, path: str) -> int:
-        layers = LayerRange.parse(self.names[path].rpartition(".")[2])
-        return len(layers) if layers and path != self.scope else 1
+    def copies_of(path: str) -> int:
+        layers = LayerRange.parse(names[path].rpartition(".")[2])
+        return len(layers) if layers and path != scope else 1
 
-    def _numbered(self, text: str) -> str:
+    def numbered(text: str) -> str:
         """Return `past_key_values[0-11][0]` for an input of equal layers, `[0-11]` for their row of `head_mask`."""
-        if not self.runs:
-            return text
-        return re.sub(r"^(past_key_values|)\[([0-9]+)\]", lambda at: f"{at[1]}[{self.runs[int(at[2])]}]", text)
+        pattern = r"^(past_key_values|)\[([0-9]+)\]"
+        return re.sub(pattern, lambda at: f"{at[1]}[{runs[int(at[2])]}]", text) if runs else text
+
+    edges = tuple(replace(edge, views=tuple(map(numbered, edge.views))) for edge in flow.edges)
+    used = {end for edge in edges for end in (edge.source, edge.target)}
+    nodes = []
+    for node in (node for node in flow.nodes.values() if node.id in used):
+        group, path = names[node.group], names[node.path]
+        if node.role == "module":
+            node = replace(node, name=below(path, group), path=path, copies=copies_of(node.path), group=group)
+        else:
+            node = replace(node, name=numbered(node.name), group=group)
+        nodes.append(node)
+    groups = []
+    for path, module in flow.opened.items():
+        around = max((other for other in flow.opened if path.startswith(f"{other}.")), key=len, default="")
+        shown, parent, kind = names[path], names[around], type_name(type(module), "bertscope")
+        name, copies = below(shown, parent), copies_of(path)
+        groups.append(DiagramGroup(path=shown, name=name, type=kind, copies=copies, parent=parent))
+    return GraphReport(path=names[scope], nodes=tuple(nodes), edges=edges, groups=tuple(groups), **about)

@@ -6,12 +6,12 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
-from bertscope.analyses.memory.profile_job import Job, read_message
+from bertscope.analyses.memory.profile_job import Job, Sent, read_message
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.system_memory import available_bytes
 from bertscope.errors import SelectionError, one_line
@@ -19,17 +19,8 @@ from bertscope.processes.child import Child, ForkedChild, starting
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
-from bertscope.reports.calibration import CalibrationReport, CalibrationStep, CardWork, Machine
-from bertscope.reports.memory import (
-    BreakEven,
-    Memory,
-    MemoryReport,
-    ProcessMemory,
-    RankRow,
-    Timing,
-    TrafficRow,
-    Variant,
-)
+from bertscope.reports.calibration import CalibrationReport, CalibrationStep
+from bertscope.reports.memory import MemoryReport, RankRow, Variant
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
 from bertscope.units import bytes_text
@@ -119,30 +110,6 @@ def _subject(job: Job) -> Subject:
     )
 
 
-@dataclass
-class _Sent:
-    """The messages that a child has sent so far."""
-
-    subject: Subject | None = None
-    stage: str = "loading torch"
-    taken: int = 0  # bytes of the memory limit that torch and Python use
-    estimated: Memory | None = None
-    machine: str = ""
-    process: ProcessMemory | None = None
-    measured: Memory | None = None
-    timing: Timing | None = None  # without steps; sent when the child is ready to run them
-    snapshot: str | None = None  # base64
-    outlook: BreakEven | None = None
-    seconds: list[float] = field(default_factory=list)  # of each timed step
-    card: Machine | None = None  # this and the next two for a calibration
-    work: CardWork | None = None
-    rates: dict[str, float] = field(default_factory=dict)
-    who: str = "the child"  # or the rank with the problem
-    ended: dict[str, int] | None = None  # of a launcher: the exit codes of the ranks that failed
-    ranks: tuple[RankRow, ...] = ()
-    traffic: tuple[TrafficRow, ...] = ()  # of the first rank
-
-
 def _starting(jobs: Sequence[Job]) -> AbstractContextManager[_Start]:
     """Return a context with a function that starts a child, which waits for its job: a fork if several are on a CPU."""
     forks = len(jobs) > 1 and jobs[0].run_config.device == "cpu"
@@ -156,7 +123,8 @@ class _Child:
         self.watch = None if job.launch is None else RanksWatch(job)
         self.job = job if self.watch is None else self.watch.job
         self.timeout_seconds = timeout_seconds
-        self.sent = _Sent()
+        self.sent, self.who = Sent(), "the child"  # or the rank with the problem
+        self.ranks: tuple[RankRow, ...] = ()
         self.problem: tuple[str, str] | None = None
         self.is_in_turn = False
         self.name = job.run_config.checkpointing
@@ -248,8 +216,8 @@ class _Child:
             self._keep(*message)
         found = self.watch.failure(self.sent.ended, self.problem)
         if found is not None:
-            self.sent.who, self.sent.stage, self.problem = found
-        self.sent.ranks = self.watch.folded()
+            self.who, self.sent.stage, self.problem = found
+        self.ranks = self.watch.folded()
 
     def stop(self) -> None:
         if self.is_stopped:
@@ -265,7 +233,7 @@ class _Child:
         sequences = run_config.accumulate * run_config.batch * run_config.texts * run_config.parallelism.batches
         timing = None
         if self.problem is None and sent.timing is not None:
-            of_ranks = (row.step_seconds for row in sent.ranks)
+            of_ranks = (row.step_seconds for row in self.ranks)
             seconds = sent.seconds or [max(each) for each in zip(*of_ranks, strict=False)]
             timing = sent.timing.of_steps(seconds, sequences * run_config.seq, is_in_turn=self.is_in_turn)
         return Variant(
@@ -276,9 +244,9 @@ class _Child:
             timing=timing,
             process=sent.process,
             outlook=sent.outlook,
-            failure=_failure(self.job, sent, *self.problem) if self.problem else "",
+            failure=_failure(self.job, sent, self.who, *self.problem) if self.problem else "",
             traffic=sent.traffic,
-            rank_rows=sent.ranks,
+            rank_rows=self.ranks,
         )
 
     def calibration(self) -> CalibrationReport | None:
@@ -305,7 +273,7 @@ class _Child:
         return CalibrationReport(machine=sent.card, rates=sent.rates, steps=(step,))
 
 
-def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
+def _failure(job: Job, sent: Sent, who: str, kind: str, text: str) -> str:
     taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
     limit: str = ""
     if job.memory_limit_bytes:
@@ -319,7 +287,7 @@ def _failure(job: Job, sent: _Sent, kind: str, text: str) -> str:
     expected: str = ""
     if sent.estimated is not None:
         expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}"
-    said = f"{sent.who} {happened} while {sent.stage}{expected}"
+    said = f"{who} {happened} while {sent.stage}{expected}"
     others = {"interrupted": "run it again to measure",
               "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
               "hung": "the others wait for it: look at this place, or give a longer timeout",

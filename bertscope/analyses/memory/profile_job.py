@@ -10,9 +10,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from bertscope.analyses.memory.system_memory import proc_bytes
 from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
@@ -79,25 +79,36 @@ def printed_file(folder: str, rank: int) -> Path:
     return Path(folder) / f"{rank}.printed"
 
 
+@dataclass
+class Sent:
+    """The messages that a child has sent so far. The type of a message is the type of its field."""
+
+    subject: Subject | None = None
+    stage: str = "loading torch"
+    taken: int = 0  # bytes of the memory limit that torch and Python use
+    estimated: Memory | None = None
+    machine: str = ""
+    process: ProcessMemory | None = None
+    measured: Memory | None = None
+    timing: Timing | None = None  # without steps; sent when the child is ready to run them
+    snapshot: str | None = None  # base64
+    outlook: BreakEven | None = None  # None is a message too: the growth says nothing
+    seconds: list[float] = field(default_factory=list)  # of each timed step, a message each
+    card: Machine | None = None  # this and the next two for a calibration
+    work: CardWork | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, int] | None = None  # of a launcher: the exit codes of the ranks that failed
+    traffic: tuple[TrafficRow, ...] = ()  # of the first rank
+
+
 MESSAGES: dict[str, Any] = {  # kind -> type of its content
-    "subject": Subject,
-    "stage": str,
-    "taken": int,
-    "estimated": Memory,
-    "outlook": BreakEven | None,  # None: the growth says nothing
-    "machine": str,
-    "process": ProcessMemory,
-    "measured": Memory,
-    "snapshot": str,  # base64
-    "timing": Timing,
+    **{
+        name: get_args(hint)[0] if type(None) in get_args(hint) else hint for name, hint in get_type_hints(Sent).items()
+    },
+    "outlook": BreakEven | None,
     "seconds": float,
-    "card": Machine,  # this and the next two for a calibration
-    "work": CardWork,
-    "rates": dict[str, float],
-    "ended": dict[str, int],  # of a launcher: the exit codes of the ranks that failed
     "pid": int,  # this and the next of a rank
     "row": RankRow,
-    "traffic": tuple[TrafficRow, ...],
     **dict.fromkeys(("refused", "out of memory", "files", "failed"), str),
 }
 

@@ -1,9 +1,9 @@
 """The child process of `profile`, which builds one real model, runs its step, and reports on standard output.
 
-A separate process starts with clean memory, confines the memory limit, and may die without harm to the parent. A
-message is a line of JSON, [kind, content]: a stage, the estimate, a result, or the reason for a failure. After the
-memory is measured, the parent asks for each timed step with a line on standard input, and with a last line for what a
-calibration has of the card.
+It imports torch before it reads its job. A separate process starts with clean memory, confines the memory limit, and
+may die without harm to the parent. A message is a line of JSON, [kind, content]: a stage, the estimate, a result, or
+the reason for a failure. After the memory is measured, the parent asks for each timed step with a line on standard
+input, and with a last line for what a calibration has of the card.
 """
 
 from __future__ import annotations
@@ -29,9 +29,15 @@ from bertscope.analyses.memory.profile_job import (
     set_up_process,
     stages,
 )
+from bertscope.analyses.memory.profiler_run import measured, measured_device, real_step, step_seconds
+from bertscope.analyses.memory.snapshot import snapshot
+from bertscope.analyses.memory.summary import memory
+from bertscope.analyses.modules.module_tree import row_paths
+from bertscope.analyses.tracing.inputs import running
 from bertscope.errors import SelectionError, name_of
 from bertscope.processes.child import sender
 from bertscope.reports.memory import Timing
+from bertscope.torch_access import torch
 
 
 def main() -> None:
@@ -53,17 +59,11 @@ def main() -> None:
 
 def run(job: Job, send: Say) -> None:
     """Run every stage: the estimate, the memory of the real step, then the steps without the profiler."""
-    send("stage", "loading torch")
-    from bertscope.torch_access import torch
-
     if job.run_config.device == "cuda" and not torch.cuda.is_available():
         raise SelectionError(f"torch finds no CUDA device here; use {name_of('device')} cpu, or estimate with it")
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     flops = estimate_job(job, send)
-    from bertscope.analyses.memory.profiler_run import real_step
-    from bertscope.analyses.tracing.inputs import running
-
     gc.enable()
     gc.collect()
     set_malloc(M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
@@ -77,11 +77,6 @@ def run(job: Job, send: Say) -> None:
 
 def _measure(step: Any, job: Job, send: Say) -> float:
     """Measure the process in a step and the allocator's events in the next one; return the time of the first."""
-    from bertscope.analyses.memory.profiler_run import measured, measured_device
-    from bertscope.analyses.memory.snapshot import snapshot
-    from bertscope.analyses.memory.summary import memory
-    from bertscope.analyses.modules.module_tree import row_paths
-    from bertscope.torch_access import torch
 
     def of_process(run: Callable[[], None]) -> None:
         send("stage", f"measuring the process{f', a step takes {warmup:.1f} s' if warmup else ''}")
@@ -116,8 +111,6 @@ def _time(step: Any, job: Job, send: Say, timing: Timing) -> None:
 
     Unless memory is limited, malloc keeps freed memory as it does by default.
     """
-    from bertscope.analyses.memory.profiler_run import step_seconds
-
     if job.memory_limit_bytes is None:
         set_malloc(M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
         set_malloc(M_TRIM_THRESHOLD, 2**26)

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import prod
@@ -153,17 +153,14 @@ def parallelize(model: nn.Module, layers: list[nn.Module], parallelism: Parallel
     if meshes.tensor is not None:
         for layer in layers or [model]:
             _divide_projections(layer, meshes.tensor)
-    if meshes.shard is not None:
-        _shard((*layers, model), parallelism, meshes.shard)
-
-
-def _shard(modules: Iterable[nn.Module], parallelism: Parallelism, mesh: Any) -> None:
+    if meshes.shard is None:
+        return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     name = parallelism.param_dtype
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, PRECISIONS[name].torch_name) if name else None)
-    for module in modules:
-        fully_shard(module, mesh=mesh, reshard_after_forward=parallelism.row.reshards, mp_policy=policy)
+    for module in (*layers, model):
+        fully_shard(module, mesh=meshes.shard, reshard_after_forward=parallelism.row.reshards, mp_policy=policy)
 
 
 def _divide_projections(layer: nn.Module, mesh: Any) -> None:

@@ -321,9 +321,10 @@ class Recorder(DispatchMode):
 
     def place(self) -> RunPlace:
         """Return where the run is."""
-        phase = BACKWARD if in_backward() else self.phase
-        path = self.owner if phase == OPTIMIZER else self.tracker.current()[0]
-        return RunPlace(self.steps, phase, path, self.tracker.recomputation)
+        is_backward, tracker = in_backward(), self.tracker
+        phase = BACKWARD if is_backward else self.phase
+        path = self.owner if phase == OPTIMIZER else tracker.current()[0]
+        return RunPlace(self.steps, phase, path, tracker.recomputations if is_backward and tracker.stack else 0)
 
     def line(self) -> str:
         """Return the line of the user's code that runs: in this thread, as in a recomputation, else in the main one.

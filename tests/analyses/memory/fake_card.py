@@ -46,10 +46,10 @@ def calls_of_cuda(replace=setattr) -> list[tuple]:
 
 def main() -> None:
     """Be the child of `profile`, with real tensors on the CPU, and small ones for the rates."""
-    from bertscope.analyses.memory import calibration, profile_worker, profiler_run
+    from bertscope.analyses.memory import calibration, profile_worker
 
-    real = profiler_run.real_step
-    profiler_run.real_step = lambda source, run, device: real(source, run.changed(device="cpu"), "cpu")
+    real = profile_worker.real_step
+    profile_worker.real_step = lambda source, run, device: real(source, run.changed(device="cpu"), "cpu")
     calibration._SIDE, calibration._COPIED_BYTES = 128, 2**20
     calls_of_cuda()
     profile_worker.main()

@@ -15,7 +15,7 @@ import pytest
 
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory.profile import profile_report
-from bertscope.analyses.memory.profile_job import Job, RankLaunch, job_error
+from bertscope.analyses.memory.profile_job import Job, RankLaunch, Sent, job_error
 from bertscope.analyses.memory.ranks import rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.steps import estimate_report
@@ -203,7 +203,7 @@ def test_an_error_of_a_job_has_a_kind_and_its_own_words():
     for error in (RuntimeError("CUDA out of memory. Tried"), MemoryError()):
         assert job_error(error, asked)[0] == "out of memory"
     assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("refused", "own.py:3: it fails")
-    text = profile_module._failure(asked, profile_module._Sent(), "files", "has too many open files")
+    text = profile_module._failure(asked, Sent(), "the child", "files", "has too many open files")
     assert text == (
         "the child has too many open files while loading torch; raise the limit that 'ulimit -n' shows, such as "
         "'ulimit -n 1024'"

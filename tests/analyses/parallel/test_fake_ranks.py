@@ -37,7 +37,7 @@ def shard_rows(parameter, ranks):
     return -(-parameter.shape[0] // ranks)
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 64, 1024])
+@pytest.mark.parametrize("ranks", [2, 1024])
 def test_a_rank_has_its_rows_of_each_parameter_and_of_both_moments(ranks):
     source, run_config = small(), RunConfig(batch=1, seq=8)
     parameters = list(run_model(source, run_config).parameters())
@@ -50,7 +50,7 @@ def test_a_rank_has_its_rows_of_each_parameter_and_of_both_moments(ranks):
     assert (found["parameters"], found["optimizer_state"]) == (4 * rows, 2 * 4 * rows + counters)
 
 
-@pytest.mark.parametrize(("strategy", "mesh"), [("fsdp", (2,)), ("fsdp", (1024,)), ("hsdp", (8, 8)), ("hsdp", (2, 4))])
+@pytest.mark.parametrize(("strategy", "mesh"), [("fsdp", (1024,)), ("hsdp", (2, 4))])
 def test_a_step_gathers_the_padded_parameters_twice_and_scatters_the_gradients_once(strategy, mesh):
     source, run_config = small(), RunConfig(batch=1, seq=8)
     ranks = mesh[-1]

@@ -120,18 +120,12 @@ class RanksWatch:
         for number, code in exit_codes.items():
             rank = self.ranks.setdefault(int(number), _Rank(int(number)))
             if rank.problem is None:
-                return (
-                    rank,
-                    "died",
-                    f"{end_text(code)}{self._last_words(rank)}",
-                )
+                lines = self._stderr(rank).strip().splitlines()
+                words = f" (its last words: {one_line(lines[-1], limit=200)})" if lines else ""
+                return rank, "died", f"{end_text(code)}{words}"
         rank = self.first_problem or next(iter(self.ranks.values()), _Rank(0))
         kind, text = rank.problem or ("died", "ended")
         return rank, kind, text
-
-    def _last_words(self, rank: _Rank) -> str:
-        lines = self._stderr(rank).strip().splitlines()
-        return f" (its last words: {one_line(lines[-1], limit=200)})" if lines else ""
 
     def _hanging(self) -> tuple[Sequence[_Rank], str]:
         """Return the ranks for which the others wait, and the place in the code where the first of them is.
