@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report, fitter_for
 from bertscope.analyses.memory.lengths import Data, LengthSteps
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.memory.summary import on_card
 from bertscope.api.asked import (
     Asked,
@@ -118,7 +118,7 @@ def estimate(
         if loss is not None:
             return _with_function(source, wanted, limit, loss)
     expect(len(wanted))
-    steps = Steps(source)
+    steps = Simulator(source)
     runs, report = estimate_on(source, wanted, card_for(limit, wanted[0]), steps)
     report = replace(report, inputs_given=given is not None)
     if asked.training_file is not None:
@@ -149,7 +149,7 @@ def snapshot(model: Model, *, _layers: Sequence[Layer] = (), **settings: Unpack[
     source = source_of(model).require("a snapshot")
     resolved = Asked.of(settings, _layers, compared=_COMPARED).resolved(source, **DEFAULTS["estimate"])
     run_config, limit = resolved.points[-1]
-    return picture(Steps(source).trace(on_card(run_config, card_for(limit, run_config))))
+    return picture(Simulator(source).trace(on_card(run_config, card_for(limit, run_config))))
 
 
 @with_settings(*MEASURED)
@@ -323,12 +323,12 @@ class _FitSearch:
     asked: Asked
     batch: int | None
     batch_total: int | None
-    steps: dict[str | None, Steps] = field(default_factory=dict)
+    steps: dict[str | None, Simulator] = field(default_factory=dict)
 
     @property
-    def _steps(self) -> Steps:
+    def _steps(self) -> Simulator:
         """Return the steps of the model itself."""
-        return self.steps.setdefault(self.source.architecture, Steps(self.source))
+        return self.steps.setdefault(self.source.architecture, Simulator(self.source))
 
     def limits(self) -> tuple[Limit, ...]:
         """Return the GPUs or the budget; raises SelectionError without one."""
@@ -494,7 +494,7 @@ def _timed_epoch(row: LengthsRow, steps: LengthSteps, timer: Timer) -> LengthsRo
     )
 
 
-def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
+def _timed(report: MemoryReport, steps: Simulator, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
     """Return the report with the time of each step, or with a note that says why there is none."""
     if (timer := timer_for(report.card, steps, limit, runs[0])) is not None:
         from bertscope.analyses.memory.step_time import with_times
@@ -503,7 +503,7 @@ def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunC
     return replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.variants)))
 
 
-def timer_for(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfig) -> Timer | None:
+def timer_for(card: Gpu | None, steps: Simulator, limit: Limit, run_config: RunConfig) -> Timer | None:
     """Return what gives the times on a card; None without one."""
     if card is None:
         return None

@@ -71,7 +71,7 @@ def test_the_output_of_every_command_is_as_its_schema_says_and_reads_back(cli, t
 
 
 def test_the_reports_on_memory_are_as_their_schema_says():
-    from bertscope.analyses.memory.steps import estimate_memory
+    from bertscope.analyses.memory.simulator import estimate_memory
 
     source = bertscope.load("bert-tiny")
     subject = bertscope.count(bertscope.build(source.config)).subject

@@ -378,8 +378,8 @@ class MemoryTrace:
         pairs = [(call, calls[call]) for call in self.collectives]
         return replace(self, kinds=rows, held=held, changes=changes, calls=pairs, traced_layers=far.traced_layers)
 
-    def in_loop(self, run_config: RunConfig, loop: str) -> MemoryTrace:
-        """Return the trace in this loop, from one in which outputs and loss are freed as soon as possible.
+    def in_loop(self, run_config: RunConfig) -> MemoryTrace:
+        """Return the trace in the loop of the run, from one in which outputs and loss are freed as soon as possible.
 
         The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
         those of the step before are state, until then.
@@ -425,11 +425,11 @@ class MemoryTrace:
                 if event == returned:
                     changes += (~kind for kind in previous)
                     place_of += [len(self.places)] * len(previous)
-            waiting = inputs * replace(run_config, loop=loop).waiting_batches
-            return ([*self.held, *previous, *waiting], changes + self.changes[begun:], place_of + self.place_of[begun:])
+            return [*self.held, *previous, *waiting], changes + self.changes[begun:], place_of + self.place_of[begun:]
 
         inputs = [kind for kind in self.held if kinds[kind].block.part == "inputs"]
-        held, changes, place_of = rows(loop, changed)
+        waiting = inputs * run_config.waiting_batches  # in the other loop too, which only frees outputs and loss
+        held, changes, place_of = rows(run_config.loop, changed)
         other_held, other_changes, _ = rows(run_config.other_loop, lambda number, *_: number)  # only of these bytes
         return replace(self, kinds=kinds, held=held, changes=changes, places=places, place_of=place_of,
                        other_held=other_held, other_changes=other_changes).ordered()  # fmt: skip
