@@ -36,8 +36,8 @@ from bertscope.analyses.memory.kernels.overhead import (
     overhead,
     workspace_bytes,
 )
+from bertscope.analyses.memory.simulator import Simulator, estimate_report
 from bertscope.analyses.memory.step_time import PUBLISHED_RANGE, data_sheet_bound
-from bertscope.analyses.memory.steps import Steps, estimate_report
 from bertscope.analyses.memory.trace import MemoryTrace
 from bertscope.analyses.modules import repeat
 from bertscope.gpus import Gpu, find_gpu
@@ -149,8 +149,8 @@ class Published:
 
 
 @cache
-def _steps(model: str, architecture: str, attention: str) -> Steps:
-    return Steps(load(model, architecture=architecture, attention=attention))
+def _steps(model: str, architecture: str, attention: str) -> Simulator:
+    return Simulator(load(model, architecture=architecture, attention=attention))
 
 
 def pairs(text: str) -> list[list[str]]:
@@ -205,7 +205,7 @@ def script_trace(row: Published) -> MemoryTrace:
     freed = module_trace(model, {"input_ids": ids}, run_config, lambda built, given: built(**given).logits.sum())
     stack = repeat.LayerStack.of(layers, "num_hidden_layers", [()] * wanted)
     deep = with_copies(freed, layers, stack.copies(ran)) if layers else freed
-    return deep.in_loop(run_config, run_config.loop)
+    return deep.in_loop(run_config)
 
 
 def workspaces(row: Published) -> list[tuple[str, int]]:
@@ -311,7 +311,7 @@ def reserved_bytes(row: Published) -> int:
     in_fp32 = partial(fsdp.MixedPrecisionPolicy, reduce_dtype=torch.float32)  # as torchtitan; no setting of a run
     with patch.object(fsdp, "MixedPrecisionPolicy", in_fp32):
         trace = module_trace(model, inputs, run_config, published_models.loss_of, "layers")
-    trace = trace.in_loop(run_config, run_config.loop)
+    trace = trace.in_loop(run_config)
     run = requests(trace, workspaces(row))
     return replayed(run).peak_reserved_bytes
 

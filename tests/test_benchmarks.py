@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from benchmarks import speed
-from bertscope.analyses.memory.steps import estimate_report
+from bertscope.analyses.memory.simulator import estimate_report
 from bertscope.errors import BertscopeWarning
 from bertscope.reports.step import NO, YES
 from bertscope.sources.find import find

@@ -16,7 +16,7 @@ import bertscope
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.memory import profile as measurement
 from bertscope.analyses.memory import step as steps
-from bertscope.analyses.memory.steps import estimate_report
+from bertscope.analyses.memory.simulator import estimate_report
 from bertscope.api import why as diagnosis
 from bertscope.reports.base import Report
 from bertscope.settings.rows import rows

@@ -176,9 +176,9 @@ class Witness:
         if run is None:
             return self.counts.get(expectation.key)
         if kind == "memory":
-            from bertscope.analyses.memory.steps import Steps
+            from bertscope.analyses.memory.simulator import Simulator
 
-            return Steps(self.model.source).trace(run).peak_bytes
+            return Simulator(self.model.source).trace(run).peak_bytes
         from bertscope.analyses.flops import FlopsRun
 
         variant = FlopsRun(source=self.model.source, run=run)

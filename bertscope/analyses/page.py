@@ -11,7 +11,7 @@ from bertscope.analyses.diagram.forward import Given, forward_diagram
 from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.analyses.memory.fit import estimate_on, fit_report
 from bertscope.analyses.memory.plan import plan_report
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.params import count, tree
 from bertscope.analyses.tracing.inputs import positions
 from bertscope.checkpoints.gguf import name_in_torch
@@ -185,7 +185,7 @@ def _model(
     forward = _dataflow(source, model, "", given)
     repeated = (node.path for node in forward.nodes if node.copies > 1) if forward else iter(())
     layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
-    steps = Steps(source)
+    steps = Simulator(source)
 
     def fits(asked: int | None = None) -> FitReport | None:
         if limit is None:

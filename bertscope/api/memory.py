@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report, fitter_for
 from bertscope.analyses.memory.lengths import Data, LengthSteps
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.memory.summary import on_card
 from bertscope.api.arguments import (
     Model,
@@ -103,7 +103,7 @@ def estimate(
         if loss is not None:
             return _with_function(source, wanted, limit, loss)
     expect(len(wanted))
-    steps, card = Steps(source), card_for(limit, wanted[0])
+    steps, card = Simulator(source), card_for(limit, wanted[0])
     runs, report = estimate_on(source, wanted, card, steps)
     report = replace(report, inputs_given=given is not None, training_file=noted(request, runs))
     if "snapshot" in request.extras:
@@ -279,12 +279,12 @@ class _FitSearch:
     request: Request
     batch: int | None
     batch_total: int | None
-    steps: dict[str | None, Steps] = field(default_factory=dict)
+    steps: dict[str | None, Simulator] = field(default_factory=dict)
 
     @property
-    def _steps(self) -> Steps:
+    def _steps(self) -> Simulator:
         """Return the steps of the model itself."""
-        return self.steps.setdefault(self.source.architecture, Steps(self.source))
+        return self.steps.setdefault(self.source.architecture, Simulator(self.source))
 
     def limits(self) -> tuple[Limit, ...]:
         """Return the GPUs or the budget; raises SelectionError without one."""
@@ -444,7 +444,7 @@ def _timed_epoch(row: LengthsRow, steps: LengthSteps, timer: Timer) -> LengthsRo
     return replace(row, cost=replace(row.cost, time=time))
 
 
-def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
+def _timed(report: MemoryReport, steps: Simulator, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
     """Return the report with the time of each step, or with a note that says why there is none."""
     if (timer := timer_for(report.card, steps, limit, runs[0])) is not None:
         from bertscope.analyses.memory.step_time import with_times
@@ -453,7 +453,7 @@ def _timed(report: MemoryReport, steps: Steps, limit: Limit, runs: Sequence[RunC
     return replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.variants)))
 
 
-def timer_for(card: Gpu | None, steps: Steps, limit: Limit, run_config: RunConfig) -> Timer | None:
+def timer_for(card: Gpu | None, steps: Simulator, limit: Limit, run_config: RunConfig) -> Timer | None:
     """Return what gives the times on a card; None without one."""
     if card is None:
         return None

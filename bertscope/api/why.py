@@ -8,7 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from bertscope.analyses.memory.fit import estimate_on
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.memory.why.reading import read_why
 from bertscope.api.arguments import Model, card_for, noted, requested, resolved
 from bertscope.api.memory import fit
@@ -74,7 +74,7 @@ def _compared(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu 
     """Return the report with the estimate of a step, and with findings on what the step does not explain."""
     runs = [run, *([run.changed(checkpointing=FULL)] if run.checkpointing == NONE else [])]
     expect(len(runs))
-    steps = Steps(source)
+    steps = Simulator(source)
     if len(runs) > 1 and FULL not in steps.facts(run).strategies:
         runs = [run]
     (run, *_), estimate = estimate_on(source, runs, card, steps)

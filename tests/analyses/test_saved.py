@@ -21,7 +21,7 @@ import torch
 import bertscope
 from bertscope.analyses import saved as module
 from bertscope.analyses.memory import estimate
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import CACHE_VARIABLE, RunConfig
 from tests.analyses.memory.steps import small
@@ -50,7 +50,7 @@ def traced(monkeypatch):
 
 
 def peak_bytes(run: RunConfig = RUN, **model) -> int:
-    return Steps(small(**model)).trace(run).peak_bytes
+    return Simulator(small(**model)).trace(run).peak_bytes
 
 
 @pytest.mark.parametrize("run", [
@@ -73,7 +73,7 @@ def test_an_estimate_is_the_same_from_a_file_without_a_cache_and_at_another_batc
 
 
 def module_report(run: RunConfig):
-    from bertscope.analyses.memory.steps import estimate_report
+    from bertscope.analyses.memory.simulator import estimate_report
 
     return estimate_report(small(num_hidden_layers=2), [run])
 
@@ -241,7 +241,7 @@ def test_another_model_kind_of_run_or_version_has_its_own_file(folder, monkeypat
     peak_bytes(replace(RUN, device="cuda"))
     assert len(list(folder.iterdir())) == 6
     for teacher in ("bert-tiny", "bert-tiny", "bert-mini"):
-        Steps(small("BertModel")).trace(replace(RUN, loss=f"distil:{teacher}"))
+        Simulator(small("BertModel")).trace(replace(RUN, loss=f"distil:{teacher}"))
     assert len(list(folder.iterdir())) == 8
 
 
@@ -376,9 +376,9 @@ def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder
 
 def test_several_processes_may_write_at_once(folder, tmp_path):
     (tmp_path / "writes.py").write_text(
-        "from bertscope.analyses.memory.steps import Steps; from bertscope.settings.run_config import RunConfig\n"
-        "from bertscope import load; s = load('bert-tiny')\n"
-        "print([Steps(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])\n"
+        "from bertscope.analyses.memory.simulator import Simulator\n"
+        "from bertscope.settings.run_config import RunConfig; from bertscope import load; s = load('bert-tiny')\n"
+        "print([Simulator(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])\n"
     )
     processes = [subprocess.Popen(loaded("writes"), stdout=subprocess.PIPE, text=True, cwd=tmp_path) for _ in range(2)]
     printed = {process.communicate()[0] for process in processes}

@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertscope.analyses.flops import FlopsRun, flops_model
-from bertscope.analyses.memory.steps import estimate_memory
+from bertscope.analyses.memory.simulator import estimate_memory
 from bertscope.analyses.params import count
 from bertscope.errors import BertscopeError
 from bertscope.settings.run_config import RunConfig

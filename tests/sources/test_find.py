@@ -15,7 +15,7 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.memory.steps import estimate_report
+from bertscope.analyses.memory.simulator import estimate_report
 from bertscope.analyses.tracing.operators import source_shapes
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.settings.run_config import RunConfig

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any, TypeVar
 
-from bertscope.analyses.memory.trace import CAT, STACK, Block, MemoryTrace
+from bertscope.analyses.memory.trace import CAT, STACK, Block, Kind, MemoryTrace
 from bertscope.analyses.modules.repeat import Copies, Unit
 from bertscope.analyses.parallel.collectives import Collective
 from bertscope.reports.layer_ranges import LayerRange
@@ -41,8 +41,8 @@ class _Repetition:
     def trace(self) -> MemoryTrace:
         """Return the trace with all copies."""
         few, changes = self.few, self._with_all_norms()
-        origins = [(row.block.path, row._replace(block=row.block._replace(path=""))) for row in self.rows]
-        kind, kinds = self._numbered(origins, lambda path, row: row._replace(block=row.block._replace(path=path)))
+        origins = [(row.block.path, (row.block[0], row.block[2:], row[1:])) for row in self.rows]
+        kind, kinds = self._numbered(origins, lambda path, origin: Kind(Block(origin[0], path, *origin[1]), *origin[2]))
         pairs = [(path, (phase, operator)) for phase, path, operator in few.places]
         place, places = self._numbered(pairs, lambda path, pair: (pair[0], path, pair[1]))
         held: list[int] = []

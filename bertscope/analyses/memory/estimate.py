@@ -112,7 +112,7 @@ class MemoryTraces:
         """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
         if run_config.parallelism.row.divides_optimizer:
             trace = with_update(trace, self.parameters(_kind(run_config)), run_config)
-        return trace.in_loop(run_config, run_config.loop)
+        return trace.in_loop(run_config)
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source
@@ -163,7 +163,7 @@ def module_memory(
     """Return the memory of a step of any module, and a note on what is not counted."""
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = module_trace(module, inputs, run_config, loss)
-    trace = trace.in_loop(run_config, run_config.loop)
+    trace = trace.in_loop(run_config)
     found = estimated(trace, trace.other_peak_bytes, run_config, row_paths(module))
     return found, uncounted_notes(trace, run_config)
 

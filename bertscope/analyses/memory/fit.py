@@ -14,7 +14,7 @@ from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import Allocator, Requests, replayed, requests
 from bertscope.analyses.memory.kernels.overhead import Overhead, by_thread, overhead
-from bertscope.analyses.memory.steps import Steps, estimate_report, largest, near
+from bertscope.analyses.memory.simulator import Simulator, estimate_report, largest, near
 from bertscope.analyses.memory.summary import on_card, step_cost, uncounted_notes
 from bertscope.config import HEADS
 from bertscope.gpus import Gpu
@@ -34,7 +34,7 @@ _VARIED = ("batch", "seq", "checkpointing", "reentrant", "precision")
 class Fitter:
     """Search for the batches of one model that fit into one budget."""
 
-    steps: Steps
+    steps: Simulator
     budget_bytes: int
     overhead: Overhead = Overhead()
     rows: Mapping[str, str] = field(default_factory=dict)  # of each module's path
@@ -164,10 +164,10 @@ def other_head(source: ModelSource) -> ModelSource | None:
 
 
 def estimate_on(
-    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None, steps: Steps | None = None
+    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None, steps: Simulator | None = None
 ) -> tuple[list[RunConfig], MemoryReport]:
     """Return the runs as on the GPU, if there is one, and their estimates with the answer whether each fits there."""
-    runs, steps = [on_card(run_config, card) for run_config in run_configs], steps or Steps(source)
+    runs, steps = [on_card(run_config, card) for run_config in run_configs], steps or Simulator(source)
     report = estimate_report(source, runs, card, steps)
     if card is None:
         return runs, report
@@ -187,12 +187,12 @@ def fitter_for(
     run_config: RunConfig,
     budget: int | Gpu,
     context_bytes: int | None,
-    steps: dict[str | None, Steps],
+    steps: dict[str | None, Simulator],
 ) -> tuple[Fitter, Gpu | None]:
     """Return the search in a budget of bytes or on a GPU, and the GPU; searches with the same `steps` share traces."""
     known = budget if isinstance(budget, Gpu) else None
     budget_bytes = budget.memory_bytes if isinstance(budget, Gpu) else budget
-    own = steps.setdefault(source.architecture, Steps(source))
+    own = steps.setdefault(source.architecture, Simulator(source))
     facts = own.facts(run_config.changed(checkpointing=NONE))
     room = overhead(run_config, context_bytes, known, facts.subject.attention)
     return Fitter(own, budget_bytes, room, facts.rows), known
@@ -206,7 +206,7 @@ def fit_report(
     *,
     batch: int | None = None,
     context_bytes: int | None = None,
-    known_steps: dict[str | None, Steps] | None = None,
+    known_steps: dict[str | None, Simulator] | None = None,
     tries_other_head: bool = True,
 ) -> FitReport:
     """Return the largest batches that fit in a budget of bytes or on a GPU, or with `batch` the variants that fit.
@@ -220,7 +220,7 @@ def fit_report(
     facts = fitter.steps.facts(plain)
     budget_bytes, room = fitter.budget_bytes, fitter.overhead
     other = other_head(source) if batch and tries_other_head else None
-    other_steps = steps.setdefault(other.architecture, Steps(other)) if other else None
+    other_steps = steps.setdefault(other.architecture, Simulator(other)) if other else None
     other_fitter = Fitter(other_steps, budget_bytes, room) if other_steps else None
     rows = []
     for variant in variants:
@@ -263,7 +263,7 @@ def fewest_report(
     strategies: Sequence[Parallelism] = _EACH,
     world_sizes: Sequence[int] = WORLD_SIZES,
     context_bytes: int | None = None,
-    known_steps: dict[str | None, Steps] | None = None,
+    known_steps: dict[str | None, Simulator] | None = None,
 ) -> FitReport:
     """Return, for each strategy, the fewest ranks whose batches add up to `total`, and a variant that fits on them.
 

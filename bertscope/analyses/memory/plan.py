@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.memory.fit import Fitter, fitter_for
-from bertscope.analyses.memory.steps import LARGEST_BATCH, Steps, largest
+from bertscope.analyses.memory.simulator import LARGEST_BATCH, Simulator, largest
 from bertscope.analyses.memory.summary import on_card
 from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
 from bertscope.gpus import Gpu
@@ -154,7 +154,7 @@ class PlanSearch:
 
     fitter: Fitter
     run_config: RunConfig
-    space_of: Callable[[Steps, RunConfig], PlanSpace]
+    space_of: Callable[[Simulator, RunConfig], PlanSpace]
     changes: dict[str, Any]
     timer: Any  # the Timer of a card (step_time.py) or None
     rows: dict[tuple[PlanSpace | None, Counts], PlanRow] = field(default_factory=dict)
@@ -321,7 +321,7 @@ def plan_report(
     changed_run: Callable[[dict[str, Any]], RunConfig] | None = None,
     batch_total: int | None = None,
     context_bytes: int | None = None,
-    timer_of: Callable[[Steps], Any] = lambda steps: None,
+    timer_of: Callable[[Simulator], Any] = lambda steps: None,
 ) -> PlanReport:
     """Return the plan with the least time of a step that fits in a budget of bytes or on a GPU.
 
@@ -332,14 +332,14 @@ def plan_report(
     """
     searches: list[PlanSearch] = []
     notes: list[Note] = []
-    known = {source.architecture: Steps(source, one_batch=True)}
+    known = {source.architecture: Simulator(source, one_batch=True)}
     asked, card = fitter_for(source, first, budget, context_bytes, known)
     space_of = cache(_space)
     for own in ({}, *changes):
         try:
             run = changed_run(own) if own and changed_run else first
             other = source.with_options(lora=own["lora"]) if "lora" in own else source
-            steps = known if other is source else {other.architecture: Steps(other, one_batch=True)}
+            steps = known if other is source else {other.architecture: Simulator(other, one_batch=True)}
             fitter = fitter_for(other, run, budget, context_bytes, steps)[0]
             search = PlanSearch(fitter, on_card(run, card), space_of, own, timer_of(fitter.steps))
             searches.append(_sized(search, batch_total))
@@ -377,7 +377,7 @@ def plan_report(
     )
 
 
-def _space(steps: Steps, run_config: RunConfig) -> PlanSpace:
+def _space(steps: Simulator, run_config: RunConfig) -> PlanSpace:
     from bertscope.analyses.memory.layer_operators import layer_costs
 
     return PlanSpace(tuple(layer_costs(steps.source, replace(run_config, parallelism=ONE_PROCESS))))
@@ -418,7 +418,7 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
 
     A plan that was made with other versions runs again.
     """
-    row, steps, planned = report.rows[0], Steps(source), report.subject
+    row, steps, planned = report.rows[0], Simulator(source), report.subject
     found = steps.facts(report.run.changed(checkpointing=NONE)).subject
     for name in ("architecture", "attention", "config"):
         pair = [getattr(subject, name) for subject in (planned, found)]

@@ -181,10 +181,10 @@ def job_error(error: Exception, job: Job) -> tuple[str, str]:
 
 def estimate_job(job: Job, send: Say) -> int:
     """Send the estimate, and return the FLOPs of a step."""
-    from bertscope.analyses.memory.steps import Steps, break_even, estimate_memory
+    from bertscope.analyses.memory.simulator import Simulator, break_even, estimate_memory
 
     send("stage", "estimating")
-    steps = Steps(job.source)
+    steps = Simulator(job.source)
     if job.source.bert_config is None:
         send("subject", steps.facts(job.run_config).subject)
     with suppress(UnknownValueError):  # then there is only the measurement

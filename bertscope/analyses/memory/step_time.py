@@ -18,8 +18,8 @@ from typing import Any
 from bertscope.analyses.memory.estimate import named_inputs
 from bertscope.analyses.memory.fake_run import RunMode
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.memory.step import ModelStep, meta_inputs, run_model, step_flops
-from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
 from bertscope.analyses.modules.repeat import RAN, layer_stacks, shortened
 from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
@@ -105,7 +105,7 @@ def data_sheet_bound(source: ModelSource, run_config: RunConfig, saved_bytes: in
 class Timer:
     """The times of the steps of a model on a card: by its calibration, without one by its data sheet."""
 
-    steps: Steps
+    steps: Simulator
     card: Gpu
     calibration: CalibrationReport | None
     sequences: int | None = None  # of an epoch

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -379,8 +379,8 @@ class MemoryTrace:
         pairs = [(call, calls[call]) for call in self.collectives]
         return replace(self, kinds=rows, held=held, changes=changes, calls=pairs, traced_layers=far.traced_layers)
 
-    def in_loop(self, run_config: RunConfig, loop: str) -> MemoryTrace:
-        """Return the trace in this loop, from one in which outputs and loss are freed as soon as possible.
+    def in_loop(self, run_config: RunConfig) -> MemoryTrace:
+        """Return the trace in the loop of the run, from one in which outputs and loss are freed as soon as possible.
 
         The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
         those of the step before are state, until then.
@@ -396,40 +396,44 @@ class MemoryTrace:
                 kinds.append(kinds[number]._replace(block=block._replace(variable=variable, part=part or block.part)))
             return numbers[number, variable]
 
-        own, other = replace(run_config, loop=loop), replace(run_config, loop=run_config.other_loop)
-        inputs = [kind for kind in self.held if kinds[kind].block.part == "inputs"]
-        held, changes, place_of = self._in_loop(LOOPS[loop], changed)
-        other_held, other_changes, _ = self._in_loop(
-            LOOPS[other.loop], lambda number, *_: number
-        )  # only of these bytes
-        return replace(
-            self, kinds=kinds, held=held + inputs * own.waiting_batches, changes=changes, places=places,
-            place_of=place_of, other_held=other_held + inputs * other.waiting_batches, other_changes=other_changes,
-        ).ordered()  # fmt: skip
-
-    def _in_loop(self, kept: Collection[str], changed: Callable[..., int]) -> tuple[list[int], list[int], list[int]]:
-        """Return what is held, the changes and their places in a loop with these variables."""
-        variables = {number: kind.block.variable for number, kind in enumerate(self.kinds)
+        # Of kinds that a variable refers to; empty for the marks.
+        variables = {number: kind.block.variable for number, kind in enumerate(kinds)
                      if kind.block.variable or not (kind.size_bytes or kind.block.dtype)}  # fmt: skip
-        previous = [changed(kind, _PREVIOUS + variables[kind], _SAVED)
-                    for kind in self.changes if kind >= 0 and variables.get(kind) in kept]  # fmt: skip
-        returned = self._return_of_forward
-        changes: list[int] = []
-        place_of: list[int] = []
-        for event, (change, place) in enumerate(zip(self.changes, self.place_of, strict=True)):
-            kind = max(change, ~change)
-            variable = variables.get(kind)
-            if variable is None:
-                changes.append(change)
-            elif variable in kept and change >= 0:
-                changes.append(changed(kind, variable, _SAVED))
-            elif variable and variable not in kept:
-                changes.append(changed(kind, "") if change >= 0 else ~changed(kind, ""))
-            place_of += [place] * (len(changes) - len(place_of))
-            if event == returned:
-                changes += (~kind for kind in previous)
-                place_of += [len(self.places)] * len(previous)
-        return [*self.held, *previous], changes, place_of
+        wanted, returned = {*variables, *(~kind for kind in variables)}, self._return_of_forward
+        special = [event for event, change in enumerate(self.changes) if change in wanted or event == returned]
+
+        def rows(loop: str, changed: Callable[..., int]) -> tuple[list[int], list[int], list[int]]:
+            """Return what is held, the changes and their places."""
+            kept = LOOPS[loop]
+            blocks = [kind for event in special if variables.get(kind := self.changes[event]) in kept]
+            previous = [changed(kind, _PREVIOUS + variables[kind], _SAVED) for kind in blocks]
+            changes: list[int] = []
+            place_of: list[int] = []
+            begun = 0  # events before it are done
+            for event in special:
+                changes += self.changes[begun:event]
+                place_of += self.place_of[begun:event]
+                change, begun = self.changes[event], event + 1
+                kind = max(change, ~change)
+                variable = variables.get(kind)
+                if variable is None:
+                    changes.append(change)
+                elif variable in kept and change >= 0:
+                    changes.append(changed(kind, variable, _SAVED))
+                elif variable and variable not in kept:
+                    changes.append(changed(kind, "") if change >= 0 else ~changed(kind, ""))
+                place_of += [self.place_of[event]] * (len(changes) - len(place_of))
+                if event == returned:
+                    changes += (~kind for kind in previous)
+                    place_of += [len(self.places)] * len(previous)
+            return [*self.held, *previous, *waiting], changes + self.changes[begun:], place_of + self.place_of[begun:]
+
+        inputs = [kind for kind in self.held if kinds[kind].block.part == "inputs"]
+        waiting = inputs * run_config.waiting_batches  # in the other loop too, which only frees outputs and loss
+        held, changes, place_of = rows(run_config.loop, changed)
+        other_held, other_changes, _ = rows(run_config.other_loop, lambda number, *_: number)  # only of these bytes
+        return replace(self, kinds=kinds, held=held, changes=changes, places=places, place_of=place_of,
+                       other_held=other_held, other_changes=other_changes).ordered()  # fmt: skip
 
     @property
     def _return_of_forward(self) -> int:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from bertscope.analyses.memory.fit import Fitter
 from bertscope.analyses.memory.kernels.overhead import overhead
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.memory.summary import device_cost, on_card, step_cost
 from bertscope.analyses.memory.trace import SMALLEST
 from bertscope.analyses.parallel.collectives import traffic
@@ -46,7 +46,7 @@ def are_kept(tasks: Sequence[Task]) -> bool:
     return all(_steps_of(task).is_kept(run, threads) for (_, threads, run), task in kinds.items())
 
 
-def _steps_of(task: Task) -> Steps:
+def _steps_of(task: Task) -> Simulator:
     return _steps(task.source[0], json.dumps(task.source[1]), task.threads, task.permits)
 
 
@@ -65,9 +65,9 @@ def compute(text: str) -> str:
 
 
 @lru_cache(maxsize=KEPT_MODELS)
-def _steps(kind: str, data: str, threads: int, permits: tuple[str, ...]) -> Steps:
+def _steps(kind: str, data: str, threads: int, permits: tuple[str, ...]) -> Simulator:
     """Return the steps of a model, which its points with so many threads share: each thread has temporaries."""
-    return Steps(source_from_data(kind, json.loads(data), permits))
+    return Simulator(source_from_data(kind, json.loads(data), permits))
 
 
 def _row(task: Task) -> SweepRow:

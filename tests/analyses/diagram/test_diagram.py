@@ -451,7 +451,7 @@ class Step(torch.nn.Module):
         return x + self.dense(x)
 
 
-class Steps(torch.nn.Module):
+class Simulator(torch.nn.Module):
     """Layers one after the other, and heads that read the same tensor."""
 
     def __init__(self) -> None:
@@ -474,11 +474,11 @@ def _boxes(report) -> list[tuple[str, int]]:
 
 
 def test_an_own_model_has_a_dataflow_with_equal_layers_once_where_that_keeps_the_shapes():
-    report = bertscope.diagram(Steps(), "forward", given=Given(batch=2))
+    report = bertscope.diagram(Simulator(), "forward", given=Given(batch=2))
     assert _boxes(report) == [("steps.0-4", 5), ("heads.0", 1), ("heads.1", 1), ("heads.2", 1), ("last", 1)]
     shapes = {(edge.source, edge.target): edge.shape for edge in report.edges}
     assert shapes["cat", "last"].shape == (2, 12)
-    inner = bertscope.diagram(Steps(), "forward", "steps.3", given=Given(batch=2))
+    inner = bertscope.diagram(Simulator(), "forward", "steps.3", given=Given(batch=2))
     assert inner.path == "steps.0-4"
     assert [(node.role, node.name) for node in inner.nodes] == [
         ("input", "x"), ("module", "dense"), ("function", "+"), ("output", "output"),

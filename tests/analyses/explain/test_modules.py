@@ -1,4 +1,4 @@
-"""Steps of models that are no BERT: formulas that agree with the built module and with torch's own counter."""
+"""Simulator of models that are no BERT: formulas that agree with the built module and with torch's own counter."""
 
 from __future__ import annotations
 

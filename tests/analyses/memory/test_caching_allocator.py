@@ -15,7 +15,7 @@ from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock,
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.kernels.overhead import by_thread, overhead, workspace_bytes
-from bertscope.analyses.memory.steps import estimate_memory
+from bertscope.analyses.memory.simulator import estimate_memory
 from bertscope.analyses.memory.summary import device_terms
 from bertscope.analyses.memory.trace import Block, MemoryEvent, MemoryTrace
 from bertscope.errors import SelectionError

@@ -20,7 +20,7 @@ from bertscope.analyses.memory.caching_allocator import replayed, requests
 from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.fit import Fitter, fit_report, other_head
 from bertscope.analyses.memory.kernels.overhead import by_thread, overhead
-from bertscope.analyses.memory.steps import Steps, largest, near
+from bertscope.analyses.memory.simulator import Simulator, largest, near
 from bertscope.analyses.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace, ordered_frees
 from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
@@ -114,7 +114,7 @@ def test_the_search_needs_no_memory_growth(monkeypatch):
         return [fit_report(source, [way], [8], budgets[way], context_bytes=0).rows for way in ways]
 
     by_growth = rows()
-    monkeypatch.setattr(Steps, "growth", lambda steps, run_config: None)
+    monkeypatch.setattr(Simulator, "growth", lambda steps, run_config: None)
     assert rows() == by_growth
 
 
@@ -137,7 +137,7 @@ def test_a_peak_that_grows_little_up_to_the_batch_of_the_growth_is_searched_in_f
 
     There a sequence adds 152 bytes, those of its inputs and outputs, and above thousands.
     """
-    steps, run = Steps(small("BertModel", vocab_size=100_000)), RunConfig(seq=1, checkpointing="full")
+    steps, run = Simulator(small("BertModel", vocab_size=100_000)), RunConfig(seq=1, checkpointing="full")
 
     def peak_bytes(batch):
         return steps.growth(run).scaled(batch).peak_bytes
@@ -204,7 +204,7 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
     monkeypatch.setattr(estimate, "source_trace", uneven)
     run_config = RunConfig(seq=8, batch=5, optimizer="sgd")
     traces = MemoryTraces(DEEP)
-    expected = uneven(DEEP, run_config).in_loop(run_config, run_config.loop)
+    expected = uneven(DEEP, run_config).in_loop(run_config)
     assert ordered_frees(traces.growth(run_config).scaled(5).events) == ordered_frees(expected.events)
     assert traces.trace(run_config) == expected
     assert list(traces.verified.values()) == [False]
@@ -213,7 +213,7 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
 def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("full", "every-2", "none", "selective")]
     source = small(num_hidden_layers=2)
-    fitter = Fitter(Steps(source), 0)
+    fitter = Fitter(Simulator(source), 0)
     peaks = {way.checkpointing: fitter.needed_bytes(replace(way, seq=32, batch=64)) for way in ways}
     report = fit_report(source, ways, [32], peaks["none"] - 1, batch=64)
     assert [row.fits for row in report.rows] == [True, True, True, False]

@@ -20,7 +20,7 @@ from bertscope.analyses.memory.kernels import cuda_kernels as cuda
 from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
 from bertscope.analyses.memory.kernels.cuda_kernels import _flash_attn_scratch, kernel_for
 from bertscope.analyses.memory.kernels.scratch_rules import Scratch
-from bertscope.analyses.memory.steps import estimate_memory
+from bertscope.analyses.memory.simulator import estimate_memory
 from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import fake_tensor_mode, has_bf16_products

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import bertscope
 from bertscope.analyses.memory.lengths import Data, LengthSteps, traced_lengths
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.reports.memory import LengthsReport
 from bertscope.settings.run_config import RunConfig
@@ -186,7 +186,7 @@ def test_between_two_lengths_the_peak_is_not_below_that_of_the_step(attention: s
     for seq in (17, 60, 130, 211, 333):
         assert seq not in steps.traced
         for batch in (2, 16):
-            exact = Steps(source).trace(RunConfig(**{**vars(steps.padded), "batch": batch, "seq": seq})).peak_bytes
+            exact = Simulator(source).trace(RunConfig(**{**vars(steps.padded), "batch": batch, "seq": seq})).peak_bytes
             assert exact - 4096 <= steps.peak((batch, seq)) <= 1.15 * exact
 
 

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.analyses.memory.profiler_run import measured
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model, step_flops, waiting_inputs
-from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.tracing.losses import loss_function
 from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
@@ -190,7 +190,7 @@ def test_a_teacher_runs_without_gradients_next_to_its_student(tmp_path):
 
 
 def test_two_batches_give_the_memory_of_a_matrix_of_all_pairs_at_any_batch():
-    run, steps = run_of({"loss": "mnrl", "hard_negatives": 2}), Steps(ENCODER)
+    run, steps = run_of({"loss": "mnrl", "hard_negatives": 2}), Simulator(ENCODER)
     growth = steps.growth(run)
     for batch in (3, 300):
         assert growth.scaled(batch).peak_bytes == estimated_trace(ENCODER, replace(run, batch=batch)).peak_bytes
@@ -202,7 +202,7 @@ def test_two_batches_give_the_memory_of_a_matrix_of_all_pairs_at_any_batch():
 @pytest.mark.parametrize("negatives", [0, 2])
 def test_two_batches_give_the_memory_of_mini_batches_on_a_card(negatives):
     run = replace(run_of({"loss": "cached-mnrl:4", "hard_negatives": negatives}), device="cuda")
-    steps, alone = Steps(ENCODER), Steps(ENCODER, one_batch=True)
+    steps, alone = Simulator(ENCODER), Simulator(ENCODER, one_batch=True)
     for batch in (4, 6, 301):
         at = replace(run, batch=batch)
         assert steps.trace(at).peak_bytes == alone.trace(at).peak_bytes

@@ -17,7 +17,7 @@ from bertscope.analyses.flops import FlopsRun
 from bertscope.analyses.memory.fit import fewest_report, fit_report
 from bertscope.analyses.memory.layer_operators import layer_costs
 from bertscope.analyses.memory.plan import PlanSpace, plan_report, strategy_text
-from bertscope.analyses.memory.steps import Steps
+from bertscope.analyses.memory.simulator import Simulator
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.model import BertModel
 from bertscope.model.lists import layer_lists
@@ -97,7 +97,7 @@ def test_a_product_that_relu_overwrites_is_not_kept_and_its_flops_count_in_each_
     (found,) = layer_costs(source, RUN)
     assert [item.module for item in found.operators] == ["down"]
     assert found.always_flops == 2 * 64 * 100 * 8 * 32  # of `up`
-    plain = Steps(source).trace(RUN).peak_bytes
+    plain = Simulator(source).trace(RUN).peak_bytes
     first = plan_report(source, RUN, plain - 1).rows[0]
     assert first.answer == "yes"
     assert first.cost.recompute_flops == found.always_flops  # the other layers are kept whole
@@ -107,7 +107,7 @@ def test_a_product_that_relu_overwrites_is_not_kept_and_its_flops_count_in_each_
 def every_plan():
     """FLOPs again and peak of each set of products and number of layers."""
     space = PlanSpace(tuple(layer_costs(OWN, RUN)))
-    steps, (own,) = Steps(OWN), space.lists
+    steps, (own,) = Simulator(OWN), space.lists
     every = {}
     for (up, down), layers in product(product([0, 1], repeat=2), range(5)):
         kept = [f"addmm.{number}" for number, is_kept in enumerate((up, down)) if is_kept]
@@ -130,7 +130,7 @@ def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(every_plan,
 
 def test_the_rows_need_less_and_less_memory_and_more_and_more_flops():
     source, run = small(num_hidden_layers=3, attn_implementation="eager"), RunConfig(batch=64, seq=16, optimizer="sgd")
-    steps = Steps(source)
+    steps = Simulator(source)
     none, full = (steps.trace(replace(run, checkpointing=name)).peak_bytes for name in ("none", "full"))
     report = plan_report(source, run, (none + full) // 2)
     sizes, flops = ([getattr(row.cost, name) for row in report.rows] for name in ("peak_bytes", "recompute_flops"))
@@ -143,7 +143,7 @@ def test_the_rows_need_less_and_less_memory_and_more_and_more_flops():
 
 def test_a_limit_above_the_plain_step_needs_no_plan_and_one_below_the_leanest_has_none():
     source, run = small(), RunConfig(batch=4, seq=8)
-    plain = Steps(source).trace(run).peak_bytes
+    plain = Simulator(source).trace(run).peak_bytes
     report = plan_report(source, run, plain)
     assert (report.rows[0].checkpointing, report.rows[0].cost.recompute_flops, report.cheaper) == ("none", 0, None)
     assert not plan_report(source, run, 1000).fits
@@ -229,7 +229,7 @@ def test_a_plan_is_installed_on_a_live_module_and_gradients_stay_equal():
 
 def test_a_micro_batch_is_the_largest_that_needs_no_recomputation():
     run, source = RunConfig(seq=16, optimizer="sgd"), small()
-    four = Steps(source).trace(replace(run, batch=4, accumulate=2)).peak_bytes
+    four = Simulator(source).trace(replace(run, batch=4, accumulate=2)).peak_bytes
     row = plan_report(source, run, four, batch_total=8).rows[0]
     assert (row.batch, row.accumulate, row.checkpointing) == (4, 2, "none")
 

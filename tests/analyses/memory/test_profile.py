@@ -24,8 +24,8 @@ import bertscope
 from bertscope.analyses.memory import profile as profile_module
 from bertscope.analyses.memory.profile import profile_report
 from bertscope.analyses.memory.profile_job import MESSAGES, Job, read_message
+from bertscope.analyses.memory.simulator import estimate_memory
 from bertscope.analyses.memory.step import run_model
-from bertscope.analyses.memory.steps import estimate_memory
 from bertscope.analyses.memory.summary import memory
 from bertscope.analyses.modules.module_tree import row_paths
 from bertscope.errors import SelectionError, SourceError

@@ -11,8 +11,8 @@ import pytest
 
 import bertscope
 from bertscope.analyses.memory.estimate import MemoryTraces, source_trace
+from bertscope.analyses.memory.simulator import estimate_report
 from bertscope.analyses.memory.step import run_model
-from bertscope.analyses.memory.steps import estimate_report
 from bertscope.analyses.memory.summary import estimated
 from bertscope.analyses.parallel.collectives import COLLECTIVE_KINDS, bucket_sizes, kind_of, sent_bytes
 from bertscope.analyses.parallel.fake_ranks import fake_ranks

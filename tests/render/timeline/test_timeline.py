@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bertscope import load
-from bertscope.analyses.memory.steps import estimate_report
+from bertscope.analyses.memory.simulator import estimate_report
 from bertscope.errors import BertscopeError
 from bertscope.render.console import variable
 from bertscope.render.timeline.timeline import COLORS, check_suffix, pictured, timeline

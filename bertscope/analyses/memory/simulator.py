@@ -1,6 +1,6 @@
-"""The steps of one model as reports need them: traces at any batch, FLOPs, and facts of the model.
+"""One model and what is known of its steps: traces at any batch, FLOPs, and facts of the model.
 
-Two runs of a kind of step give its memory at any batch (trace.py). What was found is kept in the user's cache
+Two recorded runs of a kind of step give its memory at any batch (trace.py). Results are kept in the user's cache
 (saved.py): a further report on the same kind of step imports no torch.
 """
 
@@ -54,8 +54,8 @@ class ModelFacts:
         return found
 
 
-class Steps:
-    """The steps of one model, which its reports share; with `one_batch` each step runs at its batch only."""
+class Simulator:
+    """A source, and what is known of its steps; with `one_batch` each step runs at its batch only."""
 
     def __init__(self, source: ModelSource, *, one_batch: bool = False) -> None:
         self.source, self.one_batch = source, one_batch or source.has_own_dtypes
@@ -183,22 +183,22 @@ def break_even(one: MemoryTrace | None, other: MemoryTrace | None, above: int) -
     return BreakEven(pays_from_batch=behind + 1, points=points)
 
 
-def estimate_memory(source: ModelSource, run_config: RunConfig, steps: Steps | None = None) -> Memory:
+def estimate_memory(source: ModelSource, run_config: RunConfig, steps: Simulator | None = None) -> Memory:
     """Return the memory of a step of the model of `source`; `steps` are this model's, by default new ones."""
-    steps = steps or Steps(source)
+    steps = steps or Simulator(source)
     rows = steps.facts(run_config).rows
     trace = steps.trace(run_config)
     return estimated(trace, trace.other_peak_bytes, run_config, rows)
 
 
 def estimate_report(
-    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None = None, steps: Steps | None = None
+    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None = None, steps: Simulator | None = None
 ) -> MemoryReport:
     """Return the estimates of one model's step for run configurations that differ only in checkpointing.
 
     On CUDA the context and the workspaces are those of `card`; `steps` are this model's, by default new ones.
     """
-    steps = steps or Steps(source)
+    steps = steps or Simulator(source)
     facts = steps.facts(run_configs[0])
     variants: list[Variant] = []
     for run_config in run_configs:
