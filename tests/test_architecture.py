@@ -236,7 +236,7 @@ UNLOADED = {
         "sympy torch._dynamo",
     ),
     "drawing is loaded only when asked for": (
-        "from bertscope.render.timeline import panels, timeline",
+        "from bertscope.render.timeline import timeline",
         "matplotlib numpy",
     ),
 }

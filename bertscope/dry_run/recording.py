@@ -23,6 +23,7 @@ from bertscope.torch_access import operator_name
 WORKSPACES = "workspaces"
 _NAMES = tuple(part.name for part in fields(Parts))
 _JOINING = ("cat", "stack", "full", "new_full", "empty", "new_empty")
+_NO_CONTEXT = ByteRange()
 _KEPT, _STATE, _TEMPORARY = "activations", "optimizer_state", "temporaries"
 
 
@@ -146,7 +147,7 @@ def row_of(path: str, rows: Mapping[str, str]) -> str:
     return f"{rows.get(module, module)}.{name}"
 
 
-def phases(found: Recording, rows: Mapping[str, str], context: ByteRange) -> tuple[RunPhase, ...]:
+def phases(found: Recording, rows: Mapping[str, str], context: ByteRange = _NO_CONTEXT) -> tuple[RunPhase, ...]:
     """Return the peak of each phase of each step, in the order in which they began."""
     peaks, log = found.peaks(), found.log
     parts = found.parts_at(list(peaks.values()))

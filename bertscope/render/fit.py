@@ -19,7 +19,7 @@ from bertscope.render.step import (
     verdict_text,
     with_other_loop,
 )
-from bertscope.render.views import Compared, Table, View, common_notes
+from bertscope.render.views import Compared, Table, View, common_notes, fixed
 from bertscope.reports.memory import FitReport, FitRow
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE
@@ -237,10 +237,6 @@ def _compared_table(report: FitReport) -> Table:
     return Table([answer, memory, *(column for column in columns(report) if column.title != "fits")], best)
 
 
-def _gpu_column(_: Sequence[FitReport]) -> list[Column]:
-    return [Column("GPU", lambda report: report.card.name, {"gpu": lambda report: report.card.name})]
-
-
 def _compared_answer(reports: Sequence[FitReport]) -> str:
     asked, seqs = reports[0].asked_batch, ",".join(map(str, dict.fromkeys(row.seq for row in reports[0].rows)))
     words = (f"batch {count_text(asked)}" if asked else "", "" if reports[0].length_given else f"sequence {seqs}")
@@ -253,11 +249,10 @@ VIEW = View(
     notes=lambda report, target: notes(report),
     compared=Compared(
         table=_compared_table,
-        subject=_gpu_column,
+        subject=lambda report, reports: [fixed("GPU", report.card.name)],
         answer=_compared_answer,
         notes=lambda reports: common_notes(reports, lambda report: report.card.name, notes),
         records=lambda report: Table(columns(report), report.rows),
-        record_subject=_gpu_column,
         shows_records=True,
     ),
 )

@@ -36,7 +36,7 @@ from bertscope.render.traffic import (
     traffic_notes,
     traffic_tables,
 )
-from bertscope.render.views import Compared, Table, View, common_notes, model_columns, side_by_side
+from bertscope.render.views import Compared, Table, View, common_notes, fixed, model_columns, side_by_side
 from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Variant
 from bertscope.reports.step import StepCost
 from bertscope.settings.checkpointing import NONE
@@ -417,9 +417,9 @@ def _compared_table(report: MemoryReport) -> Table:
     return Table([strategy, *found], report.variants)
 
 
-def _compared_subject(reports: Sequence[MemoryReport]) -> list[Column]:
-    precision, several = attrgetter("run.precision"), len({report.run.precision for report in reports}) > 1
-    return [*model_columns(reports), Column("parameters in", precision, {"precision": precision}, shown=several)]
+def _compared_subject(report: MemoryReport, reports: Sequence[MemoryReport]) -> list[Column]:
+    several = len({report.run.precision for report in reports}) > 1
+    return [*model_columns(report, reports), fixed("parameters in", report.run.precision, "precision", shown=several)]
 
 
 VIEW = View(

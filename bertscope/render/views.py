@@ -67,64 +67,50 @@ def _cell(row: Any, column: Column) -> str:
     return column.text(row)
 
 
-def joined(subject: Sequence[Column], reports: Sequence[Any], tables: Sequence[Table]) -> Table:
-    """Return the tables of several reports below each other, with columns in front that name the report of a row."""
-    lines = [(report, table, row) for report, table in zip(reports, tables, strict=True) for row in table.rows]
-    named = [
-        replace(
-            column,
-            text=partial(_of_report, column.text),
-            csv={name: partial(_of_report, read) for name, read in column.csv.items()},
-        )
-        for column in subject
-    ]
+def joined(tables: Sequence[Table]) -> Table:
+    """Return tables with columns of the same names below each other: each cell by the column of its own table."""
     columns = []
     for place, column in enumerate(tables[0].columns):
         csv = {name: partial(_of_table, place, name) for name in column.csv}
         shown = any(table.columns[place].shown for table in tables)
         columns.append(replace(column, text=partial(_of_table, place, ""), csv=csv, shown=shown))
-    return Table([*named, *columns], lines)
+    return Table(columns, [(table, row) for table in tables for row in table.rows])
 
 
-def _of_report(read: Callable[[Any], Any], line: tuple[Any, Table, Any]) -> Any:
-    return read(line[0])
-
-
-def _of_table(place: int, name: str, line: tuple[Any, Table, Any]) -> Any:
-    """Return the cell of a row by the column of its own table, or its value of that name in CSV."""
-    column = line[1].columns[place]
-    return column.csv[name](line[2]) if name else column.text(line[2])
+def _of_table(place: int, name: str, line: tuple[Table, Any]) -> Any:
+    column = line[0].columns[place]
+    return column.csv[name](line[1]) if name else column.text(line[1])
 
 
 def _nothing(*_: Any, **__: Any) -> str:
     return ""
 
 
-def model_columns(reports: Sequence[Any]) -> tuple[Column, ...]:
+def fixed(title: str, value: str, name: str = "", **options: Any) -> Column:
+    """Return a column with the same value in each row, by default under its title in CSV."""
+    return Column(title, lambda row: one_line(value, limit=120), {name or title.lower(): lambda row: value}, **options)
+
+
+def model_columns(report: Any, reports: Sequence[Any]) -> list[Column]:
     """Return the columns of the model and of its class, which is shown if the models have several."""
-    several = len({report.subject.architecture for report in reports}) > 1
-    architecture = attrgetter("subject.architecture")
-    return (
-        Column("model", lambda report: one_line(report.subject.name, limit=120), {"model": attrgetter("subject.name")}),
-        Column("class", architecture, {"class": architecture}, detail=not several),
-    )
+    is_one = len({report.subject.architecture for report in reports}) < 2
+    return [fixed("model", report.subject.name), fixed("class", report.subject.architecture, detail=is_one)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
     """A way to show several reports of a kind as one table: the rows of each, after columns that name its subject.
 
-    `table` takes a report, all other functions take all of them. `records` are other rows, of CSV; with `shows_records`
-    they come second in a terminal, if both fit on a screen or with -v.
+    `table` and `records` take a report, `subject` also all of them, and the others all. `records` are other rows, of
+    CSV; with `shows_records` they come second in a terminal, if both fit on a screen or with -v.
     """
 
     table: Callable[[Any], Table]
-    subject: Callable[[Sequence[Any]], Sequence[Column]] = model_columns
+    subject: Callable[[Any, Sequence[Any]], Sequence[Column]] = model_columns
     answer: Callable[[Sequence[Any]], str] = _nothing
     notes: Callable[[Sequence[Any]], Sequence[str]]
     pivot: Callable[[Sequence[Any]], Table | None] = lambda reports: None  # instead of the table
     records: Callable[[Any], Table | None] = lambda report: None
-    record_subject: Callable[[Sequence[Any]], Sequence[Column]] = model_columns
     shows_records: bool = False
 
 
@@ -198,9 +184,13 @@ SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and t
 
 def _compared(report: Any) -> tuple[Compared, Table, Table | None]:
     how, reports = view_of(report.of).compared, report.reports
-    table = how.pivot(reports) or joined(how.subject(reports), reports, [*map(how.table, reports)])
-    tables = [found for found in map(how.records, reports) if found]
-    return how, table, joined(how.record_subject(reports), reports, tables) if tables else None
+
+    def of(table: Callable[[Any], Table | None]) -> Table | None:
+        known = ((report, table(report)) for report in reports)
+        whole = [replace(own, columns=[*how.subject(report, reports), *own.columns]) for report, own in known if own]
+        return joined(whole) if whole else None
+
+    return how, how.pivot(reports) or of(how.table) or Table((), ()), of(how.records)
 
 
 def _hidden(report: Any, target: Target | None) -> int:

@@ -39,7 +39,7 @@ def test_a_sweep_goes_on_from_its_file_and_puts_the_rows_in_order(cli, folder):
     assert ((folder / "results.jsonl").read_bytes(), second.out) == (content, first.out)
     third = cli(*sweep, "--sort", "peak_bytes", "--rows", "1")
     assert "note: results.jsonl has 4 of 4 points; none is left\n" in third.err
-    assert re.search(r"\n bert-tiny +8 +yes +97.08 MiB", third.out)
+    assert re.search(r"\n bert-tiny +8 +97.08 MiB +yes", third.out)
     assert "3 more rows: --rows 0 shows all\n" in third.out
     # rows of another grid stay, behind those of this one
     (folder / "grid.yaml").write_text(GRID.replace("[8, 32]", "32"))
@@ -167,7 +167,7 @@ def test_a_sweep_that_ended_at_any_byte_goes_on_to_the_same_file(cli, folder, do
 IMPOSSIBLE = {
     "negative bytes": (rb'"peak_bytes":\d+', b'"peak_bytes":-5'),
     "a number of 4,001 digits": (rb'"parameters":\d+', b'"parameters":' + b"9" * 4001),
-    "a number that is none": (rb'"flops":\d+', b'"flops":NaN'),
+    "a number that is none": (rb'"step_flops":\d+', b'"step_flops":NaN'),
     "an empty point": (rb'"point":\{.*?\}', b'"point":{}'),
     "another point under the key": (rb'"seq":8', b'"seq":9'),
     "another key": (rb'"key":"\w', b'"key":"X'),

@@ -404,20 +404,8 @@ def test_a_peak_is_that_of_the_data_sheet_and_of_the_precision():
 
 
 def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
-    words = [
-        "bert-tiny",
-        "-a",
-        "BertForMaskedLM",
-        "--gpu",
-        "h200",
-        "--seq",
-        "16",
-        "--batch",
-        "2",
-        "--time",
-        "--format",
-        "json",
-    ]
+    step = ("bert-tiny", "-a", "BertForMaskedLM", "--gpu", "h200", "--seq", "16", "--batch", "2")
+    words = (*step, "--time", "--format", "json")
     (variant,) = cli("estimate", *words, "--precision", "autocast-bf16").json["variants"]
     found = variant["estimated"]["cost"]["time"]
     seconds = found["step"]["low_seconds"]

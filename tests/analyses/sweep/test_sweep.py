@@ -322,7 +322,7 @@ def test_a_key_identifies_settings_configuration_and_versions(points, monkeypatc
 def test_a_task_and_a_row_are_the_same_after_a_journey_as_json(points):
     for task in points(f"{TINY}gpu: [t4, a100-40gb]\nfreeze: [[embeddings, pooler]]\nstrategy: hsdp\nmesh: 2x4\n"):
         assert Task.from_json(task.to_json()) == task
-    row = task.row(peak_bytes=3, phases={"forward": 3})
+    row = task.row(sent_bytes=3, phases={"forward": 3})
     assert SweepRow.from_line(row.to_line()) == row
 
 
