@@ -12,18 +12,11 @@ from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report
 from bertscope.analyses.memory.lengths import Data, LengthSteps
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.summary import on_card
-from bertscope.api.arguments import (
-    Model,
-    batch_of,
-    batched,
-    built,
+from bertscope.api.arguments import Model, batch_of, batched, built, function_of, inputs_of, inputs_on_device, is_module
+from bertscope.api.requests import (
     calibration_for,
     card_for,
     default_length,
-    function_of,
-    inputs_of,
-    inputs_on_device,
-    is_module,
     loop_of,
     module_records,
     noted,

@@ -7,20 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses import page as differences
 from bertscope.analyses.page import STAGES, page_report
-from bertscope.api.arguments import (
-    Model,
-    batch_of,
-    batched,
-    built,
-    card_for,
-    inputs_of,
-    noted,
-    refuse_sizes,
-    requested,
-    resolved,
-    usual_length,
-)
+from bertscope.api.arguments import Model, batch_of, batched, built, inputs_of, refuse_sizes, usual_length
 from bertscope.api.counts import verify
+from bertscope.api.requests import card_for, noted, requested, resolved
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.progress import expect

@@ -8,7 +8,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from bertscope.api.arguments import requested, resolved
+from bertscope.api.requests import requested, resolved
 from bertscope.dry_run.child import ScriptRun
 from bertscope.dry_run.script import dry_run, fitted, run_here
 from bertscope.errors import SelectionError

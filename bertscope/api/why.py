@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from bertscope.analyses.memory.fit import estimate_on
 from bertscope.analyses.memory.steps import Steps
 from bertscope.analyses.memory.why.reading import read_why
-from bertscope.api.arguments import Model, card_for, noted, requested, resolved
+from bertscope.api.arguments import Model
 from bertscope.api.memory import fit
+from bertscope.api.requests import card_for, noted, requested, resolved
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
 from bertscope.progress import expect

@@ -11,21 +11,20 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import bertscope
-from bertscope.checkpoints.reading import Checkpoint, read_checkpoint
 from bertscope.commands.call import CommandLine, refuse
 from bertscope.commands.output import note, print_notes, progress_shown, show, write
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.render import torchinfo
-from bertscope.reports.flops import FlopsReport
-from bertscope.reports.params import CountReport
 from bertscope.reports.tool import PrintReport
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.units import count_text, json_text, signed_text
 
 if TYPE_CHECKING:
-    pass
+    from bertscope.checkpoints.reading import Checkpoint
+    from bertscope.reports.flops import FlopsReport
+    from bertscope.reports.params import CountReport
 
 _OF_ONE = ("module", "parameter")  # units whose names differ between models
 _NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
@@ -73,6 +72,8 @@ def count(call: CommandLine) -> int:
 
 
 def _weights(call: CommandLine, model: str | None = None) -> Checkpoint:
+    from bertscope.checkpoints.reading import read_checkpoint
+
     return read_checkpoint(weights_path(call.model if model is None else model, download=call.download))
 
 

@@ -3,6 +3,7 @@
 Typer checks their values: a whole number, one of the words, a path.
 """
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 from bertscope.commands.output import checked_output
 from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
 from bertscope.render import torchinfo
-from bertscope.render.plan_code import FORMS
 from bertscope.reports import json
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 from bertscope.settings.rows import Row
@@ -38,6 +38,12 @@ def _format(help: str, words: tuple[str, ...], default: str | None = None) -> Ro
     return _row(help, default, words=words, section="common", option="format", flag="-f")
 
 
+def _emit() -> Row:
+    from bertscope.render.plan_code import FORMS  # and the reports of memory, which few commands need
+
+    return _row(f"Print the answer to paste: {', '.join(FORMS)}.", words=FORMS, metavar="FORM")
+
+
 def _models() -> list[str]:
     """Return the names of presets; the shell completes file names itself if none matches."""
     return list(preset_paths())
@@ -54,7 +60,7 @@ _TORCHINFO = (
     "torchinfo's table has its numbering, its totals and by default its depth, 3; with --shapes a row for each call of "
     "a module"
 )
-OPTIONS = {
+OPTIONS: dict[str, Row | Callable[[], Row]] = {
     # MODEL and the options that change it, under the names that `find` and `load` take
     "model": _row(
         "A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, a folder or a "
@@ -185,7 +191,7 @@ OPTIONS = {
     "plan.batch": _row("The micro-batch. [default: 8]", kind=int, low=1, section="common", metavar="N", flag="-b"),
     "batch_total": _row("The batch of an optimizer step; the micro-batch is chosen.", kind=int, low=1, metavar="N"),
     "may_change": _row("What else may change: lora, freeze, 8bit, precision, sgd.", "", metavar="WORDS"),
-    "emit": _row(f"Print the answer to paste: {', '.join(FORMS)}.", words=FORMS, metavar="FORM"),
+    "emit": _emit,
     "plan.plot": _row("Draw the memory of each plan against its FLOPs again.", kind=Path, metavar="FILE.svg"),
     "file": _row("What torch.cuda.memory._dump_snapshot wrote (.pickle), or a text with an out-of-memory message; - is "
                  "standard input.", ..., metavar="FILE", is_argument=True),
@@ -222,4 +228,5 @@ INPUTS = ("training_file", "plan")  # files that are read
 
 def option_row(command: str, name: str) -> Row:
     """Return the row of an option of a command."""
-    return OPTIONS.get(f"{command}.{name}") or OPTIONS[name]
+    found: Any = OPTIONS.get(f"{command}.{name}") or OPTIONS[name]
+    return found() if callable(found) else found  # type: ignore[no-any-return]

@@ -136,7 +136,7 @@ def parameters(command: Command) -> list[inspect.Parameter]:
 
 def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
     """Yield a parameter for each setting of the run, and for the files from which settings come."""
-    from bertscope.commands.options import OPTIONS
+    from bertscope.commands.options import option_row
     from bertscope.settings.checkpointing import STRATEGIES
     from bertscope.settings.run_config import QUESTIONS
 
@@ -156,7 +156,7 @@ def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
         yield _parameter(name, own, help=" ".join(filter(None, parts)), show_default=False,
                          metavar=None if is_flag else f"{metavar}[,...]" if is_compared else metavar)  # fmt: skip
     for name in ("no_calibration",) * ("calibration" in names) + question.files:
-        yield _parameter(name, OPTIONS[name], show_default=False)
+        yield _parameter(name, option_row(command.name, name), show_default=False)
 
 
 def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:

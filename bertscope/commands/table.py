@@ -93,7 +93,7 @@ examples:
 """,
         ),
         Command(
-            "bertscope.api.counts:flops",
+            "bertscope.api.flops:flops",
             f"* {_MODEL} others depth operators convention {_OUT}",
             """
 Count the FLOPs of a forward pass or a training step.

@@ -13,7 +13,7 @@ import bertscope
 from bertscope.analyses.memory import optimizers
 from bertscope.analyses.memory.step import TORCH_DTYPES, make_optimizer
 from bertscope.analyses.sweep.grid import points, read_grid
-from bertscope.api.arguments import requested
+from bertscope.api.requests import requested
 from bertscope.commands.registry import typer_command
 from bertscope.commands.table import Command
 from bertscope.errors import SelectionError
