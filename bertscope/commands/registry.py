@@ -208,15 +208,13 @@ class TableCommand(TyperCommand):
         """Parse the words of a command whose `--checkpointing` may have no value, which means none and full."""
         from bertscope.settings.checkpointing import COMPARED, STRATEGIES, are_strategies
 
-        full: list[str] = []
-        unclear: list[str] = []  # a model or an unknown strategy
-        for word, following in zip(args, [*args, ""][1:], strict=True):
-            full.append(word)
+        words, unclear = list(args), []  # a model or an unknown strategy
+        for place, (word, following) in enumerate(zip(args, [*args, ""][1:], strict=True)):
             if word == "--checkpointing" and not are_strategies(following):
-                full.append(COMPARED)
+                words[place] = f"{word}={COMPARED}"
                 unclear += [following] if following and not following.startswith("-") else []
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
-        rest = self._parsed(ctx, full)
+        rest = self._parsed(ctx, words)
         if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
             raise SelectionError(
                 f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {STRATEGIES}; "
