@@ -1,15 +1,17 @@
 """The commands, a row for each: `--help` and its groups, typer commands, public names and docs/cli.md follow."""
 
-from typing import NamedTuple
+# No import here: with `python -m bertscope` the working directory may have a module of any name, such as typing.py.
 
 
-class Command(NamedTuple):
-    """A command, which calls the public function of its name."""
+class Command:
+    """A command, which calls the public function of its name.
 
-    function: str  # the public function, of the command's name
-    options: str  # rows of options.py in the order of the help; `*`: the settings of the function's row of QUESTIONS
-    text: str  # of its help: the line in the list of commands, paragraphs, examples
-    group: str = ""
+    `options` are rows of options.py in the order of the help; `*`: the settings of the function's row of QUESTIONS.
+    `text` is that of its help: the line in the list of commands, paragraphs, examples.
+    """
+
+    def __init__(self, function: str, options: str, text: str, group: str = "") -> None:
+        self.function, self.options, self.text, self.group = function, options, text, group
 
     @property
     def name(self) -> str:
@@ -396,7 +398,9 @@ examples:
         ),
     ),
 }
-COMMANDS = {row.name: row._replace(group=group) for group, rows in _GROUPS.items() for row in rows}
+COMMANDS = {
+    row.name: Command(row.function, row.options, row.text, group) for group, rows in _GROUPS.items() for row in rows
+}
 # Words that are no command: former names, and those of other tools, and what to type instead.
 REMOVED = {
     "summary": "tree MODEL --style torchinfo", "params": "count MODEL", "parameters": "count MODEL",
