@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from bertscope.config import POSITIONS, BertConfig
 from bertscope.errors import SelectionError
-from bertscope.settings.generate import INPUT_KEYWORDS
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
         batch: int
         seq: int | None
         inputs: Any
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+INPUT_KEYWORDS = ("input_data", "input_size", "dtypes")
 
 
 class Configuration(Protocol):
@@ -185,3 +189,24 @@ def longest_input(source: ModelSource, usual: int) -> int:
     from bertscope.analyses.tracing.inputs import positions
 
     return positions(source.build())
+
+
+def with_keywords_of(*others: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Return a decorator that lists the keywords of other functions in the signature of one that passes them on."""
+
+    def decorate(function: Function) -> Function:
+        own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+        passed = [item for other in others for item in signature(other).parameters.values()]
+        listed = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in passed if item.default is not Parameter.empty]
+        listed += input_parameters([*own, *listed])
+        function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def input_parameters(known: Sequence[Parameter]) -> list[Parameter]:
+    """Return the keywords of `GivenInputs` for a function that takes `inputs`, unless it lists them itself."""
+    names = {item.name for item in known}
+    missing = [name for name in INPUT_KEYWORDS if "inputs" in names and name not in names]
+    return [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in missing]

@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertscope.api.arguments import Model, built, shapes_of_run
+from bertscope.api.arguments import Model, built, shapes_of_run, with_keywords_of
 from bertscope.errors import SelectionError
 from bertscope.reports.params import CountReport, TreeReport
-from bertscope.settings.generate import with_keywords_of
 from bertscope.sources.find import source_of, stored_alone, weights_path
 
 if TYPE_CHECKING:

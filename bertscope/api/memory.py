@@ -23,6 +23,7 @@ from bertscope.api.requests import (
     requested,
     resolved,
     with_limit,
+    with_settings,
 )
 from bertscope.errors import SelectionError, name_of
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
@@ -32,7 +33,6 @@ from bertscope.reports.calibration import TimeRange
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow, MemoryReport, Variant
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.generate import with_settings
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, Resolved
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig

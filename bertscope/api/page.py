@@ -7,15 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses import page as differences
 from bertscope.analyses.page import STAGES, page_report
-from bertscope.api.arguments import Model, batch_of, batched, built, inputs_of, refuse_sizes, usual_length
+from bertscope.api.arguments import (
+    Model,
+    batch_of,
+    batched,
+    built,
+    inputs_of,
+    refuse_sizes,
+    usual_length,
+    with_keywords_of,
+)
 from bertscope.api.counts import verify
-from bertscope.api.requests import card_for, noted, requested, resolved
+from bertscope.api.requests import card_for, noted, requested, resolved, with_settings
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.progress import expect
 from bertscope.reports.page import DiffReport, PageReport
 from bertscope.settings.checkpointing import FULL, NONE
-from bertscope.settings.generate import with_keywords_of, with_settings
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import STORED
 from bertscope.sources.building import built_for_counting

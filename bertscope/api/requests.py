@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any
 
-from bertscope.api.arguments import longest_input
+from bertscope.api.arguments import Function, input_parameters, longest_input
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
 from bertscope.errors import SelectionError
 from bertscope.gpus import Gpu, find_gpu
@@ -19,6 +20,22 @@ from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
     from bertscope.torch_access import nn
+
+
+def with_settings(function: Function) -> Function:
+    """List the settings of a public function in its signature and its docstring, with the defaults of QUESTIONS."""
+    question = QUESTIONS[function.__name__]
+    own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+    table = {name: row for name, row in question.table.items() if name not in {item.name for item in own}}
+    listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in question.files]
+    listed += [*input_parameters(own), *(
+        Parameter(name, Parameter.KEYWORD_ONLY, default=question.defaults.get(name, row.default))
+        for name, row in table.items()
+    )]  # fmt: skip
+    function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
+    lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
+    return function
 
 
 def requested(question: str, model: Any, settings: Mapping[str, Any], **others: Any) -> Request:

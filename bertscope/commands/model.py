@@ -15,7 +15,6 @@ from bertscope.commands.call import CommandLine, refuse
 from bertscope.commands.output import note, print_notes, progress_shown, show, write
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.render import torchinfo
 from bertscope.reports.tool import PrintReport
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import stored_alone, weights_path
@@ -168,8 +167,10 @@ def _check_torchinfo(call: CommandLine, options: Mapping[str, bool]) -> None:
 
 def _show_as_torchinfo(call: CommandLine, depth: int | None, columns: list[str] | None) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
+    from bertscope.render.torchinfo import OF_A_RUN
+
     source, built = call.built()
-    shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(torchinfo.OF_A_RUN))
+    shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(OF_A_RUN))
     if source.layers > MAX_BUILT_LAYERS:
         raise SelectionError(f"--style torchinfo has a line for each of {source.layers:,} layers; leave it out")
     report = bertscope.tree(built, name=source.name, folded=False, shapes=shapes)

@@ -10,8 +10,6 @@ from typing import Any
 
 from bertscope.commands.output import checked_output
 from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
-from bertscope.render import torchinfo
-from bertscope.reports import json
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 from bertscope.settings.rows import Row
 from bertscope.settings.run_config import FLASH_KERNELS, RunConfig
@@ -44,13 +42,21 @@ def _emit() -> Row:
     return _row(f"Print the answer to paste: {', '.join(FORMS)}.", words=FORMS, metavar="FORM")
 
 
+def _columns() -> Row:
+    from bertscope.render.torchinfo import COLUMNS
+
+    return _row(f"The columns of --style torchinfo, by its names: {', '.join(COLUMNS)}.", metavar="NAME[,...]")
+
+
 def _models() -> list[str]:
     """Return the names of presets; the shell completes file names itself if none matches."""
     return list(preset_paths())
 
 
 def _kinds() -> list[str]:
-    return [*json.report_classes(), "config"]
+    from bertscope.reports.json import report_classes
+
+    return [*report_classes(), "config"]
 
 
 _MODEL: dict[str, Any] = {"is_argument": True, "complete": _models}
@@ -117,8 +123,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "sort": _row("The order of the rows.", "model", words=("model", "params", "path")),
     "untie": _flag("Count a shared tensor at each of its names, as separate tensors."),
     "style": _row(f"The layout of the table: {_TORCHINFO}.", "bertscope", words=("bertscope", "torchinfo")),
-    "columns": _row(f"The columns of --style torchinfo, by its names: {', '.join(torchinfo.COLUMNS)}.",
-                    metavar="NAME[,...]"),
+    "columns": _columns,
     "expect": _row("Exit 1 with the difference unless the model has N unique parameters or a sum over layers of N.",
                    metavar="N"),
     "stored": _flag("Count the contents of MODEL's checkpoint instead of the model."),
