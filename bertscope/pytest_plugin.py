@@ -50,12 +50,14 @@ class ExpectationFile(pytest.File):
                 raise SourceError(f"expects nothing; {self.model.how_to_record}", where=f"{path}:1")
         except BertscopeError as error:
             text = str(error if str(path) in str(error) else error.at(f"{path}:1"))
-            yield Item.from_parent(self, name="readable", title=self.path.name, line=1, failure=lambda item: text)
+            yield ExpectationItem.from_parent(
+                self, name="readable", title=self.path.name, line=1, failure=lambda item: text
+            )
             return
         for expected in self.model.expected:
             title = f"{self.model.name}: {expected.key}"
             failure = partial(self._failure, expected)
-            yield Item.from_parent(self, name=expected.key, title=title, line=expected.line, failure=failure)
+            yield ExpectationItem.from_parent(self, name=expected.key, title=title, line=expected.line, failure=failure)
 
     def _failure(self, expected: Expectation, item: pytest.Item) -> str:
         """Build the model, once for a file, and compare; return the line that `check` prints, empty if it passes."""
@@ -77,7 +79,7 @@ class Differs(Exception):
     """The failure of an expectation; the message is the line that `check` prints."""
 
 
-class Item(pytest.Item):
+class ExpectationItem(pytest.Item):
     """The test of one expectation, or of a file that cannot be read; its failure is one line without a traceback."""
 
     def __init__(self, *, title: str, line: int, failure: Callable[[pytest.Item], str], **options: Any) -> None:
