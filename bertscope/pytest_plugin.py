@@ -7,7 +7,7 @@ before pytest collects such a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +49,23 @@ class ExpectationFile(pytest.File):
             if not self.model.expected:
                 raise SourceError(f"expects nothing; {self.model.how_to_record}", where=f"{path}:1")
         except BertscopeError as error:
-            named = error if str(path) in str(error) else error.at(f"{path}:1")
-            yield Unreadable.from_parent(self, name="readable", error=named)
+            text = str(error if str(path) in str(error) else error.at(f"{path}:1"))
+            yield ExpectationItem.from_parent(
+                self, name="readable", title=self.path.name, line=1, failure=lambda item: text
+            )
             return
-        for expectation in self.model.expected:
-            yield ExpectationItem.from_parent(self, name=expectation.key, file=self, expectation=expectation)
+        for expected in self.model.expected:
+            title = f"{self.model.name}: {expected.key}"
+            failure = partial(self._failure, expected)
+            yield ExpectationItem.from_parent(self, name=expected.key, title=title, line=expected.line, failure=failure)
+
+    def _failure(self, expected: Expectation, item: pytest.Item) -> str:
+        """Build the model, once for a file, and compare; return the line that `check` prints, empty if it passes."""
+        from bertscope.render.check import line
+
+        finding = self.witness.finding(expected)
+        item.user_properties += [("expected", finding.expected), ("got", finding.got)]
+        return "" if finding.status == "passed" else line(finding)
 
     @cached_property
     def witness(self) -> Witness:
@@ -67,49 +79,25 @@ class Differs(Exception):
     """The failure of an expectation; the message is the line that `check` prints."""
 
 
-class _Item(pytest.Item):
-    """A test whose failure is one line without a traceback."""
+class ExpectationItem(pytest.Item):
+    """The test of one expectation, or of a file that cannot be read; its failure is one line without a traceback."""
+
+    def __init__(self, *, title: str, line: int, failure: Callable[[pytest.Item], str], **options: Any) -> None:
+        super().__init__(**options)
+        self.title, self.line, self.failure = title, line, failure
+
+    def runtest(self) -> None:
+        """Raise the failure, if there is one."""
+        if text := self.failure(self):
+            raise Differs(text)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the line that `check` prints."""
         return str(excinfo.value) if isinstance(excinfo.value, Differs) else super().repr_failure(excinfo, style)
 
-
-class ExpectationItem(_Item):
-    """The test of one expectation."""
-
-    def __init__(self, *, file: ExpectationFile, expectation: Expectation, **options: Any) -> None:
-        super().__init__(**options)
-        self.file, self.expectation = file, expectation
-
-    def runtest(self) -> None:
-        """Build the model, once for a file, and compare."""
-        from bertscope.render.check import line
-
-        finding = self.file.witness.finding(self.expectation)
-        self.user_properties += [("expected", finding.expected), ("got", finding.got)]
-        if finding.status != "passed":
-            raise Differs(line(finding))
-
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return file, line (from 0) and title."""
-        return self.path, self.expectation.line - 1, f"{self.file.model.name}: {self.name}"
-
-
-class Unreadable(_Item):
-    """The failing test of a file that cannot be read."""
-
-    def __init__(self, *, error: BertscopeError, **options: Any) -> None:
-        super().__init__(**options)
-        self.error = error
-
-    def runtest(self) -> None:
-        """Raise the error of the file."""
-        raise Differs(str(self.error))
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        """Return file, first line and title."""
-        return self.path, 0, self.path.name
+        return self.path, self.line - 1, self.title
 
 
 @pytest.fixture

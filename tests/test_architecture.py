@@ -18,8 +18,11 @@ from typing import NamedTuple
 
 import pytest
 
+from bertscope.commands.options import OPTIONS, option_row
+from bertscope.commands.table import COMMANDS
 from bertscope.gpus import GPUS
 from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import QUESTIONS
 from bertscope.sources.presets import preset_paths
 from tests.conftest import ROOT, run_python
 from tests.rooms import BUDGETS, lines_by_room, structure
@@ -494,7 +497,7 @@ PERMITS = {
     "sources/find.py": 3,
 }  # fmt: skip
 # Where a layer of settings has one: the options, the keywords of Python, and files with --allow-code.
-PERMITTED = {"api/arguments.py": {"True"}, "commands/call.py": {"True"},
+PERMITTED = {"api/requests.py": {"True"}, "commands/call.py": {"True"},
              "analyses/sweep/grid.py": {"allow_code", "True"}, "settings/request.py": {"permit"},
              "sources/expectation_files.py": {"allow_code"}, "sources/presets.py": {"allow_code", "permit"},
              "sources/expectations.py": {"permit"}}  # fmt: skip
@@ -626,6 +629,27 @@ def test_a_field_of_the_cost_of_a_step_is_a_field_of_no_other_record():
     cost = records.pop("StepCost")
     assert {"peak", "reserved", "gpu_bytes", "limit_bytes", "shortfall", "verdict"} <= cost
     assert {name: shared for name, own in records.items() if (shared := own & cost)} == {}
+
+
+def statements(node: ast.AST) -> int:
+    return sum(isinstance(item, ast.stmt) for item in ast.walk(node)) - 1 - bool(ast.get_docstring(node))
+
+
+def test_every_command_calls_the_public_function_of_its_name_in_a_short_body():
+    for command in COMMANDS.values():
+        module = MODULES[f"bertscope.commands.{command.body}"]
+        (body,) = (node for node in module.tree.body if getattr(node, "name", "") == command.name)
+        called = {ast.unparse(node.func) for node in ast.walk(body) if isinstance(node, ast.Call)}
+        assert called & {f"bertscope.{command.name}", f"bertscope.{command.name}s"}, command.name  # fits
+        assert statements(body) <= 25, command.name
+
+
+def test_every_option_of_a_command_is_a_row_and_every_row_is_an_option():
+    used = {f"{command.name}.{name}" for command in COMMANDS.values() for name in command.options.split()}
+    names = {name.partition(".")[2] for name in used}
+    files = {"no_calibration", *(name for question in QUESTIONS.values() for name in question.files)}
+    assert {name for name in OPTIONS if name not in used | names | files} == set()
+    assert all(option_row(*name.split(".")) for name in used if name[-1] != "*" and ".-" not in name)
 
 
 def test_a_function_that_a_string_names_exists():

@@ -82,45 +82,29 @@ def test_every_example_of_the_help_runs(printed, example):
     assert result.code == 0, result.err
 
 
-def test_help_presets_and_completion_import_neither_torch_nor_rich():
-    code = (
-        "import sys; from bertscope import cli;"
-        "sys.argv = ['bertscope', *sys.argv[1:]]; cli._run();"
-        "sys.exit(' '.join({'torch', 'numpy', 'sympy', 'rich', 'pydantic'} & set(sys.modules)) or 0)"
-    )
-    tab = ENV | {
-        "_BERTSCOPE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "bertscope count bert-large-z",
-        "COMP_CWORD": "2",
-    }
-    for arguments in ([], ["--help"], ["count", "--help"], ["--version"], ["presets", "--format", "json"]):
-        done = run_python(code, *arguments, env=ENV if arguments else tab)
-        assert (done.returncode, done.stderr) == (0, ""), arguments
-        assert arguments or done.stdout == "bert-large-zh\n"
+HUB, SHOWN = "torch numpy huggingface_hub requests asyncio", "bertscope.render.views bertscope.reports.base yaml"
+# What is not imported, by the words of a command line and its exit code.
+UNLOADED = {
+    "": (0, "torch numpy sympy rich pydantic"), "--version": (0, f"{HUB} {SHOWN}"), "--help": (0, f"{HUB} {SHOWN}"),
+    "count --help": (0, f"{HUB} rich pydantic"), "presets --format json": (0, f"{HUB} rich pydantic"),
+    "count bert-bse": (2, HUB), "check .": (2, HUB), "cuont": (2, f"{HUB} {SHOWN}"),
+    "tab": (0, f"{HUB} bertscope.commands.model bertscope.commands.memory"),
+}  # fmt: skip
 
 
-def test_a_wrong_name_and_a_check_of_no_files_import_only_what_they_need(tmp_path):
+@pytest.mark.parametrize("words", UNLOADED)
+def test_a_command_line_that_computes_nothing_imports_only_what_it_needs(tmp_path, words):
     code = (
         "import sys; from bertscope import cli; sys.argv = ['bertscope', *sys.argv[1:]];"
-        "unwanted = sys.argv.pop(1).split(','); code = cli._run(); print(*{*unwanted} & {*sys.modules}); sys.exit(code)"
+        "unwanted = sys.argv.pop(1).split(); code = cli._run(); print(*{*unwanted} & {*sys.modules}); sys.exit(code)"
     )
-    hub, shown = "torch,huggingface_hub,requests,asyncio", "bertscope.render.views,bertscope.reports.base,yaml"
-    for unwanted, words, code_expected in (
-        (hub, ["count", "bert-bse"], 2), (hub, ["check", tmp_path], 2), (f"{hub},{shown}", ["cuont"], 2),
-        (f"{hub},{shown}", ["--help"], 0), (f"{hub},{shown}", ["--version"], 0),
-    ):  # fmt: skip
-        done = run_python(code, unwanted, *words, env=ENV)
-        assert (done.returncode, done.stdout.splitlines()[-1:] or [""]) == (code_expected, [""]), words
-
-
-def test_tab_on_the_name_of_a_command_imports_no_command():
-    code = (
-        "import sys; from bertscope import cli; cli._run();"
-        "sys.exit(' '.join({'bertscope.commands.model', 'bertscope.commands.memory'} & {*sys.modules}) or 0)"
-    )
-    tab = ENV | {"_BERTSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "bertscope p", "COMP_CWORD": "1"}
-    done = run_python(code, env=tab)
-    assert (done.returncode, done.stdout.split()) == (0, ["presets", "profile", "plan"])
+    expected, unwanted = UNLOADED[words]
+    typed = {"": "bertscope count bert-large-z", "tab": "bertscope p"}.get(words, "")
+    tab = {"_BERTSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = run_python(code, unwanted, *("" if typed else words).split(), env=ENV | tab if typed else ENV, cwd=tmp_path)
+    assert (done.returncode, (done.stdout.splitlines() or [""])[-1]) == (expected, ""), done.stderr
+    if typed:
+        assert done.stdout.split() == (["presets", "profile", "plan"] if words else ["bert-large-zh"])
 
 
 def test_an_interrupt_while_the_program_is_still_being_loaded_is_quiet(tmp_path):
@@ -298,18 +282,6 @@ def test_the_common_options_come_first_and_the_others_under_their_headings(cli):
     ]  # fmt: skip
     assert "Loop:\n  --mode, " in text
     assert "Loop:\n  --mode MODE " in cli("profile", "--help-all").out
-
-
-@pytest.mark.parametrize("command", [
-    "flops bert-tiny --convention torch", "count my-bert/model.safetensors", "diff my-bert", "presets -v",
-    "schema", "doctor",
-])  # fmt: skip
-def test_no_line_is_longer_than_80_columns(cli, monkeypatch, user_folder, command):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(user_folder)
-    lines = cli(*command.split()).out.splitlines()
-    assert len(lines) > 4
-    assert [line for line in lines if len(line) > 80 and " " in line[12:]] == []  # a path of one word may be longer
 
 
 def test_no_color_is_honoured_and_a_terminal_gets_colour_without_it():

@@ -1,33 +1,27 @@
-"""`bertscope.count` and `bertscope.tree`."""
+"""`bertscope.count`, `bertscope.tree` and `bertscope.verify`, which load no more than a count needs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertscope.api.arguments import Model, built, default_length, inputs_of, requested, resolved, shapes_of_run
-from bertscope.checkpoints.reading import Checkpoint, read_checkpoint, stored_report
+from bertscope.api.arguments import Model, built, shapes_of_run, with_keywords_of
 from bertscope.errors import SelectionError
-from bertscope.reports.checkpoint import VerifyReport
-from bertscope.reports.flops import FlopsReport
 from bertscope.reports.params import CountReport, TreeReport
-from bertscope.settings.generate import with_keywords_of, with_settings
-from bertscope.settings.request import Request
-from bertscope.settings.run_config import INFERENCE, QUESTIONS, TRAINING
 from bertscope.sources.find import source_of, stored_alone, weights_path
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bertscope.api.arguments import ShapesOfRun
-    from bertscope.settings.keywords import RunSettings
+    from bertscope.checkpoints.reading import Checkpoint
+    from bertscope.reports.checkpoint import VerifyReport
 
 
 @with_keywords_of(shapes_of_run)
 def count(
-    model: Model | Checkpoint,
+    model: Model,
     *,
     by: Literal["group", "layer", "module", "parameter"] = "layer",
     name: str | None = None,
@@ -50,9 +44,9 @@ def count(
     16
     """
     given: dict[str, Any] = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model", **run}
-    if isinstance(model, Checkpoint):
-        return stored_report(model, by=by)
     if checkpoint := stored_alone(model, **given):
+        from bertscope.checkpoints.reading import stored_report
+
         return stored_report(checkpoint, by=by)
     from bertscope.analyses import params  # torch, which the header of a checkpoint needs not
 
@@ -63,7 +57,7 @@ def count(
 
 @with_keywords_of(shapes_of_run)
 def tree(
-    model: Model | Checkpoint,
+    model: Model,
     *,
     depth: int | None = None,
     name: str | None = None,
@@ -83,54 +77,15 @@ def tree(
     (1, 8, 222, 222)
     """
     given = {"name": name, "folded": not folded, **run}
-    if isinstance(model, Checkpoint):
-        return stored_report(model, by="tree", depth=depth)
     if checkpoint := stored_alone(model, beside_config=False, **given):
+        from bertscope.checkpoints.reading import stored_report
+
         return stored_report(checkpoint, by="tree", depth=depth)
     from bertscope.analyses import params
 
     module, shown = built(model, name)
     found = shapes_of_run(model, **run)
     return params.tree(module, depth=depth, name=shown, folded=folded, shapes=found)
-
-
-# ---- `bertscope.flops` ----
-
-
-@with_settings
-def flops(
-    model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
-) -> FlopsReport:
-    """Count the work of one run of any model; mode "training" adds the operators of the backward pass.
-
-    A module runs with its `inputs`: a tensor, a tuple, or a dictionary of keywords; `input_size` and `dtypes` describe
-    them. Without inputs, and for any other model, they are derived from its forward at `batch` and `seq`, of which
-    there may be several; then layers of `checkpointing` are recomputed, and parameters that match `freeze` are not
-    trained. The model runs on meta tensors, which compute and allocate nothing. One multiply-add counts as 2 FLOPs in
-    `matmul_flops`, as in torch.utils.flop_counter.
-
-    >>> bertscope.flops("bert-base-cased", batch=1, seq=512)[""].forward.matmul_flops
-    120044126208
-    >>> report = bertscope.flops(torch.nn.Linear(3, 4), input_size=(10, 3))
-    >>> report[""].forward.matmul_flops == 10 * 2 * 3 * 4
-    True
-    """
-    from bertscope.analyses import flops as analysis
-
-    given = inputs_of(inputs, settings)
-    request = requested("flops", model, settings)
-    if given is not None:
-        if unused := sorted(request.named - {"mode"}):
-            raise SelectionError(f"{unused[0]} is for a run without inputs; a given module has its own")
-        module, shown = built(request.subject, name)
-        ((run_config, _),) = resolved(request).points
-        return analysis.flops(module, given, mode=run_config.mode, name=shown)
-    source = source_of(request.subject, name=name)
-    runs = request.resolved(**QUESTIONS["flops"].defaults, **default_length(request, source)).runs
-    if runs[0].mode not in (INFERENCE, TRAINING):
-        raise SelectionError(f"FLOPs are those of mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
-    batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
-    return analysis.flops_model(analysis.FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)
 
 
 # ---- `bertscope.verify` ----
@@ -158,12 +113,13 @@ def verify(
     False
     """
     from bertscope.analyses import verify as comparison
+    from bertscope.checkpoints.reading import read_checkpoint
 
     if checkpoint is None:
         if not isinstance(model, (str, os.PathLike)):
             raise SelectionError("name the checkpoint: verify(model, 'model.safetensors')")
         checkpoint = model
-    if not isinstance(checkpoint, Checkpoint):
+    if isinstance(checkpoint, (str, os.PathLike)):
         checkpoint = read_checkpoint(weights_path(os.fspath(checkpoint)))
     source = source_of(model, name=name)
     return comparison.verify(source, checkpoint, dtype=dtype, allow=allow, strip_prefix=strip_prefix)

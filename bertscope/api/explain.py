@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from bertscope.analyses.diagram import diagram as diagrams
 from bertscope.analyses.diagram.forward import Given
 from bertscope.analyses.explain import steps
-from bertscope.api.arguments import Model, batch_of, built, inputs_of, refuse_sizes, usual_length
+from bertscope.api.arguments import Model, batch_of, built, inputs_of, refuse_sizes, usual_length, with_keywords_of
 from bertscope.errors import SelectionError, name_of
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.bert import BertModel
 from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import ClassReport, GraphReport
 from bertscope.reports.explain import ExplainReport
-from bertscope.settings.generate import with_keywords_of
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import source_of
 

@@ -12,24 +12,18 @@ from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report
 from bertscope.analyses.memory.lengths import Data, LengthSteps
 from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.memory.summary import on_card
-from bertscope.api.arguments import (
-    Model,
-    batch_of,
-    batched,
-    built,
+from bertscope.api.arguments import Model, batch_of, batched, built, function_of, inputs_of, inputs_on_device, is_module
+from bertscope.api.requests import (
     calibration_for,
     card_for,
     default_length,
-    function_of,
-    inputs_of,
-    inputs_on_device,
-    is_module,
     loop_of,
     module_records,
     noted,
     requested,
     resolved,
     with_limit,
+    with_settings,
 )
 from bertscope.errors import SelectionError, name_of
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
@@ -38,7 +32,6 @@ from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow, MemoryReport, Variant
 from bertscope.reports.plan import PlanRow
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.generate import with_settings
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, Resolved
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig

@@ -12,21 +12,18 @@ from bertscope.api.arguments import (
     batch_of,
     batched,
     built,
-    card_for,
     inputs_of,
-    noted,
     refuse_sizes,
-    requested,
-    resolved,
     usual_length,
+    with_keywords_of,
 )
 from bertscope.api.counts import verify
+from bertscope.api.requests import card_for, noted, requested, resolved, with_settings
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.progress import expect
 from bertscope.reports.page import DiffReport, PageReport
 from bertscope.settings.checkpointing import FULL, NONE
-from bertscope.settings.generate import with_keywords_of, with_settings
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import STORED
 from bertscope.sources.building import built_for_counting

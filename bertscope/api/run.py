@@ -8,13 +8,12 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from bertscope.api.arguments import requested, resolved
+from bertscope.api.requests import requested, resolved, with_settings
 from bertscope.dry_run.child import ScriptRun
 from bertscope.dry_run.script import dry_run, fitted, run_here
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, find_gpu
 from bertscope.reports.run import RunFitReport, RunReport
-from bertscope.settings.generate import with_settings
 from bertscope.settings.request import Request
 
 if TYPE_CHECKING:

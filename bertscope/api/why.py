@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 from bertscope.analyses.memory.fit import estimate_on
 from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.memory.why.reading import read_why
-from bertscope.api.arguments import Model, card_for, noted, requested, resolved
+from bertscope.api.arguments import Model
 from bertscope.api.memory import fit
+from bertscope.api.requests import card_for, noted, requested, resolved, with_settings
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
 from bertscope.progress import expect
 from bertscope.reports.memory import FitReport, Memory
 from bertscope.reports.why import BEFORE, MESSAGE, OOM, WhyFinding, WhyPart, WhyReport
 from bertscope.settings.checkpointing import FULL, NONE
-from bertscope.settings.generate import changed, with_settings
+from bertscope.settings.generate import changed
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of

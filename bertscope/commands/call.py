@@ -18,8 +18,6 @@ from bertscope.commands.table import Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
 from bertscope.settings.code_names import CodeName
-from bertscope.settings.request import Request, Source, read_settings, unknown_setting
-from bertscope.settings.run_config import QUESTIONS, SETTINGS
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource
@@ -27,6 +25,8 @@ from bertscope.torch_import import load_meta_kernels, without_meta_kernels
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from bertscope.settings.request import Request, Source
 
 MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
 HEADED = ("estimate", "profile", "fit", "flops", "report")  # commands in which a project may choose the class of a BERT
@@ -155,6 +155,9 @@ def refuse(options: Mapping[str, Any], why: str) -> None:
 
 def _request(command: Command, given: Mapping[str, Any], own: Project | None) -> Request:
     """Return what options, --from and pyproject.toml ask for; print which settings of the project are used."""
+    from bertscope.settings.request import Request, read_settings
+    from bertscope.settings.run_config import QUESTIONS
+
     question, names = QUESTIONS[command.name], command.settings
     asked = {name: given[name] for name in names if given[name] is not None}
     if given.get("no_calibration"):
@@ -226,6 +229,9 @@ def _read(path: Path) -> Project | None:
     if len(content) > MAX_BYTES:
         raise SourceError(f"has more than {MAX_BYTES:,} bytes; remove [tool.bertscope] from it", where=str(path))
     import tomllib
+
+    from bertscope.settings.request import read_settings, unknown_setting
+    from bertscope.settings.run_config import SETTINGS
 
     try:
         table = tomllib.loads(content.decode()).get("tool", {}).get("bertscope", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,14 @@ def _check_timeline(call: CommandLine) -> None:
         check_suffix(call.timeline.suffix)
 
 
-def _write_timeline(call: CommandLine, report: MemoryReport) -> None:
-    if call.timeline is not None:
+def _save_calibration(call: CommandLine, calibration: Any) -> None:
+    if call.save is not None and calibration is not None:
+        write_file(call.save, with_saved(calibration, call.save).to_json())
+        note(f"the calibration is in {call.save}")
+
+
+def _write_timeline(call: CommandLine, report: MemoryReport | None) -> None:
+    if call.timeline is not None and report is not None:
         from bertscope.render.timeline.timeline import timeline
 
         write_file(call.timeline, timeline(report, call.timeline.suffix))
@@ -103,24 +110,16 @@ def profile(call: CommandLine) -> int:
     print_notes(report)
     is_shown = call.fmt != "table" or any(variant.measured for variant in report.variants)
     failed = [variant for variant in report.variants if variant.failure]
-    try:
+    with ExitStack() as outputs:  # in the reverse order, each though another fails
+        outputs.callback(_save_calibration, call, extras.get("calibration"))
+        outputs.callback(_write_timeline, call, report if is_shown else None)
+        if extras.get("snapshot") is not None:
+            outputs.callback(write_file, call.snapshot, extras["snapshot"])
         if is_shown:
             call.show(report, shown_rows=call.rows)
         for variant in failed:
             what = "timed, its memory is measured" if variant.measured else "measured"
             note(f"{variant.checkpointing} could not be {what}: {variant.failure}")
-    finally:
-        try:
-            if call.snapshot is not None and extras["snapshot"] is not None:
-                write_file(call.snapshot, extras["snapshot"])
-        finally:
-            try:
-                if is_shown:
-                    _write_timeline(call, report)
-            finally:
-                if call.save is not None and extras["calibration"] is not None:
-                    write_file(call.save, with_saved(extras["calibration"], call.save).to_json())
-                    note(f"the calibration is in {call.save}")
     if any(INTERRUPTED[1] in variant.failure for variant in failed):
         return INTERRUPT
     needs_times = call.save is not None  # a calibration has the times and the rates of the GPU

@@ -11,21 +11,19 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import bertscope
-from bertscope.checkpoints.reading import Checkpoint, read_checkpoint
 from bertscope.commands.call import CommandLine, refuse
 from bertscope.commands.output import note, print_notes, progress_shown, show, write
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.render import torchinfo
-from bertscope.reports.flops import FlopsReport
-from bertscope.reports.params import CountReport
 from bertscope.reports.tool import PrintReport
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.units import count_text, json_text, signed_text
 
 if TYPE_CHECKING:
-    pass
+    from bertscope.checkpoints.reading import Checkpoint
+    from bertscope.reports.flops import FlopsReport
+    from bertscope.reports.params import CountReport
 
 _OF_ONE = ("module", "parameter")  # units whose names differ between models
 _NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
@@ -47,11 +45,7 @@ def count(call: CommandLine) -> int:
     expected = None if call.expect is None else _expected(call.expect)
     checkpoint = None if call.stored or call.others else stored_alone(call.model)
     if checkpoint is not None or call.stored:
-        if call.untie:
-            raise SelectionError("--untie is for models; the totals of a checkpoint include one under all names")
-        stored: Any = bertscope.count(checkpoint or _weights(call), by=call.by)
-        call.show(stored)
-        return _judge(expected, stored.stored.distinct_params, stored.stored.stored_params, "under all names")
+        return _count_stored(call, checkpoint, expected)
 
     def report_of(model: str) -> CountReport:
         """Return the report of one model."""
@@ -72,7 +66,17 @@ def count(call: CommandLine) -> int:
     return _judge(expected, totals.distinct_params, totals.layer_params, "sum over layers")
 
 
+def _count_stored(call: CommandLine, checkpoint: Checkpoint | None, expected: int | None) -> int:
+    if call.untie:
+        raise SelectionError("--untie is for models; the totals of a checkpoint include one under all names")
+    report: Any = bertscope.count(checkpoint or _weights(call), by=call.by)
+    call.show(report)
+    return _judge(expected, report.stored.distinct_params, report.stored.stored_params, "under all names")
+
+
 def _weights(call: CommandLine, model: str | None = None) -> Checkpoint:
+    from bertscope.checkpoints.reading import read_checkpoint
+
     return read_checkpoint(weights_path(call.model if model is None else model, download=call.download))
 
 
@@ -163,8 +167,10 @@ def _check_torchinfo(call: CommandLine, options: Mapping[str, bool]) -> None:
 
 def _show_as_torchinfo(call: CommandLine, depth: int | None, columns: list[str] | None) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
+    from bertscope.render.torchinfo import OF_A_RUN
+
     source, built = call.built()
-    shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(torchinfo.OF_A_RUN))
+    shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(OF_A_RUN))
     if source.layers > MAX_BUILT_LAYERS:
         raise SelectionError(f"--style torchinfo has a line for each of {source.layers:,} layers; leave it out")
     report = bertscope.tree(built, name=source.name, folded=False, shapes=shapes)

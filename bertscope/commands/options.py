@@ -3,15 +3,13 @@
 Typer checks their values: a whole number, one of the words, a path.
 """
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertscope.commands.output import checked_output
 from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
-from bertscope.render import torchinfo
-from bertscope.render.plan_code import FORMS
-from bertscope.reports import json
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 from bertscope.settings.rows import Row
 from bertscope.settings.run_config import FLASH_KERNELS, RunConfig
@@ -38,13 +36,27 @@ def _format(help: str, words: tuple[str, ...], default: str | None = None) -> Ro
     return _row(help, default, words=words, section="common", option="format", flag="-f")
 
 
+def _emit() -> Row:
+    from bertscope.render.plan_code import FORMS  # and the reports of memory, which few commands need
+
+    return _row(f"Print the answer to paste: {', '.join(FORMS)}.", words=FORMS, metavar="FORM")
+
+
+def _columns() -> Row:
+    from bertscope.render.torchinfo import COLUMNS
+
+    return _row(f"The columns of --style torchinfo, by its names: {', '.join(COLUMNS)}.", metavar="NAME[,...]")
+
+
 def _models() -> list[str]:
     """Return the names of presets; the shell completes file names itself if none matches."""
     return list(preset_paths())
 
 
 def _kinds() -> list[str]:
-    return [*json.report_classes(), "config"]
+    from bertscope.reports.json import report_classes
+
+    return [*report_classes(), "config"]
 
 
 _MODEL: dict[str, Any] = {"is_argument": True, "complete": _models}
@@ -54,7 +66,7 @@ _TORCHINFO = (
     "torchinfo's table has its numbering, its totals and by default its depth, 3; with --shapes a row for each call of "
     "a module"
 )
-OPTIONS = {
+OPTIONS: dict[str, Row | Callable[[], Row]] = {
     # MODEL and the options that change it, under the names that `find` and `load` take
     "model": _row(
         "A preset's name, its name on the Hugging Face hub, a preset file (.yaml), a config.json, a folder or a "
@@ -111,8 +123,7 @@ OPTIONS = {
     "sort": _row("The order of the rows.", "model", words=("model", "params", "path")),
     "untie": _flag("Count a shared tensor at each of its names, as separate tensors."),
     "style": _row(f"The layout of the table: {_TORCHINFO}.", "bertscope", words=("bertscope", "torchinfo")),
-    "columns": _row(f"The columns of --style torchinfo, by its names: {', '.join(torchinfo.COLUMNS)}.",
-                    metavar="NAME[,...]"),
+    "columns": _columns,
     "expect": _row("Exit 1 with the difference unless the model has N unique parameters or a sum over layers of N.",
                    metavar="N"),
     "stored": _flag("Count the contents of MODEL's checkpoint instead of the model."),
@@ -185,7 +196,7 @@ OPTIONS = {
     "plan.batch": _row("The micro-batch. [default: 8]", kind=int, low=1, section="common", metavar="N", flag="-b"),
     "batch_total": _row("The batch of an optimizer step; the micro-batch is chosen.", kind=int, low=1, metavar="N"),
     "may_change": _row("What else may change: lora, freeze, 8bit, precision, sgd.", "", metavar="WORDS"),
-    "emit": _row(f"Print the answer to paste: {', '.join(FORMS)}.", words=FORMS, metavar="FORM"),
+    "emit": _emit,
     "plan.plot": _row("Draw the memory of each plan against its FLOPs again.", kind=Path, metavar="FILE.svg"),
     "file": _row("What torch.cuda.memory._dump_snapshot wrote (.pickle), or a text with an out-of-memory message; - is "
                  "standard input.", ..., metavar="FILE", is_argument=True),
@@ -222,4 +233,5 @@ INPUTS = ("training_file", "plan")  # files that are read
 
 def option_row(command: str, name: str) -> Row:
     """Return the row of an option of a command."""
-    return OPTIONS.get(f"{command}.{name}") or OPTIONS[name]
+    found: Any = OPTIONS.get(f"{command}.{name}") or OPTIONS[name]
+    return found() if callable(found) else found  # type: ignore[no-any-return]

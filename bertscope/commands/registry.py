@@ -136,7 +136,7 @@ def parameters(command: Command) -> list[inspect.Parameter]:
 
 def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
     """Yield a parameter for each setting of the run, and for the files from which settings come."""
-    from bertscope.commands.options import OPTIONS
+    from bertscope.commands.options import option_row
     from bertscope.settings.checkpointing import STRATEGIES
     from bertscope.settings.run_config import QUESTIONS
 
@@ -156,7 +156,7 @@ def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
         yield _parameter(name, own, help=" ".join(filter(None, parts)), show_default=False,
                          metavar=None if is_flag else f"{metavar}[,...]" if is_compared else metavar)  # fmt: skip
     for name in ("no_calibration",) * ("calibration" in names) + question.files:
-        yield _parameter(name, OPTIONS[name], show_default=False)
+        yield _parameter(name, option_row(command.name, name), show_default=False)
 
 
 def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:
@@ -208,15 +208,13 @@ class TableCommand(TyperCommand):
         """Parse the words of a command whose `--checkpointing` may have no value, which means none and full."""
         from bertscope.settings.checkpointing import COMPARED, STRATEGIES, are_strategies
 
-        full: list[str] = []
-        unclear: list[str] = []  # a model or an unknown strategy
-        for word, following in zip(args, [*args, ""][1:], strict=True):
-            full.append(word)
+        words, unclear = list(args), []  # a model or an unknown strategy
+        for place, (word, following) in enumerate(zip(args, [*args, ""][1:], strict=True)):
             if word == "--checkpointing" and not are_strategies(following):
-                full.append(COMPARED)
+                words[place] = f"{word}={COMPARED}"
                 unclear += [following] if following and not following.startswith("-") else []
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
-        rest = self._parsed(ctx, full)
+        rest = self._parsed(ctx, words)
         if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
             raise SelectionError(
                 f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {STRATEGIES}; "

@@ -1,15 +1,17 @@
 """The commands, a row for each: `--help` and its groups, typer commands, public names and docs/cli.md follow."""
 
-from typing import NamedTuple
+# No import here: with `python -m bertscope` the working directory may have a module of any name, such as typing.py.
 
 
-class Command(NamedTuple):
-    """A command, which calls the public function of its name."""
+class Command:
+    """A command, which calls the public function of its name.
 
-    function: str  # the public function, of the command's name
-    options: str  # rows of options.py in the order of the help; `*`: the settings of the function's row of QUESTIONS
-    text: str  # of its help: the line in the list of commands, paragraphs, examples
-    group: str = ""
+    `options` are rows of options.py in the order of the help; `*`: the settings of the function's row of QUESTIONS.
+    `text` is that of its help: the line in the list of commands, paragraphs, examples.
+    """
+
+    def __init__(self, function: str, options: str, text: str, group: str = "") -> None:
+        self.function, self.options, self.text, self.group = function, options, text, group
 
     @property
     def name(self) -> str:
@@ -58,16 +60,12 @@ them at every name, as if nothing were shared. Several models are one row each, 
 examples:
   bertscope count bert-large-zh
   bertscope count bert-base-uncased --by group
-  bertscope count bert-base-uncased --by parameter
   bertscope count bert-tiny bert-base-uncased bert-large-uncased --format csv
-  bertscope count bert-base-uncased bert-large-uncased --by group
   bertscope count bert-base-cased --architecture BertForSequenceClassification --freeze embeddings
   bertscope count bert-base-uncased -a BertForSequenceClassification --lora r=8,target=query+value,save=classifier
   bertscope count bert-base-uncased --shapes --batch 8 --seq 512
-  bertscope count bert-base-cased --style torchinfo
   bertscope count bert-base-uncased -a BertForPreTraining --untie
   bertscope count bert-large-zh --expect 324,472,832
-  bertscope count ./config.json --format json --output count.json
   bertscope count ./my-bert/model.safetensors --by parameter
 """,
         ),
@@ -85,7 +83,6 @@ examples:
   bertscope tree bert-base-cased --style torchinfo --shapes
   bertscope tree bert-tiny --style torchinfo --columns output_size,num_params,mult_adds
   bertscope tree bert-base-uncased --style torch --architecture BertForSequenceClassification
-  bertscope tree bert-large-zh --depth 4
   bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
   bertscope tree bert-base-uncased --unfold --format csv
   bertscope tree ./my-bert/model.safetensors --depth 2
@@ -93,7 +90,7 @@ examples:
 """,
         ),
         Command(
-            "bertscope.api.counts:flops",
+            "bertscope.api.flops:flops",
             f"* {_MODEL} others depth operators convention {_OUT}",
             """
 Count the FLOPs of a forward pass or a training step.
@@ -128,7 +125,6 @@ examples:
   bertscope explain bert-base-cased encoder.layer.3 --naming tf
   bertscope explain bert-base-uncased outputs --seq 512
   bertscope explain bert-base-uncased config
-  bertscope explain bert-large-zh encoder.layer.0.attention.self
   bertscope explain bert-large-zh --lang zh
   bertscope explain bert-tiny encoder --lora r=8,target=query+value
 """,
@@ -148,7 +144,6 @@ examples:
   bertscope diagram
   bertscope diagram bert-base-uncased --class BertAttention
   bertscope diagram --kind forward bert-large-zh
-  bertscope diagram --kind forward bert-base-uncased encoder.layer.0
   bertscope diagram --kind forward bert-base-uncased encoder.layer.0.attention.self
   bertscope diagram --kind forward bert-tiny encoder.layer.0.attention.self --position-embedding relative_key_query
   bertscope diagram --kind forward bert-tiny encoder.layer.0 --cross-attention --cache 16
@@ -231,7 +226,6 @@ examples:
   bertscope estimate --checkpointing --batch 8 --seq 512
   bertscope estimate bert-large-uncased --gpu t4 --batch 16 --seq 512 --checkpointing
   bertscope estimate --device cuda --precision autocast-bf16 --attention sdpa
-  bertscope estimate bert-tiny --checkpointing none,full,selective --format json
   bertscope estimate bert-tiny bert-mini --seq 512 --format markdown
   bertscope estimate bert-large-uncased --world-size 8 --strategy fsdp --checkpointing
   bertscope estimate bert-base-uncased --lengths normal:128,64,16,512 --batch 32
@@ -252,7 +246,6 @@ interrupted.
 
 examples:
   bertscope profile
-  bertscope profile --checkpointing
   bertscope profile bert-tiny --batch 8 --checkpointing none,full,selective
   bertscope profile bert-tiny --seq 512 --checkpointing --timeline step.html
   bertscope profile bert-tiny --mode inference --memory-limit 2GiB
@@ -328,7 +321,6 @@ file runs: snapshots are read as plain values, in a process with limits.
 
 examples:
   bertscope why oom.log
-  bertscope why snapshot.pickle
   bertscope why snapshot.pickle --plot history.svg --format json
   bertscope why snapshot.pickle bert-base-uncased --gpu t4 --batch 32 --seq 512
   python train.py 2>&1 | bertscope why - bert-base-uncased --batch 32 --seq 512
@@ -349,7 +341,6 @@ examples:
   bertscope sweep new-grid.yaml --init
   bertscope sweep grid.yaml -o results.jsonl
   bertscope sweep grid.yaml -o results.jsonl --workers 2 --sort peak_bytes --format csv
-  bertscope sweep grid.yaml -o results.jsonl --sort peak_bytes
 """,
         ),
     ),
@@ -402,13 +393,14 @@ It also works if torch is missing or broken, and exits 0.
 
 examples:
   bertscope doctor
-  bertscope doctor --format json
   bertscope doctor --format markdown --output environment.md
 """,
         ),
     ),
 }
-COMMANDS = {row.name: row._replace(group=group) for group, rows in _GROUPS.items() for row in rows}
+COMMANDS = {
+    row.name: Command(row.function, row.options, row.text, group) for group, rows in _GROUPS.items() for row in rows
+}
 # Words that are no command: former names, and those of other tools, and what to type instead.
 REMOVED = {
     "summary": "tree MODEL --style torchinfo", "params": "count MODEL", "parameters": "count MODEL",

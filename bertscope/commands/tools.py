@@ -39,30 +39,18 @@ def doctor(call: CommandLine) -> None:
 
 def check(call: CommandLine) -> int:
     """Verify the expectations in files, or write them."""
-    others = (call.files, call.presets, call.output, call.update, call.fmt != "text")
     if call.write_to is not None:
-        if any(others) or str(call.write_to).startswith("-"):
-            raise SourceError(
-                "--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart"
-            )
-        _record(call.write_to, call.allow_code)
+        _record(call)
         return 0
-    if call.presets and (call.files or call.update):
-        raise SourceError("--presets checks the packaged presets only; leave FILES and --update out")
-    files = call.files or _files_of_project(call)
-    if call.update and (call.architecture or not files):
-        raise SourceError("--update takes FILES, and builds the classes that they name; leave --architecture out")
-    configs = [str(path) for path in config_paths().values() if call.presets]
-    names = [*map(str, preset_paths().values()), *configs] if call.presets else files or ["."]
+    names = _names(call)
     if not all(map(os.path.isdir, files_to_check(names))):  # else nothing can be counted
         _collect_after_torch()
     changes: dict[Path, dict[str, Any]] | None = {} if call.update else None
     report = bertscope.check(names, architecture=call.architecture, allow_code=call.allow_code, changes=changes)
-    unknown = [finding for finding in report.having("error") if finding.model in configs]
-    if unknown:
-        report = replace(report, findings=tuple(item for item in report.findings if item not in unknown))
-    for finding in unknown:  # the installed transformers does not build it
-        note(f"{finding.path} is not checked: {finding.message}")
+    for finding in report.having("error"):
+        if call.presets and finding.model.endswith(".json"):  # the installed transformers does not build it
+            note(f"{finding.path} is not checked: {finding.message}")
+            report = replace(report, findings=tuple(item for item in report.findings if item is not finding))
     if any(map(os.path.isdir, names)):
         _note_searched(report)
     show(report, call.fmt, call.output)
@@ -74,14 +62,19 @@ def check(call: CommandLine) -> int:
     return 1 if not call.update and report.having("failed") else 0
 
 
-def _files_of_project(call: CommandLine) -> list[str]:
-    """Return the files to check that pyproject.toml names; a note says so."""
-    project = call.project
-    if project is None or call.presets:
-        return []
-    files = project.table.get("check", [])
-    project.note_used(files)
-    return [str(project.path.parent / file) for file in files]
+def _names(call: CommandLine) -> list[str]:
+    """Return the files to check: those that are named, those of pyproject.toml with a note, or the packaged presets."""
+    files, project = call.files, call.project
+    if call.presets:
+        if files or call.update:
+            raise SourceError("--presets checks the packaged presets only; leave FILES and --update out")
+        return [str(path) for path in (*preset_paths().values(), *config_paths().values())]
+    if not files and project is not None:
+        project.note_used(project.table.get("check", []))
+        files = [str(project.path.parent / file) for file in project.table.get("check", [])]
+    if call.update and (call.architecture or not files):
+        raise SourceError("--update takes FILES, and builds the classes that they name; leave --architecture out")
+    return files or ["."]
 
 
 def _update(changes: dict[Path, dict[str, Any]]) -> None:
@@ -108,10 +101,13 @@ def _note_searched(report: CheckReport) -> None:
         note(f"checked {', '.join(paths[:_SHOWN]) + more}")
 
 
-def _record(path: Path, allow_code: bool) -> None:
-    """Append the current counts to the file; its content stays as it is."""
+def _record(call: CommandLine) -> None:
+    """Append the current counts to the file of --write; its content stays as it is."""
+    others, path = (call.files, call.presets, call.output, call.update, call.fmt != "text"), call.write_to
+    if any(others) or str(path).startswith("-"):
+        raise SourceError("--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart")
     if is_expectation_file(path):
-        model = read_expectation_file(path, allow_code=allow_code)
+        model = read_expectation_file(path, allow_code=call.allow_code)
     else:
         preset = read_preset(path)
         model = ExpectedModel(name=preset.name, source=preset, path=path, expected=preset.expected)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature, signature
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bertscope.settings.rows import Row, Settings, rows
-from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS, RAN
+from bertscope.settings.run_config import ESTIMATED, MEASURED, RAN
 from bertscope.units import exact_bytes
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 _LINE = 121  # characters of a line with its end
 KEYWORDS = Path(__file__).with_name("keywords.py")
 # Each class has the settings of its records that those before it do not have; `fit` has its own batch and budget.
@@ -76,36 +74,6 @@ def row_words(name: str, value: Any) -> str:
     return f"{plain} {' '.join(value) if own.is_list else value}"
 
 
-def with_settings(function: Function) -> Function:
-    """List the settings of a public function in its signature and its docstring, with the defaults of QUESTIONS."""
-    question = QUESTIONS[function.__name__]
-    own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
-    table = {name: row for name, row in question.table.items() if name not in {item.name for item in own}}
-    listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in question.files]
-    listed += [*_of_inputs(own), *(
-        Parameter(name, Parameter.KEYWORD_ONLY, default=question.defaults.get(name, row.default))
-        for name, row in table.items()
-    )]  # fmt: skip
-    function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
-    lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
-    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
-    return function
-
-
-def with_keywords_of(*others: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Return a decorator that lists the keywords of other functions in the signature of one that passes them on."""
-
-    def decorate(function: Function) -> Function:
-        own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
-        passed = [item for other in others for item in signature(other).parameters.values()]
-        listed = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in passed if item.default is not Parameter.empty]
-        listed += _of_inputs([*own, *listed])
-        function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
-
 def _alias(own: Row) -> str:
     return own.name.title().replace("_", "")
 
@@ -120,7 +88,6 @@ def _type(own: Row) -> str:
     return (text if several else one) + (" | None" if own.default is None else "")
 
 
-INPUT_KEYWORDS = ("input_data", "input_size", "dtypes")
 _OF_INPUTS = '''class GivenInputs(TypedDict, total=False):
     """The inputs of a module: the sizes of tensors with their dtypes, or the inputs by torchinfo's keyword."""
 
@@ -128,13 +95,6 @@ _OF_INPUTS = '''class GivenInputs(TypedDict, total=False):
     dtypes: "Sequence[torch.dtype] | None"
     input_data: Any
 '''
-
-
-def _of_inputs(known: Sequence[Parameter]) -> list[Parameter]:
-    """Return the keywords of `GivenInputs` for a function that takes `inputs`, unless it lists them itself."""
-    names = {item.name for item in known}
-    missing = [name for name in INPUT_KEYWORDS if "inputs" in names and name not in names]
-    return [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in missing]
 
 
 def keywords() -> str:

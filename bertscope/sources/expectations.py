@@ -20,7 +20,6 @@ from collections.abc import Iterator
 
 from bertscope.errors import BertscopeError, ConfigError
 from bertscope.frozen import dataclass
-from bertscope.settings.request import Request, read_settings, unknown_setting
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import OF_FLOPS, RunConfig
 from bertscope.text_files import Entry
@@ -98,6 +97,8 @@ def _tie(address: str, entry: Entry) -> Expectation:
 
 
 def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Expectation:
+    from bertscope.settings.request import Request, read_settings, unknown_setting  # which few files need
+
     key, measure = f"{kind}.{name}", MEASURES[kind]
     found = entry.mapping(f"expected.{key}")
     known = (*_SETTINGS[kind], measure, "tolerance")

@@ -273,7 +273,8 @@ def stored_alone(model: Any, *, beside_config: bool = True, **options: object) -
     an option of models that is given.
     """
     if not isinstance(model, (str, os.PathLike)):
-        return None
+        reading: Any = sys.modules.get("bertscope.checkpoints.reading")  # without it there are no checkpoints
+        return model if reading and isinstance(model, reading.Checkpoint) else None
     place = _place(model)
     uses_config = place.is_folder or not beside_config
     is_model = uses_config and place.config and not (place.is_folder and has_modules(place.path))

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-import bertscope
 from bertscope.analyses.sweep.results import results_file
 from bertscope.errors import BertscopeWarning, SelectionError, SourceError
 from tests.conftest import GRID
@@ -53,17 +52,6 @@ def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
     assert result.code == 1
     assert "2 ranks need strategy" in result.out
     assert json.loads((folder / "results.jsonl").read_text())["outcome"] == "refused"
-
-
-def test_a_grid_of_losses_has_the_estimate_of_each(cli, folder):
-    (folder / "grid.yaml").write_text('model: bert-tiny\nseq: 16\nbatch: 4\nloss: [triplet, "distil:bert-tiny"]\n')
-    assert cli("sweep", "grid.yaml", "-o", "results.jsonl").code == 0
-    for line, loss in zip((folder / "results.jsonl").open(), ("triplet", "distil:bert-tiny"), strict=True):
-        row, alone = json.loads(line), bertscope.estimate("bert-tiny", seq=16, batch=4, loss=loss)
-        assert (row["point"]["loss"], row["cost"]["peak"]["peak_bytes"]) == (
-            loss,
-            alone.variants[0].memory.peak.peak_bytes,
-        )
 
 
 @pytest.mark.parametrize(

@@ -135,17 +135,6 @@ def test_workers_that_cannot_start_end_the_sweep(tmp_path, monkeypatch):
         )
 
 
-def test_a_worker_stays_with_the_points_whose_traces_it_has(tmp_path):
-    from bertscope.analyses.sweep.pool import Queue
-
-    queue = Queue(tasks(tmp_path, "batch: [1, 2]\nmodel: [bert-tiny, bert-mini]\n"))
-    order = [(worker, queue.next(worker).point) for worker in "abab"]
-    assert [(worker, point["model"]) for worker, point in order] == [
-        ("a", "bert-tiny"), ("b", "bert-mini"), ("a", "bert-tiny"), ("b", "bert-mini")
-    ]  # fmt: skip
-    assert queue.next("a") is None
-
-
 @pytest.fixture
 def threads(monkeypatch):
     """The number of threads is at the end what it was."""

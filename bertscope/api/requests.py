@@ -1,0 +1,165 @@
+"""The settings of a public function: the request, its runs and limit, and the GPU whose memory counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any
+
+from bertscope.api.arguments import Function, input_parameters, longest_input
+from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
+from bertscope.errors import SelectionError
+from bertscope.gpus import Gpu, find_gpu
+from bertscope.reports.memory import TrainingFile, TrainingKey
+from bertscope.reports.plan import PlanReport
+from bertscope.settings.request import Request, Resolved, read_settings
+from bertscope.settings.rows import SettingError, rows
+from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, TRAINER, Limit, RunConfig
+from bertscope.sources.model_source import ModelSource
+
+if TYPE_CHECKING:
+    from bertscope.torch_access import nn
+
+
+def with_settings(function: Function) -> Function:
+    """List the settings of a public function in its signature and its docstring, with the defaults of QUESTIONS."""
+    question = QUESTIONS[function.__name__]
+    own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+    table = {name: row for name, row in question.table.items() if name not in {item.name for item in own}}
+    listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in question.files]
+    listed += [*input_parameters(own), *(
+        Parameter(name, Parameter.KEYWORD_ONLY, default=question.defaults.get(name, row.default))
+        for name, row in table.items()
+    )]  # fmt: skip
+    function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
+    lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
+    return function
+
+
+def requested(question: str, model: Any, settings: Mapping[str, Any], **others: Any) -> Request:
+    """Return the request of a public function: the keywords, and behind them what a front end passes as `model`.
+
+    A training file precedes the defaults of a project. The run of a plan is a default between both; its strategy is
+    compared with others that are asked for. Raises SettingError for a setting that the function does not take.
+    """
+    own, keywords = QUESTIONS[question], dict(settings)
+    request = model if isinstance(model, Request) else Request.of(question, model)
+    request = replace(request, **{"question": question, "records": own.records, "compared": own.compared} | others)
+    file, plan = (keywords.pop(name, None) if name in own.files else None for name in ("training_file", "plan"))
+    file, plan = (request.training_file if file is None else file), (request.plan if plan is None else plan)
+    for name in own.unused:
+        if name in keywords:
+            raise SelectionError(f"{question} does not depend on {name}; leave it out")
+    request = request.over(read_settings(keywords, compared=request.compared, records=request.records, permit=True))
+    if plan is not None:
+        from bertscope.sources.training_files import read_plan
+
+        request = request.with_plan(plan if isinstance(plan, PlanReport) else read_plan(plan))
+    if file is not None:
+        from bertscope.sources.training_files import read_training_file
+
+        request = request.with_file(file if isinstance(file, TrainingFile) else read_training_file(str(file)))
+    return request
+
+
+def resolved(request: Request, source: ModelSource | None = None, **defaults: Any) -> Resolved:
+    """Return the runs and limits, with the defaults of the function; parameters of own code keep their dtypes."""
+    defaults = {**QUESTIONS[request.question].defaults, **defaults}
+    if source is not None:
+        defaults |= default_length(request, source, defaults.get("seq", RunConfig.seq))
+        if source.has_own_dtypes:
+            defaults = {"precision": STORED, **loop_of(source.build()), **defaults}
+        if request.plan is not None:
+            from bertscope.analyses.memory.plan import check_plan
+
+            check_plan(source, request.plan)
+    return request.resolved(**defaults)
+
+
+def default_length(request: Request, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:
+    """Return the longest sequence of the model as the default, if nobody gave a length and `usual` is longer."""
+    longest = usual if request.has("seq") else longest_input(source, usual)
+    return {"seq": longest} if longest < usual else {}
+
+
+def module_records(request: Request, module: nn.Module, *, takes_limit: bool = False) -> tuple[Any, ...]:
+    """Return the records for a module with its inputs; raises SelectionError for a setting that they determine."""
+    table = rows(*request.records)
+    if fixed := next((name for source in request.sources for name in source if not table[name].of_modules), ""):
+        allowed = ", ".join(key for key, row in table.items() if row.of_modules)
+        raise SelectionError(f"{fixed} is determined by the module and its inputs; allowed: {allowed}")
+    ((run_config, limit, *others),) = request.resolved(precision=STORED, **loop_of(module)).points
+    if run_config.precision != STORED and not run_config.autocast:
+        raise SelectionError(f"the module determines its dtypes; precision is {STORED} or {AUTOCAST}...")
+    if limit != Limit() and not takes_limit:
+        raise SelectionError("gpu and budget are for an estimate without loss; leave them or loss out")
+    return run_config, limit, *others
+
+
+def with_limit(request: Request, memory: Gpu | int | None) -> Gpu | int:
+    """Return the GPU or the budget of a search; raises SettingError if there is neither."""
+    if memory is None:
+        raise request.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
+    return memory
+
+
+def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> TrainingFile | None:
+    """Return the training file with the settings for which the runs have other values.
+
+    `searched` is the setting that the function searches a value for.
+    """
+    file: TrainingFile | None = request.training_file
+    if file is None:
+        return None
+    replaced = []
+    for name, value in file.fields.items():
+        used = list(dict.fromkeys(run.flat()[name] for run in runs))
+        if name == searched or value not in used:
+            words = ", ".join(str(item).lower() for item in used)
+            effect = "it is searched" if name == searched else f"an option sets {words}"
+            replaced.append(TrainingKey(key=name, value=value, effect=effect))
+    return replace(file, replaced=tuple(replaced))
+
+
+def loop_of(module: nn.Module) -> dict[str, str]:
+    """Return the loop in which a module of this class is trained, if its class says it: a LightningModule's Trainer."""
+    is_lightning = any(base.__name__ == "LightningModule" for base in type(module).__mro__)
+    return {"loop": TRAINER} if is_lightning else {}
+
+
+def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
+    """Return the calibration of the limit, its GPU or, for a run on cuda, this machine's card; None without one."""
+    if isinstance(limit.calibration, str):
+        if run_config.device != CUDA:
+            device = run_config.device
+            raise SelectionError(f"{limit.calibration} is a calibration of a GPU; leave it or the device {device} out")
+        return calibration_in(limit.calibration, limit.gpu)
+    if not limit.calibration or run_config.device != CUDA or not any(calibrations()):
+        return None
+    if limit.gpu is not None:
+        return calibration_of(find_gpu(limit.gpu))
+    from bertscope.analyses.memory.calibration import this_card
+
+    here = this_card()
+    return calibration_here(*here) if here else None
+
+
+def card_for(limit: Limit, run_config: RunConfig) -> Gpu | None:
+    """Return the card of a run with what a calibration measured; None if no GPU is named or calibrated.
+
+    A card that is not named has as much memory as the budget, if there is one.
+    """
+    known = find_gpu(limit.gpu) if limit.gpu is not None else None
+    if known is None and limit.budget is None and limit.context is not None:
+        raise SettingError("{context} has no effect without {gpu}; give it too, or leave {context} out", ["context"])
+    if known is not None and limit.context is not None:
+        known = replace(known, context_low_bytes=limit.context, context_high_bytes=limit.context)
+    found = calibration_for(limit, run_config)
+    if found is None:
+        return known
+    if known is not None:
+        return found.on(known)
+    card = card_of(found)
+    return card if limit.budget is None else replace(card, memory_bytes=limit.budget)
