@@ -106,6 +106,16 @@ def test_a_cost_is_one_sentence_and_one_word(cost, fits, sentence):
 
 
 @pytest.mark.parametrize(
+    ("peak_bytes", "limit_bytes", "text"),
+    [(GIB - 2**16, GIB, "peak 1,023.94 MiB of 1,024.00 MiB"), (GIB // 2, 16 * GIB, "peak 0.50 GiB of 16.00 GiB")],
+)
+def test_a_sentence_has_one_unit_for_the_peak_and_the_limit(peak_bytes, limit_bytes, text):
+    peak = replace(PEAK, peak_bytes=peak_bytes, parts=Parts(inputs=peak_bytes))
+    cost = StepCost(peak=peak, gpu_bytes=peak_bytes, limit_bytes=limit_bytes, shortfall=ByteRange())
+    assert needs(cost) == text
+
+
+@pytest.mark.parametrize(
     ("change", "law"),
     [
         ({"reserved": ByteRange(low_bytes=GIB, high_bytes=GIB)}, "peak <= reserved"),

@@ -15,7 +15,6 @@ import bertscope
 from bertscope.analyses.memory.lengths import Data, LengthSteps, traced_lengths
 from bertscope.analyses.memory.simulator import Simulator
 from bertscope.errors import BertscopeError, SourceError
-from bertscope.reports.memory import LengthsReport
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.lengths import read_lengths
 from tests.analyses.memory.plain_loop import peak_bytes
@@ -212,14 +211,6 @@ def test_fit_finds_the_largest_batches_whose_worst_step_fits() -> None:
         peaks = [bertscope.estimate(source, batch=size, **run)["none"].memory.peak.peak_bytes
                  for size in (row.batch, row.batch + 1)]  # fmt: skip
         assert peaks[0] <= budget < peaks[1]
-
-
-def test_a_report_is_read_back_and_shown_in_each_form() -> None:
-    report = bertscope.lengths("bert-tiny", LENGTHS, batch=2, **OWN)
-    assert bertscope.from_json(report.to_json()) == report
-    assert report.to_csv().splitlines()[1].startswith("fixed,2,")
-    assert "dynamic padding" in str(report)
-    assert isinstance(report, LengthsReport)
 
 
 FILES = {
