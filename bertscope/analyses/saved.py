@@ -306,7 +306,6 @@ def _processor() -> list[str]:
 
 @cache
 def _files() -> list[Any]:
-    """Return the files of bertscope with their sizes and times."""
     root = os.path.dirname(bertscope.__file__)
     found = []
     for folder, _, names in os.walk(root):

@@ -192,7 +192,6 @@ class Allocator:
         return blocks, pages  # the last unmapped block has room for everything
 
     def _map(self, block: SegmentBlock, size: int) -> None:
-        """Map memory to the first bytes of an unmapped block."""
         unmapped = self.unmapped[block.pool]
         del unmapped[bisect_left(unmapped, (block.address,))]
         if size < block.size:

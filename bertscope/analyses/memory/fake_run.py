@@ -463,7 +463,6 @@ class RunMode(DispatchMode):
         original = torch.get_rng_state
 
         def watched() -> torch.Tensor:
-            """Return the random state, and record it."""
             state = original()
             if self.is_recording and not self.on_device:
                 self.operator = "get_rng_state"

@@ -113,7 +113,6 @@ class Simulator:
 
     def _flops(self, run_config: RunConfig) -> int:
         def compute() -> int:
-            """Count them."""
             from bertscope.analyses.memory.step import step_flops
 
             return step_flops(self.source, run_config)
@@ -129,7 +128,6 @@ class Simulator:
         return saved("facts", self.source, run_config, compute, asdict, ModelFacts.of)
 
     def _read(self, run_config: RunConfig) -> ModelFacts:
-        """Return the facts of the built model."""
         from bertscope.analyses.memory.step import counted_model
         from bertscope.analyses.modules.module_tree import read, row_paths
         from bertscope.analyses.modules.totals import subject, totals

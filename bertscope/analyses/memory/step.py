@@ -221,7 +221,6 @@ class ModelStep:
 
 
 def _in_fp32(output: Any) -> Any:
-    """Return an output with its 16-bit tensors in fp32."""
     if isinstance(output, torch.Tensor):
         return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
     if isinstance(output, Mapping):

@@ -389,7 +389,6 @@ class MemoryTrace:
         numbers: dict[tuple[int, str], int] = {}
 
         def changed(number: int, variable: str, part: str = "") -> int:
-            """Return the number of the kind with this variable and part."""
             if (number, variable) not in numbers:
                 block = kinds[number].block
                 numbers[number, variable] = len(kinds)
@@ -403,7 +402,6 @@ class MemoryTrace:
         special = [event for event, change in enumerate(self.changes) if change in wanted or event == returned]
 
         def rows(loop: str, changed: Callable[..., int]) -> tuple[list[int], list[int], list[int]]:
-            """Return what is held, the changes and their places."""
             kept = LOOPS[loop]
             blocks = [kind for event in special if variables.get(kind := self.changes[event]) in kept]
             previous = [changed(kind, _PREVIOUS + variables[kind], _SAVED) for kind in blocks]

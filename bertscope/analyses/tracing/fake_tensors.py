@@ -255,7 +255,6 @@ def _layout(tensor: torch.Tensor) -> _Layout:
 
 
 def _made(result: _Result, args: Any) -> Any:
-    """Return a result as it is described."""
     if result is None or isinstance(result, int):
         return result if result is None else args[result]
     layout, owner = result

@@ -167,7 +167,6 @@ def running_module(name: str, module: nn.Module, where: str) -> AbstractContextM
     """Return a context in which an error in the code of any module is a SourceError with what its forward takes."""
 
     def remedy() -> str:
-        """Return what forward takes, and what to do."""
         with suppress(BertscopeError):
             takes = f"; {_signature(base_model_of(module))}"
             return (

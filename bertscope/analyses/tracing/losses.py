@@ -57,7 +57,6 @@ def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[
 
 
 def _texts(batch: Batch) -> list[Batch]:
-    """Return the inputs of each text."""
     lists = {name: value for name, value in batch.items() if isinstance(value, list)}
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
@@ -88,7 +87,6 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
 
 
 def _embeddings(model: nn.Module, texts: list[Batch]) -> list[torch.Tensor]:
-    """Return the embeddings of each text."""
     first, *others = texts
     found = [_embedding(model, first)]
     if len(others) < 2:
@@ -174,7 +172,6 @@ def _cuts(count: int, rows: int, number: int, texts: int, is_short: bool) -> lis
 
 
 def _of_rows(model: nn.Module, text: Batch, begin: int, end: int) -> torch.Tensor:
-    """Return the embeddings of a mini-batch."""
     return _embedding(model, {name: value[begin:end] for name, value in text.items()})
 
 
