@@ -119,12 +119,14 @@ def _starting(jobs: Sequence[Job]) -> AbstractContextManager[_Start]:
 class _Child:
     """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
+    who = "the child"  # or the rank with the problem
+    ranks: tuple[RankRow, ...] = ()
+
     def __init__(self, job: Job, timeout_seconds: float, start: _Start) -> None:
         self.watch = None if job.launch is None else RanksWatch(job)
         self.job = job if self.watch is None else self.watch.job
         self.timeout_seconds = timeout_seconds
-        self.sent, self.who = Sent(), "the child"  # or the rank with the problem
-        self.ranks: tuple[RankRow, ...] = ()
+        self.sent = Sent()
         self.problem: tuple[str, str] | None = None
         self.is_in_turn = False
         self.name = job.run_config.checkpointing
