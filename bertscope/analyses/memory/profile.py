@@ -20,7 +20,7 @@ from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CalibrationReport, CalibrationStep
-from bertscope.reports.memory import MemoryReport, RankRow, Variant
+from bertscope.reports.memory import MemoryReport, Variant
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
 from bertscope.units import bytes_text
@@ -119,12 +119,13 @@ def _starting(jobs: Sequence[Job]) -> AbstractContextManager[_Start]:
 class _Child:
     """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
+    who = "the child"  # or the rank with the problem
+
     def __init__(self, job: Job, timeout_seconds: float, start: _Start) -> None:
         self.watch = None if job.launch is None else RanksWatch(job)
         self.job = job if self.watch is None else self.watch.job
         self.timeout_seconds = timeout_seconds
-        self.sent, self.who = Sent(), "the child"  # or the rank with the problem
-        self.ranks: tuple[RankRow, ...] = ()
+        self.sent = Sent()
         self.problem: tuple[str, str] | None = None
         self.is_in_turn = False
         self.name = job.run_config.checkpointing
@@ -217,7 +218,7 @@ class _Child:
         found = self.watch.failure(self.sent.ended, self.problem)
         if found is not None:
             self.who, self.sent.stage, self.problem = found
-        self.ranks = self.watch.folded()
+        self.sent.ranks = self.watch.folded()
 
     def stop(self) -> None:
         if self.is_stopped:
@@ -233,7 +234,7 @@ class _Child:
         sequences = run_config.accumulate * run_config.batch * run_config.texts * run_config.parallelism.batches
         timing = None
         if self.problem is None and sent.timing is not None:
-            of_ranks = (row.step_seconds for row in self.ranks)
+            of_ranks = (row.step_seconds for row in sent.ranks)
             seconds = sent.seconds or [max(each) for each in zip(*of_ranks, strict=False)]
             timing = sent.timing.of_steps(seconds, sequences * run_config.seq, is_in_turn=self.is_in_turn)
         return Variant(
@@ -246,7 +247,7 @@ class _Child:
             outlook=sent.outlook,
             failure=_failure(self.job, sent, self.who, *self.problem) if self.problem else "",
             traffic=sent.traffic,
-            rank_rows=self.ranks,
+            rank_rows=sent.ranks,
         )
 
     def calibration(self) -> CalibrationReport | None:

@@ -99,6 +99,7 @@ class Sent:
     rates: dict[str, float] = field(default_factory=dict)
     ended: dict[str, int] | None = None  # of a launcher: the exit codes of the ranks that failed
     traffic: tuple[TrafficRow, ...] = ()  # of the first rank
+    ranks: tuple[RankRow, ...] = ()  # what the messages of the ranks say
 
 
 MESSAGES: dict[str, Any] = {  # kind -> type of its content
