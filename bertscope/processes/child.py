@@ -35,7 +35,13 @@ if user_site:
 spec = spec_from_file_location("bertscope", package)
 sys.modules["bertscope"] = module_from_spec(spec)
 spec.loader.exec_module(sys.modules["bertscope"])
-pkgutil.resolve_name(entry)()
+from bertscope.errors import BertscopeError
+try:
+    run = pkgutil.resolve_name(entry)
+except BertscopeError as error:  # such as a torch that cannot be imported
+    print(json.dumps(["refused", error.text]))
+else:
+    run()
 """
 
 
