@@ -34,7 +34,7 @@ def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
 
 def whole_trace(source: Any, run_config: RunConfig) -> MemoryTrace:
     """The trace of a run of all layers, without the one that repeats a few."""
-    return source_trace(source, replace(run_config, loop="freed")).in_loop(run_config, run_config.loop)
+    return source_trace(source, replace(run_config, loop="freed")).in_loop(run_config)
 
 
 def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
