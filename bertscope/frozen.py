@@ -34,14 +34,15 @@ else:
 
 @functools.cache
 def _names(cls: Hashable, use: str) -> tuple[str, ...]:
-    """Return the names of the fields of a class that are used for this: `compare` or `repr`."""
+    """Return the names of the fields of a class that are used for this: `compare`, `hash` or `repr`."""
     of_class: Any = cls
-    return tuple(field.name for field in dataclasses.fields(of_class) if getattr(field, use))
+    fields = dataclasses.fields(of_class)
+    return tuple(field.name for field in fields if (field.compare if (own := getattr(field, use)) is None else own))
 
 
-def _values(value: Any) -> tuple[Any, ...]:
+def _values(value: Any, use: str = "compare") -> tuple[Any, ...]:
     cls: Hashable = value.__class__
-    return tuple(getattr(value, name) for name in _names(cls, "compare"))
+    return tuple(getattr(value, name) for name in _names(cls, use))
 
 
 def _eq(self: Any, other: object) -> Any:
@@ -49,7 +50,7 @@ def _eq(self: Any, other: object) -> Any:
 
 
 def _hash(self: Any) -> int:
-    return hash(_values(self))
+    return hash(_values(self, "hash"))
 
 
 def _repr(self: Any) -> str:

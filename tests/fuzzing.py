@@ -92,7 +92,7 @@ def _read(path: Path | str) -> Result:
 def _surroundings(folder: Path) -> Iterator[None]:
     """Make the folder the working directory with the user's calibrations; compute a sweep's points in this process."""
     from bertscope.analyses.sweep import point, pool
-    from bertscope.commands import project
+    from bertscope.commands import call
     from bertscope.reports.sweep import SweepRow
 
     def rows(tasks: Any, *_: object) -> Iterator[SweepRow]:
@@ -103,11 +103,11 @@ def _surroundings(folder: Path) -> Iterator[None]:
         patch.setenv("XDG_DATA_HOME", str(folder))
         patch.setattr(pool, "local_rows", rows)
         patch.setattr(sys, "path", [*sys.path])
-        project._read.cache_clear()
+        call._read.cache_clear()
         try:
             yield
         finally:
-            project._read.cache_clear()
+            call._read.cache_clear()
             for name in ("evil", "own"):
                 sys.modules.pop(name, None)
 

@@ -71,3 +71,13 @@ def test_a_value_is_copied_pickled_and_a_key_and_keeps_the_methods_of_its_class(
     assert pickle.loads(pickle.dumps(value)) == copy.deepcopy(value) == value
     assert {value: 3}[Point(1, 2)] == 3
     assert repr(value) == "a point"
+
+
+def test_a_field_without_a_part_in_the_hash_may_be_a_dictionary():
+    @frozen.dataclass(frozen=True)
+    class Named:
+        name: str
+        settings: dict[str, int] = dataclasses.field(default_factory=dict, hash=False)
+
+    assert hash(Named("a", {"x": 1})) == hash(Named("a", {}))
+    assert Named("a", {"x": 1}) != Named("a", {})

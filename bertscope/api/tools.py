@@ -63,7 +63,7 @@ def sweep(
     at `address`. `allow_code` imports the `module:attribute` that a file names. Raises SettingError with file and line.
 
     >>> report = bertscope.sweep({"model": "bert-tiny", "batch": [1, 2], "seq": 8})
-    >>> [row.point["batch"] for row in report.rows], report.rows[0].peak_bytes <= report.rows[1].peak_bytes
+    >>> [row.point["batch"] for row in report.rows], report.rows[0].cost.peak_bytes <= report.rows[1].cost.peak_bytes
     ([1, 2], True)
     """
     from bertscope.analyses.sweep import grid as grids

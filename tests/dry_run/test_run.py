@@ -16,8 +16,8 @@ import bertscope
 from bertscope.dry_run.child import ScriptRun
 from bertscope.dry_run.script import fitted, with_value
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError
-from bertscope.reports.memory import DeviceTerms
 from bertscope.reports.run import RunReport
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from tests.conftest import DATA, ROOT, run_python
 
 SCRIPTS = DATA / "h200" / "scripts"
@@ -137,10 +137,11 @@ def test_a_search_finds_the_largest_value_in_few_runs(largest, granule):
         value = int(asked.arguments[-1])
         runs.append(value)
         taken = -(-(10_000_000 + 5_000_000 * value) // granule) * granule
-        device = DeviceTerms(allocated_bytes=taken, workspace_bytes=0, reserved_bytes=taken, card_bytes=taken,
-                             context_low_bytes=0, context_high_bytes=0)  # fmt: skip
+        peak = PhasePeak(phase="forward", peak_bytes=taken, path="", operator="", parts=Parts(activations=taken))
+        lacking = ByteRange(low_bytes=max(taken - budget, 0), high_bytes=max(taken - budget, 0))
+        cost = StepCost(peak=peak, gpu_bytes=taken, limit_bytes=budget, shortfall=lacking)
         return RunReport(script="", arguments=asked.arguments, card=None, budget_bytes=budget, updates=3,
-                         phases=(), device=device)  # fmt: skip
+                         phases=(), cost=cost)  # fmt: skip
 
     budget = -(-(10_000_000 + 5_000_000 * largest) // granule) * granule
     report = fitted(ScriptRun(script="train.py", arguments=("--batch", "1")), "batch=1..512", run, budget)

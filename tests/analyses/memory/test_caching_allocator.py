@@ -16,7 +16,7 @@ from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.analyses.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.analyses.memory.kernels.overhead import by_thread, overhead, workspace_bytes
 from bertscope.analyses.memory.simulator import estimate_memory
-from bertscope.analyses.memory.summary import device_terms
+from bertscope.analyses.memory.summary import device_cost, step_cost
 from bertscope.analyses.memory.trace import Block, MemoryEvent, MemoryTrace
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
@@ -194,8 +194,8 @@ def test_each_loop_reserves_at_least_its_peak_and_leaves_only_its_state(fields):
             assert allocator.reserved_bytes - free == trace.state_bytes
         assert replayed(requests(trace), peak, expandable_segments=conf).missing_bytes == 0
         assert replayed(requests(trace), trace.state_bytes, expandable_segments=conf).missing_bytes > 0
-        terms = device_terms(trace, replace(run_config, expandable_segments=conf))
-        tails = terms.allocated_bytes - trace.peak_bytes - terms.workspace_bytes  # the rests of blocks above 1 MiB
+        terms = step_cost(trace, {}, **device_cost(trace, replace(run_config, expandable_segments=conf)))
+        tails = terms.max_allocated_bytes - trace.peak_bytes - terms.workspace_bytes  # the rests of blocks above 1 MiB
         assert 0 <= tails < MIB * len(trace.events)
         asked = requests(trace, by_thread(run_config, terms.workspace_bytes))
         assert terms.reserved_bytes == replayed(asked, expandable_segments=conf).peak_reserved_bytes
@@ -235,7 +235,7 @@ def test_the_figures_of_an_independent_program_come_out(name, settings, phase, g
     found = estimate_memory(source, RunConfig(device="cuda", loop="freed", **settings))
     peaks = {found.phase: found.peak_bytes / GIB for found in found.phases}
     assert peaks[phase] == pytest.approx(gib, rel=1e-4 if name == BASE else 0.01)
-    assert found.device.reserved_bytes >= found.device.allocated_bytes > found.peak.peak_bytes
+    assert found.cost.reserved_bytes >= found.cost.max_allocated_bytes > found.cost.peak_bytes
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "math"])
@@ -302,9 +302,9 @@ def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model,
     """README of google-research/bert: Adam, fp32, fine-tuning with TensorFlow."""
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", device="cuda")
     trace = traces(f"bert-{model}-uncased", "BertForSequenceClassification").trace(run_config)
-    terms = device_terms(trace, run_config)
-    assert terms.allocated_bytes + terms.context_high_bytes <= 12e9
-    assert terms.reserved_bytes + terms.context_low_bytes <= 12 * GIB
+    terms = step_cost(trace, {}, **device_cost(trace, run_config))
+    assert terms.max_allocated_bytes + terms.context.high_bytes <= 12e9
+    assert terms.reserved_bytes + terms.context.low_bytes <= 12 * GIB
 
 
 @pytest.mark.parametrize(
@@ -319,8 +319,8 @@ def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq,
     """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", precision=precision, device="cuda")
     trace = traces("bert-large-uncased", architecture).trace(run_config)
-    terms = device_terms(trace, run_config)
-    assert max(terms.allocated_bytes, terms.reserved_bytes) + terms.context_high_bytes <= card_gib * GIB
+    terms = step_cost(trace, {}, **device_cost(trace, run_config))
+    assert max(terms.max_allocated_bytes, terms.reserved_bytes) + terms.context.high_bytes <= card_gib * GIB
 
 
 # Hugging Face's documentation, "model memory anatomy" and "training on one GPU": bert-large-uncased, sequence 512,
@@ -342,7 +342,7 @@ def test_what_a_v100_showed_is_not_exceeded_and_not_far(fields, shown_mib):
     source = load("bert-large-uncased", architecture="BertForSequenceClassification", attention="eager")
     found = estimate_memory(source, RunConfig(seq=512, device="cuda", optimizer_implementation="loop", **fields))
     shown = (shown_mib - BEFORE_MIB) * MIB
-    assert 0.7 * shown <= found.device.allocated_bytes <= shown
+    assert 0.7 * shown <= found.cost.max_allocated_bytes <= shown
 
 
 def test_the_reformer_posts_slope_is_what_a_layer_keeps():
@@ -359,8 +359,8 @@ def test_the_reformer_posts_slope_is_what_a_layer_keeps():
         estimate_memory(replace(source, config=replace(source.config, num_hidden_layers=layers)), run_config)
         for layers in (4, 8)
     )
-    assert (eight.kept_bytes - four.kept_bytes) / 4 == 8 * 512 * (66 * 768 + 9 * 12 * 512 + 16)
-    assert (eight.kept_bytes - four.kept_bytes) / 4 / MIB == pytest.approx(414, abs=0.1)
+    assert (eight.cost.saved_bytes - four.cost.saved_bytes) / 4 == 8 * 512 * (66 * 768 + 9 * 12 * 512 + 16)
+    assert (eight.cost.saved_bytes - four.cost.saved_bytes) / 4 / MIB == pytest.approx(414, abs=0.1)
     assert (eight.peak.peak_bytes - four.peak.peak_bytes) / 4 / MIB == pytest.approx(414 + 27, abs=0.2)
 
 

@@ -19,7 +19,7 @@ from bertscope.analyses.memory.profile_job import Job, RankLaunch, Sent, job_err
 from bertscope.analyses.memory.ranks import rank
 from bertscope.analyses.memory.ranks.watch import RanksWatch
 from bertscope.analyses.memory.simulator import estimate_report
-from bertscope.commands import profile as command_module
+from bertscope.commands import memory as command_module
 from bertscope.errors import SourceError
 from bertscope.processes.child import can_fork
 from bertscope.progress import listening

@@ -31,8 +31,8 @@ def test_the_batches_of_the_page_are_those_of_fit_and_its_memory_is_that_of_the_
     assert model.fit.rows == fit.rows
     assert all(row.fits for row in fit.rows)
     assert model.asked.rows == bertscope.fit("bert-tiny", "2GiB", batch=3, **same).rows
-    memory = [variant.estimated.device.card_bytes for variant in model.memory.variants]
-    assert [row.card_bytes for row in model.asked.rows] == memory
+    memory = [variant.estimated.cost.gpu_bytes for variant in model.memory.variants]
+    assert [row.cost.gpu_bytes for row in model.asked.rows] == memory
 
 
 def test_a_deep_model_is_run_with_few_layers_and_few_batches(monkeypatch):
@@ -161,15 +161,3 @@ def test_the_page_of_another_family_has_the_numbers_of_the_commands_and_its_data
     text = (tmp_path / "gpt2.html").read_text()
     assert "left out" not in text
     assert text.count('<svg class="wide"') == 2
-
-
-@pytest.mark.parametrize("limit", [{"gpu": "t4"}, {"budget": "2GiB", "device": "cuda"}], ids=str)
-def test_the_memory_of_the_page_is_that_of_its_fit_table_and_of_estimate(limit):
-    run = {"batch": 4, "seq": 16, "precision": "autocast-fp16"}
-    (model,) = bertscope.report("bert-tiny", **run, **limit).models
-    found = [variant.estimated.cost.gpu_bytes for variant in model.memory.variants]
-    if model.asked is not None:
-        assert [row.cost.gpu_bytes for row in model.asked.rows] == found
-    alone = {name: limit[name] for name in limit.keys() & {"gpu", "device"}}
-    again = bertscope.estimate("bert-tiny", **run, checkpointing="none,full", **alone)
-    assert again.variants == model.memory.variants
