@@ -433,7 +433,9 @@ def _tables(top: Any) -> dict[str, dict[str, Tensor]]:
             elif isinstance(item, (PickledDict, list, tuple)):
                 waiting.append((f"{path}.{key}" if path else str(key), item, depth + 1))
         if tensors and isinstance(value, PickledDict):
-            found.setdefault(path, tensors)
+            while path in found:  # of the keys 1 and "1"
+                path += "'"
+            found[path] = tensors
     return found
 
 

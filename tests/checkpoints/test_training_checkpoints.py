@@ -76,6 +76,12 @@ def test_a_safetensors_file_without_its_suffix_is_read(tmp_path):
     assert run_cli("count", tmp_path / "weights", "--format", "json").json["stored"]["distinct_params"] == 6
 
 
+def test_two_tables_whose_keys_have_one_text_are_both_counted(tmp_path):
+    torch.save({1: nn.Linear(3, 4).state_dict(), "1": nn.Linear(5, 6).state_dict()}, tmp_path / "two.pt")
+    found = run_cli("count", tmp_path / "two.pt", "--format", "json").json
+    assert found["stored"]["distinct_params"] == 3 * 4 + 4 + 5 * 6 + 6
+
+
 def test_a_table_that_contains_itself_is_read_once(tmp_path):
     saved = {"model": WEIGHTS}
     saved["self"] = saved
