@@ -617,3 +617,26 @@ def test_the_answers_for_several_gpus_are_a_sentence(cli):
     step = ("bert-large-uncased", "--gpu", "t4,v100-16gb", "--seq", "512", "--precision", "fp32", "--checkpointing")
     found = [cli("fit", *step, "none", *batch).out.partition("; assumed")[0] for batch in ((), ("--batch", "64"))]
     assert found == ["the largest batch is 9 on t4 and 10 on v100-16gb", "batch 64 does not fit on t4 and v100-16gb"]
+
+
+def test_gradients_that_are_kept_never_allow_a_larger_batch():
+    runs = [RunConfig(device="cuda", keep_gradients=keep, optimizer="sgd") for keep in (False, True)]
+    plain, kept = (fit_report(small(), [run], [32], 60 * MIB, context_bytes=0).rows[0] for run in runs)
+    assert 0 < kept.batch <= plain.batch
+
+
+def test_a_fit_without_a_calibration_is_that_of_no_calibration(cli):
+    words = (
+        "fit",
+        "bert-tiny",
+        "--gpu",
+        "t4",
+        "--seq",
+        "16",
+        "--precision",
+        "fp32",
+        "--checkpointing",
+        "none",
+        "--time",
+    )
+    assert cli(*words, "-f", "json").json == cli(*words, "--no-calibration", "-f", "json").json
