@@ -12,8 +12,9 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -30,10 +31,75 @@ COMMANDS = {
 }
 
 
-@cache
-def trees() -> dict[str, ast.Module]:
-    """Return the syntax tree of each file, by its path inside the package."""
-    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+class Import(NamedTuple):
+    """An import of `target`, a module of the package or the name of a foreign package in <>."""
+
+    target: str
+    is_late: bool
+
+
+@dataclass
+class Module:
+    """A file of the package, parsed once."""
+
+    path: Path
+    name: str
+    text: str
+    tree: ast.Module
+    imports: list[Import] = field(default_factory=list)
+
+    @property
+    def place(self) -> str:
+        """The path inside the package."""
+        return self.path.relative_to(PACKAGE).as_posix()
+
+    @property
+    def room(self) -> str:
+        return room(self.name)
+
+    def strings(self) -> Iterator[str]:
+        """String literals that are no docstrings and no other bare expressions."""
+        bare = {id(node.value) for node in ast.walk(self.tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
+                yield node.value
+
+
+def room(name: str) -> str:
+    """The first part of a module's name inside the package; a foreign package is its own room."""
+    return name.removeprefix("bertscope.").partition(".")[0]
+
+
+def read() -> dict[str, Module]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        text = path.read_text()
+        found[name] = Module(path, name, text, ast.parse(text))
+    for module in found.values():
+        module.imports += imports(module.tree.body, set(found))
+    return found
+
+
+def imports(body: list[ast.AST], known: set[str], is_late: bool = False) -> Iterator[Import]:
+    """Imports of a module but those for the type checker and those of the standard library."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for name in (start + alias.name for alias in node.names):
+                first = name.partition(".")[0]
+                if first == "bertscope":
+                    yield Import(name if name in known else name.rpartition(".")[0], is_late)
+                elif first not in sys.stdlib_module_names:
+                    yield Import(f"<{first}>", is_late)
+        else:
+            inside = is_late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            yield from imports(list(ast.iter_child_nodes(node)), known, inside)
+
+
+MODULES = read()
 
 
 def line_count(folder: Path) -> int:
@@ -49,41 +115,15 @@ def lines_by_room() -> dict[str, int]:
     return dict(sorted(lines.items()))
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-
-
 def statements(function: ast.FunctionDef) -> int:
     """Return the number of statements in a function, at any depth, without its docstring."""
     count = sum(isinstance(node, ast.stmt) for node in ast.walk(function)) - 1
     return count - (ast.get_docstring(function) is not None)
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Yield each module of the package that a file imports, and whether it does so inside a function."""
-
-    def visit(node: ast.AST, is_late: bool) -> Iterator[tuple[str, bool]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
-            if isinstance(child, ast.Import):
-                yield from ((alias.name, is_late) for alias in child.names if alias.name.startswith("bertscope"))
-            elif isinstance(child, ast.ImportFrom) and (child.module or "").startswith("bertscope"):
-                for alias in child.names:
-                    as_file = f"{child.module}.{alias.name}".removeprefix("bertscope.").replace(".", "/")
-                    is_module = f"{as_file}.py" in trees() or f"{as_file}/__init__.py" in trees()
-                    yield (f"{child.module}.{alias.name}" if is_module else child.module), is_late
-            yield from visit(child, is_late or isinstance(child, (ast.FunctionDef, ast.Lambda)))
-
-    yield from visit(tree, False)
-
-
 def import_levels() -> int:
     """Return the length of the longest chain of imports, also those inside functions; a circle counts as one level."""
-    graph: dict[str, set[str]] = {}
-    for place, tree in trees().items():
-        name = "bertscope." + place.removesuffix(".py").replace("/", ".").removesuffix("__init__")
-        graph[name.rstrip(".")] = {target for target, _ in imported(tree)}
+    graph = {name: {item.target for item in module.imports} for name, module in MODULES.items()}
     circles = _circles(graph)
     level: dict[int, int] = {}
     below: defaultdict[int, set[int]] = defaultdict(set)
@@ -126,12 +166,12 @@ def _circles(graph: dict[str, set[str]]) -> dict[str, int]:
 
 def structure() -> dict[str, int]:
     """Return what architecture laws limit, by its name in budgets.yaml."""
-    texts = [path.read_text() for path in PACKAGE.rglob("*.py")]
-    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
+    texts = [module.text for module in MODULES.values()]
+    nodes = [node for module in MODULES.values() for node in ast.walk(module.tree)]
     uses = Counter(node.id if isinstance(node, ast.Name) else node.attr for node in nodes
                    if isinstance(node, (ast.Name, ast.Attribute)))  # fmt: skip
     uses += Counter(alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names)
-    own = [function for tree in trees().values() for function in functions(tree)]
+    own = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     modes = {
         node.name
         for node in nodes
@@ -143,7 +183,9 @@ def structure() -> dict[str, int]:
         "lines of tests": line_count(ROOT / "tests"),
         "longest file": max(len(text.splitlines()) for text in texts),
         "import levels": import_levels(),
-        "imports inside functions": sum(is_late for tree in trees().values() for _, is_late in imported(tree)),
+        "imports inside functions": sum(
+            item.is_late for module in MODULES.values() for item in module.imports if item.target in MODULES
+        ),
         "dispatch modes": len(modes - {"Bounded"}),  # Bounded guards the building of a model
         "function modes": sum("def __torch_function__" in text for text in texts),
         "short functions called once": sum(

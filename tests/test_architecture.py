@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -25,9 +21,7 @@ from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import QUESTIONS
 from bertscope.sources.presets import preset_paths
 from tests.conftest import ROOT, run_python
-from tests.rooms import BUDGETS, lines_by_room, structure
-
-PACKAGE = ROOT / "bertscope"
+from tests.rooms import BUDGETS, MODULES, PACKAGE, lines_by_room, room, statements, structure
 
 # Room -> the rooms and the foreign packages (in <>) that it may import.
 BASE = "errors units frozen reports"
@@ -106,75 +100,6 @@ page check doctor sweep
 RANK = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
 
 
-class Import(NamedTuple):
-    """An import of `target`, a module of the package or the name of a foreign package in <>."""
-
-    target: str
-    is_late: bool
-
-
-@dataclass
-class Module:
-    """A file of the package, parsed once."""
-
-    path: Path
-    name: str
-    text: str
-    tree: ast.Module
-    imports: list[Import] = field(default_factory=list)
-
-    @property
-    def place(self) -> str:
-        """The path inside the package."""
-        return self.path.relative_to(PACKAGE).as_posix()
-
-    @property
-    def room(self) -> str:
-        return room(self.name)
-
-    def strings(self) -> Iterator[str]:
-        """String literals that are no docstrings and no other bare expressions."""
-        bare = {id(node.value) for node in ast.walk(self.tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
-                yield node.value
-
-
-def room(name: str) -> str:
-    """The first part of a module's name inside the package; a foreign package is its own room."""
-    return name.removeprefix("bertscope.").partition(".")[0]
-
-
-def read() -> dict[str, Module]:
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        text = path.read_text()
-        found[name] = Module(path, name, text, ast.parse(text))
-    for module in found.values():
-        module.imports += imports(module.tree.body, set(found))
-    return found
-
-
-def imports(body: list[ast.AST], known: set[str], is_late: bool = False) -> Iterator[Import]:
-    """Imports of a module but those for the type checker and those of the standard library."""
-    for node in body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            for name in (start + alias.name for alias in node.names):
-                first = name.partition(".")[0]
-                if first == "bertscope":
-                    yield Import(name if name in known else name.rpartition(".")[0], is_late)
-                elif first not in sys.stdlib_module_names:
-                    yield Import(f"<{first}>", is_late)
-        else:
-            inside = is_late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            yield from imports(list(ast.iter_child_nodes(node)), known, inside)
-
-
-MODULES = read()
 FILES = [module.path for module in MODULES.values()]
 
 
@@ -629,10 +554,6 @@ def test_a_field_of_the_cost_of_a_step_is_a_field_of_no_other_record():
     cost = records.pop("StepCost")
     assert {"peak", "reserved", "gpu_bytes", "limit_bytes", "shortfall", "verdict"} <= cost
     assert {name: shared for name, own in records.items() if (shared := own & cost)} == {}
-
-
-def statements(node: ast.AST) -> int:
-    return sum(isinstance(item, ast.stmt) for item in ast.walk(node)) - 1 - bool(ast.get_docstring(node))
 
 
 def test_every_command_calls_the_public_function_of_its_name_in_a_short_body():
