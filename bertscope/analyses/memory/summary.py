@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from bertscope.analyses.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
@@ -45,10 +46,11 @@ _WHAT = (
 
 def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device: Any) -> Memory:
     """Return the report on a trace; `rows` gives the row of each module's path, `device` the fields of a GPU's cost."""
+    phases = tuple(_peak(trace, moment, rows) for moment in trace.peaks())
     return Memory(
         obtained=obtained,
-        cost=step_cost(trace, rows, **device),
-        phases=tuple(_peak(trace, moment, rows) for moment in trace.peaks()),
+        cost=_cost(trace, max(phases, key=attrgetter("peak_bytes")), device),
+        phases=phases,
         kept=tuple(kept_rows(trace, rows)),
         timeline=tuple(_timeline(trace)),
         traced_layers=trace.traced_layers,
@@ -57,9 +59,12 @@ def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device:
 
 def step_cost(trace: MemoryTrace, rows: Mapping[str, str], **device: Any) -> StepCost:
     """Return the cost of a step without a limit; `device` has the fields that a GPU adds."""
-    peak = max(trace.peaks(), key=lambda moment: moment.live_bytes)
-    found = {"gpu_bytes": peak.live_bytes, "saved_bytes": trace.saved_bytes, **device}
-    return StepCost(peak=_peak(trace, peak, rows), **found)
+    highest = max(trace.peaks(), key=attrgetter("live_bytes"))
+    return _cost(trace, _peak(trace, highest, rows), device)
+
+
+def _cost(trace: MemoryTrace, peak: PhasePeak, device: Mapping[str, Any]) -> StepCost:
+    return StepCost(peak=peak, **{"gpu_bytes": peak.peak_bytes, "saved_bytes": trace.saved_bytes, **device})
 
 
 def _peak(trace: MemoryTrace, moment: Moment, rows: Mapping[str, str]) -> PhasePeak:
