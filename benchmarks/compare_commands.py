@@ -411,7 +411,7 @@ def write_files(folder: Path) -> None:
     from safetensors.torch import save_file
 
     import bertscope
-    from tests.analyses.memory.fake_card import calibration
+    from tests.memory.fake_card import calibration
 
     texts = FILES | {f"{name}/config.json": json.dumps(config) for name, config in CONFIGS.items()}
     texts["data/bertscope/calibrations/nvidia-h200.json"] = calibration().to_json()

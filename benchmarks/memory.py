@@ -6,7 +6,7 @@
 
 Prints rows of docs/accuracy.csv: the measured peak, the estimated peak and the error for every configuration and
 phase of the built-in model. A summary has a row for each model, size, attention and precision, with the largest error
-among its peaks. With --plain the step is the third of a plain training loop (tests/analyses/memory/plain_loop.py),
+among its peaks. With --plain the step is the third of a plain training loop (tests/memory/plain_loop.py),
 which uses none of the analyses, of the built-in model and of transformers' class, with one peak for each
 configuration. BERT-large at 4 x 512 takes 14 GiB and about a minute for each row on two cores.
 `python docs/make_accuracy.py` writes the table and the picture of docs/accuracy.md from docs/accuracy.csv.
@@ -98,12 +98,12 @@ def plain(asked: dict[str, Any]) -> tuple[int, int]:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import torch
 
-    from bertscope.analyses.memory.estimate import MemoryTraces
+    from bertscope.memory.estimate import MemoryTraces
     from bertscope.model import build
     from bertscope.settings.run_config import RunConfig
     from bertscope.sources.bert import BertSource
     from bertscope.sources.find import load
-    from tests.analyses.memory.plain_loop import peak_bytes, tokenized
+    from tests.memory.plain_loop import peak_bytes, tokenized
 
     batch, _, seq = (int(word) if word.isdigit() else word for word in asked["size"].partition("x"))
     source = load(asked["model"], architecture="BertForMaskedLM", attention=asked["attention"])
@@ -153,9 +153,9 @@ def one(asked: dict[str, Any]) -> list[tuple[str, int, int]]:
     """Return the phases of one configuration: name, measured peak, estimated peak."""
     if asked["loop"] == "plain":
         return [("step", *plain(asked))]
-    from bertscope.analyses.memory.estimate import MemoryTraces
-    from bertscope.analyses.memory.profiler_run import measured
-    from bertscope.analyses.memory.step import ModelStep, real_inputs, run_model
+    from bertscope.measure.profiler_run import measured
+    from bertscope.memory.estimate import MemoryTraces
+    from bertscope.memory.step import ModelStep, real_inputs, run_model
     from bertscope.settings.run_config import RunConfig
     from bertscope.sources.bert import BertSource
     from bertscope.sources.find import load

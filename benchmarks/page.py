@@ -68,7 +68,7 @@ FLOOR = """
 
 def written(model: str) -> dict[str, bytes]:
     """Write the page of a model and the page with one empty chart, each with the probe in its head."""
-    from bertscope.render.page.templating import environment
+    from bertscope.views.page.templating import environment
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "report.html")

@@ -22,25 +22,25 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+from bertscope.analyses.modules import repeat
 from torch.distributed import fsdp
 
 from bertscope import load
-from bertscope.analyses.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed, requests
-from bertscope.analyses.memory.deepening import with_copies
-from bertscope.analyses.memory.estimate import module_trace
-from bertscope.analyses.memory.fit import Fitter
-from bertscope.analyses.memory.kernels.overhead import (
+from bertscope.gpus import Gpu, find_gpu
+from bertscope.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed, requests
+from bertscope.memory.deepening import with_copies
+from bertscope.memory.estimate import module_trace
+from bertscope.memory.fit import Fitter
+from bertscope.memory.kernels.overhead import (
     LT_WORKSPACE_BYTES,
     Overhead,
     by_thread,
     overhead,
     workspace_bytes,
 )
-from bertscope.analyses.memory.simulator import Simulator, estimate_report
-from bertscope.analyses.memory.step_time import PUBLISHED_RANGE, data_sheet_bound
-from bertscope.analyses.memory.trace import MemoryTrace
-from bertscope.analyses.modules import repeat
-from bertscope.gpus import Gpu, find_gpu
+from bertscope.memory.simulator import Simulator, estimate_report
+from bertscope.memory.step_time import PUBLISHED_RANGE, data_sheet_bound
+from bertscope.memory.trace import MemoryTrace
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.request import Request, read_settings

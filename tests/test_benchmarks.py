@@ -13,8 +13,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from benchmarks import speed
-from bertscope.analyses.memory.simulator import estimate_report
 from bertscope.errors import BertscopeWarning
+from bertscope.memory.simulator import estimate_report
 from bertscope.reports.step import NO, YES
 from bertscope.sources.find import find
 from tests.conftest import ROOT, run_python

@@ -384,7 +384,7 @@ def test_the_wheel_holds_every_preset_and_template_and_no_test(installed):
     names = {str(path.relative_to(site)) for path in site.rglob("*")}
     assert {f"bertscope/_presets/{path.name}" for path in (ROOT / "presets").glob("*.yaml")} <= names
     assert "bertscope/commands/sample_grid.yaml" in names
-    folder = ROOT / "bertscope" / "render" / "page" / "templates"
+    folder = ROOT / "bertscope" / "views" / "page" / "templates"
     assert {str(path.relative_to(ROOT)) for path in folder.iterdir()} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "presets"))]
 

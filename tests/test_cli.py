@@ -62,7 +62,7 @@ def all_commands() -> dict[str, object]:
 
 def examples() -> list[str]:
     lines = [line.strip() for command in all_commands().values() for line in (command.epilog or "").splitlines()]
-    # these want a terminal; tests/render/test_interactive.py runs them
+    # these want a terminal; tests/views/test_interactive.py runs them
     return [line for line in lines if line.startswith("bertscope ") and "--interactive" not in line]
 
 
@@ -82,7 +82,7 @@ def test_every_example_of_the_help_runs(printed, example):
     assert result.code == 0, result.err
 
 
-HUB, SHOWN = "torch numpy huggingface_hub requests asyncio", "bertscope.render.views bertscope.reports.base yaml"
+HUB, SHOWN = "torch numpy huggingface_hub requests asyncio", "bertscope.views.views bertscope.reports.base yaml"
 # What is not imported, by the words of a command line and its exit code.
 UNLOADED = {
     "": (0, "torch numpy sympy rich pydantic"), "--version": (0, f"{HUB} {SHOWN}"), "--help": (0, f"{HUB} {SHOWN}"),
@@ -416,7 +416,7 @@ def test_a_file_at_its_largest_is_answered_soon(cli, tmp_path):
 
 
 def test_markdown_escapes_what_it_would_take_for_markup():
-    from bertscope.render.columns import Column, markdown_text
+    from bertscope.views.columns import Column, markdown_text
 
     text = markdown_text([Column("a|b", str)], ["*x* _y_ [z](u) <b> | \\"])
     assert text.splitlines()[-1] == r"| \*x\* \_y\_ \[z\](u) \<b> \| \\ |"

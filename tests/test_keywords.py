@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 import bertscope
 from bertscope.analyses.diagram.forward import Given
-from bertscope.analyses.memory import profile as measurement
-from bertscope.analyses.memory import step as steps
-from bertscope.analyses.memory.simulator import estimate_report
 from bertscope.api import why as diagnosis
+from bertscope.measure import profile as measurement
+from bertscope.memory import step as steps
+from bertscope.memory.simulator import estimate_report
 from bertscope.reports.base import Report
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import MEASURED
@@ -154,7 +154,7 @@ def test_each_keyword_changes_the_report_or_is_refused(call, tmp_path, monkeypat
               "model.safetensors")  # fmt: skip
     monkeypatch.setattr(diagnosis, "read_why", functools.cache(diagnosis.read_why))
     monkeypatch.setattr(measurement, "profile_report", without_processes)
-    monkeypatch.setattr(steps, "compiled", Larger)  # tests/analyses/memory/test_compiled.py compiles
+    monkeypatch.setattr(steps, "compiled", Larger)  # tests/memory/test_compiled.py compiles
     name, args, base = CALLS[call]
     function = getattr(bertscope, name)
     plain, idle = numbers(function(*args, **base)), []

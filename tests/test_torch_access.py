@@ -9,8 +9,8 @@ from threading import Event, Thread, get_ident
 import pytest
 
 from bertscope import torch_access
-from bertscope.analyses.parallel.fake_ranks import fake_ranks
 from bertscope.errors import BertscopeError
+from bertscope.memory.parallel.fake_ranks import fake_ranks
 from bertscope.settings.parallelism import Parallelism
 from bertscope.torch_access import DispatchMode, compiled, distributed, fake_card, torch
 from tests.conftest import ROOT, run_python

@@ -12,14 +12,14 @@ import pytest
 
 import bertscope
 from bertscope import transformers_access
-from bertscope.analyses.memory.fake_run import fake_run
-from bertscope.analyses.memory.profiler_run import measured
-from bertscope.analyses.memory.step import ModelStep
-from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.errors import SelectionError
+from bertscope.measure.profiler_run import measured
+from bertscope.memory.fake_run import fake_run
+from bertscope.memory.step import ModelStep
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.find import find
 from bertscope.torch_access import torch
+from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.transformers_access import flash_attn
 
 with warnings.catch_warnings():

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope import __version__
-from bertscope.analyses.saved import uncached
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
@@ -20,6 +19,7 @@ from bertscope.sources.expectation_files import ExpectedModel, files_to_check, l
 from bertscope.sources.expectations import TIES_KEY, Expectation
 from bertscope.sources.other_models import as_source_error
 from bertscope.sources.safe_config import largest_layers
+from bertscope.tracing.saved import uncached
 from bertscope.units import decimal
 
 if TYPE_CHECKING:
@@ -176,10 +176,10 @@ class Witness:
         if run is None:
             return self.counts.get(expectation.key)
         if kind == "memory":
-            from bertscope.analyses.memory.simulator import Simulator
+            from bertscope.memory.simulator import Simulator
 
             return Simulator(self.model.source).trace(run).peak_bytes
-        from bertscope.analyses.flops import FlopsRun
+        from bertscope.tracing.flops import FlopsRun
 
         variant = FlopsRun(source=self.model.source, run=run)
         return variant.at(run.batch, run.seq).rows[0].total.matmul_flops

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import bertscope
-from bertscope.analyses.memory.system_memory import machine_bytes
-from bertscope.analyses.saved import cache_folder, entries
 from bertscope.calibrations import calibrations, card_of, user_folder
 from bertscope.errors import install_command, one_line
+from bertscope.measure.system_memory import machine_bytes
 from bertscope.processes.child import child_command
 from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.presets import preset_dir, preset_paths
+from bertscope.tracing.saved import cache_folder, entries
 
 # Required packages, and the packages of each extra; a test compares both with pyproject.toml.
 NEEDED = {

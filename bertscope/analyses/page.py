@@ -8,17 +8,15 @@ from typing import Any, NamedTuple
 
 from bertscope import __version__
 from bertscope.analyses.diagram.forward import Given, forward_diagram
-from bertscope.analyses.flops import FlopsRun, flops_model
-from bertscope.analyses.memory.fit import estimate_on, fit_report
-from bertscope.analyses.memory.plan import plan_report
-from bertscope.analyses.memory.simulator import Simulator
 from bertscope.analyses.params import count, tree
-from bertscope.analyses.tracing.inputs import positions
 from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.config import RULES
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
+from bertscope.memory.fit import estimate_on, fit_report
+from bertscope.memory.plan import plan_report
+from bertscope.memory.simulator import Simulator
 from bertscope.model.lora import base_model_of, name_without_adapter
 from bertscope.model.pretrained import modern_name
 from bertscope.progress import stage
@@ -33,6 +31,8 @@ from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
+from bertscope.tracing.flops import FlopsRun, flops_model
+from bertscope.tracing.inputs import positions
 from bertscope.units import FP32
 
 # Fields of a config.json that have no effect on the model.

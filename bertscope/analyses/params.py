@@ -8,13 +8,13 @@ from math import prod
 from operator import itemgetter
 from typing import Any
 
-from bertscope.analyses.modules.module_tree import Held, InOut, Node, fold, read
-from bertscope.analyses.modules.totals import held_bytes, subject, ties, totals, unknown
 from bertscope.errors import SelectionError
 from bertscope.model.lora import WRAPPED
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.params import CountReport, CountRow, TreeReport, TreeRow, WrittenSum
 from bertscope.torch_access import nn
+from bertscope.tracing.module_tree import Held, InOut, Node, fold, read
+from bertscope.tracing.totals import held_bytes, subject, ties, totals, unknown
 from bertscope.units import PRECISIONS
 
 _MOST_TERMS = 8  # of a sum; one with more is not written

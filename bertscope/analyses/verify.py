@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.tracing.operator_costs import shape_of
 from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.errors import Reason, SelectionError, SourceError, name_of
@@ -16,6 +14,8 @@ from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
 from bertscope.reports.layer_ranges import collapse, in_order, without_numbers
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
+from bertscope.tracing.operator_costs import shape_of
+from bertscope.tracing.totals import subject
 from bertscope.units import PRECISIONS
 
 ALLOWABLE = ("missing", "unexpected", "dtype")

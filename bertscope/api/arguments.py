@@ -17,11 +17,11 @@ from bertscope.sources.find import source_of
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
-    from bertscope.analyses.memory.step import Loss
-    from bertscope.analyses.modules.module_tree import InOut
     from bertscope.checkpoints.reading import Checkpoint
+    from bertscope.memory.step import Loss
     from bertscope.settings.keywords import GivenInputs, RunSettings
     from bertscope.torch_access import nn
+    from bertscope.tracing.module_tree import InOut
 
     class ShapesOfRun(GivenInputs, total=False):
         """Keywords for the shapes of a forward pass."""
@@ -163,7 +163,7 @@ def shapes_of_run(
     """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
     given = inputs_of(inputs, {"input_size": input_size, "dtypes": dtypes, "input_data": input_data})
     if given is not None or shapes is True:
-        from bertscope.analyses.tracing.operators import source_shapes
+        from bertscope.tracing.operators import source_shapes
 
         source = source_of(model if given is None else built(model)[0], inputs=given)
         if given is not None:
@@ -186,7 +186,7 @@ def longest_input(source: ModelSource, usual: int) -> int:
     known = [part[name] for part in parts for name in POSITIONS if isinstance(part.get(name), int)]
     if not source.has_own_dtypes and all(most >= usual + 2 for most in known):  # RoBERTa's begin after the padding's
         return usual
-    from bertscope.analyses.tracing.inputs import positions
+    from bertscope.tracing.inputs import positions
 
     return positions(source.build())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses import flops as analysis
 from bertscope.api.arguments import Model, built, inputs_of
 from bertscope.api.requests import default_length, requested, resolved, with_settings
 from bertscope.errors import SelectionError
@@ -13,6 +12,7 @@ from bertscope.reports.flops import FlopsReport
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import INFERENCE, QUESTIONS, TRAINING
 from bertscope.sources.find import source_of
+from bertscope.tracing import flops as analysis
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

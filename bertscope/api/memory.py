@@ -8,10 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.memory.fit import estimate_on, fewest_report, fit_report, fitter_for
-from bertscope.analyses.memory.lengths import Data, LengthSteps
-from bertscope.analyses.memory.simulator import Simulator
-from bertscope.analyses.memory.summary import on_card
 from bertscope.api.arguments import Model, batch_of, batched, built, function_of, inputs_of, inputs_on_device, is_module
 from bertscope.api.requests import (
     calibration_for,
@@ -27,6 +23,10 @@ from bertscope.api.requests import (
 )
 from bertscope.errors import SelectionError, name_of
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
+from bertscope.memory.fit import estimate_on, fewest_report, fit_report, fitter_for
+from bertscope.memory.lengths import Data, LengthSteps
+from bertscope.memory.simulator import Simulator
+from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow, MemoryReport, Variant
@@ -44,8 +44,8 @@ from bertscope.units import FP32
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.analyses.memory.step import Loss
-    from bertscope.analyses.memory.step_time import Timer
+    from bertscope.memory.step import Loss
+    from bertscope.memory.step_time import Timer
     from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
     from bertscope.torch_access import nn
 
@@ -85,7 +85,7 @@ def estimate(
         module, shown = built(request.subject, name)
         run_config, limit = module_records(request, module, takes_limit=loss is None)
         if limit == Limit():
-            from bertscope.analyses.memory.estimate import estimate as estimate_module
+            from bertscope.memory.estimate import estimate as estimate_module
 
             return estimate_module(module, given, run_config, loss=loss, name=shown)
         source, wanted = source_of(module, name=shown, inputs=given), [run_config]
@@ -100,7 +100,7 @@ def estimate(
     runs, report = estimate_on(source, wanted, card, steps)
     report = replace(report, inputs_given=given is not None, training_file=noted(request, runs))
     if "snapshot" in request.extras:
-        from bertscope.analyses.memory.snapshot import snapshot
+        from bertscope.memory.snapshot import snapshot
 
         request.extras["snapshot"] = snapshot(steps.trace(on_card(wanted[-1], card)))
     return _timed(report, steps, limit, runs) if limit.time else report
@@ -108,8 +108,8 @@ def estimate(
 
 def _with_function(source: ModelSource, run_configs: Sequence[RunConfig], limit: Limit, loss: Loss) -> MemoryReport:
     """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
-    from bertscope.analyses.memory.estimate import estimate as estimate_module
-    from bertscope.analyses.memory.step import meta_inputs, run_model
+    from bertscope.memory.estimate import estimate as estimate_module
+    from bertscope.memory.step import meta_inputs, run_model
 
     if limit != Limit():
         raise SelectionError("gpu and budget are for an estimate without a function as loss")
@@ -153,8 +153,8 @@ def profile(
 
 def _profile_module(request: Request, given: Any, loss: Loss | None, name: str | None) -> MemoryReport:
     """Return the measurement of a module in this process."""
-    from bertscope.analyses.memory import profiler_run
-    from bertscope.analyses.memory.step import real_inputs
+    from bertscope.measure import profiler_run
+    from bertscope.memory.step import real_inputs
 
     module: nn.Module = request.subject
     if unused := sorted(request.named & {"threads", "seed", "memory_limit", "timeout", "nproc"}):
@@ -173,8 +173,8 @@ def _profile_module(request: Request, given: Any, loss: Loss | None, name: str |
 
 def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     """Return the measurement of a model that new processes build; the extras are a snapshot and a calibration."""
-    from bertscope.analyses.memory.profile import profile_report
-    from bertscope.analyses.memory.profile_job import Job, RankLaunch
+    from bertscope.measure.profile import profile_report
+    from bertscope.measure.profile_job import Job, RankLaunch
 
     if "nproc" not in request.named and request.named & {"strategy", "mesh", "world_size"}:
         raise request.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
@@ -317,7 +317,7 @@ class _FitSearch:
                                 known_steps=self.steps)  # fmt: skip
         if limit.time:
             if (timer := timer_for(card, self._steps, limit, runs[0])) is not None:
-                from bertscope.analyses.memory.step_time import with_fit_times
+                from bertscope.memory.step_time import with_fit_times
 
                 report = with_fit_times(report, timer, variants)
             report = replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.rows)))
@@ -328,7 +328,7 @@ class _FitSearch:
         """Return True if the inputs of the run do not follow its length."""
         if not run_config.input:
             return getattr(self.source, "inputs", None) is not None
-        from bertscope.analyses.tracing.inputs import inputs_for
+        from bertscope.tracing.inputs import inputs_for
 
         model = built_for_counting(self.source)
         short, longer = (repr(inputs_for(model, 1, seq, given=run_config.input)) for seq in (1, 2))
@@ -440,7 +440,7 @@ def _timed_epoch(row: LengthsRow, steps: LengthSteps, timer: Timer) -> LengthsRo
 def _timed(report: MemoryReport, steps: Simulator, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
     """Return the report with the time of each step, or with a note that says why there is none."""
     if (timer := timer_for(report.card, steps, limit, runs[0])) is not None:
-        from bertscope.analyses.memory.step_time import with_times
+        from bertscope.memory.step_time import with_times
 
         report = with_times(report, timer, runs)
     return replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.variants)))
@@ -450,7 +450,7 @@ def timer_for(card: Gpu | None, steps: Simulator, limit: Limit, run_config: RunC
     """Return what gives the times on a card; None without one."""
     if card is None:
         return None
-    from bertscope.analyses.memory.step_time import Timer
+    from bertscope.memory.step_time import Timer
 
     found = calibration_for(limit, run_config)
     calibration = None if found is None else found.report

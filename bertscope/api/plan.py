@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.memory.plan import plan_report
 from bertscope.api.arguments import Model, inputs_of
 from bertscope.api.memory import no_time_notes, timer_for
 from bertscope.api.requests import calibration_for, card_for, noted, requested, resolved, with_limit, with_settings
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, suggestion
 from bertscope.gpus import Gpu, half_precision
+from bertscope.memory.plan import plan_report
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.optimizers import LEANER
 from bertscope.settings.request import Request, read_settings

@@ -72,7 +72,7 @@ def resolved(request: Request, source: ModelSource | None = None, **defaults: An
         if source.has_own_dtypes:
             defaults = {"precision": STORED, **loop_of(source.build()), **defaults}
         if request.plan is not None:
-            from bertscope.analyses.memory.plan import check_plan
+            from bertscope.memory.plan import check_plan
 
             check_plan(source, request.plan)
     return request.resolved(**defaults)
@@ -140,7 +140,7 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
         return None
     if limit.gpu is not None:
         return calibration_of(find_gpu(limit.gpu))
-    from bertscope.analyses.memory.calibration import this_card
+    from bertscope.measure.calibration import this_card
 
     here = this_card()
     return calibration_here(*here) if here else None

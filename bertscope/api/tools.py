@@ -122,8 +122,8 @@ def _cluster(engine: str, workers: int | None, address: str | None) -> str:
 
 def _rows(points: Sequence[Any], engine: str, workers: int | None, address: str) -> Iterator[SweepRow]:
     """Yield the rows of points: at once those that have no task, then the others in the order of their completion."""
-    from bertscope.analyses.saved import usable_cores
     from bertscope.analyses.sweep.pool import dask_rows, local_rows
+    from bertscope.tracing.saved import usable_cores
 
     yield from (point for point in points if isinstance(point, SweepRow))
     if tasks := [point for point in points if not isinstance(point, SweepRow)]:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from bertscope.analyses.memory.fit import estimate_on
-from bertscope.analyses.memory.simulator import Simulator
-from bertscope.analyses.memory.why.reading import read_why
+from bertscope.analyses.why.reading import read_why
 from bertscope.api.arguments import Model
 from bertscope.api.memory import fit
 from bertscope.api.requests import card_for, noted, requested, resolved, with_settings
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
+from bertscope.memory.fit import estimate_on
+from bertscope.memory.simulator import Simulator
 from bertscope.progress import expect
 from bertscope.reports.memory import FitReport, Memory
 from bertscope.reports.why import BEFORE, MESSAGE, OOM, WhyFinding, WhyPart, WhyReport

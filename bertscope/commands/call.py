@@ -89,7 +89,7 @@ class CommandLine(SimpleNamespace):
             without_meta_kernels()
         else:  # what else a model runs to build itself is not known
             load_meta_kernels()
-        from bertscope.analyses.modules.totals import freeze  # torch is imported from here on
+        from bertscope.tracing.totals import freeze  # torch is imported from here on
 
         built = built_for_counting(source)
         freeze(built, getattr(self, "freeze", None) or ())
@@ -99,8 +99,8 @@ class CommandLine(SimpleNamespace):
         """Return the shapes of a forward pass on meta, if they are wanted or needed."""
         if not self.shapes and not is_needed:
             return None
-        from bertscope.analyses.tracing.operators import source_shapes
         from bertscope.api.arguments import usual_length
+        from bertscope.tracing.operators import source_shapes
 
         length = usual_length(source) if self.seq is None else self.seq
         return source_shapes(source, self.batch, length, self.inputs or ())

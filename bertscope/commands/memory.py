@@ -13,15 +13,15 @@ from bertscope.commands.call import CommandLine
 from bertscope.commands.output import note, print_notes, progress_shown, show, write
 from bertscope.commands.process import INTERRUPT
 from bertscope.errors import SelectionError, SourceError
-from bertscope.render.plan import verdict
-from bertscope.render.plan_code import emitted
-from bertscope.render.sweep import ordered
 from bertscope.reports.run import RunFitReport
 from bertscope.reports.step import NO
 from bertscope.reports.sweep import COMPUTED, SweepReport, SweepRow
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import SWEPT
 from bertscope.text_files import write_file
+from bertscope.views.plan import verdict
+from bertscope.views.plan_code import emitted
+from bertscope.views.sweep import ordered
 
 if TYPE_CHECKING:
     from bertscope.reports.memory import LengthsReport, MemoryReport
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def _check_timeline(call: CommandLine) -> None:
     """Raise an error before the work begins if the picture cannot be drawn."""
     if call.timeline is not None:
-        from bertscope.render.timeline.timeline import check_suffix
+        from bertscope.views.timeline import check_suffix
 
         check_suffix(call.timeline.suffix)
 
@@ -43,7 +43,7 @@ def _save_calibration(call: CommandLine, calibration: Any) -> None:
 
 def _write_timeline(call: CommandLine, report: MemoryReport | None) -> None:
     if call.timeline is not None and report is not None:
-        from bertscope.render.timeline.timeline import timeline
+        from bertscope.views.timeline import timeline
 
         write_file(call.timeline, timeline(report, call.timeline.suffix))
         note(f"the timeline is in {call.timeline}")
@@ -99,7 +99,7 @@ def estimate(call: CommandLine) -> None:
 
 def profile(call: CommandLine) -> int:
     """Measure the real step; the table is first, and an output that fails does not prevent the others."""
-    from bertscope.analyses.memory.profile import INTERRUPTED
+    from bertscope.measure.profile import INTERRUPTED
 
     _check_timeline(call)
     wanted = {"snapshot": call.snapshot, "calibration": call.save}
@@ -141,7 +141,7 @@ def run(call: CommandLine) -> int:
     if call.snapshot is not None and extras["snapshot"] is not None:
         write_file(call.snapshot, extras["snapshot"])
     if call.timeline is not None:
-        from bertscope.render.run import step_timeline
+        from bertscope.views.run import step_timeline
 
         write_file(call.timeline, step_timeline(report, call.timeline.suffix))
         note(f"the timeline is in {call.timeline}")
@@ -180,7 +180,7 @@ def plan(call: CommandLine) -> int:
     else:
         write(emitted(report, call.emit), call.output)
     if call.plot is not None:
-        from bertscope.render.plan import plan_svg
+        from bertscope.views.plan import plan_svg
 
         write_file(call.plot, plan_svg(report))
         note(f"the plans are in {call.plot}")
@@ -199,7 +199,7 @@ def why(call: CommandLine) -> None:
         )
     call.show_all(report)
     if call.plot is not None:
-        from bertscope.render.why import history_svg
+        from bertscope.views.why import history_svg
 
         write_file(call.plot, history_svg(report))
         note(f"the history is in {call.plot}")

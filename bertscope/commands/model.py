@@ -52,7 +52,7 @@ def count(call: CommandLine) -> int:
         source, built = call.built(model)
         shapes = call.traced(source)
         if call.untie:
-            from bertscope.analyses.modules.totals import untie
+            from bertscope.tracing.totals import untie
 
             note(f"{source.name}: counted without ties, which adds {count_text(untie(built))} parameters")
         folded = None if call.unfold is None else not call.unfold
@@ -134,7 +134,7 @@ def tree(call: CommandLine) -> None:
 
 
 def _browse(*reports: Any) -> None:
-    from bertscope.render.interactive import browse
+    from bertscope.views.interactive import browse
 
     browse(*reports)
 
@@ -167,7 +167,7 @@ def _check_torchinfo(call: CommandLine, options: Mapping[str, bool]) -> None:
 
 def _show_as_torchinfo(call: CommandLine, depth: int | None, columns: list[str] | None) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
-    from bertscope.render.torchinfo import OF_A_RUN
+    from bertscope.views.torchinfo import OF_A_RUN
 
     source, built = call.built()
     shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(OF_A_RUN))
@@ -188,7 +188,7 @@ def _show_as_torch(call: CommandLine) -> None:
     printed = getattr(call.source(), "printed_attention", None)
     call.freeze = None
     source, built = call.built(attention=call.attention or printed)
-    from bertscope.analyses.modules.totals import subject
+    from bertscope.tracing.totals import subject
 
     text = f"{built}\n"
     if source.layers > MAX_BUILT_LAYERS:  # two are built

@@ -37,13 +37,13 @@ def _format(help: str, words: tuple[str, ...], default: str | None = None) -> Ro
 
 
 def _emit() -> Row:
-    from bertscope.render.plan_code import FORMS  # and the reports of memory, which few commands need
+    from bertscope.views.plan_code import FORMS  # and the reports of memory, which few commands need
 
     return _row(f"Print the answer to paste: {', '.join(FORMS)}.", words=FORMS, metavar="FORM")
 
 
 def _columns() -> Row:
-    from bertscope.render.torchinfo import COLUMNS
+    from bertscope.views.torchinfo import COLUMNS
 
     return _row(f"The columns of --style torchinfo, by its names: {', '.join(COLUMNS)}.", metavar="NAME[,...]")
 

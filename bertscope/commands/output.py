@@ -15,7 +15,7 @@ from typing import Any
 from bertscope.commands.process import is_debug
 from bertscope.errors import SelectionError, SourceError, one_line
 from bertscope.progress import listening
-from bertscope.render.console import Target, message, progress_bar, stdout_target
+from bertscope.views.console import Target, message, progress_bar, stdout_target
 
 _OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?)", re.IGNORECASE)
 
@@ -29,8 +29,8 @@ def checked_output(path: Path | None, *, written: str, suffixes: Sequence[str]) 
 
 def print_notes(report: Any, *, has_file: bool = True) -> None:
     """Print on stderr the effects of the keys of a training file, and what the report could not give."""
-    from bertscope.render.footer import note_text, training_file_notes
     from bertscope.reports.base import UNCOUNTED
+    from bertscope.views.footer import note_text, training_file_notes
 
     file = getattr(report, "training_file", None)
     if has_file and file is not None:
@@ -60,7 +60,7 @@ def show(
 
         write(to_json(report), output)
         return
-    from bertscope.render.views import display
+    from bertscope.views.views import display
 
     options: dict[str, Any] = {"lang": lang} if lang else {}
     if fmt == "table":

@@ -93,7 +93,7 @@ def complain(message: str, code: int, where: str = "") -> int:
     line = f"error: {one_line(f'{where}: {message}' if where else message, limit=2000)}"
     with contextlib.suppress(Exception):  # the package may be what is broken
         if sys.stderr.isatty():  # which shows it in lines of its width
-            from bertscope.render import console
+            from bertscope.views import console
 
             line = console.message(line)
     print(line, file=sys.stderr)

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from bertscope.commands.table import COMMANDS, REMOVED, Command
 from bertscope.errors import SelectionError, suggestion
-from bertscope.render.console import choose_color
+from bertscope.views.console import choose_color
 
 if TYPE_CHECKING:
     from bertscope.settings.rows import Row

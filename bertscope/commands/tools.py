@@ -12,7 +12,6 @@ from bertscope.commands.output import note, show, write
 from bertscope.commands.process import complain
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import SelectionError, SourceError, suggestion
-from bertscope.render import check as renderer
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import CheckReport
@@ -26,6 +25,7 @@ from bertscope.sources.expectation_files import (
 from bertscope.sources.presets import config_paths, preset_paths, read_preset
 from bertscope.text_files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.units import json_text
+from bertscope.views import check as renderer
 
 _SHOWN = 12  # files that a note names
 CONFIG = "config"

@@ -16,9 +16,9 @@ from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
 
 if TYPE_CHECKING:
-    from bertscope.analyses.tracing.record import Recorder
     from bertscope.dry_run.device import FakeCard
     from bertscope.dry_run.limits import Limits
+    from bertscope.tracing.record import Recorder
 
 
 _DEBUG = "BERTSCOPE_DEBUG"
@@ -90,11 +90,11 @@ def record(
     `refused` stands for a card that cannot be installed and for an operator without a rule. When the last step has
     ended, `leave` gets the result, or without it the function is left by an exception.
     """
-    from bertscope.analyses.memory.snapshot import snapshot
     from bertscope.dry_run.device import lacks_kernel
     from bertscope.dry_run.limits import Stop
     from bertscope.dry_run.recording import short_line, summary
     from bertscope.errors import BertscopeError, name_of, one_line
+    from bertscope.memory.snapshot import snapshot
     from bertscope.torch_access import torch
     from bertscope.torch_access.fake_card import NoRule
 
@@ -160,12 +160,12 @@ def installed(
 
     The last one is filled with the row of each module's path in a folded tree, which ends with the script's models.
     """
-    from bertscope.analyses.modules.module_tree import row_paths
-    from bertscope.analyses.tracing.record import Recorder
     from bertscope.dry_run.device import FakeCard, lacks_kernel
     from bertscope.dry_run.limits import Limits
     from bertscope.dry_run.stubs import remark_on_modules, stubbed
     from bertscope.torch_access.fake_card import Put, fake_card
+    from bertscope.tracing.module_tree import row_paths
+    from bertscope.tracing.record import Recorder
 
     kind = kind or FakeCard
     with ExitStack() as stack:
@@ -219,8 +219,8 @@ def _run_file(asked: ScriptRun) -> None:
 
 
 def _place(error: BaseException, folder: str) -> str:
-    from bertscope.analyses.tracing.record import is_library
     from bertscope.dry_run.recording import short_line
+    from bertscope.tracing.record import is_library
 
     lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in traceback.walk_tb(error.__traceback__)
              if not is_library(frame.f_code.co_filename)]  # fmt: skip

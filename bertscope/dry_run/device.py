@@ -11,13 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from bertscope.analyses.memory.caching_allocator import Allocator, SegmentBlock
-from bertscope.analyses.memory.kernels.cuda_kernels import cuda_scratch, statistics_bytes
-from bertscope.analyses.memory.kernels.overhead import LT_WORKSPACE_BYTES, MANY_THREADS, blas_bytes
-from bertscope.analyses.memory.kernels.scratch_rules import MATRICES
-from bertscope.analyses.tracing.fake_tensors import OperatorResults, all_valid
-from bertscope.analyses.tracing.record import Device
 from bertscope.gpus import Gpu, capability, card_threads
+from bertscope.memory.caching_allocator import Allocator, SegmentBlock
+from bertscope.memory.kernels.cuda_kernels import cuda_scratch, statistics_bytes
+from bertscope.memory.kernels.overhead import LT_WORKSPACE_BYTES, MANY_THREADS, blas_bytes
+from bertscope.memory.kernels.scratch_rules import MATRICES
 from bertscope.torch_access import (
     active_fake_mode,
     fake_tensor_mode,
@@ -28,6 +26,8 @@ from bertscope.torch_access import (
     tree_map,
 )
 from bertscope.torch_access.fake_card import NoRule
+from bertscope.tracing.fake_tensors import OperatorResults, all_valid
+from bertscope.tracing.record import Device
 from bertscope.units import bytes_text
 
 _MOST_INTEGERS, _MOST_NUMBERS = 2**22, 64  # elements of a tensor whose value is kept

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bertscope.analyses.tracing.record import Recorder
 from bertscope.torch_access import nn, torch
 from bertscope.torch_access.fake_card import Put
+from bertscope.tracing.record import Recorder
 
 # Of an evaluation all of at most so many batches run, else the first few: the first one often begins what is kept, the
 # next two show what each adds, and the last one what follows the loop.

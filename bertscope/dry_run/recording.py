@@ -9,16 +9,16 @@ from dataclasses import fields, replace
 from itertools import accumulate, groupby
 from typing import Any
 
-from bertscope.analyses.memory.summary import memory
-from bertscope.analyses.memory.trace import GRANULE_BYTES, Block, MemoryEvent, MemoryTrace, rounded
-from bertscope.analyses.tracing.record import SETUP, Recorder, RunLog, RunPlace
 from bertscope.dry_run.device import FakeCard
 from bertscope.dry_run.limits import Evaluated, Limits
 from bertscope.gpus import CONTEXT_BYTES
+from bertscope.memory.summary import memory
+from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryEvent, MemoryTrace, rounded
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.torch_access import operator_name
+from bertscope.tracing.record import SETUP, Recorder, RunLog, RunPlace
 
 WORKSPACES = "workspaces"
 _NAMES = tuple(part.name for part in fields(Parts))

@@ -1,4 +1,4 @@
-"""The reports of `diagram`: boxes, arrows and classes as plain data; `render/diagram/` draws them."""
+"""The reports of `diagram`: boxes, arrows and classes as plain data; `views/diagram/` draws them."""
 
 from dataclasses import replace
 from typing import ClassVar

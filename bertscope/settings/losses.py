@@ -1,4 +1,4 @@
-"""The losses that encoders train with, by the words of `--loss`; analyses/tracing/losses.py runs them."""
+"""The losses that encoders train with, by the words of `--loss`; tracing/losses.py runs them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class Optimizer:
     """An optimizer: its class, its implementations, and its state between steps."""
 
     class_name: str  # in torch.optim
-    in_torch: bool = True  # else the class is in analyses/memory/optimizers.py
+    in_torch: bool = True  # else the class is in memory/optimizers.py
     foreach: bool = True
     fused: bool = True
     foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop

@@ -36,7 +36,7 @@ class ModelSource:
     """A model: a preset, a `config.json` of any family, a checkpoint, `module:attribute`, a module from Python.
 
     A source raises an error of one line for what it does not support. This class has no known layers, fields and other
-    classes; a subclass overrides what it knows. Example inputs do not belong to a source: `analyses.tracing.inputs`
+    classes; a subclass overrides what it knows. Example inputs do not belong to a source: `tracing.inputs`
     derives them from the `forward` of the built module.
     """
 

@@ -19,14 +19,14 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses import saved as module
-from bertscope.analyses.memory import estimate
-from bertscope.analyses.memory.simulator import Simulator
+from bertscope.memory import estimate
+from bertscope.memory.simulator import Simulator
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import CACHE_VARIABLE, RunConfig
-from tests.analyses.memory.steps import small
+from bertscope.tracing import saved as module
 from tests.child_server import loaded
 from tests.conftest import ROOT, run_python
+from tests.memory.steps import small
 
 RUN = RunConfig(batch=2, seq=8)
 IS_ROOT = os.name == "posix" and os.getuid() == 0
@@ -73,7 +73,7 @@ def test_an_estimate_is_the_same_from_a_file_without_a_cache_and_at_another_batc
 
 
 def module_report(run: RunConfig):
-    from bertscope.analyses.memory.simulator import estimate_report
+    from bertscope.memory.simulator import estimate_report
 
     return estimate_report(small(num_hidden_layers=2), [run])
 
@@ -89,7 +89,7 @@ def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(comma
     monkeypatch.setattr(module, "_chosen", [torch.get_num_threads()])  # whichever test imported torch, and how
     first = cli(*command.split(), "--format", "json").out
     code = (
-        f"import sys; from bertscope.analyses.saved import choose_threads; choose_threads({torch.get_num_threads()});"
+        f"import sys; from bertscope.tracing.saved import choose_threads; choose_threads({torch.get_num_threads()});"
         f"sys.argv[1:] = {[*command.split(), '--format', 'json']}; from bertscope import cli; cli.start();"
         "sys.exit('torch' in sys.modules)"
     )
@@ -113,7 +113,7 @@ def test_the_second_sweep_of_the_same_kinds_prints_the_same_and_imports_no_torch
 def test_a_number_of_threads_that_somebody_chose_has_its_own_file():
     """A new process knows only that torch will take its default."""
     code = (
-        "from bertscope.analyses.saved import choose_threads, threads; before = threads();"
+        "from bertscope.tracing.saved import choose_threads, threads; before = threads();"
         "from bertscope.torch_access import threads_of_import, torch; now, default = threads(), threads_of_import();"
         "torch.set_num_threads(default + 1); more = threads(); choose_threads(default);"
         "print([before, now, more, threads(), default])"
@@ -376,7 +376,7 @@ def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder
 
 def test_several_processes_may_write_at_once(folder, tmp_path):
     (tmp_path / "writes.py").write_text(
-        "from bertscope.analyses.memory.simulator import Simulator\n"
+        "from bertscope.memory.simulator import Simulator\n"
         "from bertscope.settings.run_config import RunConfig; from bertscope import load; s = load('bert-tiny')\n"
         "print([Simulator(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])\n"
     )

@@ -11,11 +11,11 @@ import bertscope
 from bertscope.commands.output import Progress
 from bertscope.commands.registry import TableCommand
 from bertscope.progress import detailed
-from bertscope.render import memory as renderer
-from bertscope.render.console import progress_bar
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.run_config import DEVICES, KERNELS, MODES, RUN_PRECISIONS
+from bertscope.views import memory as renderer
+from bertscope.views.console import progress_bar
 
 ATTENTIONS = ("eager", "sdpa")
 
@@ -164,7 +164,7 @@ def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
 
 def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", {"torch": "2.13.0+cpu"}.get)
-    monkeypatch.setattr("bertscope.analyses.memory.profile.profile_report", None)
+    monkeypatch.setattr("bertscope.measure.profile.profile_report", None)
     result = cli("profile", "bert-tiny", "--device", "cuda")
     assert (result.code, result.out) == (2, "")
     assert result.err == "error: torch finds no CUDA device here; use --device cpu, or estimate with --device cuda\n"

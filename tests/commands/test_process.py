@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from bertscope.commands import process
-from tests.analyses.memory.test_profile import (  # noqa: F401
+from tests.conftest import ROOT, run_python
+from tests.measure.test_profile import (  # noqa: F401
     LONG,
     SMALL_YAML,
     children_of,
@@ -25,7 +26,6 @@ from tests.analyses.memory.test_profile import (  # noqa: F401
     start,
     wait_for,
 )
-from tests.conftest import ROOT, run_python
 from tests.test_ci_kit import DIFFERS, HOLDS
 from tests.test_cli import ENV, spawn
 
@@ -333,9 +333,9 @@ def never(*_, **__):
 
 
 WORK = {
-    "profile": "bertscope.analyses.memory.profile.profile_report",
-    "estimate": "bertscope.analyses.memory.fit.estimate_report",
-    "fit": "bertscope.analyses.memory.fit.fit_report",
+    "profile": "bertscope.measure.profile.profile_report",
+    "estimate": "bertscope.memory.fit.estimate_report",
+    "fit": "bertscope.memory.fit.fit_report",
     "report": "bertscope.analyses.page.page_report",
     "diagram": "bertscope.analyses.diagram.diagram.diagram",
     "count": "bertscope.analyses.params.count",
@@ -376,7 +376,7 @@ def test_a_device_may_be_named_twice(cli):
 
 @needs_full
 def test_a_picture_that_fails_comes_after_the_table_and_keeps_the_other_outputs(cli, folder, monkeypatch):  # noqa: F811
-    from bertscope.render.timeline import timeline
+    from bertscope.views.timeline import timeline
 
     def full(*_):
         raise OSError(28, "No space left on device")

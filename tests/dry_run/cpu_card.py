@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertscope.analyses.memory.kernels.cpu_scratch import cpu_scratch
-from bertscope.analyses.memory.kernels.cuda_kernels import attention
 from bertscope.dry_run.child import ScriptRun, installed
 from bertscope.dry_run.device import FakeCard
+from bertscope.memory.kernels.cpu_scratch import cpu_scratch
+from bertscope.memory.kernels.cuda_kernels import attention
 from bertscope.torch_access.fake_card import Put
 
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 import bertscope
 from bertscope.analyses.diagram.forward import Given
-from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.memory.profile_job import Job
-from bertscope.analyses.memory.step import run_model
-from bertscope.analyses.memory.trace import same_events
 from bertscope.config import LORA_BIASES, Lora
 from bertscope.errors import ConfigError
+from bertscope.measure.profile_job import Job
+from bertscope.memory.estimate import MemoryTraces
+from bertscope.memory.step import run_model
+from bertscope.memory.trace import same_events
 from bertscope.settings.run_config import RunConfig
-from tests.analyses.memory.steps import small, whole_trace
+from bertscope.tracing.flops import FlopsRun
+from tests.memory.steps import small, whole_trace
 
 
 def adapted(text: str = "r=8", architecture: str = "BertForSequenceClassification", **fields):
@@ -246,7 +246,7 @@ def test_an_expectation_file_may_have_adapters(cli, tmp_path, monkeypatch):
 
 def test_the_commands_of_a_page_name_the_adapters():
     from bertscope.analyses.page import page_report
-    from bertscope.render.page import report as renderer
+    from bertscope.views.page import report as renderer
 
     page = page_report([adapted("r=4")], [[RunConfig(batch=1, seq=8)]], None, None)
     assert "<span>--lora r=4,alpha=8,target=query+value</span>" in renderer.html(page)

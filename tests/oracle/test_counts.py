@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
-from bertscope.analyses.tracing.inputs import example_inputs
 from bertscope.errors import BertscopeWarning
+from bertscope.tracing.inputs import example_inputs
 from tests.sources.test_families import FAMILIES
 
 

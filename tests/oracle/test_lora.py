@@ -17,8 +17,8 @@ with warnings.catch_warnings():
 from peft.utils import get_peft_model_state_dict
 
 import bertscope
-from bertscope.analyses.memory.estimate import MemoryTraces
 from bertscope.config import ALL_LINEAR, BertConfig, Lora
+from bertscope.memory.estimate import MemoryTraces
 from bertscope.model import CLASSES, PeftModel, build
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource

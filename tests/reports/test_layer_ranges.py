@@ -115,7 +115,7 @@ def test_100_000_names_collapse_in_linear_time():
 def test_numbers_in_paths_are_parsed_nowhere_else():
     """Law 5; positions of tensors such as `past_key_values[3]` and numbers of other files are no paths."""
     other = {"config.py", "settings", "units.py", "text_files.py", "sources", "commands", "analyses/check.py",
-             "analyses/memory/why", "checkpoints/gguf.py", "checkpoints/onnx.py"}  # fmt: skip
+             "analyses/why", "checkpoints/gguf.py", "checkpoints/onnx.py"}  # fmt: skip
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in sorted((ROOT / "bertscope").rglob("*.py"))

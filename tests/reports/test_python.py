@@ -13,9 +13,9 @@ import pytest
 
 import bertscope
 from bertscope.errors import BertscopeError, MissingExtraError, RowError
-from bertscope.render.views import view_of
 from bertscope.reports.base import Report, TableReport
 from bertscope.reports.json import report_classes
+from bertscope.views.views import view_of
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import torch
 import yaml
 
 import bertscope
-from bertscope.analyses.memory import optimizers
-from bertscope.analyses.memory.step import TORCH_DTYPES, make_optimizer
 from bertscope.analyses.sweep.grid import points, read_grid
 from bertscope.api.requests import requested
 from bertscope.commands.registry import typer_command
 from bertscope.commands.table import Command
 from bertscope.errors import SelectionError
+from bertscope.memory import optimizers
+from bertscope.memory.step import TORCH_DTYPES, make_optimizer
 from bertscope.settings import checkpointing as tables
 from bertscope.settings import generate
 from bertscope.settings.checkpointing import Checkpointing, Strategy

@@ -70,7 +70,7 @@ def test_flops_are_those_of_the_command(cli, checked):
 
 @pytest.mark.parametrize("settings", data("expectations.yaml")["runs"])
 def test_memory_is_the_estimate_of_that_run(checked, settings):
-    from bertscope.analyses.memory.simulator import estimate_memory
+    from bertscope.memory.simulator import estimate_memory
     from bertscope.settings.run_config import RunConfig
 
     source = load("bert-tiny", architecture="BertForMaskedLM")

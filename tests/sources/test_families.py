@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertscope.analyses.flops import FlopsRun, flops_model
-from bertscope.analyses.memory.simulator import estimate_memory
 from bertscope.analyses.params import count
 from bertscope.errors import BertscopeError
+from bertscope.memory.simulator import estimate_memory
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find, source_of
-from tests.analyses.memory.plain_loop import peak_bytes, tokenized
+from bertscope.tracing.flops import FlopsRun, flops_model
 from tests.conftest import data
+from tests.memory.plain_loop import peak_bytes, tokenized
 
 transformers = pytest.importorskip("transformers", reason="it is in the extra 'test'")
 

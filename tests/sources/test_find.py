@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bertscope
-from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.memory.simulator import estimate_report
-from bertscope.analyses.tracing.operators import source_shapes
 from bertscope.errors import BertscopeError, ConfigError, SourceError
+from bertscope.memory.simulator import estimate_report
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
 from bertscope.sources.other_models import GivenModule
 from bertscope.sources.presets import preset_dir, preset_paths, read_preset
 from bertscope.text_files import read_json, read_yaml
+from bertscope.tracing.flops import FlopsRun
+from bertscope.tracing.operators import source_shapes
 from tests.conftest import ROOT, cases
 
 GOOD = """\

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.tracing.inputs import given_inputs
 from bertscope.errors import SelectionError
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import QUESTIONS
+from bertscope.tracing.inputs import given_inputs
 
 IN_A_DICTIONARY = (
     "from torch import nn\n"

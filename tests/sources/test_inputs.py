@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.analyses.memory.plain_loop import peak_bytes
+from tests.memory.plain_loop import peak_bytes
 
 # A model that cannot be built on meta is built in another way, which one test asserts.
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")

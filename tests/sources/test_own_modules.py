@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
-from bertscope.analyses.tracing.inputs import inputs_for
+from bertscope.tracing.inputs import inputs_for
 
 BATCH, SEQ, WIDTH = 2, 5, 8
 

@@ -7,15 +7,15 @@ import torch
 import transformers
 
 import bertscope
-from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.memory.estimate import MemoryTraces
-from bertscope.analyses.modules.totals import freeze
 from bertscope.config import BertConfig, Lora
+from bertscope.memory.estimate import MemoryTraces
 from bertscope.model import PeftModel, build
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
-from tests.analyses.memory.plain_loop import peak_bytes, tokenized
+from bertscope.tracing.flops import FlopsRun
+from bertscope.tracing.totals import freeze
+from tests.memory.plain_loop import peak_bytes, tokenized
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,

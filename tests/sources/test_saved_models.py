@@ -12,11 +12,11 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
-from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.checkpoints.reading import read_checkpoint, stored_report
 from bertscope.model import CLASSES
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
+from bertscope.tracing.flops import FlopsRun, flops_model
 
 SMALL = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
          "intermediate_size": 20, "max_position_embeddings": 40}  # fmt: skip

@@ -18,7 +18,7 @@ import bertscope
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.training_files import read_training_file
-from tests.analyses.memory.plain_loop import highest
+from tests.memory.plain_loop import highest
 
 BATCH, SEQ, STEPS = 4, 24, 3
 CONFIG = {

@@ -14,13 +14,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from bertscope.analyses.modules.module_tree import Node, fold, moved, read, type_name
-from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
-from bertscope.analyses.tracing.inputs import arguments, example_inputs, inputs_for, positions, running_module
-from bertscope.analyses.tracing.operator_costs import shape_of, tensors
-from bertscope.analyses.tracing.operators import trace
-from bertscope.analyses.tracing.trace import hooks
 from bertscope.errors import SelectionError, SourceError, suggestion
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
 from bertscope.model.lora import WRAPPED, base_model_of
@@ -28,6 +21,13 @@ from bertscope.reports.diagram import DiagramEdge, DiagramGroup, DiagramNode, Gr
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of
 from bertscope.settings.run_config import CPU
 from bertscope.torch_access import nn, storage_key, torch
+from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
+from bertscope.tracing.inputs import arguments, example_inputs, inputs_for, positions, running_module
+from bertscope.tracing.module_tree import Node, fold, moved, read, type_name
+from bertscope.tracing.operator_costs import shape_of, tensors
+from bertscope.tracing.operators import trace
+from bertscope.tracing.totals import subject
+from bertscope.tracing.trace import hooks
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
 _SAME_CONTENT = ("reshape", "contiguous", "to")  # may copy; the diagram shows no values

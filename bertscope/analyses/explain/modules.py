@@ -10,12 +10,6 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from bertscope.analyses.flops import flops_report, run_as_it_is
-from bertscope.analyses.modules.module_tree import Held, Node, fold, read
-from bertscope.analyses.modules.totals import subject
-from bertscope.analyses.tracing.fake_tensors import META_ATTENTION, run_without_values
-from bertscope.analyses.tracing.inputs import inputs_for
-from bertscope.analyses.tracing.operators import Trace
 from bertscope.errors import BertscopeError, Reason, SelectionError, suggestion
 from bertscope.reports.base import Note, Shape
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
@@ -23,6 +17,12 @@ from bertscope.reports.layer_ranges import expand
 from bertscope.settings.checkpointing import NONE
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
+from bertscope.tracing.fake_tensors import META_ATTENTION, run_without_values
+from bertscope.tracing.flops import flops_report, run_as_it_is
+from bertscope.tracing.inputs import inputs_for
+from bertscope.tracing.module_tree import Held, Node, fold, read
+from bertscope.tracing.operators import Trace
+from bertscope.tracing.totals import subject
 
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,

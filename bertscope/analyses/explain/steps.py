@@ -14,11 +14,7 @@ from math import prod
 from typing import Any
 
 from bertscope.analyses.explain.modules import explain_modules, formula, sum_of
-from bertscope.analyses.flops import FlopsRun
-from bertscope.analyses.modules.totals import subject
 from bertscope.analyses.params import count
-from bertscope.analyses.tracing.fake_tensors import META_ATTENTION
-from bertscope.analyses.tracing.inputs import CHOICES
 from bertscope.config import HEADS, BertConfig
 from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
@@ -31,6 +27,10 @@ from bertscope.reports.params import CountReport
 from bertscope.sources.bert import BertSource
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.model_source import ModelSource
+from bertscope.tracing.fake_tensors import META_ATTENTION
+from bertscope.tracing.flops import FlopsRun
+from bertscope.tracing.inputs import CHOICES
+from bertscope.tracing.totals import subject
 from bertscope.units import FP32, bytes_text
 
 SECTIONS = ("config", "inputs", "outputs", "caches", "positions", "checkpointing")

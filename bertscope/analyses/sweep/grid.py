@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import bertscope
-from bertscope.analyses.memory.plan import check_plan
-from bertscope.analyses.saved import default_threads
 from bertscope.errors import BertscopeError, MissingExtraError, SourceError
 from bertscope.gpus import Gpu, find_gpu
+from bertscope.memory.plan import check_plan
 from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
 from bertscope.reports.plan import PlanReport
@@ -31,6 +30,7 @@ from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource
 from bertscope.text_files import read_text, read_yaml, readable
+from bertscope.tracing.saved import default_threads
 
 MAX_POINTS = 100_000  # a row has 1.5 KB, and a point takes 0.1 s or more
 KEYS = rows(*SWEPT)

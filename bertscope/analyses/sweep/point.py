@@ -8,25 +8,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from bertscope.analyses.memory.fit import Fitter
-from bertscope.analyses.memory.kernels.overhead import overhead
-from bertscope.analyses.memory.simulator import Simulator
-from bertscope.analyses.memory.summary import device_cost, on_card, step_cost
-from bertscope.analyses.memory.trace import SMALLEST
-from bertscope.analyses.parallel.collectives import traffic
-from bertscope.analyses.saved import choose_threads
 from bertscope.analyses.sweep.grid import Task, versions
 from bertscope.errors import BertscopeError, MissingExtraError, one_line
+from bertscope.memory.fit import Fitter
+from bertscope.memory.kernels.overhead import overhead
+from bertscope.memory.parallel.collectives import traffic
+from bertscope.memory.simulator import Simulator
+from bertscope.memory.summary import device_cost, on_card, step_cost
+from bertscope.memory.trace import SMALLEST
 from bertscope.reports.base import FAILED
 from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.sources.find import source_from_data
+from bertscope.tracing.saved import choose_threads
 
 KEPT_MODELS = 4  # whose traces a worker keeps
 
 
 def load_torch() -> None:
     """Import what every point needs, before a process forks its workers."""
-    from bertscope.analyses.tracing.fake_tensors import load_fake_tensors
+    from bertscope.tracing.fake_tensors import load_fake_tensors
 
     load_fake_tensors()
     gc.collect()

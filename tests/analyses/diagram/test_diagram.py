@@ -12,10 +12,10 @@ import torch
 
 import bertscope
 from bertscope.analyses.diagram.forward import Given, dataflow
-from bertscope.analyses.tracing.inputs import example_inputs
-from bertscope.analyses.tracing.operators import shapes, trace
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
+from bertscope.tracing.inputs import example_inputs
+from bertscope.tracing.operators import shapes, trace
 from tests.conftest import GOLDEN
 
 SELF = "encoder.layer.0.attention.self"

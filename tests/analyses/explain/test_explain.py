@@ -17,9 +17,9 @@ from bertscope.analyses.explain.modules import value_of
 from bertscope.analyses.explain.steps import SECTIONS
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
-from bertscope.render.console import Target, wrapped
-from bertscope.render.explain import LANGUAGES, in_language, section_text, section_title, texts
 from bertscope.sources.presets import preset_paths
+from bertscope.views.console import Target, wrapped
+from bertscope.views.explain import LANGUAGES, in_language, section_text, section_title, texts
 from tests.conftest import ROOT
 
 # The sdpa kernel falls back to eager for relative positions, and says so.
@@ -328,7 +328,7 @@ def test_chinese_text_fits_the_terminal_and_no_line_begins_with_its_punctuation(
         assert not line.strip() or line.strip()[0] not in "，。；：）、"
 
 
-VIEW = ROOT / "bertscope" / "render" / "explain.py"
+VIEW = ROOT / "bertscope" / "views" / "explain.py"
 ENGLISH, CHINESE = map(texts, LANGUAGES)
 
 

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.errors import SelectionError
-from bertscope.render.explain import sentence
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
+from bertscope.views.explain import sentence
 from tests.conftest import data
 
 WIDTH = 8

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.analyses.flops import FlopsRun, flops_model
 from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
+from bertscope.tracing.flops import FlopsRun, flops_model
 from tests.models import RUNNING
 
 CLASSIFIER = "BertForSequenceClassification"

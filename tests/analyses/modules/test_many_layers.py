@@ -11,17 +11,17 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses import check as checks
-from bertscope.analyses.modules.module_tree import fold, read
-from bertscope.analyses.modules.repeat import LayerStack, equal_runs, layer_stacks, repeated, shortened
 from bertscope.analyses.params import counts, tree
-from bertscope.analyses.tracing.operators import shapes_of, source_shapes
 from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS
 from bertscope.errors import BertscopeError, ConfigError, SelectionError
 from bertscope.model import BertModel, encoder
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.other_models import GivenModule
-from tests.analyses.memory.steps import small
+from bertscope.tracing.module_tree import fold, read
+from bertscope.tracing.operators import shapes_of, source_shapes
+from bertscope.tracing.repeat import LayerStack, equal_runs, layer_stacks, repeated, shortened
+from tests.memory.steps import small
 
 SIZES = {
     "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 6, "vocab_size": 30, "type_vocab_size": 2,

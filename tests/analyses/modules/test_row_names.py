@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from bertscope.analyses.diagram.diagram import tree_diagram
-from bertscope.analyses.flops import flops
-from bertscope.analyses.memory.estimate import module_memory
-from bertscope.analyses.modules.module_tree import row_paths
-from bertscope.analyses.modules.totals import untie
 from bertscope.analyses.params import count, tree
+from bertscope.memory.estimate import module_memory
 from bertscope.reports.layer_ranges import expand
 from bertscope.settings.run_config import RunConfig
+from bertscope.tracing.flops import flops
+from bertscope.tracing.module_tree import row_paths
+from bertscope.tracing.totals import untie
 
 IDS = torch.ones(1, 4, dtype=torch.long)
 

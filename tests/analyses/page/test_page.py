@@ -11,14 +11,14 @@ import pytest
 from torch import nn
 
 import bertscope
-from bertscope.analyses.memory import estimate
-from bertscope.analyses.memory.trace import FAR, SMALLEST
-from bertscope.analyses.modules.repeat import RAN
 from bertscope.analyses.page import page_report
 from bertscope.errors import SelectionError
-from bertscope.render.page.report import estimate_command, fit_command, flops_command, page_command
+from bertscope.memory import estimate
+from bertscope.memory.trace import FAR, SMALLEST
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
+from bertscope.tracing.repeat import RAN
+from bertscope.views.page.report import estimate_command, fit_command, flops_command, page_command
 
 OPTIONS = ("--optimizer", "sgd", "--momentum", "0.5", "--accumulate", "2", "--freeze", "embeddings")
 

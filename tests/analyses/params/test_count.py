@@ -13,9 +13,9 @@ from torch import nn
 
 import bertscope
 from bertscope.analyses.explain.modules import value_of
-from bertscope.analyses.modules.totals import freeze
 from bertscope.analyses.params import BY, count
 from bertscope.errors import SelectionError
+from bertscope.tracing.totals import freeze
 from tests.models import TRAPS, Tied, cycle, nested, shared
 
 

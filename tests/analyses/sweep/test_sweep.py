@@ -17,7 +17,6 @@ import distributed
 import pytest
 import torch
 
-from bertscope.analyses import saved
 from bertscope.analyses.sweep import grid as grids
 from bertscope.analyses.sweep import pool
 from bertscope.analyses.sweep.grid import KEYS, Task, read_grid, tasks_of
@@ -27,6 +26,7 @@ from bertscope.analyses.sweep.pool import local_rows
 from bertscope.errors import BertscopeError, SelectionError, WorkerError
 from bertscope.reports.sweep import SweepRow
 from bertscope.settings.run_config import RunConfig
+from bertscope.tracing import saved
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded
 

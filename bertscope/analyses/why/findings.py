@@ -1,0 +1,280 @@
+"""The reasons for the memory in a snapshot: known faults, and what each remedy frees; and the report of a snapshot."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from bertscope.analyses.why.history import NEVER, HeldBlock, History, read_history, size_of
+from bertscope.analyses.why.stacks import (
+    ATTENTION_SCORES,
+    BUCKETS,
+    COPIED,
+    FOREACH,
+    KEY_VALUES,
+    LOGITS,
+    USER,
+)
+from bertscope.reports.base import Note
+from bertscope.reports.memory import FORWARD, OPTIMIZER
+from bertscope.reports.why import (
+    BEFORE,
+    END,
+    OOM,
+    SNAPSHOT,
+    TENSORS,
+    WhyFinding,
+    WhyPart,
+    WhyReport,
+    WhyRow,
+    WhySample,
+)
+
+_GRAPH_STACKS = 4  # distinct stacks of one forward pass that live on: fewer are its outputs
+_SCALARS = 4096  # bytes of a pass that are losses and metrics: 8 blocks of 512 bytes, the allocator's least
+_SMALL = 0.01  # a share of the memory below which nothing but a leak is named
+_LARGE = 0.05
+_ALIKE = 0.8  # share of equal sizes at which two sets of tensors are those of one model
+_UNIT = 24  # tensors of a model that is twice on the card: two layers of a BERT have 16 each
+_KEPT = 0.3  # share of what a forward pass allocates that lives on; without gradients it is less
+_FRAGMENTED, _SEGMENTS = 0.2, 10 * 20 * 2**20  # unusable: a share of what is reserved, and ten of torch's segments
+_MOST_ROWS = 100
+_SAMPLES = 200  # of the history
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+def snapshot_report(data: Any, name: str) -> WhyReport:
+    """Return the report of a snapshot; raises SourceError for data of another structure."""
+    history = read_history(data)
+    tried, free = history.oom[1:] if history.oom else (None, None)
+    has_no_frames = history.all_blocks and not history.has_frames
+    parts = [WhyPart(part=part, held_bytes=size_of(blocks), blocks=len(blocks))
+             for part, blocks in _grouped(history.blocks, lambda block: block.part).items()]  # fmt: skip
+    return WhyReport(
+        name=name, source=SNAPSHOT, moment=history.moment, tried_bytes=tried, free_bytes=free,
+        allocated_bytes=size_of(history.blocks),
+        reserved_bytes=history.reserved_bytes,
+        largest_free_bytes=history.largest_free_bytes or None,
+        phase=history.phase, line=history.running.line or history.running.module,
+        passes=history.phases[-1].forward_pass, events=history.events,
+        parts=tuple(sorted(parts, key=lambda part: -part.held_bytes)), rows=_rows(history), findings=findings(history),
+        timeline=_samples(history), notes=(Note(key="why_no_frames"),) if has_no_frames else (),
+    )  # fmt: skip
+
+
+def _rows(history: History) -> tuple[WhyRow, ...]:
+    """Return the blocks by part, line and module, the largest rows first."""
+    groups = _grouped(history.blocks, lambda block: (block.part, block.kind.line, block.kind.module))
+    rows = []
+    for (part, line, module), blocks in groups.items():
+        sizes = [block.size for block in blocks]
+        passes = {block.forward_pass for block in blocks} - {0}
+        rows.append(WhyRow(part=part, line=line, module=module, blocks=len(blocks), passes=len(passes),
+                           held_bytes=sum(sizes), smallest_bytes=min(sizes), largest_bytes=max(sizes)))  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: -row.held_bytes)[:_MOST_ROWS])
+
+
+def _samples(history: History) -> tuple[WhySample, ...]:
+    """Return the highest moment of each of some equal spans of the history."""
+    changes = list[tuple[int, str, int]]()
+    for block in history.all_blocks if history.events > 1 else ():
+        changes.append((max(block.born, 0), block.part, block.size))
+        if block.died != NEVER:
+            changes.append((block.died, block.part, -block.size))
+    held, total = Counter[str](), 0
+    highest = dict[int, tuple[int, WhySample]]()
+    for event, part, size in sorted(changes, key=itemgetter(0)):
+        held[part] += size
+        total += size
+        span = event * _SAMPLES // history.events
+        if span not in highest or total > highest[span][0]:
+            highest[span] = total, WhySample(event=event, held={part: max(size, 0) for part, size in held.items()})
+    return tuple(sample for _, sample in highest.values())
+
+
+def findings(history: History) -> tuple[WhyFinding, ...]:
+    """Return the findings, the one whose remedy frees most first."""
+    reasons = [reason for rule in _RULES for reason in rule(history)] if history.blocks else []
+    return tuple(sorted(reasons, key=lambda reason: -reason.frees_bytes))
+
+
+def finding(key: str, size: int, frees: int | None = None, **values: str | int) -> WhyFinding:
+    """Return a finding on `size` bytes, whose remedy frees them all if `frees` does not say less."""
+    return WhyFinding(key=f"why_{key}", values={"size": size, **values}, frees_bytes=size if frees is None else frees)
+
+
+def _caller(blocks: list[HeldBlock]) -> str:
+    """Return the line outside all modules that most bytes of the blocks have."""
+    groups = _grouped(blocks, lambda block: block.kind.caller)
+    return max(groups, key=lambda line: size_of(groups[line]), default="")
+
+
+def _line(blocks: list[HeldBlock]) -> str:
+    return max(blocks, key=lambda block: block.size).kind.line if blocks else ""
+
+
+def _grouped(blocks: Iterable[HeldBlock], key: Callable[[HeldBlock], _Key]) -> dict[_Key, list[HeldBlock]]:
+    groups: dict[_Key, list[HeldBlock]] = defaultdict(list)
+    for block in blocks:
+        groups[key(block)].append(block)
+    return groups
+
+
+def _leaks(history: History) -> Iterator[WhyFinding]:
+    """Yield what lives on from earlier forward passes: their graphs, outputs or losses."""
+    old = [
+        block for block in history.blocks
+        if 1 <= block.forward_pass < history.last_pass and KEY_VALUES not in block.kind.marks
+        and (block.phase == USER or block.part in ("activations", "temporaries"))
+    ]  # fmt: skip
+    passes = {block.forward_pass for block in old}
+    if not old:
+        yield from _open_graph(history)
+        return
+    if len(passes) == 1 and max(passes) < history.last_pass - 1:
+        return  # made once for all passes, such as the copies of weights that autocast keeps
+    by_stack = _grouped(old, lambda block: id(block.kind)).values()
+    repeated = [group for group in by_stack if len({block.forward_pass for block in group}) > 1]
+    blocks = [block for group in repeated for block in group] or old
+    size, count = size_of(blocks), len({block.forward_pass for block in blocks})
+    stacks = {id(block.kind) for block in blocks if block.phase == FORWARD}
+    if len(stacks) >= _GRAPH_STACKS and size > _SMALL * history.total:
+        own = [block for block in blocks if block.phase == USER]
+        key = "grad_eval" if history.is_evaluation(blocks) else "graph"
+        yield finding(key, size, passes=count, line=_caller(own or blocks))
+    elif len(passes) > 1:
+        key = "losses" if size <= _SCALARS * count else "outputs"
+        yield finding(key, size, passes=count, line=_caller(blocks), each=size // count)
+    elif size > _SMALL * history.total:
+        yield finding("previous", size, line=_caller(blocks))
+
+
+def _open_graph(history: History) -> Iterator[WhyFinding]:
+    """Yield the graph of a forward pass of an evaluation that runs at the moment."""
+    of_pass = [
+        block for block in history.all_blocks if block.forward_pass == history.last_pass and block.phase == FORWARD
+    ]
+    blocks = [block for block in history.of("activations")
+              if block.forward_pass == history.last_pass and block.phase == FORWARD]  # fmt: skip
+    size = size_of(blocks)
+    is_kept = size > _KEPT * max(size_of(of_pass), 1) and len({id(block.kind) for block in blocks}) > 3
+    if history.last_pass and is_kept and history.is_evaluation(blocks) and size > _LARGE * history.total:
+        yield finding("grad_eval", size, passes=1, line=_caller(blocks))
+
+
+def _models(history: History) -> Iterator[WhyFinding]:
+    """Yield parameters that are on the card several times: loaded by several lines, or by one line in a loop."""
+    blocks = [block for block in history.of("parameters") if COPIED not in block.kind.marks]
+    groups = _grouped(blocks, lambda block: tuple(line for line in block.kind.lines if not line.endswith("__init__)")))
+    alike = _alike(sorted((group for group in groups.values() if len(group) > 1), key=size_of))
+    if not alike or size_of(alike[0]) <= _LARGE * history.total:
+        sizes = [block.size for block in blocks]
+        unit = next((unit for unit in range(1, len(sizes) // 2 + 1)
+                     if len(sizes) % unit == 0 and sizes == sizes[:unit] * (len(sizes) // unit)), 0)  # fmt: skip
+        # A unit of few tensors is a layer: the model has equal ones, and nothing else.
+        alike = [blocks[start : start + unit] for start in range(0, len(blocks), unit)] if unit >= _UNIT else []
+    if alike:
+        size = sum(map(size_of, alike[1:]))
+        yield finding("models", size, line=_line(alike[0]), other=_line(alike[1]), times=len(alike))
+
+
+def _alike(groups: list[list[HeldBlock]]) -> list[list[HeldBlock]]:
+    """Return the groups of which nearly all bytes are in blocks of the sizes of another; empty without such groups."""
+    for number, one in enumerate(groups):
+        first = Counter(block.size for block in one)
+        alike = [one]
+        for other in groups[number + 1 :]:
+            common = first & Counter(block.size for block in other)
+            if sum(size * count for size, count in common.items()) > _ALIKE * max(size_of(one), size_of(other)):
+                alike.append(other)
+        if len(alike) > 1:
+            return alike
+    return []
+
+
+def _optimizer(history: History) -> Iterator[WhyFinding]:
+    """Yield optimizer state of the same parameters that exists twice, or the state."""
+    state = history.of("optimizer_state")
+    # The moments of Adam are made at two lines of one step.
+    groups = _grouped(state, lambda block: (block.forward_pass, *(x for x in block.kind.lines if x[-5:] != "step)")))
+    if alike := _alike(sorted(groups.values(), key=lambda group: group[0].born)):
+        yield finding("optimizers", sum(map(size_of, alike[:-1])), line=_caller(alike[0]))
+    elif size_of(state) > _LARGE * history.total:
+        yield finding("optimizer", size_of(state), size_of(state) * 3 // 4)  # 8-bit states are a quarter of fp32's
+
+
+def _fragmentation(history: History) -> Iterator[WhyFinding]:
+    """Yield what torch has reserved and cannot give out."""
+    reserved = history.reserved_bytes or 0
+    unusable = reserved - history.total
+    if (history.moment == OOM and unusable >= history.tried) or unusable > max(_FRAGMENTED * reserved, _SEGMENTS):
+        of_forward = (block for block in history.all_blocks if block.phase == FORWARD)
+        stacks = _grouped(of_forward, lambda block: id(block.kind)).values()
+        varied = max(stacks, key=lambda blocks: len({block.size for block in blocks}), default=[])
+        sizes = {block.size for block in varied}
+        if len(sizes) > 2:
+            yield finding("lengths", unusable, line=varied[0].kind.caller, size_low=min(sizes), size_high=max(sizes))
+        else:
+            yield finding("fragmentation", unusable)
+    for key, size in (("private", history.private_bytes), ("waiting", history.waiting_bytes)):
+        if history.moment in (OOM, END) and size > _LARGE * reserved:
+            yield finding(key, size)
+
+
+def _operators(history: History) -> Iterator[WhyFinding]:
+    """Yield what single operators hold or ask for."""
+    kind = history.oom_kind
+    for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)):
+        blocks = [block for block in history.of(mark=mark) if block.phase == FORWARD]
+        largest = max((block.size for block in blocks), default=0)
+        blocks = [block for block in blocks if 2 * block.size > largest]  # and not the small ones next to them
+        size = size_of(blocks) + (history.tried if mark in kind.marks else 0)
+        if size > 2 * _LARGE * history.total:
+            yield finding(key, size, line=_line(blocks) or kind.line)
+    if history.tried > history.total:
+        yield finding("request", history.tried, line=kind.line or kind.module)
+
+
+def _activations(history: History) -> Iterator[WhyFinding]:
+    """Yield what the forward pass keeps for the backward pass; checkpointing keeps an input for each layer."""
+    kept = [block for block in history.of("activations") if block.forward_pass == history.last_pass]
+    copies = Counter(id(block.kind) for block in kept)
+    repeated = [block for block in kept if copies[id(block.kind)] > 1]
+    if size_of(kept) > _LARGE * history.total:
+        layers = Counter(copies[id(block.kind)] for block in repeated).most_common(1)
+        usual = Counter(block.size for block in repeated).most_common(1)
+        count = layers[0][0] if layers else 1
+        inputs = count * usual[0][0] if usual else 0
+        frees = max(size_of(repeated) * (count - 1) // count - inputs, 0)
+        yield finding("activations", size_of(kept), frees, line=_caller(kept), layers=count, size_frees=frees)
+
+
+# A finding on blocks above a share of the memory: the remedy frees all of them, or nothing.
+_PARTS: tuple[tuple[str, float, bool, Callable[[History], list[HeldBlock]]], ...] = (
+    ("cache", _LARGE, True, lambda history: history.of(mark=KEY_VALUES)),
+    ("copy", 0, True, lambda history: history.of("parameters", COPIED)),
+    ("gradients", 0, True, lambda history: [block for block in history.of("gradients")  # that the optimizer has used
+                                            if history.phase == FORWARD and block.born < history.last_update]),
+    ("foreach", _SMALL, True, lambda history: history.of("temporaries", FOREACH) * (history.phase == OPTIMIZER)),
+    ("buckets", _LARGE, True, lambda history: history.of("communication", BUCKETS)),
+    ("data", _LARGE, True, lambda history: [block for block in history.of(TENSORS) if not block.forward_pass
+                                            and (history.last_pass or history.moment == OOM)]),
+    ("parameters", _LARGE, False, lambda history: history.of("parameters")),
+    ("before", _LARGE, False, lambda history: history.of(BEFORE)),
+)  # fmt: skip
+
+
+def _parts(history: History) -> Iterator[WhyFinding]:
+    """Yield the parts that are large, whose sentences need no more than their size and a line."""
+    for key, share, is_freed, blocks_of in _PARTS:
+        blocks = blocks_of(history)
+        if (size := size_of(blocks)) > share * history.total:
+            yield finding(key, size, size if is_freed else 0, line=_caller(blocks))
+
+
+_RULES: tuple[Callable[[History], Iterator[WhyFinding]], ...] = (
+    _leaks, _models, _optimizer, _fragmentation, _operators, _activations, _parts,
+)  # fmt: skip

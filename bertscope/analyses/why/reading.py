@@ -1,0 +1,132 @@
+"""The file of `why`, read in a child process: the only place of the package that unpickles.
+
+A snapshot of torch is a pickle of dicts, lists, tuples, texts and numbers. `PlainUnpickler` makes nothing else: every
+name of code in the file is an error. Memory and time of the child are limited, and its parent gets a report as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import pickle
+import signal
+import stat
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from bertscope.analyses.why.findings import snapshot_report
+from bertscope.analyses.why.messages import message_report
+from bertscope.errors import BertscopeError, SourceError, one_line
+from bertscope.processes.child import Child, die_with_parent, sender
+from bertscope.processes.worker import ENDED, Worker
+from bertscope.progress import progress
+from bertscope.reports.base import to_json
+from bertscope.reports.json import from_json
+from bertscope.reports.why import WhyReport
+
+MAX_SNAPSHOT_BYTES = 250_000_000
+MAX_LOG_BYTES = 32 << 20  # of a text: the end of a longer file is read, and the beginning of standard input
+MEMORY_BYTES, MAX_SECONDS = 5 << 29, 15  # of the child, and of its CPU time
+_WAIT_SECONDS, _POLL_SECONDS = 60.0, 0.5  # for a child that waits for a disk, or for a CPU
+_LESS = "record fewer events: torch.cuda.memory._record_memory_history(max_entries=100000)"
+_READS = "'why' reads a snapshot that torch.cuda.memory._dump_snapshot wrote, or a text with an out-of-memory message"
+_GIVE = "give a memory snapshot or a log, or - for standard input"
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """A reader of pickles that hold plain values only."""
+
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
+        """Raise UnpicklingError: no plain value needs a name of code."""
+        raise pickle.UnpicklingError("names code")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        """Raise UnpicklingError: no plain value has a persistent id."""
+        raise pickle.UnpicklingError("has a persistent id")
+
+
+def read_why(file: str) -> WhyReport:
+    """Return the report of a file, or of the text on standard input for `-`; raises SourceError for any other."""
+    if file == "-":
+        return message_report(sys.stdin.buffer.read(MAX_LOG_BYTES).decode(errors="replace"), "standard input")
+    path = Path(file)
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SourceError(f"{file}: {reason}; {_GIVE}") from None
+    if not is_file:
+        raise SourceError(f"{file} is a folder, a pipe or a device; {_GIVE}")
+    worker = Worker(Child("bertscope.analyses.why.reading:explain_file"), lambda line: tuple(json.loads(line)))
+    deadline, message = time.monotonic() + _WAIT_SECONDS, None
+    try:
+        worker.send([os.path.abspath(path), path.name])
+        while message is None and time.monotonic() < deadline:
+            progress(f"reading {path.name}")
+            message = worker.receive(_POLL_SECONDS)
+        end = worker.death() if message is None or message[0] == ENDED else ""
+    finally:
+        worker.stop(0.0)
+    kind, content = message or ("", "")
+    if kind == "report" and isinstance(found := from_json(content), WhyReport):
+        return found
+    if kind == "refused":
+        raise SourceError(str(content))
+    if not kind or worker.process.returncode == -signal.SIGXCPU:
+        end = f"it takes more than {MAX_SECONDS} s"
+    raise SourceError(f"it cannot be read: {end or content}; {_LESS}", where=path.name)
+
+
+def explain_file() -> None:
+    """Read the file that the parent names on standard input, and send its report, or the reason why there is none."""
+    die_with_parent(os.getppid())
+    path, name = json.loads(sys.stdin.readline())
+    send = sender()
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no file of a child that is killed
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    gc.disable()  # of millions of dicts none is part of a cycle
+    with suppress(MemoryError):
+        send(*answer_of(path, name))
+    os._exit(0)  # freeing millions of objects takes a second
+
+
+def answer_of(path: str, name: str) -> tuple[str, str]:
+    """Return "report" and the report of a file as JSON, or "refused" and the reason on one line."""
+    try:
+        with open(path, "rb") as file:
+            return "report", to_json(report_of(file, name))
+    except BertscopeError as error:
+        return "refused", str(error)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged bytes raise many kinds
+        what = one_line(f"{type(error).__name__}: {str(error)[:80]}")
+        return "refused", f"{name}: damaged, or no file that 'why' reads ({what}); {_GIVE}"
+
+
+def report_of(file: BinaryIO, name: str) -> WhyReport:
+    """Return the report of a snapshot or a text; raises an error for anything else."""
+    start = file.read(64).lstrip()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    try:
+        if start[:1] == b"\x80":
+            if size > MAX_SNAPSHOT_BYTES:
+                raise SourceError(f"larger than {MAX_SNAPSHOT_BYTES:,} bytes; {_LESS}")
+            return snapshot_report(PlainUnpickler(file).load(), name)
+        if start[:2] == b"\x1f\x8b":
+            raise SourceError(f"a gzip file, such as a memory timeline of torch's profiler; {_READS}")
+        file.seek(max(size - MAX_LOG_BYTES, 0))
+        return message_report(file.read(MAX_LOG_BYTES).decode(errors="replace"), name)
+    except SourceError as error:
+        what = f"a list of lists, such as a memory timeline of torch's profiler; {_READS}"
+        raise (SourceError(what) if start[:2] == b"[[" else error).at(name) from None

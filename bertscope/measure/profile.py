@@ -1,0 +1,301 @@
+"""`profile`: the measurement of each run in a new child process, whose failure does not end the parent."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from bertscope import __version__
+from bertscope.errors import SelectionError, one_line
+from bertscope.measure.profile_job import Job, Sent, read_message
+from bertscope.measure.system_memory import available_bytes
+from bertscope.measure.watch import RanksWatch
+from bertscope.processes.child import Child, ForkedChild, starting
+from bertscope.processes.worker import ENDED, Worker
+from bertscope.progress import detailed, expect, progress
+from bertscope.reports.base import Subject
+from bertscope.reports.calibration import CalibrationReport, CalibrationStep
+from bertscope.reports.memory import MemoryReport, Variant
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
+from bertscope.units import bytes_text
+
+_Start = Callable[[], Child | ForkedChild]
+_ENTRY = "bertscope.measure.profile_worker:main"
+_POLL_SECONDS = 0.2
+INTERRUPTED = ("interrupted", "was interrupted")
+
+
+def profile_report(
+    jobs: Sequence[Job], *, timeout_seconds: float = 600.0
+) -> tuple[MemoryReport, tuple[bytes | None, ...], CalibrationReport | None]:
+    """Run one model's step for each job in a separate child; return the measurements, snapshots and the calibration.
+
+    Memory is measured in one child after the other. Then the children run their timed steps in turn, so that a
+    change of the machine's speed affects all of them; a child whose state does not leave room for the others is
+    timed before the next one starts. If a child cannot finish, its variant has a `failure`; an interruption skips
+    the jobs that follow. Raises SelectionError for a job that the child refuses.
+    """
+    children: list[_Child] = []
+    with _starting(jobs) as start:
+        try:
+            for job in jobs:
+                beside = children[0].sent.estimated.cost.peak_bytes if children and children[0].sent.estimated else 0
+                children.append(_Child(replace(job, beside_peak_bytes=beside), timeout_seconds, start))
+                children[-1].measure()
+                if children[-1].problem == INTERRUPTED:
+                    break
+                if not _has_room(children):
+                    children[-1].run_timed_steps()
+            _take_turns([child for child in children if not child.is_stopped])
+        finally:
+            for child in children:
+                child.stop()
+    first = jobs[0]
+    about = next((child.sent.subject for child in children if child.sent.subject), None) or _subject(first)
+    report = MemoryReport(
+        subject=replace(about, obtained="measured"),
+        run=first.run_config.changed(checkpointing=NONE),
+        machine=next((child.sent.machine for child in children if child.sent.machine), ""),
+        variants=tuple(child.variant() for child in children),
+    )
+    pictures = tuple(b64decode(child.sent.snapshot) if child.sent.snapshot else None for child in children)
+    calibration = None
+    for found in filter(None, (child.calibration() for child in children)):
+        calibration = found.after(calibration)
+    return report, pictures, calibration
+
+
+def _take_turns(children: Sequence[_Child]) -> None:
+    steps = timed_steps(children[0].job.steps, (child.first_seconds for child in children)) if children else 0
+    expect(steps if len(children) > 1 else 0)
+    for number in range(steps):
+        for child in children:
+            if child.problem == INTERRUPTED:
+                for other in children:
+                    other.problem = INTERRUPTED
+                return
+            child.run_timed_step(number, steps, [other.first_seconds for other in children])
+
+
+def _has_room(children: Sequence[_Child]) -> bool:
+    """Return True if the memory that is free is twice that of the largest child, so that a child can wait beside it.
+
+    The children of a GPU share its memory, which this process does not see: they do not wait.
+    """
+    largest = max((child.sent.process.run_high_water_bytes for child in children if child.sent.process), default=None)
+    available = available_bytes()
+    return largest is not None and available is not None and 2 * largest <= available
+
+
+def _subject(job: Job) -> Subject:
+    """Return the subject by the source; that of the built model comes from a child, unless it is a BERT's."""
+    source, config = job.source, job.source.bert_config
+    return Subject(
+        name=source.name,
+        architecture=source.architecture or source.name,
+        dtype=job.run_config.dtype,
+        attention=config.attn_implementation if config else None,
+        implementation=AS_IN_TRANSFORMERS if config else None,
+        lora=source.settings.get("lora") if config else None,
+        config=config.to_dict() if config else dict(source.settings) or None,
+        ignored_fields=config.ignored if config else (),
+        torch_version=version("torch"),  # this process does not import torch
+        bertscope_version=__version__,
+    )
+
+
+def _starting(jobs: Sequence[Job]) -> AbstractContextManager[_Start]:
+    """Return a context with a function that starts a child, which waits for its job: a fork if several are on a CPU."""
+    forks = len(jobs) > 1 and jobs[0].run_config.device == "cpu"
+    return starting("bertscope.measure.profile_job:load_what_jobs_need", _ENTRY, forks=forks)
+
+
+class _Child:
+    """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
+
+    who = "the child"  # or the rank with the problem
+
+    def __init__(self, job: Job, timeout_seconds: float, start: _Start) -> None:
+        self.watch = None if job.launch is None else RanksWatch(job)
+        self.job = job if self.watch is None else self.watch.job
+        self.timeout_seconds = timeout_seconds
+        self.sent = Sent()
+        self.problem: tuple[str, str] | None = None
+        self.is_in_turn = False
+        self.name = job.run_config.checkpointing
+        self.worker = Worker(start(), read_message)
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.worker.is_stopped
+
+    @property
+    def first_seconds(self) -> float:
+        return self.sent.timing.warmup_seconds if self.sent.timing else 0.0
+
+    def measure(self) -> None:
+        """Give the child its job and wait until it has measured the memory; raise SelectionError if it refuses."""
+        answer = "timing" if self.watch is None else "ended"
+        self._ask(self.job.to_json(), answer, lambda: detailed(self.name, self.sent.stage))
+        if self.problem is not None and self.problem[0] == "refused":
+            raise SelectionError(self.problem[1])
+        if self.problem is None:
+            self.sent.stage = "waiting for its timed steps"
+
+    def run_timed_steps(self) -> None:
+        """Run all timed steps of the child, have it measure the card if the job wants it, and end it."""
+        steps = timed_steps(self.job.steps, [self.first_seconds])
+        for number in range(steps):
+            self.run_timed_step(number, steps, [self.first_seconds])
+        if self.job.wants_card and self.problem is None:
+            self.sent.stage = "measuring the rates of the card"
+            self._ask("card", "rates", lambda: detailed(self.name, self.sent.stage))
+        self.stop()
+
+    def run_timed_step(self, number: int, steps: int, seconds: Sequence[float]) -> None:
+        """Have the child run one more step and send its time; ranks have run theirs already.
+
+        A step of this child and of those that take turns with it takes about `seconds`.
+        """
+        if self.problem is not None or self.watch is not None:
+            return
+        self.is_in_turn = len(seconds) > 1
+        self.sent.stage = f"timing step {number + 1} of {steps}"
+        rest = (steps - number) * sum(seconds)
+        left = f"{self.sent.stage}{f', about {rest:.0f} s left' if rest >= 1 else ''}"
+        shown = detailed(*((left, self.name) if self.is_in_turn else (self.name, left)))
+        self._ask("step", "seconds", lambda: shown)
+
+    def _ask(self, line: str, answer: str, shown: Callable[[], str]) -> None:
+        """Send a line and keep the child's messages until the answer; any other end becomes the problem."""
+        try:
+            self.worker.send(line)
+            self._listen(answer, shown)
+        except KeyboardInterrupt:
+            self.problem = INTERRUPTED
+        if self.problem is not None:
+            self.stop()
+
+    def _listen(self, answer: str, shown: Callable[[], str]) -> None:
+        is_answered, deadline = False, time.monotonic() + self.timeout_seconds
+        while self.problem is None and not is_answered:
+            message = self.worker.receive(_POLL_SECONDS)
+            if message is not None and message[0] == ENDED:
+                self.stop()
+                self.problem = ("died", self.worker.death())
+                return
+            if message is not None:
+                self._keep(*message)
+                is_answered = message[0] == answer
+                if message[0] == "stage" and self.watch is None:  # each phase has the whole limit
+                    deadline = time.monotonic() + self.timeout_seconds
+            if not is_answered and time.monotonic() > deadline and self.problem is None:
+                self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
+            if self.watch is not None:
+                self._look_at_ranks()
+            if self.problem is None:
+                progress(shown())
+
+    def _keep(self, kind: str, content: Any) -> None:
+        """Keep a message; of a kind that is no result, it is the problem."""
+        if kind == "seconds":
+            self.sent.seconds.append(content)
+        elif kind in vars(self.sent):
+            setattr(self.sent, kind, content)
+        else:
+            self.problem = (kind, content)
+
+    def _look_at_ranks(self) -> None:
+        assert self.watch is not None  # noqa: S101 the caller has looked
+        for message in self.watch.read():
+            self._keep(*message)
+        found = self.watch.failure(self.sent.ended, self.problem)
+        if found is not None:
+            self.who, self.sent.stage, self.problem = found
+        self.sent.ranks = self.watch.folded()
+
+    def stop(self) -> None:
+        if self.is_stopped:
+            return
+        if self.watch is not None and self.sent.ended is None:
+            self.watch.kill()
+        self.worker.stop()
+        if self.watch is not None:
+            self.watch.close()
+
+    def variant(self) -> Variant:
+        run_config, sent = self.job.run_config, self.sent
+        sequences = run_config.accumulate * run_config.batch * run_config.texts * run_config.parallelism.batches
+        timing = None
+        if self.problem is None and sent.timing is not None:
+            of_ranks = (row.step_seconds for row in sent.ranks)
+            seconds = sent.seconds or [max(each) for each in zip(*of_ranks, strict=False)]
+            timing = sent.timing.of_steps(seconds, sequences * run_config.seq, is_in_turn=self.is_in_turn)
+        return Variant(
+            checkpointing=run_config.checkpointing,
+            reentrant=run_config.reentrant,
+            estimated=sent.estimated,
+            measured=sent.measured,
+            timing=timing,
+            process=sent.process,
+            outlook=sent.outlook,
+            failure=_failure(self.job, sent, self.who, *self.problem) if self.problem else "",
+            traffic=sent.traffic,
+            rank_rows=sent.ranks,
+        )
+
+    def calibration(self) -> CalibrationReport | None:
+        run, sent = self.job.run_config, self.sent
+        measured = sent.measured.cost if sent.measured else None
+        estimated = sent.estimated.cost if sent.estimated else None
+        if sent.card is None or measured is None or measured.max_allocated_bytes is None:
+            return None
+        step = CalibrationStep(
+            model=self.job.source.name,
+            batch=run.batch,
+            seq=run.seq,
+            mode=run.mode,
+            precision=run.compute_precision,
+            checkpointing=run.checkpointing,
+            context_bytes=measured.context.high_bytes,
+            estimated_allocated_bytes=estimated.max_allocated_bytes if estimated else None,
+            allocated_bytes=measured.max_allocated_bytes,
+            estimated_reserved_bytes=estimated.reserved_bytes if estimated else None,
+            reserved_bytes=measured.reserved_bytes or 0,
+            work=sent.work,
+            step_seconds=tuple(sent.seconds),
+        )
+        return CalibrationReport(machine=sent.card, rates=sent.rates, steps=(step,))
+
+
+def _failure(job: Job, sent: Sent, who: str, kind: str, text: str) -> str:
+    taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
+    limit: str = ""
+    if job.memory_limit_bytes:
+        limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})"
+    words = {
+        "out of memory": f"ran out of memory{limit}",
+        "failed": f"failed: {one_line(text, limit=300)}",
+        "died": f"{text}{limit}",
+    }
+    happened = words.get(kind, text)
+    expected: str = ""
+    if sent.estimated is not None:
+        expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}"
+    said = f"{who} {happened} while {sent.stage}{expected}"
+    others = {"interrupted": "run it again to measure",
+              "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
+              "hung": "the others wait for it: look at this place, or give a longer timeout",
+              "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)"}  # fmt: skip
+    if kind in others:
+        return f"{said}; {others[kind]}"
+    is_saving = job.run_config.checkpointing == NONE and job.run_config.mode != "inference"
+    last = ", or a higher memory limit" if job.memory_limit_bytes else ""
+    last = ", or a longer timeout" if kind == "timeout" else last
+    return f"{said}; try a smaller batch or sequence{', checkpointing' if is_saving else ''}{last}"

@@ -1,0 +1,274 @@
+"""The memory trace of a real step, from the allocator's events in torch's profiler.
+
+Sizes, order and addresses are the allocator's; modules, phases and gradients come from hooks on the model.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from bertscope.errors import SelectionError, UnknownValueError
+from bertscope.memory.estimate import module_memory, named_inputs
+from bertscope.memory.fake_run import Allocation, MemoryTraceRecorder, Place
+from bertscope.memory.step import Loss, ModelStep, real_inputs, run_model, waiting_inputs
+from bertscope.memory.summary import memory, memory_report
+from bertscope.memory.trace import MemoryTrace
+from bertscope.reports.memory import BACKWARD, FORWARD, MemoryReport, Timing, Variant
+from bertscope.reports.step import ByteRange
+from bertscope.settings.run_config import STORED, RunConfig, timed_steps
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import has_kernel, is_of_device, nn, profiled_events, record_name, torch
+from bertscope.tracing.inputs import running_module
+from bertscope.tracing.losses import loss_function
+from bertscope.tracing.module_tree import row_paths
+from bertscope.tracing.totals import subject
+from bertscope.tracing.trace import hooks
+from bertscope.units import FP32
+
+_PHASE, _MODULE = "bertscope phase ", "bertscope module "
+_RESTART = "bertscope restart"
+_NODE = "autograd::engine::evaluate_function: "
+
+
+def real_step(
+    source: ModelSource, run_config: RunConfig, device: str, prepare: Callable[[nn.Module], None] = lambda model: None
+) -> ModelStep:
+    """Return a step with real tensors on the device; `prepare` gets the model when its inputs are made."""
+    # A model in 16 bits comes from the CPU, as an estimate assumes, and not from one in fp32 on the card.
+    model = run_model(source, run_config, device if run_config.dtype in (FP32.name, STORED) else "cpu").to(device)
+    inputs, loss = named_inputs(real_inputs(model, run_config, device), loss_function(run_config))
+    prepare(model)
+    return ModelStep(model, inputs, run_config, device, loss, waiting=waiting_inputs(inputs, run_config))
+
+
+def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: None) -> MemoryTrace:
+    """Run two steps under the profiler and return the trace of the second; its optimizer state must exist.
+
+    `on_phase` is called with each phase as it begins.
+    """
+    reader = _EventReader(step.device)
+    mark = torch.profiler.record_function
+    reader.recorder.state = [
+        (block, tensor.untyped_storage().nbytes())
+        for block, tensor in step.state()
+        if tensor.device.type == step.device
+    ]
+
+    @contextmanager
+    def marked(phase: str) -> Iterator[None]:
+        on_phase(phase)
+        with mark(_PHASE + phase):
+            yield
+        grads = (param.grad for param in step.model.parameters())
+        reader.gradients.append({grad.untyped_storage().data_ptr() for grad in grads if grad is not None})
+
+    # torch.profiler.profile starts the same profiler and loads torch._inductor (1 s of CPU time) for a setting.
+    device = step.device if step.device == "cuda" else None
+    profiler = torch.autograd.profiler.profile(use_device=device, profile_memory=True, use_kineto=True)
+    with _marked_modules(step.called), profiler:
+        step.run(marked)  # what it leaves, the measured step finds
+        with mark(_RESTART):
+            pass
+        step.run(marked)
+    reader.read_all(profiled_events(profiler))
+    return reader.recorder.trace(step.device)
+
+
+def _marked_modules(model: nn.Module) -> AbstractContextManager[None]:
+    entered: list[tuple[str, Any]] = []
+
+    def enter(path: str, *_: object) -> None:
+        mark = record_name(_MODULE + path)
+        mark.__enter__()
+        entered.append((path, mark))
+
+    def leave(path: str, *_: object) -> None:
+        left = ""
+        while entered and left != path:
+            left, mark = entered.pop()
+            mark.__exit__(None, None, None)
+
+    return hooks(model, "", enter, leave)
+
+
+def device_of(run_config: RunConfig) -> str:
+    """Return the device of a run; raises SelectionError if torch does not find it."""
+    if run_config.device == "cuda" and not torch.cuda.is_available():
+        raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
+    return run_config.device
+
+
+def profile(
+    module: nn.Module,
+    inputs: Any,
+    run_config: RunConfig,
+    *,
+    loss: Loss | None = None,
+    steps: int | None = None,
+    name: str | None = None,
+) -> MemoryReport:
+    """Run steps of any module in this process, and measure memory and time next to the estimate.
+
+    `inputs` and `loss` as in `estimate`; module and inputs must be on the device of the run. The
+    optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a forward pass
+    changes by itself (running statistics, the random state) stays changed. A step that reads values of tensors has
+    no estimate. Raises SelectionError for a device that torch does not find.
+    """
+    device_of(run_config)
+    given, how = named_inputs(inputs, loss)
+    estimated = None
+    with suppress(UnknownValueError):  # then there is only the measurement
+        estimated, _ = module_memory(module, inputs, run_config, loss)
+    with _restored(module):
+        step = ModelStep(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how,
+                         waiting=waiting_inputs(given, run_config))  # fmt: skip
+        with running_module(type(module).__name__, module, run_config.device):
+            step.run_first_steps()
+        started = time.perf_counter()
+        trace = measured(step)
+        warmup = time.perf_counter() - started
+        seconds = [step_seconds(step) for _ in range(timed_steps(steps, [warmup]))]
+    variant = Variant(
+        checkpointing=run_config.checkpointing,
+        reentrant=run_config.reentrant,
+        estimated=estimated,
+        measured=memory(trace, "measured", row_paths(module)),
+        timing=Timing(warmup_seconds=warmup).of_steps(seconds),
+    )
+    machine = f"this process, {torch.get_num_threads()} threads"
+    about = subject(module, name, run_config.dtype)
+    return replace(memory_report(about, run_config, (variant,), machine=machine), inputs_given=True)
+
+
+@contextmanager
+def _restored(module: nn.Module) -> Iterator[None]:
+    modes = {part: part.training for part in module.modules()}
+    gradients = [(param, param.grad) for param in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        for param, gradient in gradients:
+            param.grad = gradient
+
+
+def step_seconds(step: ModelStep) -> float:
+    """Run one step, and return its time in seconds."""
+    started = time.perf_counter()
+    step.run()
+    if step.device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+@dataclass
+class _EventReader:
+    """A reader that walks the profiler's trees in order and records the trace."""
+
+    device: str
+    gradients: list[set[int]] = field(default_factory=list)  # addresses at the end of each phase
+    recorder: MemoryTraceRecorder = field(default_factory=MemoryTraceRecorder)
+    modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
+    recomputations: int = 0
+    after: str = FORWARD  # the last phase that ended: frees between two phases belong to the first
+    elsewhere: list[Any] = field(default_factory=list)  # events of other threads: on CUDA, autograd's runs backward
+
+    def read_all(self, events: Sequence[Any]) -> None:
+        """Read all trees; what runs in other threads than the loop's when the phase is read in which it began.
+
+        torch hangs all events of such a thread into the phase in which the first of them began.
+        """
+        own = next((event.start_tid for event in events if event.name.startswith(_PHASE)), None)
+        self.elsewhere = sorted(_in_other_threads(events, own), key=lambda event: event.start_time_ns)
+        for event in events:
+            if event.start_tid == own:
+                self.read(event, Place())
+
+    def read(self, event: Any, place: Place) -> None:
+        name = event.name
+        if name == "[memory]":
+            self._memory(event.extra_fields, place)
+            return
+        if is_of_device(event):
+            return
+        place = self._inside(name, event, place)
+        children = [child for child in event.children if child.start_tid == event.start_tid]
+        if name.startswith(_PHASE):
+            begun = sum(other.start_time_ns <= event.end_time_ns for other in self.elsewhere)
+            children = sorted([*children, *self.elsewhere[:begun]], key=lambda child: child.start_time_ns)
+            del self.elsewhere[:begun]
+        for child in children:
+            self.read(child, place)
+        if name.startswith(_PHASE):
+            if place.phase == FORWARD:
+                self.recorder.end_forward()
+            self.recorder.name(self.gradients.pop(0), "gradients")
+            self.after = place.phase
+        elif name == _RESTART:
+            self.recorder.restart()
+            self.after = FORWARD
+
+    def _inside(self, name: str, event: Any, place: Place) -> Place:
+        if name.startswith(_PHASE):
+            return Place(name.removeprefix(_PHASE))
+        if name.startswith(_MODULE):
+            if place.phase == BACKWARD and not place.recompute:
+                self.recomputations += 1
+                place = place._replace(recompute=self.recomputations)
+            return place._replace(path=name.removeprefix(_MODULE), operator="")
+        number = getattr(event.extra_fields, "sequence_number", -1)
+        if name.startswith(_NODE):
+            return place._replace(path=self.modules.get(number, place.path), operator="")
+        if number >= 0 and (place.recompute or place.phase == FORWARD):
+            self.modules[number] = place.path  # of several operators with this number, the last made the node
+        is_first = name.startswith("aten::") and not place.operator and not _is_made_of_others(name)
+        return place._replace(operator=name.removeprefix("aten::")) if is_first else place
+
+    def _memory(self, block: Any, place: Place) -> None:
+        if block.device.type != self.device:
+            return
+        place = place._replace(phase=place.phase or self.after)
+        if block.alloc_size > 0:
+            self.recorder.allocate(block.ptr, Allocation(block.alloc_size, place), place)
+        else:
+            self.recorder.free(block.ptr, place)
+
+
+def _in_other_threads(events: Sequence[Any], thread: int | None) -> Iterator[Any]:
+    """Yield the events whose parent ran in another thread; roots have `thread` as their parent's thread."""
+    for event in events:
+        if is_of_device(event):
+            continue
+        if event.start_tid != thread:
+            yield event
+        yield from _in_other_threads(event.children, event.start_tid)
+
+
+@cache
+def _is_made_of_others(operator: str) -> bool:
+    """Return True if torch decomposes the operator before a dispatch mode sees it: linear, dropout, reshape ..."""
+    packet = getattr(torch.ops.aten, operator.removeprefix("aten::"), None)
+    overloads = packet.overloads() if packet else ()
+    return any(has_kernel(getattr(packet, overload, None), "CompositeImplicitAutograd") for overload in overloads)
+
+
+def measured_device(step: ModelStep) -> dict[str, Any]:
+    """Run one step and return the allocator's own statistics as fields of a cost; the optimizer state must exist."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step.run()
+    torch.cuda.synchronize()
+    free, whole = torch.cuda.mem_get_info()
+    context = max(whole - free - torch.cuda.memory_reserved(), 0)  # includes the memory of other processes
+    reserved = torch.cuda.max_memory_reserved()
+    return {
+        "max_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
+        "context": ByteRange(low_bytes=context, high_bytes=context),
+        "gpu_bytes": reserved + context,
+    }

@@ -1,0 +1,198 @@
+"""The memory of a deep model from that of a shallow one, for layers that `modules.repeat` says may be equal.
+
+Only numbers are repeated. A kind of block, or a place, is known by its layer and by what it has in common with those of
+other layers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import groupby
+from typing import Any, TypeVar
+
+from bertscope.memory.parallel.collectives import Collective
+from bertscope.memory.trace import CAT, STACK, Block, Kind, MemoryTrace
+from bertscope.reports.layer_ranges import LayerRange
+from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, FORWARD, OPTIMIZER
+from bertscope.tracing.repeat import Copies, Unit
+
+_STACKED = ((OPTIMIZER, ALL_REDUCE), (OPTIMIZER, ALL_GATHER), (FORWARD, BROADCAST))  # norms, and DDP's buffers
+_Rest = TypeVar("_Rest")
+_Row = TypeVar("_Row")
+_Run = tuple[Unit | None, range, list[int]]  # of events: their unit, how far its copies are moved, and their numbers
+
+
+def with_copies(trace: MemoryTrace, path: str, copies: Copies) -> MemoryTrace:
+    """Return the trace of a model with copies of the layers at `path`, from that of few layers."""
+    return _Repetition(trace, path, copies).trace()
+
+
+class _Repetition:
+    def __init__(self, few: MemoryTrace, path: str, copies: Copies) -> None:
+        self.few, self.copies, self.ranges = few, copies, dict(copies)
+        self.prefix, self.around = f"{path}.", path.rpartition(".")[0]
+        self.rows = list(few.kinds)
+        self.grown: dict[tuple[int, int], tuple[int, int]] = {}  # bytes and elements of stacks, with few layers and all
+        self.split = cache(self._split)  # a trace repeats few paths many times
+
+    def trace(self) -> MemoryTrace:
+        """Return the trace with all copies."""
+        few, changes = self.few, self._with_all_norms()
+        origins = [(row.block.path, (row.block[0], row.block[2:], row[1:])) for row in self.rows]
+        kind, kinds = self._numbered(origins, lambda path, origin: Kind(Block(origin[0], path, *origin[1]), *origin[2]))
+        pairs = [(path, (phase, operator)) for phase, path, operator in few.places]
+        place, places = self._numbered(pairs, lambda path, pair: (pair[0], path, pair[1]))
+        held: list[int] = []
+        for unit, run in groupby(few.held, key=lambda number: self.unit(self.rows[number].block.path)):
+            numbers = list(run)  # in the order of the full model, layer after layer
+            for layers in self.shifts(unit):
+                held += [kind(number, layers) for number in numbers]
+        found: list[int] = []
+        place_of: list[int] = []
+        left_bytes = 0  # by the copies
+        for unit, moved, numbers in self._runs(changes):
+            ran = [(change, max(change, ~change), few.place_of[n]) for n in numbers for change in [changes[n]]]
+            spans = [self._span(number, unit, moved) for _, number, _ in ran]
+            for layers in moved:
+                for (change, number, at), (low, high) in zip(ran, spans, strict=True):
+                    there = kind(number, min(max(layers, low), high))
+                    found.append(there if change >= 0 else ~there)
+                    place_of.append(place(at, layers))
+            sizes = (self.rows[number].size_bytes * (1 if change >= 0 else -1) for change, number, _ in ran)
+            left_bytes += (len(moved) - 1) * sum(sizes)
+        if left_bytes:
+            here = [kind(change, 0) if change >= 0 else ~kind(~change, 0) for change in changes]
+            found, place_of = _with_all_frees(here, found, place_of)
+        calls = [(copy, slope) for call, slope in few.calls for copy in self._calls(call)]
+        return replace(few, kinds=kinds, held=held, changes=found, places=places, place_of=place_of, calls=calls,
+                       other_held=held, other_changes=found)  # fmt: skip
+
+    def _numbered(
+        self, rows: Iterable[tuple[str, _Rest]], made: Callable[[str, _Rest], _Row]
+    ) -> tuple[Callable[[int, int], int], list[_Row]]:
+        """Return the number of a row that is moved by some layers, and the rows by number, which grow with each ask.
+
+        A row has a path and a rest, which `made` joins.
+        """
+        numbers: dict[Any, int] = {}
+        found: list[_Row] = []
+        parts = [(*self.split(path), rest) for path, rest in rows]
+
+        @cache
+        def number(row: int, layers: int) -> int:
+            layer, inner, rest = parts[row]
+            key = (None if layer is None else layer + layers, inner, rest)
+            if key not in numbers:
+                numbers[key] = len(found)
+                found.append(made(inner if layer is None else f"{self.prefix}{key[0]}{inner}", rest))
+            return numbers[key]
+
+        return number, found
+
+    def _split(self, path: str) -> tuple[int | None, str]:
+        """Return the layer of a path, None outside all, and the path without it."""
+        name, dot, rest = path.removeprefix(self.prefix).partition(".")
+        layers = LayerRange.parse(name) if path.startswith(self.prefix) else None
+        return (layers.first, dot + rest) if layers else (None, path)
+
+    def unit(self, path: str) -> Unit | None:
+        """Return the unit that a path lies in."""
+        layer, _ = self.split(path)
+        return None if layer is None else self.copies[layer][0]
+
+    def shifts(self, unit: Unit | None, before: Unit | None = None) -> range:
+        """Return the layers to move each copy of the events by, in order; in backward the last copy comes first."""
+        found = range(1) if unit is None else self.ranges[unit]
+        return found[::-1] if unit and before and before > unit else found
+
+    def _span(self, kind: int, unit: Unit | None, moved: range) -> tuple[int, int]:
+        """Return how far a kind is moved at least and at most: as its unit, less if it is in another run."""
+        first, last = sorted((moved[0], moved[-1]))
+        own = self.unit(self.rows[kind].block.path)
+        if own and unit and own[0] != unit[0]:
+            low, high = self.ranges[own][0], self.ranges[own][-1]
+            first, last = min(max(first, low), high), min(max(last, low), high)
+        return first, last
+
+    def _runs(self, changes: list[int]) -> Iterator[_Run]:
+        """Yield the events; those in a unit are repeated for each of its copies."""
+        for _, start, stop in self.few.layout.phases:
+            before = None
+            for unit, run in groupby(self._with_units(changes, start, stop), key=lambda pair: pair[0]):
+                yield unit, self.shifts(unit, before), [number for _, number in run]
+                before = unit if unit is not None else before
+
+    def _with_units(self, changes: list[int], start: int, stop: int) -> Iterator[tuple[Unit | None, int]]:
+        """Yield each event with its unit: the module's; outside the encoder the block's; else that of the event before.
+
+        A block without a unit that is freed outside all modules has none: autocast frees its weights in any order.
+        """
+        unit = None
+        for number in range(start, stop):
+            change, path = changes[number], self.few.layout.places[number][1]
+            found, is_outside = self.unit(path), path != self.around
+            if found is None and is_outside:
+                found = self.unit(self.rows[max(change, ~change)].block.path)
+            if found is None and is_outside and change < 0 and not path:
+                yield None, number
+                continue
+            unit = unit if found is None else found
+            yield unit, number
+
+    def _with_all_norms(self) -> list[int]:
+        """Return the changes; a stack of one number for each parameter, such as norms to clip, has those of copies too.
+
+        So have DDP's buffers in one tensor, and the results of operators on either. Events of no bytes before it have
+        the parameters or buffers.
+        """
+        stacked: list[Block] = []
+        numbers: dict[int, int] = {}
+        found = []
+        for change in self.few.changes:
+            number = max(change, ~change)
+            block, size = self.rows[number].block, self.rows[number].size_bytes
+            if block.operator in (STACK, CAT) and not size:
+                stacked.append(block)
+            elif block.operator in (STACK, CAT) and stacked:
+                few = sum(part.shape[0] for part in stacked)
+                many = sum(part.shape[0] * len(self.shifts(self.unit(part.path))) for part in stacked)
+                if many != few and not block.path and block.shape == (few,):
+                    self.grown[size, few] = size // few * many, many
+                stacked = []
+            if not block.path and block.shape and (size, block.shape[0]) in self.grown:
+                many, count = self.grown[size, block.shape[0]]
+                if number not in numbers:
+                    numbers[number] = len(self.rows)
+                    block = block._replace(shape=(count, *block.shape[1:]))
+                    self.rows.append(self.rows[number]._replace(size_bytes=many, block=block))
+                number = numbers[number]
+            found.append(number if change >= 0 else ~number)
+        return found
+
+    def _calls(self, call: Collective) -> Iterator[Collective]:
+        """Yield the call with its layer moved, for each copy of its unit."""
+        for (few, _), (many, _) in self.grown.items():
+            if (call.path, call.full_bytes) == ("", few) and (call.phase, call.kind) in _STACKED:
+                call = call._replace(full_bytes=many)
+                break
+        layer, rest = self.split(call.path)
+        for moved in self.shifts(self.unit(call.path)):
+            yield call if layer is None else call._replace(path=f"{self.prefix}{layer + moved}{rest}")
+
+
+def _with_all_frees(ran: list[int], changes: list[int], places: list[int]) -> tuple[list[int], list[int]]:
+    """Return the repeated changes, and the frees that their blocks lack next to an equal one.
+
+    They belong to no layer: reentrant checkpointing frees the random states of all layers after the last one.
+    """
+    lacking: Counter[int] = Counter()
+    for sign, own in ((1, changes), (-1, ran)):
+        for change in own:
+            lacking[max(change, ~change)] += sign if change >= 0 else -sign
+    lacking = +lacking
+    times = [1 if change >= 0 else 1 + lacking.pop(~change, 0) for change in changes]
+    return ([change for change, count in zip(changes, times, strict=True) for _ in range(count)],
+            [place for place, count in zip(places, times, strict=True) for _ in range(count)])  # fmt: skip

@@ -1,0 +1,255 @@
+"""`estimate`: the memory of a step on fake tensors, which allocate nothing.
+
+Forward, backward, recomputation and the optimizer step are dispatched as in a real run. If all layers are equal,
+two shallow models run instead of the deep one; the repetition of a layer must turn the first trace into the second.
+"""
+
+import os
+import warnings
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from typing import Any
+from unittest.mock import patch
+
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
+from bertscope.memory.deepening import with_copies
+from bertscope.memory.fake_run import fake_run
+from bertscope.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.memory.parallel.fake_ranks import fake_ranks, parallelize_fakes
+from bertscope.memory.parallel.strategies import layers_of, zero_ranks
+from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
+from bertscope.memory.summary import estimated, memory_report, uncounted_notes
+from bertscope.memory.trace import FAR, SMALLEST, MemoryTrace, same_events
+from bertscope.memory.zero import idle, with_update, without_broadcasts
+from bertscope.processes.folders import compile_environment
+from bertscope.reports.base import Note
+from bertscope.reports.memory import Memory, MemoryReport, Variant
+from bertscope.settings.losses import mini_batch
+from bertscope.settings.run_config import FREED, RunConfig
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn, torch, value_errors
+from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
+from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
+from bertscope.tracing.inputs import loss_of, running, running_module
+from bertscope.tracing.losses import loss_function
+from bertscope.tracing.module_tree import row_paths
+from bertscope.tracing.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
+from bertscope.tracing.totals import subject
+
+_KEPT_RUNS = 16
+# The peaks of compiled steps, in those of eager ones: measured, with one recomputation estimated (docs/memory.md).
+_ENCODERS, _LOWEST, _HIGHEST = 10, 0.6, 1.1
+
+
+class MemoryTraces:
+    """The memory traces of one source, with a cache of runs and of what is verified for a kind of run."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.source = source
+        self.verified: dict[RunConfig, bool] = {}
+        self.freed = lru_cache(maxsize=_KEPT_RUNS)(self._freed)  # whatever the loop of the run is
+        self.stacks = cache(partial(layer_stacks, self.source))
+        self.parameters = cache(lambda run_config: list(all_parameters(counted_model(source, run_config))))
+
+    def trace(self, run_config: RunConfig) -> MemoryTrace:
+        """Return the trace of the step, from runs of this batch."""
+        if not self._repeats(run_config):
+            return self._whole(run_config)
+        short, kind = self._shallow(run_config, RAN), _kind(run_config)
+        if kind not in self.verified:
+            longer = self._repeated(short, run_config, RAN, RAN + 1)
+            self.verified[kind] = same_events(longer, self._shallow(run_config, RAN + 1))
+        if not self.verified[kind]:
+            return self._whole(run_config)
+        return self._finished(self._repeated(short, run_config, RAN), run_config)
+
+    def growth(self, run_config: RunConfig) -> MemoryTrace | None:
+        """Return the memory of a step as a function of the batch; None if its events change with the batch.
+
+        With a loss of mini-batches it is a function of the examples after the first one. If layers may repeat, the run
+        of the larger batch has one unit of them more than the other: the two verify both, that layers repeat and that
+        bytes grow evenly.
+        """
+        if run_config.compile:
+            return None  # the batch decides inductor's program
+        first = mini_batch(run_config.loss)
+        one, far = (replace(run_config, batch=first + batch, loop=FREED) for batch in (SMALLEST, FAR))
+        found: MemoryTrace | None = None
+        if self._repeats(run_config):
+            longer = self._repeated(self._shallow(one, RAN), one, RAN, RAN + 1)
+            found = longer.growing(self._shallow(far, RAN + 1))
+            found = found and self._repeated(found, run_config, RAN + 1)
+        if found is None:
+            found = self.freed(one).growing(self.freed(far))
+        return found and self._finished(found, run_config)
+
+    def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:
+        """Return the stacks of layers of which few run, if that takes less time; () if every layer has to run."""
+        if run_config.compile:  # a graph has no layers
+            return ()
+        stacks = self.stacks(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
+        some, more = (sum(len(stack.few(units)) for stack in stacks) for units in (RAN, RAN + 1))
+        runs_twice = 2 * some + more < 2 * sum(len(stack.kinds) for stack in stacks)  # such as with another batch
+        return stacks if runs_twice else ()
+
+    def _shallow(self, run_config: RunConfig, units: int) -> MemoryTrace:
+        """Return the trace of a model of which each run of equal layers has at most so many units.
+
+        Nothing outlives its use in it.
+        """
+        stacks = self._repeats(run_config)
+        few = {stack.path: stack.few(units) for stack in stacks}
+        run_config = replace(run_config, checkpointing=shortened(run_config.checkpointing, few))
+        counts = tuple((stack.field, len(few[stack.path])) for stack in stacks)
+        return self.freed(replace(run_config, loop=FREED), counts)
+
+    def _whole(self, run_config: RunConfig) -> MemoryTrace:
+        return self._finished(self.freed(replace(run_config, loop=FREED)), run_config)
+
+    def _finished(self, trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
+        """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
+        if run_config.parallelism.row.divides_optimizer:
+            trace = with_update(trace, self.parameters(_kind(run_config)), run_config)
+        return trace.in_loop(run_config)
+
+    def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
+        source = self.source.with_layer_counts(dict(counts)) if counts else self.source
+        if not run_config.parallelism.row.divides_optimizer:
+            return source_trace(source, run_config)
+        return without_broadcasts(source_trace(source, replace(run_config, parallelism=idle(run_config.parallelism))))
+
+    def _repeated(self, trace: MemoryTrace, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
+        stacks = self._repeats(run_config)
+        for stack in stacks:
+            trace = with_copies(trace, stack.path, stack.copies(ran, wanted))
+        return replace(trace, traced_layers=sum(len(stack.few(RAN)) for stack in stacks))
+
+
+def _kind(run_config: RunConfig) -> RunConfig:
+    """Return what runs of all sizes and loops have in common."""
+    return replace(run_config, batch=1, seq=1, loop=FREED)
+
+
+def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
+    """Return the trace of a step with every layer of the source, in which nothing outlives its use."""
+    model = run_model(source, run_config)
+    inputs = meta_inputs(model, run_config)
+    with running(source, model, "fake tensors", run_config.input):
+        return module_trace(model, inputs, run_config, loss_function(run_config, is_short=True), source.layer_path)
+
+
+def estimate(
+    module: nn.Module, inputs: Any, run_config: RunConfig, *, loss: Loss | None = None, name: str | None = None
+) -> MemoryReport:
+    """Estimate the memory of a step of any module, without allocating it or changing the module.
+
+    `inputs` is a tensor, a tuple, or a dictionary of keyword arguments, real or on meta. Backward starts from
+    `loss(module, inputs)`; by default from the output's loss, or the sum of its first tensor. The module determines
+    sizes and dtypes; with padding above 0, questions such as `mask.all()` are answered as for a mask that hides
+    positions. Raises SelectionError for a module that cannot be copied, and for one whose operators depend on the
+    values of tensors.
+    """
+    found, notes = module_memory(module, inputs, run_config, loss)
+    variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
+    about = subject(module, name, run_config.dtype)
+    return replace(memory_report(about, run_config, (variant,)), inputs_given=True, notes=notes)
+
+
+def module_memory(
+    module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None
+) -> tuple[Memory, tuple[Note, ...]]:
+    """Return the memory of a step of any module, and a note on what is not counted."""
+    with running_module(type(module).__name__, module, "fake tensors"):
+        trace = module_trace(module, inputs, run_config, loss)
+    trace = trace.in_loop(run_config)
+    found = estimated(trace, trace.other_peak_bytes, run_config, row_paths(module))
+    return found, uncounted_notes(trace, run_config)
+
+
+def module_trace(
+    module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None, layer_path: str = ""
+) -> MemoryTrace:
+    """Return the trace of a step of any module, of one rank of a job; `layer_path` is that of its layers.
+
+    Nothing outlives its use in it; `in_loop` adds what does. A note says which modules are compiled unless the run says
+    it, and why a step that torch does not compile on fake tensors is eager.
+    """
+    paths = [""] if run_config.compile else compiled_paths(module)
+    eager = run_config.changed(compile=False)
+    if not paths:
+        return _traced(module, inputs, eager, loss, layer_path)
+    if run_config.parallelism.world_size > 1:
+        raise SelectionError(
+            "a compiled step is estimated on one rank only, since inductor's programs for the collectives of several "
+            "need real ranks; leave the compilation out, or the ranks"
+        )
+    if not run_config.compile:
+        names = ", ".join(path or "the whole model" for path in paths[:3]) + (" ..." if paths[3:] else "")
+        text = f"compiled: {names}; estimated as torch.compile runs it with inductor"
+        warnings.warn(BertscopeWarning(text), stacklevel=2)
+    module = without_compiler(module)
+    try:
+        with patch.dict(os.environ, compile_environment()), inductor_without_kernels():  # whose import makes a folder
+            return _traced(module, inputs, eager.changed(compile=paths == [""]), loss, layer_path, paths)
+    except Exception as error:  # of dynamo, inductor or a name that this torch has not; an eager step shows any other
+        if isinstance(error, BertscopeError) and not isinstance(error, UnknownValueError):
+            raise
+        text = (
+            f"estimated as eager: torch {torch.__version__} compiles nothing of it on fake tensors "
+            f"({one_line(str(error), limit=160)}); the peaks of compiled steps of {_ENCODERS} encoders were {_LOWEST} "
+            f"to {_HIGHEST} times those of eager ones"
+        )
+    warnings.warn(BertscopeWarning(text), stacklevel=2)
+    return _traced(module, inputs, eager, loss, layer_path)
+
+
+def _traced(
+    module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None, layer_path: str,
+    compiled: Collection[str] = (),
+) -> MemoryTrace:  # fmt: skip
+    """Return the trace of a step with these modules compiled, in the context that compiles on fake tensors."""
+    parallelism = zero_ranks(module, run_config.parallelism)
+    given, how = named_inputs(inputs, loss)
+    with ExitStack() as stack:
+        meshes = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
+        stack.enter_context(fake_tensors())
+        if run_config.device == "cuda":
+            stack.enter_context(cuda_semantics(run_config))
+        copied = fake_copy(module).train(run_config.mode != "inference")
+        for path in filter(None, compiled):  # a copy is not compiled; the step compiles the whole model
+            copied.get_submodule(path).compile(dynamic=False)
+        buckets = {}
+        if meshes is not None:
+            buckets = parallelize_fakes(copied, layers_of(copied, layer_path), parallelism, meshes)
+        try:
+            trace = fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, buckets=buckets))
+            if parallelism == run_config.parallelism:
+                return trace
+            calls = [(call._replace(ranks=run_config.parallelism.world_size), slope) for call, slope in trace.calls]
+            return replace(trace, calls=calls)
+        except value_errors() as error:
+            raise UnknownValueError(
+                f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "
+                "estimate does not have; 'bertscope profile' measures a step"
+            ) from None
+        except (RuntimeError, NotImplementedError) as error:  # of DTensor, for an operator that it does not divide
+            if meshes is None:
+                raise
+            raise SelectionError(
+                f"torch does not run this step with {parallelism.strategy} ({one_line(str(error), limit=160)}); choose "
+                "another optimizer, option or strategy"
+            ) from None
+
+
+def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:
+    """Return the inputs by name, and the function that computes the loss from them."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs), loss or call_with_keywords
+    given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+    def call(module: nn.Module, named: dict[str, Any]) -> Any:
+        return loss_of(module(*named.values()))[0]
+
+    return {f"input {number}": value for number, value in enumerate(given)}, loss or call

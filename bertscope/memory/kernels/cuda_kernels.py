@@ -1,0 +1,326 @@
+"""CUDA's kernels on fake CPU tensors, for a machine without CUDA: their saved tensors and temporary memory.
+
+A backward pass of fake CUDA tensors needs CUDA; the shape functions and autograd formulas of the fused kernels do
+not. Functions of torch.nn.functional are patched, since the autograd engine disables a function mode while it
+recomputes a checkpointed layer. CUDA's autocast lists are registered under the CPU's autocast key.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import prod, sqrt
+from typing import Any
+
+from bertscope.errors import SelectionError, name_of
+from bertscope.memory.kernels.cpu_scratch import contiguous_bytes, is_read_by_blas
+from bertscope.memory.kernels.scratch_rules import EMBEDDING, FLASH, LAYER_NORM, MATRICES, SUM, Scratch
+from bertscope.settings.run_config import RunConfig
+from bertscope.torch_access import close_library, has_kernel, operator_name, torch
+
+_HALF = (torch.bfloat16, torch.float16)
+_BLOCK, _LOCK_BYTES = 64, 16
+_MOST_FLASH_WIDTH, _MOST_CUDNN_WIDTH = 256, 128  # of a head
+_CUDNN_BYTES = 256  # of each call of its attention, as measured
+_SUM_BYTES = 4  # of a sum of numbers in 16 bits
+_ALIGNMENT = 8  # of a flash kernel's head size, and of an efficient kernel's mask
+
+
+def kernel_for(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, asked: str = "auto"
+) -> str:
+    """Return the kernel that torch chooses on CUDA (sm80 and later), or the one asked for, but cudnn only if it can.
+
+    Raises SelectionError if the kernel asked for does not support these arguments.
+    """
+    dtype, width, is_half = query.dtype, query.shape[-1], query.dtype in _HALF
+    trains_mask = mask is not None and mask.requires_grad  # cuDNN's kernel has no gradient of a mask
+    if asked == "cudnn" and not (
+        is_half and width % _ALIGNMENT == 0 and width <= _MOST_CUDNN_WIDTH and not trains_mask
+    ):
+        asked = "auto"
+    tensors = [tensor for tensor in (query, key, value, mask) if tensor is not None]
+    # check_last_dim_stride_equals_1_dense of torch's sdp_utils_cpp.h, such as for T5's bias by heads
+    is_strided = any(tensor.stride(-1) != 1 and tensor.shape[-1] != 1 for tensor in tensors)
+    if query.dim() != 4 or (is_strided and asked in ("auto", "cudnn")):
+        return "math"
+    has_mask, has_all_heads = mask is not None or width != value.shape[-1], query.shape[1] == key.shape[1]
+    can_run = {  # in the order that torch prefers
+        "flash": is_half and not has_mask and width <= _MOST_FLASH_WIDTH,
+        "efficient": (is_half or dtype == torch.float32) and width % (8 if is_half else 4) == 0 and has_all_heads,
+        "math": True,
+    }
+    if not can_run.get(asked, True):
+        raise SelectionError(
+            f"the {asked} kernel does not support {str(dtype).removeprefix('torch.')} with head size {width}"
+            f"{' and a mask' if has_mask else ''}; use {name_of('sdpa_kernel')} auto"
+        )
+    return asked if asked != "auto" else next(name for name, can in can_run.items() if can)
+
+
+def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Callable[..., torch.Tensor]:
+    """Return a replacement of torch.nn.functional.scaled_dot_product_attention that dispatches CUDA's kernels.
+
+    `chosen` returns the kernel that is asked for with queries of a dtype; `device` is the type of fake tensors that it
+    takes, of others torch's own function runs.
+    """
+    given = torch.nn.functional.scaled_dot_product_attention
+
+    def run(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if query.device.type != device:
+            return given(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if torch.is_autocast_enabled(device):
+            lower = torch.get_autocast_dtype(device)
+            query, key, value = (tensor.to(lower) for tensor in (query, key, value))
+        mask = None if attn_mask is None else attn_mask.to(query.dtype)
+        with torch.autocast(device, enabled=False):
+            kernel = kernel_for(query, key, value, mask, chosen(query.dtype))
+            root = 1 / sqrt(query.shape[-1]) if scale is None else scale
+            run_kernel = _math if kernel == "math" else partial(_fused, kernel)
+            out: torch.Tensor = run_kernel(query, key, value, mask, dropout_p, is_causal, root)
+        return out
+
+    return run
+
+
+def _fused(
+    kernel: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float
+) -> Any:
+    aten, width = torch.ops.aten, query.shape[-1]
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    if kernel == "flash":
+        if width % _ALIGNMENT:
+            query, key, value = (_padded(tensor) for tensor in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return out[..., :width]
+    if kernel == "cudnn":
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, mask, keeps, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if mask is not None:
+        *steps, last = mask.stride()
+        if last != 1 or any(step % _ALIGNMENT for step in steps):
+            mask = _padded(mask)[..., : mask.shape[-1]]
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, keeps, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _padded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with its last dimension padded to a multiple of 8."""
+    return torch.nn.functional.pad(tensor, (0, _ALIGNMENT - tensor.shape[-1] % _ALIGNMENT))
+
+
+def _math(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float) -> Any:
+    """Compute attention in separate operators, for 16-bit inputs in fp32."""
+    dtype = query.dtype
+    if dtype in _HALF:
+        query, key, value = (tensor.float() for tensor in (query, key, value))
+    if query.dim() == 4 and query.shape[1] != key.shape[1]:
+        times = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(times, 1) for tensor in (key, value))
+    if is_causal:
+        allowed = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = torch.where(allowed, 0.0, float("-inf"))
+    root = sqrt(abs(scale))
+    scores = (query * root) @ (key.transpose(-2, -1) * root)
+    if mask is not None:
+        scores += mask
+    probabilities = torch.ops.aten._safe_softmax(scores, -1)
+    del scores
+    if dropout_p > 0:
+        probabilities = torch.native_dropout(probabilities, dropout_p, True)[0]
+    return (probabilities @ value).to(dtype)
+
+
+# Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
+# that take the result's dtype (AT_FORALL_FP32_SET_OPT_DTYPE) and keep it if it is given.
+_IN_FLOAT = (
+    "acos", "asin", "cosh", "cosine_similarity", "dist", "erfinv", "exp", "expm1", "frobenius_norm.dim", "group_norm",
+    "layer_norm", "log", "log10", "log1p", "log2", "logsumexp", "native_layer_norm", "nuclear_norm", "nuclear_norm.dim",
+    "pdist", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "reciprocal", "renorm", "rms_norm", "rsqrt",
+    "sinh", "softplus", "tan", "upsample_linear1d", "upsample_trilinear3d",
+    *(f"{kind}{size}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for size in (1, 2, 3)),
+    *(form.format(kind) for kind in ("bilinear2d", "bicubic2d") for form in ("upsample_{}", "_upsample_{}_aa")),
+)  # fmt: skip
+_TO_FLOAT = (
+    "cumprod", "cumsum", "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "linalg_vector_norm", "log_softmax.int",
+    "softmax.int", "sum", "sum.dim_IntList",
+)  # fmt: skip
+_SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
+
+
+@contextmanager
+def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
+    """Patch torch to run on CPU tensors as it runs on CUDA, and restore it at the end."""
+    functional = torch.nn.functional
+    new = {
+        "dropout": _dropout(functional.dropout),
+        "scaled_dot_product_attention": attention(lambda _: run_config.sdpa_kernel),
+    }
+    original = {name: getattr(functional, name) for name in new}
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        _add_lists(library)
+        vars(functional).update(new)
+        yield
+    finally:
+        vars(functional).update(original)
+        close_library(library)
+
+
+def _add_lists(library: Any) -> None:
+    """Register CUDA's autocast lists under AutocastCPU: all operators but those that torch casts there as on CUDA."""
+    for names, wrapped in ((_IN_FLOAT, _in_float), (_TO_FLOAT, _to_float)):
+        for name in names:
+            packet, _, overload = name.partition(".")
+            known = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if known is not None and not has_kernel(known, "AutocastCPU"):
+                library.impl(name, wrapped(name, known), "AutocastCPU")
+    # CUDA lists the parts of cross_entropy and not the whole, which asks for a log_softmax in the dtype of its input:
+    # autocast leaves that as it is, and nll_loss gets a copy in fp32. Source: ATen/native/LossNLL.cpp.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it replaces the kernel of the CPU
+        library.impl("cross_entropy_loss", torch.ops.aten.cross_entropy_loss.default.decompose, "AutocastCPU")
+
+
+def _in_float(name: str, operator: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator on copies in fp32."""
+        with torch.autocast("cpu", enabled=False):
+            return operator(*(_float(arg) for arg in args), **{key: _float(arg) for key, arg in kwargs.items()})
+
+    return run
+
+
+def _float(value: Any) -> Any:
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_half else value
+
+
+def _to_float(name: str, operator: Any) -> Callable[..., Any]:
+    def run(given: torch.Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
+        """Run the operator with a result in fp32; only a softmax reads fp16 without a copy."""
+        if name in _SOFTMAX and len(args) > 1:
+            args, dtype = args[:1], args[1]
+        with torch.autocast("cpu", enabled=False):
+            if dtype is None and given.dtype == torch.float16 and name in _SOFTMAX:
+                return getattr(torch.ops.aten, _SOFTMAX[name])(given, *args, True)
+            if dtype is None and given.dtype in (torch.bfloat16, torch.float16):
+                dtype = torch.float32
+            return operator(given, *args, dtype=dtype)
+
+    return run
+
+
+def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        """Run the fused kernel, whose mask has one byte for each element; torch has none in place."""
+        if inplace or not training or not 0 < p < 1:
+            return original(input, p, training, inplace)  # type: ignore[no-any-return]
+        return torch.native_dropout(input, p, True)[0]
+
+    return run
+
+
+def _flash_attn_scratch(name: str, args: Any) -> int | Scratch:
+    """Return the temporary bytes of the backward pass of flash-attn: sums of gradients in fp32, and expanded keys.
+
+    Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp (2.8) and hopper/flash_api.cpp (3, on Hopper).
+    """
+    query, key, version = args[1], args[2], args[-1]
+    if query.dtype not in _HALF or query.shape[-1] > _MOST_FLASH_WIDTH:
+        raise SelectionError(
+            f"flash attention takes fp16 and bf16 and heads of at most {_MOST_FLASH_WIDTH} numbers; got "
+            f"{str(query.dtype).removeprefix('torch.')} and {query.shape[-1]}; add "
+            f"{name_of('precision')} bf16 or autocast-bf16"
+        )
+    if name.endswith("forward"):
+        return 0
+    heads, width = query.shape[-2:]
+    tokens, batch = prod(query.shape[:-2]), query.shape[0]
+    is_packed, is_grouped, block = "varlen" in name, key.shape[-2] != heads, 128
+    if version == 3:
+        width = next(size for size in (64, 96, 128, 192, 256) if width <= size)
+        is_narrowed = any(side >= 0 for side in args[-3:-1]) or args[-4]
+        block = 128 if width <= 64 else 80 if width == 128 and not is_narrowed else 64
+        row, key_row = 4 * heads * (width + 2), 8 * key.shape[-2] * width * is_grouped
+        if is_packed:
+            batch = args[10].numel() - 1
+            return Scratch(FLASH, (batch, tokens, row, block, prod(key.shape[:-2]), key_row))
+        return int(batch * (-(-query.shape[1] // block) * block * row + -(-key.shape[1] // 128) * 128 * key_row))
+    rows = tokens + 128 * (args[10].numel() - 1) if is_packed else batch * -(-query.shape[1] // block) * block
+    expanded = 2 * prod(key.shape[:-2]) * heads * width * key.itemsize if is_grouped else 0
+    return int(4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded)
+
+
+def _summed_over_rows(given: torch.Tensor, dims: Any) -> int:
+    """Return the number of sums over the first dimensions of a contiguous tensor; 0 for any other sum."""
+    summed = {dim % max(given.dim(), 1) for dim in dims or ()}
+    is_first = summed == set(range(len(summed))) and 0 < len(summed) < given.dim()
+    return prod(given.shape[len(summed) :]) if is_first and given.is_contiguous() and given.numel() else 0
+
+
+def _sums_of_queries(query: torch.Tensor) -> int:
+    *rows, length, width = query.shape
+    return 4 * prod(rows) * (-(-length // 128) * 128) * (-(-width // 32) * 32 + 1)
+
+
+def _blocks_of_queries(query: torch.Tensor) -> int:
+    """Return the sums of gradients in blocks of 64 x 64 numbers, each with a lock.
+
+    Source: GradQTempStorage and workspace_size in kernel_backward.h.
+    """
+    *rows, length, width = query.shape
+    blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
+    return prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
+
+
+# Operator -> its temporary bytes by its arguments and the bytes of the contiguous copies that it makes.
+_SCRATCH: dict[str, Callable[[Any, int], int | Scratch]] = {
+    "_scaled_dot_product_cudnn_attention": lambda args, copied: _CUDNN_BYTES,
+    "_scaled_dot_product_cudnn_attention_backward": lambda args, copied: _sums_of_queries(args[1]) + _CUDNN_BYTES,
+    "_scaled_dot_product_flash_attention_backward": lambda args, copied: _sums_of_queries(args[1]),
+    "_scaled_dot_product_efficient_attention_backward": lambda args, copied: _blocks_of_queries(args[1]),
+    "native_layer_norm_backward": lambda args, copied: Scratch(
+        LAYER_NORM,
+        (args[1].shape[-1], args[1].numel() // max(args[1].shape[-1], 1), args[1].itemsize, copied),
+    ),
+    "embedding_dense_backward": lambda args, copied: Scratch(
+        EMBEDDING, (args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize, copied)
+    ),
+}
+
+
+def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
+    """Return the temporary bytes that a CUDA kernel allocates; `card_threads` are those that the card runs at once."""
+    name = operator_name(operator)
+    if name in MATRICES:
+        return sum(int(args[place].nbytes) for place in MATRICES[name] if not is_read_by_blas(args[place]))
+    if name.startswith("_flash_attn"):
+        return _flash_attn_scratch(name, args)
+    if operator is torch.ops.aten.sum.dim_IntList and (kept := _summed_over_rows(args[0], args[1])):
+        return Scratch(SUM, (kept, args[0].numel() // kept, max(args[0].itemsize, _SUM_BYTES), card_threads))
+    copied = contiguous_bytes(operator, args)
+    return _SCRATCH[name](args, copied) if name in _SCRATCH else copied
+
+
+def statistics_bytes(operator: Any, args: Any, number: int, tensor: torch.Tensor, *, on_cuda: bool) -> int | None:
+    """Return the bytes of LayerNorm's statistics, of which torch's shape function is wrong; None for other results.
+
+    They are fp32 on CUDA, and on the CPU for fp32 weights.
+    """
+    if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize >= 4 or not number:
+        return None
+    is_wide = on_cuda or (args[2] is not None and args[2].itemsize == 4)
+    return 4 * tensor.numel() if is_wide else None

@@ -1,0 +1,143 @@
+"""The matrix products of a layer, with what it costs to keep the output of each, or to compute it again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from bertscope.memory.estimate import module_trace
+from bertscope.memory.step import meta_inputs, run_model
+from bertscope.model.keep import call_name, keep_operators
+from bertscope.model.lists import layer_lists
+from bertscope.reports.plan import PlanOperator
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.losses import MODEL
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import in_backward, written_tensors
+from bertscope.tracing.inputs import running
+from bertscope.tracing.operator_costs import bytes_moved, cost, tensors
+from bertscope.tracing.record import Call, Device, Recorder, RunLog
+from bertscope.tracing.repeat import layer_stacks
+
+_UNITS = 2  # of layers that run: the first may do what the others do not, such as the position bias of T5
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """The costs of one layer of a list in a step; all layers of the list count as equal."""
+
+    path: str
+    layer_paths: tuple[str, ...]
+    operators: tuple[PlanOperator, ...] = ()  # its matrix products
+    flops: int = 0  # of its forward pass
+    always_flops: int = 0  # of products that run again in each plan: a later operator overwrites their output
+    moved_bytes: int = 0  # by what the recomputation runs besides matrix products
+    whole: int = 0  # the last layers, which are not recomputed
+
+    @property
+    def layers(self) -> int:
+        """Return the number of layers."""
+        return len(self.layer_paths)
+
+    @property
+    def recomputed(self) -> int:
+        """Return the number of layers that are recomputed, the first ones."""
+        return self.layers - self.whole
+
+
+def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
+    """Return the costs of the layers of each list of the model, from a run of few layers on fake tensors."""
+    counts = {stack.field: len(stack.few(_UNITS)) for stack in layer_stacks(source)}
+    found = layer_lists(source.build())
+    deep = {path: layers for path, layers in found.items() if len(layers) > 1} or found
+    few = source.with_layer_counts(counts) if counts else source
+    # A layer costs the same for the texts of an example together as one after the other.
+    texts = run_config.batch * run_config.texts
+    run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False)
+    model = run_model(few, run_config)
+    keep_operators(model, {})  # no layer yet: it switches the cache of keys off
+    records = {path: _LayerRuns(model.get_submodule(layers[-1]))
+               for path, layers in layer_lists(model).items() if path in deep}  # fmt: skip
+    inputs = meta_inputs(model, run_config)
+    with running(few, model, "fake tensors", run_config.input):
+        module_trace(model, inputs, run_config, None, few.layer_path)
+    return [
+        record.costs(path, deep[path]) for path, record in records.items() if record.first is not None and record.again
+    ]
+
+
+class _LayerRuns:
+    """The logs of a layer's first call and of its repetition, up to the last operator whose output backward needs."""
+
+    def __init__(self, layer: Any) -> None:
+        from torch.utils.checkpoint import checkpoint
+
+        self.first: RunLog | None = None
+        self.again = 0  # operators of the repetition
+        layer.forward = partial(checkpoint, partial(self.run, layer.forward), use_reentrant=False)
+
+    def __deepcopy__(self, memo: object) -> _LayerRuns:
+        """Return the same: a copy of the layer adds to its record."""
+        return self
+
+    def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the layer, and record its first call and its repetition."""
+        if self.first is not None and not in_backward():  # a later call, such as that of shared layers
+            return forward(*args, **kwargs)
+        recorder = Recorder(Device(), forward.__self__, keeps_args=True)  # type: ignore[attr-defined]  # a bound method
+        recorder.hold("inputs", (("", tensor) for tensor in tensors((args, kwargs))))
+        try:
+            with recorder.watching():
+                return forward(*args, **kwargs)
+        finally:
+            recorder.close()
+            if in_backward():
+                self.again = sum(map(_counts, recorder.log.calls))
+            else:
+                self.first = recorder.log
+
+    def costs(self, path: str, layers: Sequence[str]) -> LayerCosts:
+        """Return the costs of a layer of the list at this path."""
+        assert self.first is not None  # noqa: S101 the caller has looked
+        log, made, calls = self.first, Counter[int](), Counter[str]()
+        for block in log.blocks:
+            made[block.call] += block.size_bytes
+        overwritten = {log.blocks[seen.block].call for call in log.calls  # by a later operator, as relu_ does
+                       for seen in written_tensors(call.operator, call.args, or_returned=True)}  # fmt: skip
+        ran, lost, moved = list[PlanOperator](), list[PlanOperator](), 0
+        for number, call in enumerate(log.calls):
+            if not _counts(call):
+                continue
+            name, row = call_name(call.operator), (call.operator, call.args, call.kwargs, call.out)
+            operator = PlanOperator(
+                name=name,
+                number=calls[name],
+                torch_name=call.operator.name().removeprefix("aten::"),
+                module=call.place.path,
+                kept_bytes=made[number],
+                flops=cost(*row)[1],
+                again=len(ran) < self.again,
+            )
+            ran.append(operator)
+            calls[name] += 1
+            moved += bytes_moved(*row) if operator.again and not operator.flops else 0
+            if number in overwritten:
+                lost.append(operator)
+        return LayerCosts(
+            path=path,
+            layer_paths=tuple(layers),
+            operators=tuple(replace(product, calls=calls[product.name]) for product in ran
+                            if product.flops and product.kept_bytes and product not in lost),
+            flops=sum(operator.flops for operator in ran),
+            always_flops=sum(product.flops for product in lost if product.again),
+            moved_bytes=moved,
+        )  # fmt: skip
+
+
+def _counts(call: Call) -> bool:
+    """Return False for what torch adds to a repetition: detach of what it saves."""
+    return not call.operator.name().startswith("aten::detach")

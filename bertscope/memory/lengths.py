@@ -1,0 +1,235 @@
+"""The steps of an epoch for sequences of real lengths: their shapes, memory and FLOPs for each way to make batches.
+
+A step of few lengths runs on fake tensors. Between two of them a peak is that of the straight line, which is not below
+it: a peak grows with the length at most as a matrix of length x length does. FLOPs are those of the parabola through
+the three nearest lengths, exact for attention over whole sequences. A batch without padding needs the memory of as many
+tokens in sequences of equal length if attention saves no scores, so that a token needs no more in a longer sequence.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from math import exp, lgamma, prod
+
+from bertscope.errors import SelectionError, name_of
+from bertscope.memory.fit import Fitter
+from bertscope.memory.trace import MemoryTrace
+from bertscope.reports.memory import LengthBatch, LengthsRow
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.building import built_for_counting
+from bertscope.sources.model_source import ModelSource
+
+_MOST_TRACED = 5  # each takes about 0.5 s
+_MULTIPLE = 8
+_MEGABATCHES = 50  # batches that group_by_length sorts together: get_length_grouped_indices of transformers
+_LARGE = 1024  # a batch in which activations decide the peak
+_NO_SCORES = 0.002  # the share by which a token's memory may grow with the length, such as by a kernel's scratch
+StepShape = tuple[int, int]  # sequences, tokens of each
+
+
+def traced_lengths(lengths: list[int]) -> list[int]:
+    """Return the lengths that run: all if they are few, else the shortest, the longest and multiples of 8 between."""
+    low, high = lengths[0], lengths[-1]
+    parts = (low + (high - low) * number // (_MOST_TRACED - 1) for number in range(1, _MOST_TRACED - 1))
+    between = (-(-length // _MULTIPLE) * _MULTIPLE for length in parts)
+    return lengths if len(lengths) <= _MOST_TRACED else sorted({low, high, *(own for own in between if own < high)})
+
+
+@dataclass(frozen=True)
+class Batching:
+    """One way to make batches: the shapes of its steps with the number of each in an epoch, and the worst one.
+
+    `size` are the sequences of a batch, or for `packed` and `tokens` its most tokens.
+    """
+
+    name: str
+    shapes: Mapping[StepShape, float]
+    size: int
+    worst: StepShape | None = None  # None: the one with the highest peak
+
+
+class Data:
+    """The number of sequences of each length, the shortest first."""
+
+    def __init__(self, counts: dict[int, int]) -> None:
+        self.counts, self.total, self.longest = counts, sum(counts.values()), max(counts)
+        self.tokens = sum(length * count for length, count in counts.items())
+        # The mean length, rounded up to a multiple of 8.
+        self.even = min(-(-self.tokens // self.total // _MULTIPLE) * _MULTIPLE, self.longest)
+
+    @cached_property
+    def shuffled(self) -> list[int]:
+        """Return the lengths in a random order, always the same."""
+        found = [length for length, count in self.counts.items() for _ in range(count)]
+        random.Random(0).shuffle(found)  # noqa: S311
+        return found
+
+    def batchings(self, batch: int, unpadded: int, packed: int, padded: int) -> Iterator[Batching]:
+        """Yield the ways to make batches of so many sequences, and of so many tokens; 0 leaves a way out."""
+        if batch:
+            worst = (min(batch, self.total), self.longest)
+            parts = (batch, self.total // batch), (self.total % batch, 1)
+            sizes = {size: steps for size, steps in parts if size and steps}
+            yield Batching("fixed", {(size, self.longest): own for size, own in sizes.items()}, batch, worst)
+            yield Batching("dynamic", dict(self._dynamic(sizes)), batch, worst)
+            yield Batching("grouped", self._grouped(batch), batch, worst)
+        if unpadded:
+            steps = -(-self.total // unpadded)
+            most, rest = 0, unpadded  # the tokens of the longest sequences, and how many of these are yet to add
+            for length in reversed(self.counts):
+                most, rest = most + min(rest, self.counts[length]) * length, max(rest - self.counts[length], 0)
+            yield Batching("unpadded", {self._even(-(-self.tokens // steps)): steps}, unpadded, self._even(most))
+        if 0 < max(packed, padded) < self.longest:
+            raise SelectionError(
+                f"a sequence has {self.longest:,} tokens, more than {name_of('tokens_per_batch')} {padded:,}; give "
+                f"more, or cut the sequences with {name_of('seq')}"
+            )
+        if packed >= self.longest:
+            shapes = self._packed(packed)
+            yield Batching("packed", shapes, packed, max(shapes))
+        if padded >= self.longest:
+            yield Batching("tokens", self._by_tokens(padded), padded)
+
+    def most_unpadded(self, tokens: int) -> int:
+        """Return the most sequences that never have more than `tokens` together."""
+        found = 0
+        for length in reversed(self.counts):
+            taken = min(tokens // length, self.counts[length])
+            found, tokens = found + taken, tokens - taken * length
+            if taken < self.counts[length]:
+                break
+        return found
+
+    def _even(self, tokens: int) -> StepShape:
+        return -(-tokens // self.even), self.even
+
+    def _dynamic(self, sizes: Mapping[int, int]) -> Iterator[tuple[StepShape, float]]:
+        """Yield the expected number of random batches of these sizes with each longest sequence.
+
+        The chance that all `size` of a batch are among the `below` shortest is C(below, size) / C(total, size).
+        """
+        for size, steps in sizes.items():
+            before, among_all = 0.0, lgamma(self.total + 1) - lgamma(self.total - size + 1)
+            for length, below in zip(self.counts, accumulate(self.counts.values()), strict=True):
+                if below >= size:
+                    share = exp(lgamma(below + 1) - lgamma(below - size + 1) - among_all)
+                    yield (size, length), steps * (share - before)
+                    before = share
+
+    def _grouped(self, batch: int) -> Counter[StepShape]:
+        """Return the batches of transformers' group_by_length for a random order."""
+        together = batch * max(min(self.total // (4 * batch), _MEGABATCHES), 1)
+        shapes: Counter[StepShape] = Counter()
+        for start in range(0, self.total, together):
+            own = sorted(self.shuffled[start : start + together], reverse=True)
+            shapes.update((min(batch, len(own) - first), own[first]) for first in range(0, len(own), batch))
+        return shapes
+
+    def _packed(self, tokens: int) -> Counter[StepShape]:
+        """Return the batches of a random order, each filled until the next sequence does not fit."""
+        shapes, own = Counter[StepShape](), 0
+        for length in self.shuffled:
+            if own + length > tokens:
+                shapes[self._even(own)] += 1
+                own = 0
+            own += length
+        shapes[self._even(own)] += 1
+        return shapes
+
+    def _by_tokens(self, tokens: int) -> Counter[StepShape]:
+        """Return the batches of all sequences, the longest first, padded to at most so many tokens."""
+        lengths, place = sorted(self.shuffled, reverse=True), 0
+        shapes: Counter[StepShape] = Counter()
+        while place < self.total:
+            size = min(tokens // lengths[place], self.total - place)
+            shapes[size, lengths[place]] += 1
+            place += size
+        return shapes
+
+
+def _takes_ids(source: ModelSource, run: RunConfig) -> bool:
+    """Return whether the model takes token ids, next to which a mask hides padding."""
+    if source.bert_config is not None:
+        return True
+    from bertscope.tracing.inputs import inputs_for
+
+    inputs = inputs_for(built_for_counting(source), run.batch, run.seq, given=run.input)
+    return isinstance(inputs, dict) and "input_ids" in inputs
+
+
+class LengthSteps:
+    """The steps of a run at other lengths: their peaks, FLOPs and largest batches."""
+
+    def __init__(self, fitter: Fitter, run: RunConfig, data: Data, *, is_limited: bool) -> None:
+        self.fitter, self.data = fitter, data
+        self.limit = {} if is_limited else {"limit_bytes": None, "shortfall": None}
+        self.traced = traced_lengths(list(data.counts))
+        padding = run.padding or 1 - data.tokens / (data.total * data.longest)
+        takes_mask = run.padding or _takes_ids(fitter.steps.source, run)
+        self.padded, self.unpadded = replace(run, padding=padding if takes_mask else 0.0), replace(run, padding=0.0)
+        self._bytes = lru_cache(None)(lambda run, batch, seq: self._trace(run, batch, seq).peak_bytes)
+        self._flops = lru_cache(None)(lambda seq: fitter.steps.flops(replace(run, batch=1, seq=seq)) / run.accumulate)
+
+    def _trace(self, run: RunConfig, batch: int, seq: int) -> MemoryTrace:
+        return self.fitter.trace(replace(run, batch=batch, seq=seq))
+
+    @cached_property
+    def is_fused(self) -> bool:
+        """Return True if a token needs no more memory in a longer sequence: attention saves no scores."""
+
+        def token_bytes(seq: int) -> float:
+            fewer, more = (self._bytes(self.unpadded, batch, seq) for batch in (_LARGE, _LARGE + 1))
+            return (more - fewer) / seq
+
+        return token_bytes(self.data.longest) <= (1 + _NO_SCORES) * token_bytes(self.data.even)
+
+    def peak(self, shape: StepShape) -> float:
+        """Return the peak of a step with padding, in tensors."""
+        batch, seq = max(shape[0], 2), shape[1]  # the step of one sequence would run at each length
+        place = bisect_left(self.traced, seq)
+        low, high = self.traced[max(place - 1, 0)], self.traced[place]
+        if high in (seq, low):
+            return self._bytes(self.padded, batch, high)
+        first, second = self._bytes(self.padded, batch, low), self._bytes(self.padded, batch, high)
+        return first + (second - first) * (seq - low) / (high - low)
+
+    def flops(self, seq: int) -> float:
+        """Return the FLOPs of one sequence."""
+        near = sorted(self.traced, key=lambda traced: abs(traced - seq))[:3]
+        return sum(self._flops(own) * prod((seq - other) / (own - other) for other in near if other != own)
+                   for own in near)  # fmt: skip
+
+    def row(self, found: Batching) -> LengthsRow:
+        """Return what an epoch of these batches needs."""
+        is_padded, by_tokens = found.name not in ("unpadded", "packed"), found.name in ("packed", "tokens")
+        run, (batch, seq) = self.unpadded, found.worst or max(found.shapes, key=self.peak)
+        own: list[tuple[float, int]] = [(count, length) for length, count in self.data.counts.items()]
+        if is_padded:
+            run, own = self.padded, [(count * size, length) for (size, length), count in found.shapes.items()]
+        peak = self.peak if is_padded else lambda shape: self._bytes(run, *shape)
+        worst, steps = replace(run, batch=batch, seq=seq), sum(found.shapes.values())
+        mean_bytes = round(sum(count * peak(shape) for shape, count in found.shapes.items()) / steps)
+        return LengthsRow(
+            name=found.name, batch=0 if by_tokens else found.size, tokens_per_batch=found.size * by_tokens,
+            batches=round(steps), padding=1 - self.data.tokens / sum(count * length for count, length in own),
+            expected_bytes=min(mean_bytes, self._bytes(run, batch, seq)),  # `peak` has two sequences at least
+            worst_batch=batch, worst_seq=seq, cost=self.fitter.cost(worst, **self.limit),
+            epoch_flops=round(sum(count * self.flops(length) for count, length in own)),
+        )  # fmt: skip
+
+    def table(self) -> Iterator[LengthBatch]:
+        """Yield the largest batch for the lengths up to each one that ran."""
+        for low, high in zip([0, *self.traced], self.traced):  # noqa: B905
+            row = self.fitter.row(replace(self.padded, seq=high))
+            count = sum(count for length, count in self.data.counts.items() if low < length <= high)
+            yield LengthBatch(low=low + 1, high=high, sequences=count, batch=row.batch, cost=row.cost)
+
+    def largest_unpadded(self) -> int:
+        """Return the most tokens of a batch without padding; 0 if attention saves scores."""
+        return self.is_fused and self.fitter.row(replace(self.unpadded, seq=self.data.even)).batch * self.data.even

@@ -1,0 +1,453 @@
+"""`plan`: the operators to keep for backward so that a step fits under a limit with the fewest FLOPs again.
+
+A layer may keep the output of each of its matrix products, or compute it again. The products are taken in the order of
+the FLOPs that a kept byte saves, layer by layer from the last one, until the memory is full: this meets the front of
+all sets of products (all 256 sets of a layer of BERT were tried), and layers that keep more than others fill what is
+left. The last layers keep more, since their backward pass comes first. A layer that is kept whole needs more bytes and
+saves no further FLOPs: the last one is where its recomputation would need the same memory at once, others where all
+products are kept. Each plan that is shown was run on fake tensors.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, reduce
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
+from bertscope.gpus import Gpu
+from bertscope.memory.fit import Fitter, fitter_for
+from bertscope.memory.simulator import LARGEST_BATCH, Simulator, largest
+from bertscope.memory.summary import on_card
+from bertscope.progress import progress
+from bertscope.reports.base import Note
+from bertscope.reports.plan import FLOPS, TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
+from bertscope.reports.step import NO, YES
+from bertscope.settings.checkpointing import NONE, Kept, kept_text
+from bertscope.settings.parallelism import ONE_PROCESS
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import TRAINING, RunConfig
+from bertscope.sources.model_source import ModelSource
+
+if TYPE_CHECKING:
+    from bertscope.memory.layer_operators import LayerCosts
+
+# A product that some layers of a list keep and others do not makes a further kind of layer to run. After one of this
+# share of the layers' FLOPs, 1 % of those of a step, no further product fills what is left.
+_FINE = 0.03
+_FINEST = 0.005
+_TRIED = 16  # plans that a search runs at most
+# The plans from the leanest, and those after the cheapest that fits, of which one may fit: so many, and no further than
+# one that needs so many times the memory.
+_FIRST, _FURTHER = (10, 1.05), (4, 1.02)
+_LEANER = 3  # rows below the answer
+Counts = tuple[int, ...]  # for each product in order: the number of layers, the last ones, that keep it
+
+
+@dataclass(frozen=True)
+class PlanSpace:
+    """The plans for the layers of a model with these costs."""
+
+    lists: tuple[LayerCosts, ...]
+
+    @cached_property
+    def products(self) -> tuple[tuple[LayerCosts, PlanOperator], ...]:
+        """Return the products that would run again, those that save the most FLOPs for a byte first."""
+        found = [(own, product) for own in self.lists for product in own.operators if product.again]
+        return tuple(sorted(found, key=lambda item: (-item[1].flops / item[1].kept_bytes, -item[1].kept_bytes)))
+
+    @property
+    def everything(self) -> Counts:
+        """Return the plan that keeps all products."""
+        return tuple(own.recomputed for own, _ in self.products)
+
+    def with_whole(self, count: int) -> PlanSpace:
+        """Return plans that keep the last layers whole, whose backward pass comes first; one of each list is not."""
+        found: list[LayerCosts] = []
+        for own in reversed(self.lists):
+            found.insert(0, replace(own, whole=min(count, own.layers - 1)))
+            count -= found[0].whole
+        return PlanSpace(tuple(found))
+
+    def filled(self, room_bytes: int) -> Counts:
+        """Return the plan that keeps products of so many bytes."""
+        counts = []
+        for own, product in self.products:
+            count = max(min(own.recomputed, room_bytes // product.kept_bytes), 0)
+            is_last = count < own.recomputed and product.flops <= _FINE * self.flops
+            room_bytes = 0 if is_last else room_bytes - count * product.kept_bytes
+            counts.append(count)
+        return tuple(counts)
+
+    def kept_bytes(self, counts: Counts) -> int:
+        """Return the bytes of all kept outputs."""
+        return sum(count * product.kept_bytes for count, (_, product) in zip(counts, self.products, strict=True))
+
+    def flops_again(self, counts: Counts) -> int:
+        """Return the FLOPs of matrix products of a forward and backward pass that run again."""
+        pairs = zip(counts, self.products, strict=True)
+        always = sum(own.recomputed * own.always_flops for own in self.lists)
+        return always + sum((own.recomputed - count) * product.flops for count, (own, product) in pairs)
+
+    @property
+    def flops(self) -> int:
+        """Return the FLOPs of the forward pass of all layers."""
+        return sum(own.layers * own.flops for own in self.lists)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return the bytes that the other operators move again."""
+        return sum(own.recomputed * own.moved_bytes for own in self.lists)
+
+    def leanest(self, flops: float) -> Counts:
+        """Return the plan with the fewest bytes that runs fewer FLOPs again; without one that of all products."""
+        most = self.kept_bytes(self.everything)
+        size = bisect_left(range(most), True, key=lambda size: self.flops_again(self.filled(size)) < flops)
+        return self.filled(size)
+
+    def next(self, counts: Counts) -> Counts:
+        """Return the plan with the fewest bytes more that runs fewer FLOPs again; the same if there is none."""
+        kept, flops = self.kept_bytes(counts), self.flops_again(counts)
+        for size in sorted({product.kept_bytes for _, product in self.products}):
+            found = self.filled(kept + size)
+            if self.flops_again(found) < flops:
+                return found
+        return self.everything if flops else counts
+
+    def in_lists(self, counts: Counts) -> tuple[PlanList, ...]:
+        """Return what each list of layers keeps; layers that keep the same are one item."""
+        found: list[PlanList] = []
+        for own in self.lists:
+            pairs = zip(counts, self.products, strict=True)
+            first = {product: own.recomputed - count for count, (other, product) in pairs if other is own}
+            groups: dict[tuple[PlanOperator, ...], list[int]] = {}
+            for layer in range(own.recomputed):
+                kept = tuple(item for item in own.operators if item.again and layer >= first[item])
+                groups.setdefault(kept, []).append(layer)
+            is_numbered = own.layer_paths == tuple(f"{own.path}.{number}" for number in range(own.layers))
+            for kept, layers in groups.items():
+                again = tuple(item for item in own.operators if item.again and item not in kept)
+                paths = () if is_numbered else own.layer_paths
+                found.append(PlanList(path=own.path, layers=own.layers, recomputed=tuple(layers), kept=kept,
+                                      again=again, layer_paths=paths))  # fmt: skip
+        return tuple(found)
+
+
+def strategy_text(lists: Sequence[PlanList]) -> str:
+    """Return the strategy of checkpointing that recomputes these layers so."""
+    return kept_text(
+        Kept(
+            path=own.path,
+            operators=frozenset(f"{product.name}.{product.number}" for product in own.kept),
+            layers=None if len(own.recomputed) == own.layers else frozenset(own.recomputed),
+        )
+        for own in lists
+    )
+
+
+@dataclass(eq=False)
+class PlanSearch:
+    """The search for the cheapest plan of one run that fits."""
+
+    fitter: Fitter
+    run_config: RunConfig
+    space_of: Callable[[Simulator, RunConfig], PlanSpace]
+    changes: dict[str, Any]
+    timer: Any  # the Timer of a card (step_time.py) or None
+    rows: dict[tuple[PlanSpace | None, Counts], PlanRow] = field(default_factory=dict)
+
+    @cached_property
+    def space(self) -> PlanSpace:
+        """Return the plans of the run, whatever its optimizer is."""
+        return self.space_of(self.fitter.steps, self.run_config.changed(optimizer="none"))
+
+    @cached_property
+    def byte_flops(self) -> float:
+        """Return the FLOPs that cost as much as moving a byte: without a calibration only FLOPs count."""
+        return self.timer.byte_flops(self.run_config) if self.timer else 0.0
+
+    @property
+    def plain(self) -> PlanRow:
+        """Return the run without recomputation."""
+        return self.row(None, ())
+
+    @cached_property
+    def answer(self) -> PlanRow:
+        """Return the cheapest plan that fits; the leanest one if none does."""
+        if self.plain.answer == YES:
+            return self._timed(self.plain)
+        lean = self.space.filled(0)
+        if not self.space.products:
+            raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
+        # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
+        most = sum(own.layers - 1 for own in self.space.lists)
+        spaces = [self.space.with_whole(count) for count in (1, 0) if count <= most]
+        starts = [(space, lean) for space in spaces if self.row(space, lean).answer == YES]
+        for space in [] if starts else spaces:
+            if (plan := self._beyond(space, lean, *_FIRST)) is not None:
+                starts.append((space, plan))
+        if not starts:
+            return self._timed(self.row(self.space, lean))
+        starts.sort(key=lambda start: self.row(*start).cost.gpu_bytes)
+        self._narrow(*starts[0])
+        for space in (space for space in spaces if space is not starts[0][0]):
+            least = self._cost(self._best())[0] / self.run_config.accumulate - self.byte_flops * space.moved_bytes
+            better = space.leanest(least)
+            if space.flops_again(better) < least and self.row(space, better).answer == YES:
+                self._narrow(space, better)
+        while (further := self._further()) is not None:
+            self._narrow(*further)
+        if not any(own.again for own in self._best().lists):  # further layers kept whole move fewer bytes
+            spaces = [self.space.with_whole(count) for count in range(most + 1)]
+            largest(lambda count: self.row(spaces[count], spaces[count].everything).answer == YES, most)
+        return self._timed(self._best())
+
+    @property
+    def cheaper(self) -> PlanRow | None:
+        """Return the next cheaper plan, which does not fit."""
+        found = (row for row in self.rows.values() if self._cost(row) < self._cost(self.answer))
+        return max(found, key=self._cost, default=None)
+
+    def rank(self, is_timed: bool) -> tuple[bool, bool, float, int]:
+        """Return what makes the answer better, the smaller the better: no change, then the time or the share again."""
+        found = self.answer
+        cost = (_seconds(found) if is_timed else None) or found.recompute_share
+        return found.answer != YES, bool(self.changes), cost, len(self.changes)
+
+    def _beyond(self, space: PlanSpace, plan: Counts, number: int, most: float) -> Counts | None:
+        """Run a plan and those after it, so many in all, that need up to `most` times the memory.
+
+        Return the cheapest that fits. The allocator's free blocks may fit one of them, but no leaner one.
+        """
+        found = None
+        for _ in range(number):
+            row = self.row(space, plan)
+            if row.answer == NO or row.cost.gpu_bytes > most * self.fitter.budget_bytes:
+                break
+            found = plan if row.answer == YES else found
+            plan = space.next(plan)
+        return found
+
+    def _further(self) -> tuple[PlanSpace, Counts] | None:
+        """Return a cheaper plan than the best one that fits, after one that does not; None if there is none near."""
+        space, counts = next(key for key, row in self.rows.items() if row is self._best())
+        if space is None or (following := space.next(counts)) == counts:
+            return None
+        plan = self._beyond(space, following, *_FURTHER)
+        return None if plan is None else (space, plan)
+
+    def _best(self) -> PlanRow:
+        return min((row for row in self.rows.values() if row.answer == YES), key=self._cost)
+
+    def _cost(self, row: PlanRow) -> tuple[float, int]:
+        return (row.cost.recompute_flops or 0) + self.byte_flops * row.moved_bytes_again, row.moved_bytes_again
+
+    def _narrow(self, space: PlanSpace, low: Counts) -> None:
+        """Run plans until none is between one that fits and one that does not; `low` fits.
+
+        A gap of at most _FINEST of the layers' FLOPs stays.
+        """
+        flops, kept = space.flops_again, space.kept_bytes
+        least, top = -1, kept(space.everything) + 1  # FLOPs and bytes of a plan that does not fit
+        last = self.row(space, low)
+        stride = 0  # how many plans to go on, where the last one fits and has the fewest bytes more than the one before
+        for _ in range(_TRIED):
+            free = self.fitter.budget_bytes - last.cost.gpu_bytes  # as if each kept byte were one at the peak
+            room = (kept(low) if last.answer == YES else top) + free
+            if stride:
+                ahead = reduce(lambda plan, _: space.next(plan), range(stride), low)
+                room = (kept(low) + top) // 2 if least >= 0 else kept(ahead)
+            tried = space.filled(max(min(room, top - 1), 0)), space.next(low)
+            between = next((plan for plan in tried if flops(low) > flops(plan) > least), None)
+            if between is None or (least >= 0 and flops(low) - least <= _FINEST * space.flops):
+                break
+            last = self.row(space, between)
+            if last.answer == YES:
+                stride = 4 * stride or 2 if stride or between == tried[1] else 0
+                low = between
+            else:
+                least, top = flops(between), kept(between)
+
+    def leaner(self) -> Iterator[PlanRow]:
+        """Yield plans that need less, to the leanest: of all layers alike, and of all products that save as much."""
+        if not self.answer.lists or self.answer.answer != YES:
+            return
+        products = self.space.products
+        rates = [product.flops / product.kept_bytes for _, product in products]
+        ends = [number for number in range(1, len(rates)) if rates[number - 1] > rates[number]]
+        plans = [tuple(own.layers * (place < end) for place, (own, _) in enumerate(products)) for end in ends]
+        above = (self.answer.cost.recompute_flops or 0) // self.run_config.accumulate
+        leaner = [plan for plan in plans if self.space.flops_again(plan) > above][-_LEANER:]
+        for plan in (*reversed(leaner), self.space.filled(0)):
+            row = self.row(self.space, plan)
+            if row.peak_bytes < self.answer.peak_bytes and row.answer == YES:
+                yield self._timed(row)
+
+    def row(self, space: PlanSpace | None, counts: Counts) -> PlanRow:
+        """Return a plan with its memory; without a space that of the run without recomputation."""
+        if (space, counts) in self.rows:
+            return self.rows[space, counts]
+        progress(f"plan {len(self.rows) + 1}")
+        lists = space.in_lists(counts) if space else ()
+        run = replace(self.run_config, checkpointing=strategy_text(lists))
+        again = run.accumulate * space.flops_again(counts) if space else 0
+        self.rows[space, counts] = PlanRow(
+            checkpointing=run.checkpointing,
+            batch=run.batch,
+            accumulate=run.accumulate,
+            cost=self.fitter.cost(run, recompute_flops=again,
+                                  step_flops=self.fitter.steps.flops(replace(run, checkpointing=NONE)) + again),
+            recompute_share=again / (space.flops * run.accumulate) if space and space.flops else 0.0,
+            moved_bytes_again=run.accumulate * space.moved_bytes if space else 0,
+            changes=self.changes,
+            lists=lists,
+        )  # fmt: skip
+        return self.rows[space, counts]
+
+    def _timed(self, row: PlanRow) -> PlanRow:
+        run = replace(self.run_config, checkpointing=row.checkpointing)
+        return replace(row, cost=replace(row.cost, time=self.timer.time(run))) if self.timer else row
+
+
+def plan_report(
+    source: ModelSource,
+    first: RunConfig,
+    budget: int | Gpu,
+    *,
+    changes: Sequence[dict[str, Any]] = (),
+    changed_run: Callable[[dict[str, Any]], RunConfig] | None = None,
+    batch_total: int | None = None,
+    context_bytes: int | None = None,
+    timer_of: Callable[[Simulator], Any] = lambda steps: None,
+) -> PlanReport:
+    """Return the plan with the least time of a step that fits in a budget of bytes or on a GPU.
+
+    Without measured times it has the fewest FLOPs again. `changed_run` returns the run with each of the `changes`; they
+    are tried if no run before them fits without recomputation, and are the answer if no run without them fits. With
+    `batch_total` the micro-batch is the largest one that needs none, else the smallest, or a larger one that takes less
+    time. Raises SelectionError for a model without products to keep, and for inference.
+    """
+    searches: list[PlanSearch] = []
+    notes: list[Note] = []
+    known = {source.architecture: Simulator(source, one_batch=True)}
+    asked, card = fitter_for(source, first, budget, context_bytes, known)
+    space_of = cache(_space)
+    for own in ({}, *changes):
+        try:
+            run = changed_run(own) if own and changed_run else first
+            other = source.with_options(lora=own["lora"]) if "lora" in own else source
+            steps = known if other is source else {other.architecture: Simulator(other, one_batch=True)}
+            fitter = fitter_for(other, run, budget, context_bytes, steps)[0]
+            search = PlanSearch(fitter, on_card(run, card), space_of, own, timer_of(fitter.steps))
+            searches.append(_sized(search, batch_total))
+        except BertscopeError as error:
+            if not own:
+                raise
+            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(own), "why": Reason(error.marked)}))
+        if searches[-1].plain.answer == YES:
+            break
+    fitting = [search.answer for search in searches if search.answer.answer == YES]
+    is_timed = bool(fitting) and all(map(_seconds, fitting))
+    best = min(searches, key=lambda search: search.rank(is_timed))
+    others = [search.answer for search in searches if search is not best]
+    rows = [best.answer, *best.leaner(), *others]
+    if is_timed:
+        rows.sort(key=lambda row: (row.answer != YES, bool(row.changes), _seconds(row) or 0.0))
+    facts = asked.steps.facts(first.changed(checkpointing=NONE))
+    return PlanReport(
+        subject=replace(facts.subject, obtained="estimated"),
+        units=facts.units,
+        run=on_card(first, card).changed(checkpointing=NONE),
+        budget_bytes=asked.budget_bytes,
+        card=card,
+        batch_total=batch_total,
+        objective=TIME if is_timed else FLOPS,
+        rows=tuple(rows),
+        cheaper=best.cheaper,
+        layers_flops=best.space.flops,
+        front=tuple(
+            PlanPoint(checkpointing=row.checkpointing, cost=row.cost, recompute_share=row.recompute_share)
+            for row in sorted(best.rows.values(), key=lambda row: row.peak_bytes)
+        ),
+        tried=sum(len(search.rows) for search in searches),
+        notes=tuple(notes),
+    )
+
+
+def _space(steps: Simulator, run_config: RunConfig) -> PlanSpace:
+    from bertscope.memory.layer_operators import layer_costs
+
+    return PlanSpace(tuple(layer_costs(steps.source, replace(run_config, parallelism=ONE_PROCESS))))
+
+
+def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
+    """Return the search with the micro-batch of a batch of an optimizer step, after it."""
+    run = search.run_config
+    if run.mode != TRAINING:
+        raise SelectionError(f"a plan is for training; {run.mode} keeps nothing for a backward pass")
+    if run.reentrant:
+        raise SelectionError("reentrant checkpointing keeps no operators; leave reentrant out")
+    total = batch_total or 0
+    most = rows(RunConfig)["accumulate"].below
+    sizes = [size for size in range(min(total, LARGEST_BATCH), 0, -1) if total % size == 0 and total // size < most]
+    if total and not sizes:
+        raise SelectionError(
+            f"batch_total {total:,} is no product of a micro-batch and fewer than {int(most):,} of them"
+        )
+    runs = [replace(run, batch=size, accumulate=total // size) for size in sizes] or [run]
+    searches = [replace(search, run_config=own, rows={}) for own in runs]
+    number = next((number for number, own in enumerate(searches) if own.plain.answer == YES), len(searches) - 1)
+    found = searches[number]
+    for larger in reversed(searches[:number] if _seconds(found.answer) else []):
+        if larger.rank(is_timed=True) >= found.rank(is_timed=True):
+            break
+        found = larger
+    return found
+
+
+def _seconds(row: PlanRow) -> float | None:
+    time = row.cost.time
+    return time.step.low_seconds if time and time.is_predicted else None
+
+
+def check_plan(source: ModelSource, report: PlanReport) -> None:
+    """Raise SelectionError if a plan is for another model or attention, or if its numbers are no longer the same.
+
+    A plan that was made with other versions runs again.
+    """
+    row, steps, planned = report.rows[0], Simulator(source), report.subject
+    found = steps.facts(report.run.changed(checkpointing=NONE)).subject
+    for name in ("architecture", "attention", "config"):
+        pair = [getattr(subject, name) for subject in (planned, found)]
+        if all(isinstance(config, dict) for config in pair):
+            keys = (key for key in pair[0] | pair[1] if pair[0].get(key) != pair[1].get(key))
+            pair = [f"{key} {config.get(key)}" for key in islice(keys, 1) for config in pair] or ["", ""]
+        if pair[0] != pair[1]:
+            raise SelectionError(
+                f"the plan is for another {name}: {pair[0]}, and this model has {pair[1]}; make a plan for it"
+            )
+    if (lora := row.changes.get("lora")) and not found.lora:
+        raise SelectionError(f"the plan is for adapters: give them by {name_of('lora')} {lora}")
+    versions = ("bertscope_version", "torch_version", "implementation")
+    if all(getattr(planned, name) == getattr(found, name) for name in versions):
+        return
+    made = f"bertscope {planned.bertscope_version}, torch {planned.torch_version}"
+    changed = {name: value for name, value in row.changes.items() if name != "lora"}
+    run = replace(report.run, batch=row.batch, accumulate=row.accumulate).changed(**changed)
+    operators = {own.path: own.operators for own in _space(steps, run).lists}
+    for own in row.lists:
+        names = {(item.name, item.number, item.module) for item in operators.get(own.path, ())}
+        for item in own.kept:
+            if (item.name, item.number, item.module) not in names:
+                raise SelectionError(
+                    f"the plan was made by {made}, and now the layers of {own.path} call no {item.name}.{item.number} "
+                    f"in {item.module}; make it again"
+                )
+    peak = steps.trace(run.changed(checkpointing=row.checkpointing)).peak_bytes
+    if peak != row.peak_bytes:
+        raise SelectionError(
+            f"the plan was made by {made} for a peak of {row.peak_bytes:,} bytes, which is {peak:,} now; make it again"
+        )

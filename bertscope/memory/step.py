@@ -1,0 +1,368 @@
+"""One step of a model, phase by phase, which `estimate` runs on fake tensors and `profile` on real ones."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+from bertscope.config import HEADS, MAX_BUILT_LAYERS
+from bertscope.errors import SelectionError, name_of
+from bertscope.memory import optimizers
+from bertscope.memory.trace import Block
+from bertscope.model import BertPreTrainedModel
+from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
+from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.losses import MODEL
+from bertscope.settings.optimizers import OPTIMIZERS
+from bertscope.settings.run_config import CUDA, FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
+from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
+from bertscope.sources.building import built_for_counting
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn, storage_key, torch, tree_map
+from bertscope.torch_access.compiled import compiled
+from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
+from bertscope.tracing.fake_tensors import attribute_tensors, valid_tokens
+from bertscope.tracing.flops import FlopsRun
+from bertscope.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
+from bertscope.tracing.losses import add_teacher, batch_of_texts
+from bertscope.tracing.operator_costs import tensors
+from bertscope.tracing.totals import freeze
+from bertscope.units import PRECISIONS
+
+_BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH",
+             "cudnn": "CUDNN_ATTENTION"}  # fmt: skip
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
+Phase = Callable[[str], AbstractContextManager[Any]]
+Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
+
+
+def call_with_keywords(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """Return the tensor that backward starts from by default: the output's loss, or the sum of its first tensor."""
+    return loss_of(model(**inputs))[0]
+
+
+@dataclass
+class ModelStep:
+    """A model on its device with inputs and optimizer; `run` takes one step, each phase inside `phase(name)`."""
+
+    model: nn.Module
+    inputs: dict[str, Any]
+    run_config: RunConfig
+    device: str = "cpu"  # of the model; tensors of an estimate are fake tensors on the CPU
+    loss: Loss = call_with_keywords
+    buckets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of DDP, by parameter
+    variables: dict[str, Any] = field(default_factory=dict)  # of the loop: the last outputs and loss
+    wrapper: nn.Module | None = None  # DDP around the model
+    waiting: tuple[dict[str, Any], ...] = ()  # the inputs of the next micro-batches
+    called: nn.Module = field(init=False)  # the model, compiled if the run is
+
+    def __post_init__(self) -> None:
+        self.called = compiled(self.model) if self.run_config.compile else self.model
+        self.is_in_autocast = self.run_config.autocast is not None and self.run_config.loss == MODEL
+        if self.run_config.autocast and not self.is_in_autocast:  # a loss of several forward passes
+            self._autocast_each_forward()
+        self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
+        self.scaler = torch.amp.GradScaler(self.device, enabled=self.run_config.grad_scaler)  # disabled: no effect
+        dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
+        if self.run_config.grad_scaler and torch.float16 in dtypes:  # such as those of a module in fp16
+            raise SelectionError(
+                f"GradScaler takes no fp16 gradients; leave {name_of('grad_scaler')} out, or use fp32 parameters"
+            )
+        # The exponential moving average of the weights is a copy of the model.
+        averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
+        # A module may replace an attribute in a step, unlike a table that it begins with.
+        self.tables = {storage_key(tensor) for part in self.model.modules() for tensor in attribute_tensors(part)}
+        self.average = {path: value.detach().clone() for path, value in averaged if not path.startswith("teacher.")}
+
+    def run(self, phase: Phase = lambda name: nullcontext()) -> None:
+        """Run the micro-batches of one step, each forward and backward, and then the optimizer step."""
+        if not self.run_config.keep_gradients:
+            self.model.zero_grad(set_to_none=True)
+        for number in range(self.run_config.accumulate):
+            self.run_micro_batch(phase, is_last=number + 1 == self.run_config.accumulate)
+        self.update(phase)
+
+    def run_micro_batch(self, phase: Phase = lambda name: nullcontext(), *, is_last: bool = True) -> None:
+        """Run forward and, if the mode has it, backward; the gradients are added to those that exist."""
+        if not self.run_config.parallelism.sync_each_batch:
+            set_gradient_sync(self.wrapper or self.model, is_last)
+        with (self._attention_kernel(), phase(FORWARD), self._watched_outputs(),
+              torch.set_grad_enabled(self.run_config.mode != "inference")):  # fmt: skip
+            with self._autocast() if self.is_in_autocast else nullcontext():
+                loss = self.loss(self.called, self.inputs)
+                if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
+                    loss = loss / self.run_config.accumulate
+            self.assign("loss", loss)
+        if self.run_config.mode == "training":
+            if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+                raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
+            with self._attention_kernel(), phase(BACKWARD):
+                self.scaler.scale(loss).backward()
+                del loss
+
+    def _watched_outputs(self) -> AbstractContextManager[Any]:
+        """Return a context in which each output of the model is assigned to a variable of the loop."""
+        if isinstance(self.model, torch.jit.ScriptModule):  # takes no hooks
+            return nullcontext()
+        numbers = count()
+        return self.called.register_forward_hook(
+            lambda module, args, output: self.assign("output", output, next(numbers))
+        )
+
+    def assign(self, name: str, value: Any, number: int = 0) -> None:
+        """Assign an output or the loss to its variable, if the loop has one; its former value is freed."""
+        loop = self.run_config.loop
+        if name in LOOPS[loop]:  # Trainer returns the loss without its graph
+            is_detached = loop == TRAINER and isinstance(value, torch.Tensor)
+            self.variables[f"{name} {number}"] = value.detach() if is_detached else value
+
+    def update(self, phase: Phase = lambda name: nullcontext()) -> None:
+        """Run the optimizer step, if there is one, with what the loop does after backward."""
+        if self.optimizer is None:
+            return
+        with phase(OPTIMIZER):
+            if self.run_config.clip_grad_norm:
+                self.scaler.unscale_(self.optimizer)
+                self._clip_gradients()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=not self.run_config.keep_gradients)
+            for path, param in self.model.named_parameters() if self.average else ():
+                if path in self.average:
+                    self.average[path].lerp_(param.detach(), 0.001)
+
+    def _clip_gradients(self) -> None:
+        """Clip by the norm of all gradients; those of DTensors on different meshes are not stacked by torch."""
+        groups = defaultdict(list)
+        for param in self.model.parameters():
+            if param.grad is not None:
+                groups[getattr(param.grad, "device_mesh", None)].append(param)
+        if len(groups) <= 1:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            return
+        norms: list[Any] = [
+            torch.nn.utils.get_total_norm([param.grad for param in group if param.grad is not None])
+            for group in groups.values()
+        ]
+        total = torch.stack([norm.full_tensor() if is_wrapper(type(norm)) else norm for norm in norms]).norm()
+        for group in groups.values():
+            torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
+
+    def run_first_steps(self, phase: Phase = lambda name: nullcontext()) -> None:
+        """Run two steps of the loop, so that the next one is in the steady state."""
+        for _ in range(2 if self.optimizer is not None else 0):
+            self.run(phase)
+
+    def _attention_kernel(self) -> AbstractContextManager[Any]:
+        """Return a context in which a card runs the attention kernel that was asked for."""
+        kernel = _BACKENDS.get(self.run_config.sdpa_kernel)
+        if self.device != CUDA or kernel is None:
+            return nullcontext()
+        return torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, kernel))
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device, dtype=TORCH_DTYPES[self.run_config.autocast or ""])
+
+    def _autocast_each_forward(self) -> None:
+        """Run each forward pass in a block of autocast and convert its outputs to fp32, as accelerate does."""
+        inside: list[torch.autocast] = []
+
+        def begin(*_: Any) -> None:
+            inside.append(self._autocast())
+            inside[-1].__enter__()
+
+        def end(module: nn.Module, args: Any, output: Any) -> Any:
+            inside.pop().__exit__(None, None, None)
+            return _in_fp32(output)
+
+        self.called.register_forward_pre_hook(begin)
+        self.called.register_forward_hook(end, always_call=True)
+
+    def state(self) -> Iterator[tuple[Block, torch.Tensor]]:
+        """Yield the blocks that are allocated between steps, each storage once, with a tensor of it."""
+        seen: set[int] = set()
+        for part, path, whole in self._state_tensors():
+            for tensor in held_tensors(whole):
+                key = storage_key(tensor)
+                if key not in seen and tensor.untyped_storage().nbytes():
+                    seen.add(key)
+                    yield Block(part, path, "", tuple(tensor.shape), dtype_name(tensor)), tensor
+
+    def _state_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        for path, parameter in self.model.named_parameters():
+            yield "parameters", path, parameter
+        for path, buffer in self.model.named_buffers():
+            yield "buffers", path, buffer
+        for path, part in self.model.named_modules():
+            yield from (("buffers", path, own) for own in attribute_tensors(part) if storage_key(own) in self.tables)
+        for path, mean in self.average.items():
+            yield "parameters", path, mean
+        for batch in (self.inputs, *self.waiting):
+            for name, value in batch.items():
+                for tensor in tensors(value):
+                    yield "inputs", name, tensor
+        for path, bucket in self.buckets.items():
+            yield "communication", path, bucket
+        paths: dict[torch.Tensor, str] = {param: path for path, param in self.model.named_parameters()}
+        optimizer: Any = getattr(self.optimizer, "optim", self.optimizer)  # that of this rank, with ZeRO
+        for param, state in optimizer.state.items() if optimizer is not None else ():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    yield "optimizer_state", f"{paths[param]}.{name}", value
+        for path, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                yield "gradients", path, parameter.grad
+        for path, gradient in unreduced_gradients(self.model):
+            yield "gradients", path, gradient
+
+
+def _in_fp32(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+    if isinstance(output, Mapping):
+        return type(output)(**{name: _in_fp32(value) for name, value in output.items()})
+    return type(output)(map(_in_fp32, output)) if type(output) in (tuple, list) else output
+
+
+def waiting_inputs(inputs: dict[str, Any], run_config: RunConfig) -> tuple[dict[str, Any], ...]:
+    """Return the inputs of the micro-batches that the run's loop has in memory before their turn."""
+
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    return tuple(tree_map(copied, inputs) for _ in range(run_config.waiting_batches))
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the dtype of a tensor, such as `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def run_model(
+    source: ModelSource, run_config: RunConfig, device: str = "meta", build: Callable[..., Any] | None = None
+) -> nn.Module:
+    """Return the model of `source` as `run_config` runs it; `build` builds it, by default as the source does.
+
+    Raises SelectionError or ConfigError if the model cannot run so.
+    """
+    source = source if run_config.dropout else source.require(name_of("dropout=False")).without_dropout()
+    source = source.for_run()
+    build = build or partial(_built, device=device)
+    model = build(source)
+    source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
+    freeze(model, run_config.freeze)
+    add_teacher(model, run_config, build)
+    if isinstance(base := base_model_of(model), BertPreTrainedModel):
+        base.base_model.hides_positions = run_config.padding > 0 or run_config.compile  # a graph reads no values
+    if run_config.dtype != STORED:
+        keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
+    return model.train(run_config.mode != "inference")
+
+
+def _built(source: ModelSource, device: str) -> nn.Module:
+    return source.build(device=device)
+
+
+def counted_model(source: ModelSource, run_config: RunConfig) -> nn.Module:
+    """Return the model of `run_model` without recomputation, of equal layers two that count for all and do not run."""
+    most = MAX_BUILT_LAYERS if run_config.freeze else 2  # a pattern may name a layer
+    build = partial(built_for_counting, most=most)
+    return run_model(source, run_config.changed(checkpointing=NONE), build=build)
+
+
+def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
+    """Return example inputs on meta as a tokenizer returns them, with labels if the model computes its loss.
+
+    The built-in model takes a mask if there is padding, or if it has the memory of transformers.
+    """
+    kernel = getattr(getattr(base_model_of(model), "config", None), "_attn_implementation", None)
+    if run_config.device == "cpu" and kernel in FLASH_KERNELS:
+        raise SelectionError(
+            f"{kernel} runs on a GPU only: estimate it for a card with {name_of('gpu')}, or take "
+            f"{name_of('attention')} sdpa on a CPU"
+        )
+    labels = run_config.mode != "inference" and run_config.loss == MODEL
+    inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.input)
+    ids = inputs.get("input_ids") if isinstance(inputs, dict) else None
+    if run_config.padding and ids is None:
+        raise SelectionError(f"{type(model).__name__} takes no input_ids; leave {name_of('padding')} out")
+    base = base_model_of(model)
+    is_own = isinstance(base, BertPreTrainedModel)
+    has_mask = run_config.padding > 0 or (is_own and base.base_model.uses_transformers_masks)
+    if ids is not None:
+        added = {"token_type_ids": is_own, "attention_mask": has_mask}
+        inputs = {name: torch.empty_like(ids) for name, is_added in added.items() if is_added} | inputs
+    floats = (param.dtype for param in model.parameters() if param.is_floating_point())
+    dtype = TORCH_DTYPES.get(run_config.dtype) or next(floats, torch.float32)
+    if isinstance(inputs, dict) and dtype != torch.float32:
+        inputs = tree_map(lambda value: value.to(dtype) if torch.is_floating_point(value) else value, inputs)
+    return batch_of_texts(run_config, inputs)
+
+
+def step_flops(source: ModelSource, run_config: RunConfig) -> int:
+    """Return the matmul FLOPs of a step, including recomputation."""
+    if run_config.mode == FORWARD_ONLY:  # its operators are those of inference
+        run_config = run_config.changed(mode=INFERENCE, checkpointing=NONE)
+    run = FlopsRun(source=source, run=run_config)
+
+    def at(batch: int) -> int:
+        """Return the FLOPs of a micro-batch."""
+        return run.at(batch, run_config.seq).rows[0].total.matmul_flops
+
+    batch = run_config.batch
+    if run_config.loss == MODEL or batch <= 2:
+        return run_config.accumulate * at(batch)
+    pair = at(2) - 2 * at(1)  # of an example with another one: all other products are those of one
+    return run_config.accumulate * (batch * at(1) + batch * (batch - 1) // 2 * pair)
+
+
+def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
+    """Return the optimizer of the trainable parameters; None if there are none, or no optimizer step."""
+    trainable = [param for param in params if param.requires_grad]
+    row = OPTIMIZERS.get(run_config.optimizer)
+    if row is None or run_config.mode != "training" or not trainable:
+        return None
+    place = torch.optim if row.in_torch else optimizers
+    optimizer: Any = getattr(place, row.class_name)
+    # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
+    arguments = {"lr": 0.0, **run_config.optimizer_arguments}
+    if run_config.parallelism.row.divides_optimizer:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(trainable, optimizer, **arguments)
+    # Operators over all parameters of a group take no DTensors together with other tensors.
+    divided = {is_wrapped: [param for param in trainable if is_wrapper(type(param)) == is_wrapped]
+               for is_wrapped in (False, True)}  # fmt: skip
+    made: torch.optim.Optimizer = optimizer([{"params": group} for group in divided.values() if group], **arguments)
+    return made
+
+
+def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
+    """Return the inputs of `meta_inputs` with the values of `with_values`, and a mask that hides the padding."""
+    given = meta_inputs(model, run_config)
+    inputs = with_values(model, given, device=device, below=partial(_below, base_model_of(model), run_config))
+    pairs = (tensors(batch.get("attention_mask")) for batch in (given, inputs)) if isinstance(given, Mapping) else ()
+    for mask, real in zip(*pairs, strict=True):
+        if mask.is_meta:
+            real[..., valid_tokens(run_config.seq, run_config.padding) :] = 0
+    return inputs
+
+
+def _below(model: nn.Module, run_config: RunConfig, name: str) -> int:
+    """Return the first integer that is too high for this input; 1, which leaves zeros, where nothing says it."""
+    config: Any = getattr(model, "config", None)
+    architecture = type(model).__name__
+    if name in ("start_positions", "end_positions"):
+        return run_config.seq
+    if name == "labels" and architecture.endswith((*WORD_LABELS, "ForPreTraining")):
+        found = getattr(config, "vocab_size", 1)
+        return found if isinstance(found, int) else 1
+    if not isinstance(model, BertPreTrainedModel):
+        return max(getattr(config, "num_labels", 1), 1) if name == "labels" else 1
+    head = HEADS.get(architecture)
+    of_two = head is not None and (head.is_choice or (head.has_pair and not head.has_words))
+    return 2 if name == "next_sentence_label" or of_two else max(config.num_labels, 1)

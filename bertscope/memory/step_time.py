@@ -1,0 +1,275 @@
+"""The time of a step on a calibrated card, from its matrix products and the bytes that its other operators move.
+
+A step without idle time takes the sum of FLOPs / rate over the precisions, plus bytes / bandwidth: elementwise
+operators, normalization, softmax, copies and the optimizer read and write memory, which matters for recomputation too.
+A small step takes the time in which one thread starts its operators. The rates are those of large products and of a
+large copy. One measured step of each precision and strategy of checkpointing corrects for what smaller operators do not
+reach: FLOPs alone make recomputation too cheap.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bertscope.gpus import Gpu, bandwidth, peak_flops
+from bertscope.memory.estimate import named_inputs
+from bertscope.memory.fake_run import RunMode
+from bertscope.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.memory.simulator import Simulator
+from bertscope.memory.step import ModelStep, meta_inputs, run_model, step_flops
+from bertscope.memory.summary import on_card
+from bertscope.reports.calibration import COPY, CalibrationReport, CardWork
+from bertscope.reports.memory import OPTIMIZER, FitReport, FitRow, MemoryReport, Variant
+from bertscope.reports.step import StepTime, TimeRange
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import TRAINING, RunConfig
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import operator_name, torch, written_tensors
+from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
+from bertscope.tracing.inputs import running
+from bertscope.tracing.losses import loss_function
+from bertscope.tracing.operator_costs import bytes_moved, cost
+from bertscope.tracing.repeat import RAN, layer_stacks, shortened
+from bertscope.units import PRECISIONS
+
+PUBLISHED_RANGE = (1.2, 2.5)
+_SHORT_SECONDS = 0.025  # below which a step waits for the CPU that starts its operators
+_MOVED, _MOVED_AGAIN = 4, 6  # the times that saved tensors are read or written, without and with recomputation
+_NAMES = {getattr(torch, row.torch_name): row.name for row in PRECISIONS.values()}
+
+
+def step_work(source: ModelSource, run_config: RunConfig) -> CardWork:
+    """Return the work of one step on CUDA; of equal layers few run, and the others count as the middle one."""
+    stacks = layer_stacks(source, checkpointing=run_config.checkpointing, frozen=run_config.freeze)
+    repeated = [run.units for stack in stacks for run in stack.runs if run.units > RAN + 1]
+    if len(repeated) != 1 or len(stacks) != 1:
+        return _work(source, run_config)
+    few = (stacks[0].few(RAN), stacks[0].few(RAN + 1))
+    some, more = (_work(source.with_layer_counts({stacks[0].field: len(kinds)}),
+                        replace(run_config, checkpointing=shortened(run_config.checkpointing, {stacks[0].path: kinds})))
+                  for kinds in few)  # fmt: skip
+    return _sum(some, _sum(more, some, -1), repeated[0] - RAN)
+
+
+def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gpu) -> StepTime | None:
+    """Return the time of a step in one process; None for a precision that was not measured.
+
+    Without recomputation the FLOPs are those of the same step without checkpointing.
+    """
+    precision = run_config.compute_precision
+    seconds = rates.seconds(step_work(source, run_config), precision, run_config.checkpointing)
+    if not seconds or run_config.parallelism.world_size > 1:
+        return None
+    flops = step_flops(source, run_config.changed(checkpointing=NONE))
+    peak, peak_source = peak_flops(card, precision) or (None, "")
+    return StepTime(
+        step=TimeRange(low_seconds=seconds, high_seconds=seconds),
+        tokens_per_second=run_config.accumulate * run_config.batch * run_config.texts * run_config.seq / seconds,
+        flops=flops,
+        flops_per_second=flops / seconds,
+        mfu=flops / seconds / peak if peak else None,
+        peak_flops=peak,
+        peak_source=peak_source,
+    )
+
+
+def data_sheet_seconds(source: ModelSource, run_config: RunConfig, saved_bytes: int, card: Gpu) -> TimeRange | None:
+    """Return the range of the time of a training step without a calibration; None for one that may be below 25 ms.
+
+    None also for a card or a precision without rates. The range holds 97 of 106 published steps of BERT of 25 ms and
+    more (docs/accuracy.md), as multiples of FLOPs by the peak, plus four times `saved_bytes`, those without
+    checkpointing, by the bandwidth: they are written and read in forward and backward. A recomputation writes and reads
+    them once more.
+    """
+    bound = data_sheet_bound(source, run_config, saved_bytes, card)
+    low, high = PUBLISHED_RANGE
+    if bound is None or low * bound < _SHORT_SECONDS or run_config.mode != TRAINING:
+        return None
+    return TimeRange(low_seconds=low * bound, high_seconds=high * bound)
+
+
+def data_sheet_bound(source: ModelSource, run_config: RunConfig, saved_bytes: int, card: Gpu) -> float | None:
+    """Return the seconds of a step at the rates of a data sheet; None without rates, and for several ranks."""
+    peak, moved = peak_flops(card, run_config.compute_precision), bandwidth(card)
+    if peak is None or moved is None or run_config.parallelism.world_size > 1:
+        return None
+    times = _MOVED if run_config.checkpointing == NONE else _MOVED_AGAIN
+    return step_flops(source, run_config) / peak[0] + times * run_config.accumulate * saved_bytes / moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timer:
+    """The times of the steps of a model on a card: by its calibration, without one by its data sheet."""
+
+    steps: Simulator
+    card: Gpu
+    calibration: CalibrationReport | None
+    sequences: int | None = None  # of an epoch
+
+    def byte_flops(self, run_config: RunConfig) -> float:
+        """Return the FLOPs of products that take as long as moving a byte; 0 if they were not measured."""
+        rates = rates_of(self.calibration) if self.calibration else None
+        return rates.products.get(run_config.compute_precision, 0.0) / rates.moved if rates else 0.0
+
+    def time(self, run_config: RunConfig) -> StepTime | None:
+        """Return the time of a step and of an epoch; None if it is not known."""
+        found: StepTime | None = None
+        if self.calibration is None:
+            saved_bytes = self.steps.trace(run_config.changed(checkpointing=NONE)).saved_bytes
+            span = data_sheet_seconds(self.steps.source, run_config, saved_bytes, self.card)
+            found = StepTime(step=span) if span else None
+        elif rates := rates_of(self.calibration):
+            found = predicted(self.steps.source, run_config, rates, self.card)
+        if found is None or not self.sequences:
+            return found
+        return replace(found, epoch=found.step.times(-(-self.sequences // (run_config.batch * run_config.accumulate))))
+
+
+def with_times(report: MemoryReport, timer: Timer, run_configs: Sequence[RunConfig]) -> MemoryReport:
+    """Return an estimate with the time of each variant; `run_configs` are theirs."""
+
+    def timed(variant: Variant, run: RunConfig) -> Variant:
+        found = variant.estimated
+        return replace(variant, estimated=found and replace(found, cost=replace(found.cost, time=timer.time(run))))
+
+    return replace(report, variants=tuple(map(timed, report.variants, run_configs)))
+
+
+def with_fit_times(report: FitReport, timer: Timer, variants: Sequence[RunConfig]) -> FitReport:
+    """Return the rows of `fit` that fit with the time of a step; `variants` are the runs that were tried."""
+    if report.batch_total is not None:
+        return report
+    runs = {(run.checkpointing, run.precision): on_card(run, timer.card) for run in variants}
+
+    def timed(row: FitRow) -> FitRow:
+        if not row.batch:
+            return row
+        run = replace(runs[row.checkpointing, row.precision], seq=row.seq, batch=row.batch)
+        return replace(row, cost=replace(row.cost, time=timer.time(run)))
+
+    return replace(report, rows=tuple(map(timed, report.rows)))
+
+
+def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:
+    names = {**one.matmul_flops, **other.matmul_flops}
+    return CardWork(
+        matmul_flops={name: one.matmul_flops.get(name, 0) + times * other.matmul_flops.get(name, 0) for name in names},
+        moved_bytes=one.moved_bytes + times * other.moved_bytes,
+        calls=one.calls + times * other.calls,
+    )
+
+
+def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
+    model = run_model(source, run_config)
+    inputs = meta_inputs(model, run_config)
+    given, how = named_inputs(inputs, loss_function(run_config))
+    with ExitStack() as stack:
+        stack.enter_context(running(source, model, "fake tensors", run_config.input))
+        stack.enter_context(fake_tensors())
+        stack.enter_context(cuda_semantics(run_config))
+        copied = fake_copy(model).train(run_config.mode != "inference")
+        step = ModelStep(copied, fake_like(given), run_config, loss=how)
+        mode = _WorkMode(step)
+        stack.enter_context(mode.tracker.track(step.model))
+        stack.enter_context(mode)
+        step.run_micro_batch(mode.phase)
+        found = CardWork()
+        for _ in range(run_config.accumulate):
+            found = _sum(found, mode.work())
+        if step.optimizer is None:
+            return found
+        with mode.unrecorded_phase(OPTIMIZER):
+            step.optimizer.step()  # creates its state
+        mode.reset()
+        step.update(mode.phase)
+        return _sum(found, mode.work())
+
+
+class _WorkMode(RunMode):
+    """A mode that counts work and no memory."""
+
+    def __init__(self, step: ModelStep) -> None:
+        super().__init__(step)
+        self.reset()
+
+    def reset(self) -> None:
+        self.flops: Counter[str] = Counter()
+        self.moved, self.calls = 0, 0
+
+    def work(self) -> CardWork:
+        return CardWork(matmul_flops=dict(self.flops), moved_bytes=self.moved, calls=self.calls)
+
+    def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Run the operator and count it; a matrix product by its FLOPs, and any other by its bytes."""
+        out = self.result(operator, args, kwargs)
+        role, flops, _ = cost(operator, args, kwargs, out)
+        moved = bytes_moved(operator, args, kwargs, out)
+        if role == "matmul":
+            first = next(item for item in (out[0] if isinstance(out, (tuple, list)) else out, *args)
+                         if isinstance(item, torch.Tensor))  # fmt: skip
+            self.flops[_NAMES.get(first.dtype, str(first.dtype))] += flops
+        elif operator_name(operator) == "embedding":  # it reads the rows of its ids
+            self.moved += 2 * out.nbytes + args[1].nbytes
+        else:
+            self.moved += moved + sum(tensor.nbytes for tensor in written_tensors(operator, args))
+        self.calls += bool(moved)
+        return out
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of a card: FLOP/s of products by precision, bytes per second, and operators per second.
+
+    `scale` is the measured over the computed time of one step of each precision and strategy of checkpointing.
+    """
+
+    products: dict[str, float]
+    moved: float
+    calls: float = float("inf")
+    scale: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def seconds(self, work: CardWork, precision: str, checkpointing: str = NONE) -> float | None:
+        """Return the time of a step in this precision; None for one that was not measured.
+
+        A strategy that was not measured has the correction of a step without recomputation.
+        """
+        busy = self.busy_seconds(work)
+        scale = self.scale.get((precision, checkpointing), self.scale.get((precision, NONE)))
+        return None if busy is None or scale is None else max(scale * busy, work.calls / self.calls)
+
+    def busy_seconds(self, work: CardWork) -> float | None:
+        """Return the time of a step by the rates only; None for products without a rate."""
+        total = work.moved_bytes / self.moved
+        for dtype, flops in work.matmul_flops.items():
+            rate = self.products.get(dtype)
+            if not rate:
+                return None
+            total += flops / rate
+        return total
+
+
+def rates_of(report: CalibrationReport) -> Rates | None:
+    """Return the rates of a calibration; None without those of the card.
+
+    The step that corrects a precision and a strategy is that with the longest computed time. The fastest start of
+    operators is that of the step with the most operators per second.
+    """
+    products = dict(report.rates)
+    moved = products.pop(COPY, 0.0)
+    if not moved:
+        return None
+    rates = Rates(products, moved)
+    steps = [(step, step.work, step.median_seconds) for step in report.steps]
+    timed = [(step, work, seconds) for step, work, seconds in steps if work is not None and seconds]
+    longest: dict[tuple[str, str], float] = {}
+    scale: dict[tuple[str, str], float] = {}
+    for step, work, seconds in timed:
+        busy, key = rates.busy_seconds(work), (step.precision, step.checkpointing)
+        if busy and busy > longest.get(key, 0.0):
+            longest[key], scale[key] = busy, seconds / busy
+    calls = max((work.calls / seconds for _, work, seconds in timed), default=0.0)
+    return replace(rates, calls=calls or float("inf"), scale=scale)

@@ -1,0 +1,210 @@
+"""The report on a memory trace: peaks by part, tensors saved for backward, and a timeline."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+from bertscope.gpus import CONTEXT_BYTES, Gpu, card_threads, sdpa_kernel
+from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
+from bertscope.memory.kernels.overhead import by_thread, card_workspace_bytes
+from bertscope.memory.trace import MemoryTrace, Moment
+from bertscope.reports.base import UNCOUNTED, Note, Subject
+from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Sample, Variant
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import CPU, RunConfig
+
+# Operators whose temporary memory on a CPU is not counted, nor the workspace that an LSTM saves for backward.
+_UNCOUNTED_KERNELS = {"convolution": "convolutions", "mkldnn_rnn_layer": "LSTMs"}
+SAMPLES = 600  # points of a timeline; the peaks are always among them
+# The role of a tensor in BERT, by the end of its module's path and the operator that made it.
+_WHAT = (
+    (r"attention\.self(\.dropout)?$", r"_(safe_)?softmax", "attention probabilities"),
+    (r"attention\.self(\.dropout)?$", r"empty_like|bernoulli.*", "attention dropout mask"),
+    (r"attention\.self(\.dropout)?$", r"native_dropout", "dropped probabilities and mask"),
+    (r"attention\.self(\.dropout)?$", r"mul", "dropped probabilities, or scaled query and key"),
+    (r"attention\.self$", r"clone|_unsafe_view|bmm", "query, key, value and context, by head"),
+    (r"attention\.self\.(query|key|value)$", r"addmm|add", "query, key, value"),
+    (r"attention\.self$", r"_scaled_dot_product.*", "attention output and logsumexp"),
+    (r"intermediate\.dense$", r"addmm", "activation's input"),
+    (r"intermediate(\.intermediate_act_fn)?$", r"gelu|relu|silu|tanh|mul|pow|add", "activation's output"),
+    (r"dropout(\.default)?$", r"empty_like|bernoulli.*", "dropout mask"),
+    (r"dropout(\.default)?$", r"native_dropout", "dropout's output and mask"),
+    (r"dropout(\.default)?$", r"mul", "dropout's output"),
+    (r"lora_A\.default$", r"mm", "adapter's inner activations"),
+    (r"", r"native_layer_norm", "LayerNorm's output, mean and deviation"),
+    (r"(output|embeddings)$", r"add", "residual sum, LayerNorm's input"),
+    (r"", r"_to_copy", "copy in another dtype"),
+    (r"", r"_log_softmax", "log-probabilities of the vocabulary"),
+    (r"", r"get_rng_state", "random state for recomputation"),
+)  # fmt: skip
+
+
+def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device: Any) -> Memory:
+    """Return the report on a trace; `rows` gives the row of each module's path, `device` the fields of a GPU's cost."""
+    phases = tuple(_peak(trace, moment, rows) for moment in trace.peaks())
+    return Memory(
+        obtained=obtained,
+        cost=_cost(trace, max(phases, key=attrgetter("peak_bytes")), device),
+        phases=phases,
+        kept=tuple(kept_rows(trace, rows)),
+        timeline=tuple(_timeline(trace)),
+        traced_layers=trace.traced_layers,
+    )
+
+
+def step_cost(trace: MemoryTrace, rows: Mapping[str, str], **device: Any) -> StepCost:
+    """Return the cost of a step without a limit; `device` has the fields that a GPU adds."""
+    highest = max(trace.peaks(), key=attrgetter("live_bytes"))
+    return _cost(trace, _peak(trace, highest, rows), device)
+
+
+def _cost(trace: MemoryTrace, peak: PhasePeak, device: Mapping[str, Any]) -> StepCost:
+    return StepCost(peak=peak, **{"gpu_bytes": peak.peak_bytes, "saved_bytes": trace.saved_bytes, **device})
+
+
+def _peak(trace: MemoryTrace, moment: Moment, rows: Mapping[str, str]) -> PhasePeak:
+    return PhasePeak(
+        phase=moment.phase,
+        peak_bytes=moment.live_bytes,
+        path=rows.get(moment.path, moment.path),
+        operator=moment.operator,
+        parts=Parts(**trace.parts_after(moment.index)),
+    )
+
+
+def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
+    """Yield the tensors saved for backward, largest first, summed over the modules of a row."""
+    found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number in trace.saved_events:
+        block = trace.block(number)
+        key = rows.get(block.path, block.path), *block[2:]
+        found[key].append(trace.sizes[number])
+    kept = [
+        KeptRow(
+            path=path,
+            operator=operator,
+            what=what(path, operator),
+            shape=shape,
+            dtype=dtype,
+            tensors=len(sizes),
+            kept_bytes=sum(sizes),
+        )
+        for (path, operator, shape, dtype, *_), sizes in found.items()
+    ]
+    yield from sorted(kept, key=lambda row: (-row.kept_bytes, row.path))
+
+
+@cache
+def what(path: str, operator: str) -> str:
+    """Return the role of a tensor in BERT; the operator if no role is known."""
+    for end, made_by, name in _WHAT:
+        if re.search(end, path) and re.fullmatch(made_by, operator):
+            return name
+    return operator
+
+
+def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
+    """Yield the bytes by part over the step: of each interval of events only the highest and the last point."""
+    layout = trace.layout
+    if not layout.parts:
+        return
+    sums = trace.parts_after(-1)
+    yield Sample(phase=layout.places[0][0], parts=Parts(**sums))
+    live = trace.live_bytes()
+    chosen = sorted({*_highest(live, max(len(live) // SAMPLES, 1)), *(moment.index for moment in trace.peaks())})
+    begun = 0
+    for index in chosen:
+        if index >= begun:  # not before the first event
+            for part, size in zip(layout.parts[begun : index + 1], trace.sizes[begun : index + 1], strict=True):
+                sums[part] += size
+            begun = index + 1
+            phase, path, operator = layout.places[index]
+            yield Sample(phase=phase, parts=Parts(**sums), path=path, operator=operator)
+
+
+def _highest(live: list[int], width: int) -> Iterator[int]:
+    """Yield the indices of the highest and the last point of every interval of `width`."""
+    for start in range(0, len(live), width):
+        interval = range(start, min(start + width, len(live)))
+        yield live.index(max(live[interval.start : interval.stop]), interval.start)
+        yield interval[-1]
+
+
+# ---- the report of an estimate, and on CUDA what the allocator, cuBLAS and the context add ----
+
+
+def estimated(
+    trace: MemoryTrace, other_peak_bytes: int, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None
+) -> Memory:
+    """Return the memory of a step, with the peak of the same step in another loop."""
+    device = device_cost(trace, run_config, card)
+    if device:
+        workspaces = device["workspace_bytes"]
+        others = [allocator_bytes(trace, run_config, workspaces, history) for history in (LOADED, AFTER_ANOTHER)]
+        found = [device["max_allocated_bytes"], *(allocated for allocated, _ in others)]
+        device["allocated"] = ByteRange(low_bytes=min(found), high_bytes=max(found))
+        device["reserved_loaded_bytes"] = others[0][1]
+    return memory(trace, "estimated", rows, other_loop_bytes=other_peak_bytes, **device)
+
+
+def allocator_bytes(
+    trace: MemoryTrace, run_config: RunConfig, workspaces: int, history: str = MOVED
+) -> tuple[int, int]:
+    """Return the peaks of the allocated and the reserved bytes of the simulated allocator, workspaces included.
+
+    The allocated bytes are those of the last step, the reserved ones those of the whole run; `history` says what the
+    process did before it.
+    """
+    run = requests(trace, by_thread(run_config, workspaces))
+    allocator = replayed(run, expandable_segments=run_config.expandable_segments, history=history)
+    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+
+
+def device_cost(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> dict[str, Any]:
+    """Return the fields of a cost that a CUDA device adds, of a GPU or of any; none for the CPU."""
+    if run_config.device != "cuda":
+        return {}
+    workspaces = card_workspace_bytes(run_config, card)
+    allocated, reserved = allocator_bytes(trace, run_config, workspaces)
+    low, high = (card.context_low_bytes, card.context_high_bytes) if card else CONTEXT_BYTES
+    return {
+        "max_allocated_bytes": allocated,
+        "workspace_bytes": workspaces,
+        "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
+        "context": ByteRange(low_bytes=low, high_bytes=high),
+        "gpu_bytes": reserved + high,
+    }
+
+
+def uncounted_notes(trace: MemoryTrace, run_config: RunConfig) -> tuple[Note, ...]:
+    """Return a note on the kernels of the step whose scratch an estimate for the CPU leaves out."""
+    if run_config.device != CPU:
+        return ()
+    operators = {operator for _, _, operator in trace.layout.places}
+    kernels = [name for operator, name in _UNCOUNTED_KERNELS.items() if operator in operators]
+    return (Note(key=UNCOUNTED, values={"kernels": " and ".join(kernels)}),) if kernels else ()
+
+
+def memory_report(
+    about: Subject, run_config: RunConfig, variants: tuple[Variant, ...], *, machine: str = ""
+) -> MemoryReport:
+    """Return the report on these variants of a model, with the run that they share."""
+    return MemoryReport(
+        subject=replace(about, obtained="measured" if machine else "estimated"),
+        run=run_config.changed(checkpointing=NONE),
+        machine=machine or "estimated on fake tensors",
+        variants=variants,
+    )
+
+
+def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
+    """Return the run with the threads of the GPU, and its attention kernel unless another one is asked for."""
+    if card is None:
+        return run_config
+    chosen = sdpa_kernel(card, run_config.compute_precision) if run_config.sdpa_kernel == "auto" else None
+    return replace(run_config, sdpa_kernel=chosen or run_config.sdpa_kernel, card_threads=card_threads(card) or 0)

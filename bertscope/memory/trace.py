@@ -1,0 +1,592 @@
+"""The memory of a step as columns: its blocks, and in their order their allocations and frees.
+
+Runs on fake tensors, profiler runs and runs on a CUDA device record the same trace, so that the same code
+reports an estimate and a measurement. A trace has no addresses: equal blocks are interchangeable.
+
+Two recorded batches give the trace at any batch: each size grows with the batch by a fixed number of bytes; that of a
+kernel's scratch follows a rule (scratch_rules.py) whose numbers do, and a matrix of all pairs is the product of its
+dimensions. The two batches differ by a large prime: a minimum or a rounded quotient gives no whole number of bytes for
+a sequence, or fewer than 0 bytes without any.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import accumulate, groupby
+from math import prod
+from typing import Any, NamedTuple
+
+from bertscope.memory.kernels.scratch_rules import RULES
+from bertscope.memory.parallel.collectives import Collective
+from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from bertscope.reports.step import Parts
+from bertscope.settings.run_config import LOOPS, RunConfig
+from bertscope.tracing.saved import NUMBER, checked
+
+SMALLEST, FAR = 2, 2 + 1019  # the recorded batches; some operators treat a batch of 1 differently
+RETURN, UPDATE, STACK, CAT = "return of forward", "update", "stack", "cat"
+PARTS = tuple(part.name for part in fields(Parts))
+# The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
+GRANULE_BYTES = {"cpu": 1, "cuda": 512}
+_SAVED, _PREVIOUS = "activations", "previous "
+_COPY, _SOFTMAX, _LOG_SOFTMAX = "_to_copy", "_softmax", "_log_softmax"
+Where = tuple[str, str, str]  # phase, module and operator
+
+
+class Block(NamedTuple):
+    """The origin of a block: its part of the total, and the module and operator that allocated it."""
+
+    part: str
+    path: str
+    operator: str
+    shape: tuple[int, ...] = ()  # of scratch with a rule: its numbers
+    dtype: str = ""  # of scratch with a rule: its rule
+    recomputed: bool = False
+    variable: str = ""  # of the loop that refers to it: output, loss, or the previous one
+    stream: str = ""  # of CUDA, that of computation without a name
+
+
+class MemoryEvent(NamedTuple):
+    """Bytes allocated (positive) or freed (negative), with the module and operator that run at that time."""
+
+    size_bytes: int
+    block: Block
+    phase: str
+    path: str
+    operator: str
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The peak of a phase: its event, and the module and operator that run at that time."""
+
+    phase: str
+    index: int  # into the events; -1 before the first
+    live_bytes: int
+    path: str = ""
+    operator: str = ""
+
+
+class Kind(NamedTuple):
+    """A row: blocks of one origin and size, with what a further sequence adds to the bytes and to each dimension."""
+
+    block: Block
+    size_bytes: int
+    slope: int = 0
+    dims: tuple[int, ...] = ()  # empty if none grows
+
+    @property
+    def growth(self) -> Hashable:
+        """Return what decides the bytes at each batch."""
+        return self[1:3] if self.is_line else (self.block.dtype, self.block.shape, self.dims, self.size_bytes)
+
+    @property
+    def is_line(self) -> bool:
+        """Return False for scratch, and for a matrix of which two dimensions grow."""
+        return self.block.dtype not in RULES and len(self.dims) - self.dims.count(0) < 2
+
+    def bytes_at(self, more: int) -> int:
+        """Return the bytes with `more` sequences, not rounded."""
+        if self.is_line:
+            return self.size_bytes + more * self.slope
+        shape, by_rule = self.block_at(more).shape, RULES.get(self.block.dtype)
+        return by_rule(*shape) if by_rule else self.size_bytes * prod(shape) // prod(self.block.shape)
+
+    def block_at(self, more: int) -> Block:
+        """Return the block with `more` sequences."""
+        if not self.dims:
+            return self.block
+        shape = tuple(number + more * slope for number, slope in zip(self.block.shape, self.dims, strict=True))
+        return self.block._replace(shape=shape)
+
+    def growing(self, far: Kind) -> Kind:
+        """Return the kind with slopes, from the same one at the batch FAR; raises ValueError if it does not grow so."""
+        block, other = self.block, far.block
+        dims: tuple[int, ...] = ()
+        if block != other:
+            if block != other._replace(shape=block.shape) or len(block.shape) != len(other.shape):
+                raise ValueError(f"{block} is not {other}")
+            dims = tuple(map(_slope, block.shape, other.shape))
+        grown = Kind(block, self.size_bytes, 0, dims if any(dims) else ())
+        if grown.is_line:
+            return grown._replace(slope=_slope(self.size_bytes, far.size_bytes))
+        if block.dtype not in RULES and self.size_bytes * prod(other.shape) != far.size_bytes * prod(block.shape):
+            raise ValueError(f"{block} does not grow with its dimensions")
+        return grown
+
+
+def _slope(one: int, far: int) -> int:
+    """Return what a sequence adds; raises ValueError if the numbers at both batches are on no line."""
+    slope, rest = divmod(far - one, FAR - SMALLEST)
+    if rest or one < slope * SMALLEST or slope < 0:
+        raise ValueError(f"{one} and {far} are on no line")
+    return slope
+
+
+@dataclass(frozen=True)
+class MemoryTrace:
+    """The memory of one step; `scaled` gives it at another batch, `repeated` that of more layers."""
+
+    kinds: list[Kind]
+    held: list[int]  # the kinds that are allocated before the step
+    changes: list[int]  # the kind that is allocated, the complement of one that is freed
+    places: list[Where]
+    place_of: list[int]  # of each change
+    granule_bytes: int = 1  # sizes here are not rounded up to a multiple of it
+    traced_layers: int | None = None  # number of layers that ran, if their events are repeated for the others
+    calls: list[tuple[Collective, int]] = field(default_factory=list)  # with what a further sequence adds to the bytes
+    # The same step in another loop, of which only the peak is asked, in kinds of these sizes.
+    other_held: list[int] = field(default_factory=list)
+    other_changes: list[int] = field(default_factory=list)
+    more: int = 0  # sequences than were recorded
+
+    @classmethod
+    def of(
+        cls, state: Iterable[tuple[Block, int]], events: Iterable[MemoryEvent], granule_bytes: int = 1,
+        calls: Iterable[Collective] = (),
+    ) -> MemoryTrace:  # fmt: skip
+        """Return the trace of recorded rows: the blocks before the step with their bytes, and its events."""
+        kinds: dict[tuple[Block, int], int] = {}
+        places: dict[Where, int] = {}
+        held = [kinds.setdefault(row, len(kinds)) for row in state]
+        changes: list[int] = []
+        place_of = []
+        for event in events:
+            number = kinds.setdefault((event.block, abs(event.size_bytes)), len(kinds))
+            is_free = event.size_bytes < 0
+            if event.block.dtype in RULES:  # maybe of 0 bytes; scratch is freed before anything else is allocated
+                is_free = changes[-1:] == [number]
+            changes.append(~number if is_free else number)
+            place_of.append(places.setdefault(event[2:], len(places)))
+        rows = [Kind(*row) for row in kinds]
+        return cls(rows, held, changes, list(places), place_of, granule_bytes, calls=[(call, 0) for call in calls])
+
+    # ---- at one batch ----
+
+    def scaled(self, batch: int) -> MemoryTrace:
+        """Return the trace at another batch than SMALLEST, which was recorded, from slopes."""
+        found = replace(self, more=batch - SMALLEST)
+        vars(found)["layout"] = self.layout
+        return found
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Return what the traces of all batches of a run have in common."""
+        return Layout(self)
+
+    @cached_property
+    def kind_bytes(self) -> list[int]:
+        """Return the bytes of each kind, not rounded."""
+        firsts, classes = self.layout.classes
+        sizes = [kind.bytes_at(self.more) for kind in firsts]
+        return [sizes[number] for number in classes]
+
+    @cached_property
+    def _changed_bytes(self) -> list[int]:
+        """Return the rounded bytes of each kind, and behind them those of their frees, the last first."""
+        firsts, classes = self.layout.classes
+        sizes = [rounded(kind.bytes_at(self.more), self.granule_bytes) for kind in firsts]
+        freed = [-size for size in sizes]
+        return [sizes[number] for number in classes] + [freed[number] for number in reversed(classes)]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Return the bytes of each event as the allocator rounds them."""
+        sizes = self._changed_bytes
+        return [sizes[number] for number in self.changes]
+
+    @cached_property
+    def state_sizes(self) -> list[int]:
+        """Return the bytes of each block between steps as the allocator rounds them."""
+        sizes = self._changed_bytes
+        return [sizes[number] for number in self.held]
+
+    @property
+    def state(self) -> tuple[tuple[Block, int], ...]:
+        """Return the blocks that are allocated before the step, with their bytes."""
+        return tuple((self.kinds[number].block_at(self.more), self.kind_bytes[number]) for number in self.held)
+
+    @cached_property
+    def events(self) -> tuple[MemoryEvent, ...]:
+        """Return the events as rows."""
+        sizes, blocks = self.kind_bytes, [kind.block_at(self.more) for kind in self.kinds]
+        sizes, blocks = sizes + [-size for size in reversed(sizes)], blocks + blocks[::-1]
+        return tuple(MemoryEvent(sizes[number], blocks[number], *place)
+                     for number, place in zip(self.changes, self.layout.places, strict=True))  # fmt: skip
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Return the calls of collectives."""
+        return tuple(call._replace(full_bytes=call.full_bytes + self.more * slope) for call, slope in self.calls)
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes allocated between steps."""
+        return sum(self.state_sizes)
+
+    def live_bytes(self) -> list[int]:
+        """Return the allocated bytes after each event."""
+        return list(accumulate(self.sizes, initial=self.state_bytes))[1:]
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Return the peak of the step in bytes."""
+        return max(accumulate(self.sizes, initial=self.state_bytes))
+
+    @property
+    def other_peak_bytes(self) -> int:
+        """Return the peak of the same step in the other loop."""
+        sizes = self._changed_bytes
+        before = sum(sizes[number] for number in self.other_held)
+        return max(accumulate((sizes[number] for number in self.other_changes), initial=before))
+
+    def peaks(self) -> tuple[Moment, ...]:
+        """Return the peak of each phase; the bytes allocated when the phase begins count too."""
+        found: dict[str, Moment] = {}
+        live = self.live_bytes()
+        for phase, start, stop in self.layout.phases:
+            best = found.setdefault(phase, Moment(phase, start - 1, live[start - 1] if start else self.state_bytes))
+            highest = max(live[start:stop])
+            if highest > best.live_bytes:
+                index = live.index(highest, start, stop)
+                found[phase] = Moment(phase, index, highest, *self.layout.places[index][1:])
+        return tuple(found.values())
+
+    def parts_after(self, index: int) -> dict[str, int]:
+        """Return the allocated bytes by part after the event of that index; -1 is before the first."""
+        sums = dict.fromkeys(PARTS, 0)
+        for number, size in zip(self.held, self.state_sizes, strict=True):
+            sums[self.kinds[number].block.part] += size
+        for part, numbers in self.layout.events_of.items():
+            sums[part] += sum(map(self.sizes.__getitem__, numbers[: bisect_right(numbers, index)]))
+        return sums
+
+    def block(self, number: int) -> Block:
+        """Return the block of an event."""
+        kind = self.changes[number]
+        return self.kinds[max(kind, ~kind)].block_at(self.more)
+
+    @property
+    def saved_events(self) -> list[int]:
+        """Return the numbers of the events of the last forward that allocate what is saved for backward."""
+        return [number for number in self.layout.saved if self.sizes[number] > 0]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Return the bytes that forward saves for backward."""
+        return sum(self.sizes[number] for number in self.saved_events)
+
+    # ---- blocks and their order ----
+
+    def matched(self) -> Iterator[tuple[int, int]]:
+        """Yield the number of each event, and the number of its block or the complement of one that is freed.
+
+        The blocks before the step have the first numbers. A trace does not say which of several equal blocks is freed:
+        it is assumed to be the newest.
+        """
+        living: dict[int, list[int]] = defaultdict(list)
+        for number, kind in enumerate(self.held):
+            living[kind].append(number)
+        for event, kind in enumerate(self.changes):
+            if kind >= 0:
+                living[kind].append(event + len(self.held))
+                yield event, event + len(self.held)
+            elif living[~kind]:
+                yield event, ~living[~kind].pop()
+
+    def _with_sorted_frees(self, run: Callable[[int], str]) -> list[int]:
+        """Return the numbers of the events; consecutive frees with an equal `run` in the order of their allocations."""
+        blocks = dict(self.matched())
+        found: list[int] = []
+        for is_run, events in groupby(range(len(self.changes)), key=run):
+            numbers = list(events)
+            found += sorted(numbers, key=lambda event: ~blocks.get(event, ~0)) if is_run else numbers
+        return found
+
+    def _by_allocation(self) -> list[int]:
+        """Return the numbers of the events, of consecutive frees of a phase in the order of their allocations."""
+        kinds, phases = self.kinds, [place[0] for place in self.layout.places]
+
+        def run(event: int) -> str:
+            is_free = self.changes[event] < 0 and kinds[~self.changes[event]].block.dtype not in RULES
+            return phases[event] if is_free else ""
+
+        return self._with_sorted_frees(run)
+
+    def ordered(self) -> MemoryTrace:
+        """Return the trace with consecutive frees of autocast's copies in the order of their allocations.
+
+        Their own order, when autocast ends after forward or after a recomputed layer, changes from run to run.
+        """
+        phases = [place[0] for place in self.places]
+        copies = {~number: kind.block.recomputed for number, kind in enumerate(self.kinds)
+                  if kind.block.operator == _COPY}  # fmt: skip
+        if not copies:
+            return self
+
+        def run(event: int) -> str:
+            change, phase = self.changes[event], phases[self.place_of[event]]
+            return phase if change in copies and (copies[change] or phase == FORWARD) else ""
+
+        order = self._with_sorted_frees(run)
+        return replace(self, changes=[self.changes[event] for event in order],
+                       place_of=[self.place_of[event] for event in order])  # fmt: skip
+
+    # ---- at another batch, depth or loop ----
+
+    def growing(self, far: MemoryTrace) -> MemoryTrace | None:
+        """Return the trace with slopes, from the one at the batch FAR; None if events differ or a size grows unevenly.
+
+        Consecutive frees have no order: if it differs, they are compared in that of their allocations.
+        """
+        if len(self.held) != len(far.held) or len(self.changes) != len(far.changes):
+            return None
+        everything = range(len(self.changes))
+        with suppress(ValueError):
+            return self._growing(far, everything, everything)
+        with suppress(ValueError):
+            return self._growing(far, self._by_allocation(), far._by_allocation())
+        return None
+
+    def _growing(self, far: MemoryTrace, events: Iterable[int], far_events: Iterable[int]) -> MemoryTrace:
+        kinds: dict[tuple[int, int], int] = {}
+        rows: list[Kind] = []
+
+        def number(one: int, other: int) -> int:
+            if (one, other) not in kinds:
+                rows.append(self.kinds[one].growing(far.kinds[other]))
+                kinds[one, other] = len(kinds)
+            return kinds[one, other]
+
+        held = list(map(number, self.held, far.held))
+        changes = [0] * len(self.changes)
+        for one, other in zip(events, far_events, strict=True):
+            change, far_change = self.changes[one], far.changes[other]
+            is_same = (change < 0) == (far_change < 0)
+            if not is_same or self.places[self.place_of[one]] != far.places[far.place_of[other]]:
+                raise ValueError(f"event {one} is another one")
+            changes[one] = number(change, far_change) if change >= 0 else ~number(~change, ~far_change)
+        calls = {}
+        for one_call, far_call in zip(sorted(self.collectives), sorted(far.collectives), strict=True):
+            if one_call != far_call._replace(full_bytes=one_call.full_bytes):
+                raise ValueError(f"{one_call} is not {far_call}")
+            calls[one_call] = _slope(one_call.full_bytes, far_call.full_bytes)
+        pairs = [(call, calls[call]) for call in self.collectives]
+        return replace(self, kinds=rows, held=held, changes=changes, calls=pairs, traced_layers=far.traced_layers)
+
+    def in_loop(self, run_config: RunConfig) -> MemoryTrace:
+        """Return the trace in the loop of the run, from one in which outputs and loss are freed as soon as possible.
+
+        The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
+        those of the step before are state, until then.
+        """
+        kinds, places = list(self.kinds), [*self.places, (FORWARD, "", "")]
+        numbers: dict[tuple[int, str], int] = {}
+
+        def changed(number: int, variable: str, part: str = "") -> int:
+            if (number, variable) not in numbers:
+                block = kinds[number].block
+                numbers[number, variable] = len(kinds)
+                kinds.append(kinds[number]._replace(block=block._replace(variable=variable, part=part or block.part)))
+            return numbers[number, variable]
+
+        # Of kinds that a variable refers to; empty for the marks.
+        variables = {number: kind.block.variable for number, kind in enumerate(kinds)
+                     if kind.block.variable or not (kind.size_bytes or kind.block.dtype)}  # fmt: skip
+        wanted, returned = {*variables, *(~kind for kind in variables)}, self._return_of_forward
+        special = [event for event, change in enumerate(self.changes) if change in wanted or event == returned]
+
+        def rows(loop: str, changed: Callable[..., int]) -> tuple[list[int], list[int], list[int]]:
+            kept = LOOPS[loop]
+            blocks = [kind for event in special if variables.get(kind := self.changes[event]) in kept]
+            previous = [changed(kind, _PREVIOUS + variables[kind], _SAVED) for kind in blocks]
+            changes: list[int] = []
+            place_of: list[int] = []
+            begun = 0  # events before it are done
+            for event in special:
+                changes += self.changes[begun:event]
+                place_of += self.place_of[begun:event]
+                change, begun = self.changes[event], event + 1
+                kind = max(change, ~change)
+                variable = variables.get(kind)
+                if variable is None:
+                    changes.append(change)
+                elif variable in kept and change >= 0:
+                    changes.append(changed(kind, variable, _SAVED))
+                elif variable and variable not in kept:
+                    changes.append(changed(kind, "") if change >= 0 else ~changed(kind, ""))
+                place_of += [self.place_of[event]] * (len(changes) - len(place_of))
+                if event == returned:
+                    changes += (~kind for kind in previous)
+                    place_of += [len(self.places)] * len(previous)
+            return [*self.held, *previous, *waiting], changes + self.changes[begun:], place_of + self.place_of[begun:]
+
+        inputs = [kind for kind in self.held if kinds[kind].block.part == "inputs"]
+        waiting = inputs * run_config.waiting_batches  # in the other loop too, which only frees outputs and loss
+        held, changes, place_of = rows(run_config.loop, changed)
+        other_held, other_changes, _ = rows(run_config.other_loop, lambda number, *_: number)  # only of these bytes
+        return replace(self, kinds=kinds, held=held, changes=changes, places=places, place_of=place_of,
+                       other_held=other_held, other_changes=other_changes).ordered()  # fmt: skip
+
+    @property
+    def _return_of_forward(self) -> int:
+        """Return the number of the event at which forward returns: its mark, else its last allocation."""
+        places = self.layout.places
+        returns = [event for event, place in enumerate(places) if place[2] == RETURN]
+        returns = returns or [event for event, place in enumerate(places)
+                              if place[0] == FORWARD and self.changes[event] >= 0]  # fmt: skip
+        return (returns or [0])[-1]
+
+    @property
+    def upper(self) -> MemoryTrace:
+        """Return the step in which eager attention also saves the inputs of softmax, at the same batch.
+
+        So does torch before 1.11. An input counts with the bytes of its output, that of log_softmax too; a step without
+        eager attention, which older versions do not have, stays as it is. Source: pull request pytorch/pytorch 65242.
+        """
+        found = replace(self.layout.upper, more=self.more)
+        vars(found)["layout"] = self.layout.upper.layout
+        return found
+
+    # ---- the cache ----
+
+    def data(self) -> list[Any]:
+        """Return the trace as JSON data; raises OverflowError for one that is too long for a file of the cache."""
+        if len(self.changes) > _MOST_SAVED:
+            raise OverflowError("too long")
+        kinds = [(*kind.block, *kind[1:]) for kind in self.kinds]
+        layers = [] if self.traced_layers is None else [self.traced_layers]
+        return [kinds, self.held, self.changes, self.places, self.place_of, self.granule_bytes, layers, self.calls,
+                self.other_held, self.other_changes]  # fmt: skip
+
+    @classmethod
+    def read(cls, data: Any) -> MemoryTrace:
+        """Return the trace that `data` wrote; raises ValueError and others for data that no step has.
+
+        At the smallest and at a large batch no block is negative, and what is freed was allocated.
+        """
+        kinds, held, changes, places, place_of, granule_bytes, layers, calls, *others = checked(data, _FORM)
+        found = cls(
+            [Kind(Block(part, path, operator, tuple(shape), *more), size, slope, tuple(dims))
+             for part, path, operator, shape, *more, size, slope, dims in kinds],
+            held, changes, [(phase, path, operator) for phase, path, operator in places], place_of,
+            granule_bytes, layers[0] if layers else None, [(Collective(*call), slope) for call, slope in calls],
+            *others,
+        )  # fmt: skip
+        if len(place_of) != len(changes) or not changes or len(layers) > 1 or max(place_of) >= len(places):
+            raise ValueError("no trace")
+        sizes = [[kind.bytes_at(more) for kind in found.kinds] for more in (0, FAR - SMALLEST)]
+        if any(not 0 <= size < NUMBER.stop for own in sizes for size in own) or any(
+            call.full_bytes + slope * (FAR - SMALLEST) < 0 for call, slope in found.calls
+        ):
+            raise ValueError("negative bytes")
+        for first, then in ((held, changes), others):
+            alive = Counter(first)
+            for number in then:
+                alive[max(number, ~number)] += 1 if number >= 0 else -1
+                if alive[max(number, ~number)] < 0:
+                    raise ValueError("freed twice")
+            for own in sizes:
+                moved = (own[number] if number >= 0 else -own[~number] for number in then)
+                if max(accumulate(moved, initial=sum(own[number] for number in first))) >= NUMBER.stop:
+                    raise ValueError("more bytes than there are")
+        return found
+
+
+_MOST_SAVED = 500_000  # events; saved.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
+_PHASES = frozenset((FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER))
+_SLOPES, _NUMBERS, _CHANGES = range(-(2**62), 2**62), range(2**31), range(-(2**31), 2**31)
+_FORM = (
+    [(frozenset(PARTS), str, str, [NUMBER], str, bool, str, str, NUMBER, _SLOPES, [_SLOPES])],
+    [_NUMBERS], [_CHANGES], [(_PHASES, str, str)], [_NUMBERS], range(1, 2**20),
+    [range(1, 2**31)], [((_PHASES, str, str, NUMBER, range(1, 2**31)), _SLOPES)], [_NUMBERS], [_CHANGES],
+)  # fmt: skip
+
+
+class Layout:
+    """Facts that the traces of all batches of a run share, unlike sizes; each is computed once."""
+
+    def __init__(self, trace: MemoryTrace) -> None:
+        self.trace = trace
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """Return the part of each event's block."""
+        parts = [kind.block.part for kind in self.trace.kinds]
+        of_all = parts + parts[::-1]  # a complement counts from the end
+        return [of_all[number] for number in self.trace.changes]
+
+    @cached_property
+    def places(self) -> list[Where]:
+        """Return the phase, module and operator of each event."""
+        return [self.trace.places[number] for number in self.trace.place_of]
+
+    @cached_property
+    def phases(self) -> list[tuple[str, int, int]]:
+        """Return each phase with its first event and the one behind its last."""
+        found, start = [], 0
+        for phase, run in groupby(place[0] for place in self.places):
+            stop = start + sum(1 for _ in run)
+            found.append((phase, start, stop))
+            start = stop
+        return found
+
+    @cached_property
+    def events_of(self) -> dict[str, list[int]]:
+        """Return the numbers of the events of each part."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for number, part in enumerate(self.parts):
+            found[part].append(number)
+        return found
+
+    @cached_property
+    def saved(self) -> list[int]:
+        """Return the numbers of the last forward's events of blocks that are saved for backward."""
+        last = [range(start, stop) for phase, start, stop in self.phases if phase == FORWARD][-1:]
+        return [number for numbers in last for number in numbers if self.parts[number] == _SAVED]
+
+    @cached_property
+    def classes(self) -> tuple[list[Kind], list[int]]:
+        """Return the first kind of each class that has the same bytes at all batches, and the class of each kind."""
+        numbers: dict[Hashable, int] = {}
+        firsts: list[Kind] = []
+        classes = []
+        for kind in self.trace.kinds:
+            number = numbers.setdefault(kind.growth, len(firsts))
+            if number == len(firsts):
+                firsts.append(kind)
+            classes.append(number)
+        return firsts, classes
+
+    @cached_property
+    def upper(self) -> MemoryTrace:
+        """Return the trace of `MemoryTrace.upper`."""
+        trace, blocks = self.trace, [kind.block for kind in self.trace.kinds]
+        if all(block.operator != _SOFTMAX for block in blocks):
+            return trace
+        copies = [1 + (block.part == _SAVED and block.operator in (_SOFTMAX, _LOG_SOFTMAX)) for block in blocks]
+        pairs = zip(trace.changes, trace.place_of, strict=True)
+        changes, places = zip(*(pair for pair in pairs for _ in range(copies[max(pair[0], ~pair[0])])), strict=True)
+        return replace(trace, changes=list(changes), place_of=list(places))
+
+
+def rounded(size_bytes: int, granule_bytes: int) -> int:
+    """Return a size rounded up to a multiple of the granule."""
+    return -(-size_bytes // granule_bytes) * granule_bytes
+
+
+def ordered_frees(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
+    """Return the events with consecutive frees, whose order has no meaning, sorted."""
+    runs = groupby(events, key=lambda event: event.size_bytes < 0)
+    return [event for are_frees, run in runs for event in (sorted(run) if are_frees else run)]
+
+
+def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
+    """Compare two traces, ignoring the order of consecutive frees and that of collectives."""
+    are_equal = sorted(one.state) == sorted(other.state) and sorted(one.collectives) == sorted(other.collectives)
+    return are_equal and ordered_frees(one.events) == ordered_frees(other.events)

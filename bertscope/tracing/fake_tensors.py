@@ -1,0 +1,445 @@
+"""Fake copies of modules: their tensors have shapes, strides and a device, and no bytes."""
+
+import contextlib
+import copy
+import functools
+import gc
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, SourceError
+from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import (
+    fake_parameter,
+    fake_tensor_as,
+    fake_tensor_mode,
+    is_plain_fake,
+    nn,
+    operator_name,
+    run_on_meta,
+    storage_key,
+    torch,
+    tree_leaves,
+    tree_map,
+)  # fmt: skip
+from bertscope.tracing.inputs import running, with_values
+from bertscope.units import bytes_text
+
+_Found = TypeVar("_Found")
+# The attention kernel to run on meta: transformers' sdpa reads values, and the matrix products are the same.
+META_ATTENTION = "eager"
+# The kernel for experts on meta: the others read values, or take only bf16; the matrix products are the same.
+META_EXPERTS = "batched_mm"
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Enter FakeTensorMode without its log of the traceback when an operator fails; the error itself is raised.
+
+    transformers 5 keeps the mask of a fake tensor without asking if it hides positions, which it asks a real tensor:
+    inside, it asks a fake tensor too, and `DataDependentAnswers` has the answer. TorchScript
+    cannot run fake tensors, so scripted functions (DeBERTa-v2 up to transformers 4.57) run as their Python source.
+    """
+    mode = fake_tensor_mode()
+    log = logging.getLogger(type(mode).__module__)
+    with ExitStack() as stack:
+        stack.callback(setattr, log, "disabled", log.disabled)
+        log.disabled = True
+        of_transformers: Any = sys.modules.get("transformers.utils.import_utils")
+        if hasattr(of_transformers, "is_fake_tensor"):
+            stack.callback(setattr, of_transformers, "is_fake_tensor", of_transformers.is_fake_tensor)
+            of_transformers.is_fake_tensor = lambda _: False
+        scripted: Any = torch.jit.ScriptFunction
+        call = scripted.__call__  # for functions loaded from a file, which have no Python source
+        stack.callback(setattr, scripted, "__call__", call)
+        scripted.__call__ = lambda function, *given, **named: getattr(
+            function, "_torchdynamo_inline", functools.partial(call, function)
+        )(*given, **named)
+        stack.enter_context(mode)
+        yield
+
+
+def load_fake_tensors() -> None:
+    """Import what the first operator on a fake tensor imports, before a process forks others."""
+    with fake_tensors():
+        torch.empty(1) + 1
+
+
+def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
+    """Return a copy of the module with an empty tensor for each of its tensors; shared tensors stay shared.
+
+    For fake tensors the caller enters `fake_tensors`. Raises SelectionError for a module that Python cannot copy.
+    """
+    own = (tensor for inner in module.modules() for tensor in attribute_tensors(inner))
+    like = torch.empty(0, device=device)
+    memo = {id(tensor): _fake(tensor, like) for tensor in (*module.parameters(), *module.buffers(), *own)}
+    try:
+        return copy.deepcopy(module, memo)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise SelectionError(f"{type(module).__name__} cannot be copied to be estimated: {error}") from None
+
+
+def attribute_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors that are attributes of a module itself, such as the prompt tokens of peft."""
+    kinds = (list, tuple, dict)
+    own = [v for v in vars(module).values() if isinstance(v, torch.Tensor) or (isinstance(v, kinds) and v)]
+    return (leaf for leaf in tree_leaves(own) if isinstance(leaf, torch.Tensor))
+
+
+def _fake(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor of that layout, fake if `like` is, on the device of `like`."""
+    if nn.parameter.is_lazy(tensor):
+        raise SelectionError("a lazy module has no shapes yet; run it once before you estimate it")
+    if is_plain_fake(like) and tensor.layout == torch.strided:  # torch.empty_strided takes twenty times as long
+        empty = fake_tensor_as(like, tensor.size(), tensor.stride(), tensor.dtype, 0, shares=False)
+        return fake_parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=like.device)
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def fake_like(tree: Any) -> Any:
+    """Return the same structure with fake CPU tensors; a tensor that occurs twice becomes one."""
+    like = torch.empty(0)
+    fakes = {id(leaf): _fake(leaf, like) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
+    return tree_map(lambda leaf: fakes.get(id(leaf), leaf), tree)
+
+
+def on_meta(tree: Any) -> Any:
+    """Return the same structure with tensors on meta."""
+    return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def run_without_values(
+    source: ModelSource,
+    model: Any,
+    inputs: Any,
+    run: Callable[[nn.Module, Any], _Found],
+    made: Callable[[str], nn.Module],
+    given: Collection[str] = (),
+) -> _Found:
+    """Run a source's model on meta, where its forward creates its tensors too, and return the result of `run`.
+
+    If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for one that
+    asks whether a mask hides positions: the answer is that it hides none. If that fails too, run what `made` returns
+    for the CPU, for a forward that reads values; raises SourceError if its tensors are more than MAX_REAL_BYTES.
+    `given` are those of the inputs that the user describes.
+    """
+    if callable(getattr(model, "set_experts_implementation", None)):  # of transformers 5
+        model.set_experts_implementation(META_EXPERTS)
+    try:
+        with running(source, model, "meta tensors", given):
+            try:
+                with torch.device("meta"):
+                    return run(model, on_meta(inputs))
+            except BertscopeError:
+                raise
+            except Exception:
+                with contextlib.suppress(Exception), fake_tensors():
+                    return run(fake_copy(model), fake_like(inputs))
+                raise
+    except SourceError as error:
+        if source.bert_config is not None:  # reads no values
+            raise
+        limit = f"{source.name} cannot be run on meta tensors, as its forward reads values"
+        if sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) > MAX_REAL_BYTES:
+            raise SourceError(
+                f"{error.marked}; if its forward reads values, give a configuration with fewer layers, whose tensors "
+                f"are at most {bytes_text(MAX_REAL_BYTES)}"
+            ) from None
+    _clear_caches(model)
+    with running(source, model, "the CPU", given), at_most_real_bytes(limit):
+        found = run(made("cpu"), with_values(model, inputs))
+    note_values(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
+    return found
+
+
+def _clear_caches(model: nn.Module) -> None:
+    """Clear functools' caches in the code of a model, which may hold fake tensors under arguments of real ones."""
+    kind, places = type(functools.cache(int)), {type(module).__module__ for module in model.modules()}
+    for item in gc.get_objects():
+        if type(item) is kind and item.__module__ in places:
+            item.cache_clear()
+
+
+_Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, int]
+# A result: None, the argument of that number, or a tensor of that layout in the storage of an argument or an own one.
+_Result = int | tuple[_Layout, int | None] | None
+_MOST_OPERATIONS = 20_000  # of about 1 kB
+# The operators of transformers whose results have the same layouts on every device. Others may ask for the device.
+_NAMES = (
+    "_log_softmax _log_softmax_backward_data _safe_softmax _softmax_backward_data _to_copy _unsafe_view add add_ "
+    "addcdiv_ addcmul_ addmm alias bernoulli_ bmm clone detach div div_ embedding embedding_dense_backward "
+    "empty_like expand gelu gelu_backward lerp_ mm mul mul_ native_dropout native_dropout_backward "
+    "native_layer_norm_backward nll_loss_backward nll_loss_forward ones_like select select_backward slice sqrt "
+    "sum t tanh tanh_backward transpose unsqueeze view zeros_like"
+)
+_SAME_EVERYWHERE = frozenset(_NAMES.split())
+_LAYER_NORM = "native_layer_norm"  # the same in 32 bits; of 16 bits its mean is in 16 on a CPU and in 32 on CUDA
+
+
+class OperatorResults:
+    """The layouts of results by operator and arguments, so that FakeTensorMode computes each of them once.
+
+    FakeTensorMode has such a cache too, whose keys take most of its time. It computes a result in 0.6 ms on average,
+    tensors on meta give the same one in 0.2. `is_plain` tells of which tensors the layouts say all: fake ones, or those
+    on meta.
+    """
+
+    def __init__(self, is_plain: Callable[[Any], bool] = is_plain_fake) -> None:
+        self.is_plain = is_plain
+        # The results, and if they are a tuple; None: FakeTensorMode has to run the operator each time.
+        self.known: dict[Hashable, tuple[list[_Result], bool] | None] = {}
+
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator on plain tensors; of other ones it is computed."""
+        key = self._key(operator, args, kwargs)
+        if key is None:
+            return self._run_each(operator, args, kwargs)
+        known = self.known.get(key)
+        is_new = key not in self.known
+        if is_new and len(self.known) >= _MOST_OPERATIONS:
+            self.known.pop(next(iter(self.known)))  # the oldest
+        if is_new and self.is_plain is is_plain_fake and (known := _described_on_meta(operator, args, kwargs)):
+            self.known[key] = known
+        if known is None:
+            out = operator(*args, **kwargs)
+            if is_new:
+                # Arguments that were resized or transposed in place have another key now.
+                is_same = self._key(operator, args, kwargs) == key
+                self.known[key] = _described(out, args, args, self.is_plain) if is_same else None
+            return out
+        results, is_tuple = known
+        made = [_made(result, args) for result in results]
+        return tuple(made) if is_tuple else made[0]
+
+    def _run_each(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of any other operator; of one on a list of plain tensors that of one after the other.
+
+        Such an operator in place makes no tensor and changes no layout.
+        """
+        name = operator_name(operator)
+        if name.startswith("_foreach_") and args and args[0] and all(map(self.is_plain, args[0])):
+            if name.endswith("_"):
+                return None
+            of_one = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
+            if of_one is not None and len(args) == 1 and not kwargs:
+                return [self.run(of_one.default, (tensor,), {}) for tensor in args[0]]
+        return operator(*args, **kwargs)
+
+    def _key(self, operator: Any, args: Any, kwargs: Any) -> Hashable:
+        """Return all that decides the layouts of the results; None if values may decide them too."""
+        if not args or not self.is_plain(args[0]) or "out" in kwargs:
+            return None
+        parts: list[Any] = [operator, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        for value in (*args, *kwargs, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                if not self.is_plain(value):
+                    return None
+                parts += _layout(value)
+            elif isinstance(value, (list, tuple)):
+                if any(isinstance(item, torch.Tensor) for item in value):
+                    return None
+                parts += (len(value), *map(type, value), *value)
+            else:
+                parts += (type(value), value)
+        return tuple(parts)
+
+
+def _layout(tensor: torch.Tensor) -> _Layout:
+    return tensor.shape, tensor.stride(), tensor.dtype, int(tensor.storage_offset())
+
+
+def _made(result: _Result, args: Any) -> Any:
+    if result is None or isinstance(result, int):
+        return result if result is None else args[result]
+    layout, owner = result
+    return fake_tensor_as(args[owner or 0], *layout, shares=owner is not None)
+
+
+def _described_on_meta(operator: Any, args: Any, kwargs: Any) -> tuple[list[_Result], bool] | None:
+    """Return the description of the results that meta tensors give; None if they may be others on fake tensors."""
+    named = list(kwargs.values())
+    tensors: list[Any] = [value for value in args if isinstance(value, torch.Tensor)]
+    devices = {value for value in (*args, *named) if isinstance(value, torch.device)}
+    devices |= {tensor.fake_device for tensor in tensors}
+    has_named_tensor = any(isinstance(value, torch.Tensor) for value in named)
+    name = operator_name(operator)
+    is_same = name in _SAME_EVERYWHERE or (
+        name == _LAYER_NORM and all(tensor.dtype == torch.float32 for tensor in tensors)
+    )
+    if not is_same or len(devices) > 1 or has_named_tensor:
+        return None
+    try:
+        given, out = run_on_meta(operator, args, kwargs)
+    except (RuntimeError, NotImplementedError):  # fake tensors raise an error with all that is known of them
+        return None
+    return _described(out, given, args)
+
+
+def _described(
+    out: Any, given: Any, args: Any, is_plain: Callable[[Any], bool] = is_plain_fake
+) -> tuple[list[_Result], bool] | None:
+    """Return the description of an operator's results; None if it does not say all about them.
+
+    `given` are the arguments that it ran with: `args`, or meta tensors of their layouts in their storages.
+    """
+    results: list[_Result] = []
+    owned: list[int] = []
+    for tensor in out if isinstance(out, tuple) else (out,):
+        same = [number for number, arg in enumerate(given) if arg is tensor]
+        if tensor is None or same:
+            results.append(None if tensor is None else same[0])
+            continue
+        if given is args and (not is_plain(tensor) or tensor.device != args[0].device):
+            return None
+        stored = storage_key(tensor)
+        owners = [n for n, arg in enumerate(args) if isinstance(arg, torch.Tensor) and storage_key(arg) == stored]
+        result = _layout(tensor), owners[0] if owners else None
+        again = _made(result, args)
+        is_whole = again.untyped_storage().nbytes() == tensor.untyped_storage().nbytes()
+        if len(owners) > 1 or not is_whole or _layout(again) != _layout(tensor):
+            return None
+        results.append(result)
+        owned.append(stored)
+    return (results, isinstance(out, tuple)) if len(set(owned)) == len(owned) else None
+
+
+_KNOWN = "_bertscope_known"  # of a bool tensor, and of the flag of GradScaler: the value of all its elements
+_COUNTED = "_bertscope_counted"  # of the sum of a bool tensor: its number of elements, and True if all are true
+
+
+def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+    """Return the largest result of an operator whose shape depends on values: every element is true; else None.
+
+    A loss over the valid labels of a batch selects them so; that all are valid is an upper bound, as a warning says.
+    The classifiers of BART ask if all sequences have the same number of end tokens, a sum of true elements: they have.
+    """
+    aten = torch.ops.aten
+    first: Any = args[0] if args else None
+    if operator is aten.unique_consecutive.default:
+        is_asked = len(args) == 1 and hasattr(first, _COUNTED)
+        return (first.new_empty(1), first.new_empty(0), first.new_empty(0)) if is_asked else None
+    if operator is aten.index.Tensor and any(place is not None and place.dtype == torch.bool for place in args[1]):
+        places: list[Any] = []
+        for place in args[1]:
+            is_mask = place is not None and place.dtype == torch.bool
+            places += [place.new_empty(place.numel(), dtype=torch.int64)] * place.dim() if is_mask else [place]
+        found: torch.Tensor = operator(first, places)
+    elif operator is aten.nonzero.default:
+        found = first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
+    elif operator is aten.masked_select.default:
+        found = first.new_empty(torch.broadcast_shapes(first.shape, args[1].shape).numel())
+    else:
+        return None
+    text = (
+        f"{operator_name(operator)}: the values of labels and ids are not known, so all are taken "
+        "as valid, the upper bound"
+    )
+    warnings.warn(BertscopeWarning(text), stacklevel=2)
+    return found
+
+
+_VALID = "_bertscope_valid"  # of an attention mask: the valid tokens of each sequence, and its length
+_SHARE = "_bertscope_share"  # of a tensor with random elements between 0 and 1
+_CHANCE = "_bertscope_chance"  # of the comparison of such a tensor with a number between 0 and 1
+_SAME_VALUES = ("view", "_unsafe_view", "reshape", "alias", "detach", "_to_copy", "clone", "slice")
+_BELOW = {"lt": True, "le": True, "gt": False, "ge": False}
+
+
+def mark_valid(inputs: Any, padding: float) -> None:
+    """Mark the attention mask of `inputs` as one that hides the share `padding` of each sequence, at its end."""
+    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+        setattr(mask, _VALID, (valid_tokens(mask.shape[1], padding), mask.shape[1]))
+
+
+def valid_tokens(seq: int, padding: float) -> int:
+    """Return the tokens of a sequence that are no padding, at least one."""
+    return seq - min(round(padding * seq), seq - 1)
+
+
+class DataDependentAnswers:
+    """A record of the tensors whose values are known in advance; `is_masked` means that masks hide positions."""
+
+    def __init__(self, *, is_masked: bool) -> None:
+        self.is_masked = is_masked
+
+    def valid(self, operator: Any, args: Any) -> torch.Tensor | None:
+        """Return the places of the valid tokens of a mask that `mark_valid` marked; None for another operator."""
+        if operator is not torch.ops.aten.nonzero.default or not hasattr(args[0], _VALID):
+            return None
+        tokens, length = getattr(args[0], _VALID)
+        mask: torch.Tensor = args[0]
+        return mask.new_empty((mask.numel() // length * tokens, mask.dim()), dtype=torch.int64)
+
+    def note(self, operator: Any, args: Any, out: Any) -> None:
+        """Mark the operator's result with its known value."""
+        name = operator_name(operator)
+        if args and isinstance(out, torch.Tensor) and (valid := getattr(args[0], _VALID, None)):
+            if name in _SAME_VALUES and out.numel() == args[0].numel():
+                setattr(out, _VALID, valid)
+            elif name == "select" and args[2] in (-1, valid[1] - 1):  # the last column, which padding hides
+                setattr(out, _VALID, (int(valid[0] == valid[1]), 1))
+            elif name == "sum" and out.dim() == args[0].dim() - 1:
+                setattr(out, _KNOWN, args[0].numel() // valid[1] * valid[0] // out.numel())
+                return
+        if name in ("rand", "rand_like"):
+            setattr(out, _SHARE, True)
+        elif name == "_amp_foreach_non_finite_check_and_unscale_":  # of GradScaler: no gradient is infinite
+            setattr(args[1], _KNOWN, False)
+        elif name == "sum" and args[0].dtype == torch.bool:
+            setattr(out, _COUNTED, (args[0].numel(), self._truth("all", args)))
+        elif name in ("max", *_SAME_VALUES) and type(length := getattr(args[0], _KNOWN, None)) is int:
+            setattr(out, _KNOWN, length)
+        elif isinstance(out, torch.Tensor) and out.dtype == torch.bool and args:
+            is_chance = name in _BELOW and getattr(args[0], _SHARE, False) and not isinstance(args[1], torch.Tensor)
+            if is_chance and 0 < args[1] < 1:
+                setattr(out, _CHANCE, True)
+            known = self._truth(name, args)
+            if known is not None:
+                setattr(out, _KNOWN, known)
+
+    def note_products(self, changed: Any) -> None:
+        """Give the numbers among tensors that an optimizer multiplies a value: products of momenta, as in NAdam."""
+        for tensor in tree_leaves(changed):
+            if tensor.numel() == 1 and not hasattr(tensor, _KNOWN):
+                setattr(tensor, _KNOWN, 0.5)
+
+    def _truth(self, name: str, args: Any) -> bool | None:
+        before = getattr(args[0], _KNOWN, None)
+        if name in ("logical_not", "bitwise_not"):
+            return None if before is None else not before
+        if name in ("all", "any"):
+            if getattr(args[0], _CHANCE, False) and args[0].numel() > 1:
+                return name == "any"
+            return before if before is not None else self.is_masked == (name == "any")
+        if name == "eq":
+            counted = getattr(args[0], _COUNTED, (None, None))
+            return counted[1] if counted[0] == args[1] else None
+        if name in ("isinf", "isnan"):
+            return False  # no sum overflows
+        if name in _BELOW and getattr(args[0], _SHARE, False) and isinstance(args[1], (int, float)):
+            is_open = 0 < args[1] < 1 and (args[0].numel() > 1 or args[1] == 0.5)  # no case is likelier
+            return None if is_open else _BELOW[name] == (args[1] >= 0.5)
+        return before if name in _SAME_VALUES else None
+
+    def knows(self, asked: torch.Tensor) -> bool:
+        """Return True if the value of a tensor of one element is known."""
+        return getattr(asked, _KNOWN, None) is not None
+
+    def value(self, operator: Any, asked: torch.Tensor, *, otherwise: int | None = None) -> bool | int:
+        """Return the value of a tensor of one element, `otherwise` if it is not known.
+
+        If both are missing, the operator returns that of a constant, such as the quotient of two sizes in Longformer;
+        for any other fake tensor it raises DataDependentOutputException.
+        """
+        known = getattr(asked, _KNOWN, otherwise)
+        if known is not None and getattr(asked, _CHANCE, False):
+            text = "a random number decides if some code runs; the likelier case is taken"
+            warnings.warn(BertscopeWarning(text), stacklevel=2)
+        return operator(asked) if known is None else known

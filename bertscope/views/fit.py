@@ -1,0 +1,258 @@
+"""The fit report as a table, CSV and Markdown."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bertscope.errors import named
+from bertscope.gpus import sdpa_kernel
+from bertscope.reports.memory import FitReport, FitRow
+from bertscope.reports.step import NO, UNCERTAIN, YES
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.parallelism import SINGLE
+from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED
+from bertscope.units import BF16, FP16, bytes_text, count_text
+from bertscope.views.columns import Column, answer_word, csv_only, fits_word, listed, number, values
+from bertscope.views.footer import not_generation, uncounted
+from bertscope.views.memory import CUDNN_NOTE, LORA_NOTE
+from bertscope.views.step import (
+    assumed,
+    cost_columns,
+    needs,
+    parts_csv,
+    range_text,
+    strategy_name,
+    time_notes,
+    verdict_text,
+    with_other_loop,
+)
+from bertscope.views.views import Compared, Table, View, common_notes, fixed
+
+
+def columns(report: FitReport) -> list[Column]:
+    """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
+    by_ranks, on_gpu = report.batch_total is not None, report.run.device == CUDA
+    searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
+    return [
+        number("GPUs", "ranks", shown=by_ranks),
+        Column("strategy", lambda row: _strategy(row), values("strategy"), shown=by_ranks),
+        number("seq", "seq", shown=not report.length_given),
+        Column("setting", lambda row: ", ".join((row.precision, strategy_name(row.checkpointing))),
+               shown=by_ranks),
+        Column("precision", lambda row: row.precision, values("precision"), shown=not by_ranks),
+        Column("checkpointing", lambda row: strategy_name(row.checkpointing), values("checkpointing"),
+               shown=not by_ranks),
+        number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
+        csv_only(values("largest_batch")),
+        number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
+        *cost_columns(report.rows, without=["fits"] * (report.asked_batch is None and are_all)),
+        parts_csv(lambda row: row.cost.peak),
+        Column("peak of batch + 1", lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
+               values("next_peak_bytes"), right=True, detail=True, shown=searched and not on_gpu),
+        Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
+               detail=report.run.mode != INFERENCE, shown=searched),
+        csv_only(values("other_head_answer")),
+    ]  # fmt: skip
+
+
+def _strategy(row: FitRow) -> str:
+    return "one process" if row.strategy == SINGLE else row.strategy
+
+
+def best_row(report: FitReport, seq: int) -> FitRow:
+    """Return the row of a length with the best answer: the largest batch, or the cheapest setting for a given batch."""
+    rows = [row for row in report.rows if row.seq == seq]
+    if report.batch_total is not None:  # the fewest ranks first
+        return rows[0]
+    if report.asked_batch is None:  # with a batch the rows come in the order of their cost
+        rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.cost.extra_flops or 0.0))
+    if not any(row.batch_by_bytes for row in rows):
+        rows.sort(key=lambda row: row.peak_bytes)
+    return rows[0]
+
+
+def verdict(report: FitReport) -> str:
+    """Return the answer in a sentence: the batch, its setting and memory, and the settings that it assumes.
+
+    Of several lengths it is about the longest one with the best answer.
+    """
+    row = _answering_row(report)
+    seq = row.seq
+    batch = count_text(report.asked_batch or row.batch or 1)
+    on = on_text(report)
+    memory = needs(row.cost) + not_generation(report)
+    if report.batch_total is not None:
+        size = bytes_text(report.budget_bytes)
+        on = f" x {report.card.name if report.card else size}"
+        share = -(-report.batch_total // row.ranks)
+        total = count_text(report.batch_total)
+        outcome = f"yes: batch {total} fits" if row.fits else f"no: batch {total} does not fit"
+        answer = (
+            f"{outcome} on {count_text(row.ranks)}{on}{_at(report, seq)} with "
+            f"{_strategy(row)}, {way_of(row)}: batch {count_text(share)} each, {memory}"
+        )
+        return f"{answer}; assumed: {assumed(report)}"
+    if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
+        batch = f"{batch} ({count_text(row.batch * seq)} tokens)"
+    where, way = f"{on}{_at(report, seq)}", f"{way_of(row)}: {memory}"
+    if report.answer == YES:
+        answer = f"yes: batch {batch} fits{where} with {way}"
+    elif report.answer == UNCERTAIN:
+        answer = f"not certain: batch {batch} may fit{where} with {way}"
+    elif report.asked_batch is None:
+        answer = f"no: not even batch {batch} fits{where} with {way}"
+    else:
+        largest = count_text(row.largest_batch) if row.largest_batch else "none"
+        answer = f"no: batch {batch} does not fit{where}, {largest} does; the closest setting is {way}"
+    answer = with_other_loop(answer, report.run, row.cost)
+    return f"{answer}; assumed: {assumed(report)}"
+
+
+def on_text(report: Any) -> str:
+    """Return ` on t4`; for a budget the device, which the user may not have named."""
+    device = "a CPU" if report.run.device == CPU else "a GPU"
+    return f" on {report.card.name if report.card else device}"
+
+
+def common_verdict(reports: Sequence[FitReport]) -> str:
+    """Return the answer for several GPUs: `batch 8 fits on t4 and a10, does not fit on k80`."""
+    names: dict[str, list[str]] = {}
+    for report in reports:
+        row, name = _answering_row(report), report.card.name if report.card else bytes_text(report.budget_bytes)
+        key = row.answer
+        if report.batch_total is not None:
+            name = count_text(row.ranks) + f" x {name}"
+        elif row.fits and report.asked_batch is None:
+            key, name = "largest", f"{count_text(row.batch)} on {name}"
+        names.setdefault(key, []).append(name)
+    batch = count_text(reports[0].batch_total or reports[0].asked_batch or 1)
+    said = {"largest": "the largest batch is"}
+    said |= {answer: f"batch {batch} {fits_word(answer)} on" for answer in (YES, UNCERTAIN, NO)}
+    return "; ".join(f"{text} {listed(names[key])}" for key, text in said.items() if key in names)
+
+
+def _answering_row(report: FitReport) -> FitRow:
+    return best_row(report, max(row.seq for row in report.rows if row.answer == report.answer))
+
+
+def notes(report: FitReport) -> Iterator[str]:
+    """Yield the notes: what may change the answer first, then how the numbers were obtained."""
+    is_calibrated = report.card is not None and bool(report.card.calibration)
+    yield from uncounted(report)
+    if report.card and is_calibrated:
+        yield f"{report.card.name}: {report.card.calibration}"
+    if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
+        answers = ", ".join(
+            f"{answer_word(row.other_head_answer)} for {way_of(row)}{_at(report, row.seq)}" for row in other
+        )
+        yield f"the head matters: with {named('architecture')} {report.other_head} the answer is {answers}"
+    if any(row.batch < row.batch_by_bytes for row in report.rows) and report.batch_total is None:
+        yield (
+            "not certain: the tensors fit, but the allocator may fail"
+            if report.asked_batch
+            else "may fit: the tensors fit up to this batch, but the allocator may fail"
+        )
+    lengths = list(dict.fromkeys(row.seq for row in report.rows))
+    if report.asked_batch and len(lengths) > 1:
+        for seq in lengths:
+            # the rows come in the order of their cost
+            fitting = (way_of(row) for row in report.rows if row.fits and row.seq == seq)
+            cheapest = next(fitting, "nothing that was tried")
+            yield f"cheapest setting for batch {report.asked_batch}{_at(report, seq)}: {cheapest}"
+    if len(report.tried_ranks) > 1:
+        yield (
+            "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting "
+            "that needs the least memory"
+        )
+    if report.batch_total is not None or report.run.parallelism.world_size > 1:
+        yield "not counted: buffers of NCCL"
+    if report.subject.lora and any(row.checkpointing != NONE for row in report.rows):
+        yield LORA_NOTE
+    yield "estimated: every operator of the step dispatched, nothing allocated"
+    if report.card:
+        if not is_calibrated:
+            yield f"{report.card.name}: {report.card.source}"
+        if (
+            report.subject.attention == "sdpa"
+            and any(BF16.name in row.precision for row in report.rows)
+            and sdpa_kernel(report.card, BF16.name) == "math"
+        ):
+            yield (
+                f"{BF16.name}: no fused kernel for it on {report.card.name}, attention saves its scores; "
+                f"{FP16.name} has one"
+            )
+    if report.run.device == CUDA:
+        yield from _gpu_notes(report)
+    yield from time_notes(row.cost for row in report.rows)
+    yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
+
+
+def _gpu_notes(report: FitReport) -> Iterator[str]:
+    cost = report.rows[0].cost
+    low, high = cost.context.low_bytes, cost.context.high_bytes
+    is_calibrated = report.card is not None and bool(report.card.calibration)
+    if is_calibrated:
+        yield f"the CUDA context adds {range_text(low, high)} outside torch, as measured in steps"
+    elif low < high:
+        source = report.card.context_source if report.card else ""
+        where = f"published ({source})" if source else "published for other GPUs"
+        yield f"CUDA context: {range_text(low, high)}, {where}; {named('context')} sets yours"
+    workspaces = bytes_text(cost.workspace_bytes)
+    yield f"on the GPU: reserved, with {workspaces} for cuBLAS, and {bytes_text(high)} for the context"
+    yield CUDNN_NOTE
+    if cost.margin:
+        room = f"in {100 - 100 * cost.margin:.0f} % of what the upper context leaves"
+    else:
+        room = "with the upper context" if low < high else "with the context"
+    yield f"the simulated allocator serves a batch {room}"
+    if low < high and (report.asked_batch is None or any(row.answer == NO for row in report.rows)):
+        yield "a batch whose tensors do not even fit with the lower context does not fit"
+    if cost.margin:
+        yield (
+            "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with "
+            f"{named('context')})"
+        )
+    yield "nvidia-smi shows what is on the GPU; its published figures are up to 3.2 % above"
+
+
+def way(precision: str, strategy: str) -> str:
+    """Return a precision and a strategy in words: `fp32 without checkpointing`."""
+    shown = "its own dtypes" if precision == STORED else precision
+    return f"{shown} without checkpointing" if strategy == NONE else f"{shown}, checkpointing {strategy}"
+
+
+def way_of(row: FitRow) -> str:
+    """Return the setting of a row in words."""
+    return way(row.precision, row.checkpointing)
+
+
+def _at(report: FitReport, seq: int) -> str:
+    return "" if report.length_given else f" at seq {seq}"
+
+
+def _compared_table(report: FitReport) -> Table:
+    """Return the best row of each length; its GPU's columns have the answer."""
+    best = [best_row(report, seq) for seq in dict.fromkeys(row.seq for row in report.rows)]
+    answer = Column("answer", lambda row: verdict_text(row.cost), shown=report.batch_total is None)
+    memory = Column("memory", lambda row: bytes_text(report.budget_bytes), right=True, below=3)
+    return Table([answer, memory, *(column for column in columns(report) if column.title != "fits")], best)
+
+
+def _compared_answer(reports: Sequence[FitReport]) -> str:
+    asked, seqs = reports[0].asked_batch, ",".join(map(str, dict.fromkeys(row.seq for row in reports[0].rows)))
+    words = (f"batch {count_text(asked)}" if asked else "", "" if reports[0].length_given else f"sequence {seqs}")
+    return f"{common_verdict(reports)}; assumed: {assumed(reports[0], *words)}"
+
+
+VIEW = View(
+    answer=verdict,
+    tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row.fits)],
+    notes=lambda report, target: notes(report),
+    compared=Compared(
+        table=_compared_table,
+        subject=lambda report, reports: [fixed("GPU", report.card.name)],
+        answer=_compared_answer,
+        notes=lambda reports: common_notes(reports, lambda report: report.card.name, notes),
+        records=lambda report: Table(columns(report), report.rows),
+        shows_records=True,
+    ),
+)

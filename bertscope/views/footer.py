@@ -1,0 +1,190 @@
+"""The lines under a table: every total under the name of its convention."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bertscope.errors import named, one_line, shown
+from bertscope.reports.base import UNCOUNTED, Note, Subject
+from bertscope.settings.run_config import AUTOCAST, CPU, INFERENCE
+from bertscope.units import bytes_text, count_text, flops_text
+from bertscope.views.console import Target, padded, wrapped
+
+if TYPE_CHECKING:
+    from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
+    from bertscope.reports.params import CountReport, TreeReport, WrittenSum
+
+SHOWN_TIES = 8
+SHOWN_PARTS = 4
+_OF_A_RUN = ("memory", "fit", "flops", "lengths")  # kinds whose numbers depend on the implementation of the model
+
+
+def title(report: Any) -> str:
+    """Return `bert-large-zh: BertModel, sdpa attention, as in transformers 4.43.4` for a report with a `subject`."""
+    text, subject = subtitle(report), report.subject
+    if subject.name == subject.architecture:
+        return text
+    return f"{one_line(subject.name, limit=120)}: {text}"
+
+
+def subtitle(report: Any) -> str:
+    """Return the title without the name of the model."""
+    subject: Subject = report.subject
+    attention = f"{subject.attention} attention" if subject.attention else ""
+    adapters = f"LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    whose = subject.implementation if report.kind in _OF_A_RUN else ""
+    return ", ".join(filter(None, (subject.architecture, attention, adapters, whose)))
+
+
+def note_text(note: Note) -> str:
+    """Return the sentence of a report's note."""
+    values = note.values
+    match note.key:
+        case "no_time_cpu":
+            return f"no time: it is predicted for CUDA only; give {named('gpu')} or {named('device')} cuda"
+        case "no_time_uncalibrated":
+            return (
+                f"no time: there is no calibration of {values['card']}; 'bertscope profile --device cuda --save FILE' "
+                "on the machine with the card measures the rates that it needs. Data sheets give a range for one "
+                "process that trains, in a precision with a published peak, for steps of 25 ms and more"
+            )
+        case "no_time_precision":
+            return (
+                "no time: nothing that fits in one process runs in a precision that the calibration has; 'bertscope "
+                "profile --device cuda --save FILE' on the machine with the card measures the rates that it needs"
+            )
+        case "lengths_scores":
+            return (
+                "no unpadded and packed batches: attention saves its scores in this step, as on a CPU with dropout; "
+                f"give {named('dropout=False')}, or {named('device')} cuda and sdpa attention"
+            )
+        case "cpu_scratch_not_counted":  # UNCOUNTED
+            return f"scratch of {values['kernels']} on a CPU is not counted"
+        case "plan_unchanged":
+            return f"{values['names']} cannot change: {shown(values['why'])}"
+        case "why_no_frames":
+            return "no stacks were recorded: _record_memory_history(stacks='python') records them"
+    raise KeyError(note.key)
+
+
+def uncounted(report: MemoryReport | FitReport) -> list[str]:
+    """Return a sentence on the kernels whose scratch an estimate for the CPU leaves out."""
+    return [note_text(note) for note in report.notes if note.key == UNCOUNTED]
+
+
+def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:
+    """Yield the effects of the keys of a training file, a line for each list and for each key that is not modelled."""
+    yield f"{file.path} ({file.format}): {_keys(file.used) or 'sets nothing that changes the memory of a step'}"
+    if file.replaced:
+        rows = (f"{row.key} {str(row.value).lower()}: {row.effect}" for row in file.replaced)
+        yield f"not used of {file.path}: {', '.join(rows)}"
+    for row in file.not_modelled:
+        yield f"not modelled: {_keys([row])}"
+    if file.unknown:
+        yield f"unknown keys, not used: {', '.join(one_line(row.key, limit=40) for row in file.unknown)}"
+    if device == CPU and str(file.fields.get("precision", "")).startswith(AUTOCAST):
+        yield f"{file.fields['precision']} suggests a GPU, and this step is on a CPU; {named('gpu')} names its card"
+    if file.no_effect:
+        yield (
+            f"{count_text(len(file.no_effect))} other keys have no effect on the memory of a training "
+            f"step ({named('to_json()')} lists them)"
+        )
+
+
+def _keys(rows: Sequence[TrainingKey]) -> str:
+    return "; ".join(f"{row.key}={one_line(json.dumps(row.value), limit=40)}: {row.effect}" for row in rows)
+
+
+def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
+    """Return the names and figures of the totals, one line each."""
+    totals, ties, subject = report.totals, report.ties, report.subject
+    tied = "a tied tensor at every layer that uses it" if ties else "nothing is tied"
+    share = f" ({100 * totals.trainable_params / totals.distinct_params:.4f} %)" if totals.frozen_params else ""
+    trainable = f"{count_text(totals.trainable_params)}{share}, frozen {count_text(totals.frozen_params)}"
+    if ties:
+        over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
+        trainable = f"{trainable} (sum over layers {over})"
+    size = (
+        f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16 "
+        "(unique parameters; 1 MiB = 2**20 B)"
+    )
+    buffers = f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"
+    sums: Sequence[WrittenSum] = getattr(report, "sums", ())
+    tied_names = [f"{tie.path} is {tie.is_path} ({count_text(tie.params)})" for tie in ties]
+    lines = [
+        ("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
+        ("sum over layers", f"{count_text(totals.layer_params)} ({tied})"),
+        *(("", f"{item.terms} = {count_text(item.params)}") for item in sums if item.name == "total"),
+        *(("", text) for text in tied_names[:SHOWN_TIES]),
+    ]
+    if len(ties) > SHOWN_TIES:
+        lines.append(("", f"and {len(ties) - SHOWN_TIES} more ties; {named('to_json()')} lists them all"))
+    lines += _layer_sums(sums)
+    lines += [
+        ("trainable", trainable),
+        ("buffers", buffers),
+        ("size", size),
+    ]
+    if (matmul_flops := getattr(report, "matmul_flops", None)) is not None:
+        flops, macs = flops_text(matmul_flops), count_text(matmul_flops // 2)
+        lines.append(("forward pass", f"{flops}, {macs} multiply-adds (matrix products, at these shapes)"))
+    if report.unknown:
+        unknown = f"{len(report.unknown)} not yet initialised: {', '.join(report.unknown)}"
+        lines.append(("not counted", unknown))
+    classes = subject.implementation or ""  # their version may decide how many parameters there are
+    version = f"{subject.torch_version}, {classes}" if classes.startswith("transformers ") else subject.torch_version
+    return [*lines, (subject.obtained, f"from the torch modules' own tensors; torch {version}")]
+
+
+def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
+    several = len([item for item in sums if item.name == "layer"]) > 1
+    has_few = len([item for item in sums if item.name not in ("layer", "total")]) <= SHOWN_PARTS
+    for item in sums:
+        if item.name == "layer":
+            place = f"{item.path}: " if several else ""
+            yield "one layer", f"{place}{item.terms} = {count_text(item.params)}"
+        elif item.name != "total" and has_few:
+            yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
+
+
+def notes_text(notes: Sequence[str], target: Target, more_rows: int = 0) -> str:
+    """Return the notes under a table: all if there are two or with -v, else the first and the number of others.
+
+    `more_rows` is the number of rows that the table has with -v only.
+    """
+    if notes and not target.verbose and (len(notes) > 2 or more_rows):
+        count, more = len(notes) - 1, []
+        if count:
+            more.append("1 more note" if count == 1 else f"{count} more notes")
+        if more_rows:
+            more.append("1 more row" if more_rows == 1 else f"{more_rows} more rows")
+        notes = [f"{notes[0]} ({named('to_markdown()')}: {', '.join(more)})"]
+    return "".join(wrapped(note, target, 2) for note in notes)
+
+
+def lines_text(lines: Iterable[tuple[str, str]], width: int = 24, target: Target | None = None) -> str:
+    """Return names and their values for the terminal, the values from one column on."""
+    return "".join(wrapped(f"{padded(name, width)}{value}", target or Target(), width) for name, value in lines)
+
+
+def lines_markdown(lines: Iterable[tuple[str, str]]) -> str:
+    """Return names and their values as a list; a value without a name belongs to the line above."""
+    return _escaped("".join(f"- {name}: {value}\n" if name else f"  - {value}\n" for name, value in lines))
+
+
+def bullets(notes: Iterable[str]) -> str:
+    """Return notes as a list in Markdown."""
+    return _escaped("".join(f"- {note}\n" for note in notes))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("_", "\\_").replace("*", "\\*")
+
+
+def not_generation(report: Any) -> str:
+    """Return what the inference of a decoder is, which a reader may take for generate(), with its cache and steps."""
+    is_decoder = re.search("CausalLM|LMHead|ConditionalGeneration|Seq2SeqLM", report.subject.architecture)
+    return "; it is one forward pass, and no generation" if report.run.mode == INFERENCE and is_decoder else ""

@@ -1,0 +1,230 @@
+"""The report of `plan` as a table, CSV and Markdown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from bertscope.errors import named
+from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
+from bertscope.settings.checkpointing import ATTENTION
+from bertscope.settings.generate import option_words
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import RunConfig
+from bertscope.units import binary_unit, bytes_text, count_text, flops_text, html_text
+from bertscope.views.columns import Column, csv_only, values
+from bertscope.views.fit import on_text
+from bertscope.views.step import assumed, cost_columns, needs, parts_csv, time_notes
+from bertscope.views.views import Table, View
+
+# The end of a module's path in its layer -> what the module computes; the first row that matches. A path without a row
+# is shown itself.
+_ROLES = (
+    (r"query|q_proj|q_lin|q", "q"), (r"key|k_proj|k_lin|k", "k"), (r"value|v_proj|v_lin|v", "v"),
+    (r"qkv|Wqkv|c_attn|query_key_value|in_proj|qkv_proj", "qkv"),
+    (r"attention\.output\.dense|out_proj|o_proj|out_lin|attn\.Wo|attn\.c_proj|o", "output"),
+    (r"intermediate\.dense|fc1|up_proj|gate_up_proj|c_fc|mlp\.Wi|wi|wi_0|wi_1|lin1|linear1", "FFN-up"),
+    (r"gate_proj", "FFN-gate"),
+    (r"output\.dense|fc2|down_proj|mlp\.c_proj|mlp\.Wo|wo|lin2|linear2", "FFN-down"),
+)  # fmt: skip
+
+_MOST_NAMED = 5  # of more products those that are not kept are named
+
+
+def product_role(product: PlanOperator) -> str:
+    """Return what a product computes, such as `FFN-up`; the module's path if it is not known."""
+    path, _, adapter = re.sub(r"\.base_layer$", "", product.module).partition(".lora_")
+    cross = "cross-" if re.search(r"cross|EncDec", path) else ""
+    if product.name == ATTENTION:
+        return cross + "attention"
+    if product.name in ("bmm", "baddbmm"):
+        is_second = bool(product.number & 1)
+        return cross + ("attention context" if is_second else "attention scores")
+    found = next((word for ends, word in _ROLES if re.search(rf"(^|\.)({ends})$", path)), path or product.name)
+    return f"{cross}{found}{'.lora_' if adapter else ''}{adapter.partition('.')[0]}"
+
+
+def label(row: PlanRow) -> str:
+    """Return a plan in words: `keep FFN-down; FFN-up (last 4 of 24)`."""
+    if not row.lists:
+        return "nothing recomputed (none)"
+    if all(len(own.recomputed) == own.layers for own in row.lists):
+        if not any(own.kept for own in row.lists):
+            return "nothing kept (full)"
+        if not any(own.again for own in row.lists):
+            return "keep all matrix products"
+    paths = list(dict.fromkeys(own.path for own in row.lists))
+    words = [_kept_words([own for own in row.lists if own.path == path]) for path in paths]
+    if len(paths) > 1:
+        words = [f"{path}: {text}" for path, text in zip(paths, words, strict=True)]
+    return f"keep {'; '.join(words)}"
+
+
+def _kept_words(lists: Sequence[PlanList]) -> str:
+    """Return what the layers of one list keep: the products of all layers first, then those of the last ones."""
+    counts = {product: 0 for own in lists for product in (*own.kept, *own.again)}
+    for own in lists:
+        for product in own.kept:
+            counts[product] += len(own.recomputed)
+    layers = sum(len(own.recomputed) for own in lists)
+    by_count = {count: _joined(product for product, own in counts.items() if own == count)
+                for count in sorted(counts.values(), reverse=True)}  # fmt: skip
+    whole, not_all = by_count.pop(layers, ""), _joined(product for product, own in counts.items() if own < layers)
+    if list(counts.values()).count(layers) > max(len(counts) // 2, _MOST_NAMED - 1):
+        whole = f"all products but {not_all}" if not_all else "all products"
+    by_count.pop(0, None)
+    found = [whole, *(f"{words} (last {count} of {layers})" for count, words in by_count.items())]
+    if kept_whole := lists[0].layers - layers:
+        found.append(f"last {kept_whole} whole")
+    return "; ".join(filter(None, found)) or "no product"
+
+
+def _joined(products: Iterable[PlanOperator]) -> str:
+    return ", ".join(dict.fromkeys(map(product_role, products)))
+
+
+def share(row: PlanRow) -> str:
+    """Return the share of the layers' forward pass that is recomputed."""
+    return f"{100 * row.recompute_share:.0f} %"
+
+
+def verdict(report: PlanReport) -> str:
+    """Return the answer in a sentence."""
+    row = report.first
+    on = on_text(report)
+    batch = f"batch {count_text(row.batch)} x {count_text(row.accumulate)}"
+    sized = f"{batch} at seq {report.run.seq}{on}: {needs(row.cost)}"
+    yes = "yes"
+    if row.changes:
+        trained = " (only the adapters are trained; the model is no longer fine-tuned in full)"
+        yes = f"yes, with {_words(row.changes)}{trained * ('lora' in row.changes)}"
+    if not report.fits:
+        answer = f"no: not even the leanest plan fits, {label(row)}; {sized}"
+    elif not row.lists:
+        answer = f"{yes}: nothing needs to be recomputed; {sized}"
+    else:
+        answer = f"{yes}: {label(row)}, and recompute the rest, {share(row)} of the layers' FLOPs; {sized}"
+    order = "the least time of a step, by the calibration" if report.objective == TIME else "the fewest recompute FLOPs"
+    return f"{answer}; assumed: {assumed(report, report.run.precision)}, {order}"
+
+
+def columns(report: PlanReport) -> list[Column]:
+    """Return the columns."""
+    several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
+    return [
+        Column("plan", label, values("checkpointing")),
+        Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
+               right=True, shown=several),
+        *cost_columns(report.rows),
+        Column("recomputed", share, values("recompute_share"), right=True),
+        Column("what changes", lambda row: _words(row.changes) or "-", shown=any(row.changes for row in report.rows)),
+        csv_only({"changes": lambda row: _options(row.changes) or "-",
+                  "moved_bytes_again": lambda row: row.moved_bytes_again}),
+        parts_csv(lambda row: row.cost.peak),
+    ]  # fmt: skip
+
+
+def _options(settings: dict[str, Any]) -> str:
+    table = rows(RunConfig)
+    words = (option_words(table[name], value) if name in table else [f"--{name}", str(value)]
+             for name, value in settings.items())  # fmt: skip
+    return shlex.join(chain.from_iterable(words))
+
+
+def _words(settings: dict[str, Any]) -> str:
+    """Return the options that give these settings, or the keywords of Python."""
+    if named("batch") == "batch":
+        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return _options(settings)
+
+
+def notes(report: PlanReport) -> Iterator[str]:
+    """Yield the next cheaper plan first, then how the numbers were obtained."""
+    if (cheaper := report.cheaper) is not None and report.fits:
+        yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.cost.gpu_bytes)}"
+    if not report.fits:
+        words = "lora,freeze,8bit,precision,sgd"
+        yield f"what may change too: {named('may_change')} {words}, a smaller batch, a shorter seq"
+    yield (
+        f"plans that were run: {count_text(report.tried)}; every operator dispatched with the "
+        "device's kernels, nothing allocated"
+    )
+    if report.card:
+        yield f"{report.card.name}: {report.card.source}"
+    yield f"recomputed: the share of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch"
+    yield from time_notes(row.cost for row in report.rows)
+    yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
+
+
+def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
+    row = report.first
+    if report.fits and (row.lists or row.changes):
+        sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
+        settings = sizes | row.changes
+        if named("batch") == "batch":
+            yield "use it:", _words(settings | {"checkpointing": row.checkpointing})
+        else:  # a terminal does not part an option from its value after `=`
+            yield "use it:", f"{_options(settings)} --checkpointing={shlex.quote(row.checkpointing)}".strip()
+
+
+VIEW = View(
+    answer=verdict,
+    lines=lambda report, target: _use(report),
+    name_width=8,
+    tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row is report.rows[0])],
+    notes=lambda report, target: notes(report),
+)
+
+
+# ---- the chart (SVG): the memory that each plan needs against the FLOPs that it recomputes ----
+
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 640, 320, 70, 45, 20, 20
+_TICKS = 4
+
+
+def plan_svg(report: PlanReport) -> str:
+    """Return the picture; the limit is a line, and a plan that does not fit is hollow."""
+    points = sorted({(point.recompute_share, point.cost.gpu_bytes): point for point in report.front}.items())
+    limit = report.budget_bytes
+    unit, name = binary_unit(limit)
+    top = max([limit, *(size for (_, size), _ in points)]) * 1.1
+
+    def place(share: float, size: float) -> tuple[float, float]:
+        x = _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+        return round(x, 1), round(_HEIGHT - _BOTTOM - size / top * (_HEIGHT - _BOTTOM - _TOP), 1)
+
+    base, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    _, line = place(0, limit)
+    way = " ".join(f"{x},{y}" for x, y in (place(*key) for key, _ in points))
+    parts = [
+        f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>',
+        _text((_LEFT + right) / 2, _HEIGHT - 8, "recomputed", "middle"),
+        _text(6, 13, f"on the GPU, {name}", "start"),
+        f'<path d="M{_LEFT} {line}H{right}" stroke="currentColor" stroke-dasharray="6 4"/>',
+        _text(right, line - 5, f"limit {bytes_text(limit)}", "end"),
+        f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
+        *(_circle(*place(*key), point, point.cost.gpu_bytes <= limit) for key, point in points),
+    ]
+    for number in range(_TICKS + 1):
+        x, y = place(number / _TICKS, top * number / _TICKS)
+        parts.append(_text(x, base + 16, f"{100 * number // _TICKS} %", "middle"))
+        parts.append(_text(_LEFT - 6, y + 4, f"{top * number / _TICKS / unit:.1f}", "end"))
+    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
+    style = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *parts, "</svg>\n"])
+
+
+def _text(x: float, y: float, words: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(words)}</text>'
+
+
+def _circle(x: float, y: float, point: PlanPoint, is_filled: bool) -> str:
+    share = f"{100 * point.recompute_share:.0f} %"
+    words = f"{point.checkpointing}: {bytes_text(point.cost.gpu_bytes)}, {share} recomputed"
+    fill = "currentColor" if is_filled else "none"
+    title = f"<title>{html_text(words)}</title>"
+    return f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>'

@@ -1,0 +1,140 @@
+"""The report of `run` as a table, CSV and Markdown."""
+
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from shlex import join
+from typing import Any
+
+from bertscope.errors import one_line
+from bertscope.reports.base import Subject
+from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
+from bertscope.reports.run import RunFitReport, RunPhase, RunReport
+from bertscope.settings.run_config import CUDA, RunConfig
+from bertscope.units import bytes_text, count_text
+from bertscope.views.columns import Column, fits_word, in_phase, number, values
+from bertscope.views.console import Target
+from bertscope.views.step import cost_columns, part_name, parts_csv, range_text
+from bertscope.views.views import Table, View
+
+_ROWS = 8  # lines that hold memory at the peak, without -v
+
+
+def _answer(report: RunReport) -> str:
+    peak = report.peak
+    where = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{_at(peak.line)}"
+    if not report.answer or report.cost is None or report.budget_bytes is None:
+        return f"{where[:1].upper()}{where[1:]}."
+    total = bytes_text(report.budget_bytes)
+    verdict = f"{fits_word(report.answer).capitalize()} {f'on {report.card.name}' if report.card else f'in {total}'}"
+    if report.failure:
+        line = report.refused_lines[-1] if report.refused_lines else ""
+        return f"{verdict}: out of memory{_at(line)}, where {bytes_text(report.refused_bytes[-1])} more is needed."
+    return f"{verdict}: {bytes_text(report.cost.gpu_bytes)} of {total}; {where}."
+
+
+def _at(line: str) -> str:
+    return f" at {line}" if line else ""
+
+
+def _title(report: RunReport | RunFitReport) -> str:
+    return one_line(join([report.script, *report.arguments]), limit=200)
+
+
+def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None = None) -> Sequence[Table]:
+    rows = shown_rows if shown_rows is not None else _ROWS
+    is_whole = target is None or target.verbose or shown_rows == 0
+    phases = report.phases if is_whole else _last_of_each(report.phases)
+    columns = [
+        number("step", "step", lambda step: str(step) if step else "-"),
+        Column("phase", lambda row: row.phase, values("phase")),
+        *cost_columns(phases, without=["peak in", "on the GPU"]),
+        Column("line", lambda row: row.line or "-", values("line")),
+        Column("module", lambda row: row.cost.peak.path or "-", {"path": attrgetter("cost.peak.path")}, below=1),
+        Column(
+            "operator",
+            lambda row: row.cost.peak.operator or "-",
+            {"operator": attrgetter("cost.peak.operator")},
+            detail=True,
+        ),
+        parts_csv(lambda row: row.cost.peak),
+    ]
+    held = [
+        Column("at the peak: line", lambda row: row.line or "-", values("line")),
+        Column("module", lambda row: row.path or "-", values("path"), below=1),
+        Column("part", lambda row: part_name(row.part), values("part")),
+        number("blocks", "blocks", detail=True),
+        number("bytes", "held_bytes", bytes_text),
+    ]
+    peak = report.peak
+    found = report.held if is_whole else report.held[:rows]
+    tables = [Table(columns, phases, strong=lambda row: row == peak)]
+    return [*tables, Table(held, found)] if found else tables
+
+
+def _last_of_each(phases: Sequence[RunPhase]) -> list[RunPhase]:
+    """Return the phases of the last step and of the one with the peak, and all evaluations."""
+    top = max(phases, key=lambda phase: (phase.peak_bytes, phase.step))
+    last = max((phase.step for phase in phases if phase.phase == BACKWARD), default=top.step)
+    return [phase for phase in phases if phase.step in (top.step, last) or phase.phase == EVALUATING]
+
+
+def _lines(report: RunReport, target: Target | None) -> Iterator[tuple[str, str]]:
+    cost, peak = report.cost, report.peak
+    if peak is not None:
+        parts = [(name, size) for name, size in vars(peak.cost.peak.parts).items() if size]
+        parts.sort(key=lambda part: -part[1])
+        yield "parts at the peak", ", ".join(f"{part_name(name)} {bytes_text(size)}" for name, size in parts)
+    if cost is not None:
+        yield "allocated", f"{bytes_text(cost.max_allocated_bytes or 0)} (torch.cuda.max_memory_allocated)"
+        yield "reserved", f"{bytes_text(cost.reserved_bytes or 0)} (torch.cuda.max_memory_reserved)"
+        context = range_text(cost.context.low_bytes, cost.context.high_bytes)
+        yield "on the GPU", f"{bytes_text(cost.gpu_bytes)}, with {context} for the CUDA context"
+
+
+def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
+    yield f"simulated: {count_text(report.updates)} optimizer steps ran without values on the GPU"
+    if (more := report.evaluation) is not None:
+        yield (
+            f"the evaluation has {count_text(more.batches)} batches, of which {more.ran} ran; each adds "
+            f"{bytes_text(more.added_bytes)}, so its peak is {bytes_text(more.highest_bytes)}"
+        )
+    if report.refused_bytes and not report.failure:
+        yield f"{count_text(len(report.refused_bytes))} requests ran out of memory, and the script went on"
+    if report.assumed:
+        shown = ", ".join(report.assumed[:3])
+        yield f"asked for values that are not known ({shown}): a loop or a shape that depends on them may be another"
+    yield from report.remarks
+
+
+VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes,
+            hidden_rows=lambda report, target: max(len(report.held) - _ROWS, 0))  # fmt: skip
+
+
+def step_timeline(report: RunReport, suffix: str) -> Any:
+    """Return the picture of the step with the peak."""
+    from bertscope.views.timeline import timeline as drawn
+
+    subject = Subject(name=report.script, architecture=report.script, attention="", dtype="", obtained="estimated",
+                      torch_version="", bertscope_version="")  # fmt: skip
+    variant = Variant(checkpointing="none", reentrant=False, estimated=report.memory)
+    run = RunConfig(device=CUDA)
+    made = MemoryReport(subject=subject, run=run, machine="", variants=(variant,), inputs_given=True)
+    return drawn(made, suffix)
+
+
+def _fit_answer(report: RunFitReport) -> str:
+    where = report.card.name if report.card else bytes_text(report.budget_bytes)
+    if not report.largest:
+        return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}."
+    is_all = report.largest == report.high
+    more = ", the highest that was asked for" if is_all else ""
+    return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
+
+
+def _fit_table(report: RunFitReport) -> Table:
+    columns = [number(report.argument, "value"), *cost_columns(report.rows)]
+    return Table(columns, report.rows, strong=lambda row: row.value == report.largest)
+
+
+FIT = View(answer=_fit_answer, title=_title, tables=lambda report, target: [_fit_table(report)],
+           notes=lambda report, target: report.remarks, shows_all_notes=True)  # fmt: skip

@@ -1,0 +1,406 @@
+"""Live bytes over a step: panels for each variant, and the picture (HTML, SVG, PNG) or data (CSV, JSON) of them."""
+
+import io
+import operator
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any
+
+from bertscope.errors import MissingExtraError, SelectionError, install_command
+from bertscope.reports.base import SCHEMA
+from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
+from bertscope.units import binary_unit, bytes_text, json_text
+from bertscope.views.columns import Column, csv_only, csv_text, values
+from bertscope.views.console import PARTS, variable
+from bertscope.views.footer import title
+from bertscope.views.page.templating import filled
+from bertscope.views.step import part_name, run_text, variant_name
+
+COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, which have a light ground
+_LABEL_SHARE = 0.25  # of the width of a panel: room for `655.91 MiB` on a phone
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMark:
+    """A phase: its samples `start` to `end`, and the place of its name (`row` 0 is the highest)."""
+
+    phase: str  # in words
+    peak_text: str
+    start: int
+    end: int
+    row: int
+    at_end: bool  # the name ends at `end` instead of beginning at `start`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One variant; empty, with a `failure`, where there is nothing to draw."""
+
+    title: str  # `checkpointing: full (estimated)`
+    failure: str
+    samples: tuple[Sample, ...]
+    marks: tuple[PhaseMark, ...]
+    peak_index: int
+    peak_text: str
+
+    @property
+    def peak_near_end(self) -> bool:
+        """Check if the label of the peak goes to its left, because its right is too narrow."""
+        return self.peak_index > 0.6 * (len(self.samples) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictured:
+    """All panels, the parts that any of them has, and the one unit of them all."""
+
+    panels: tuple[Panel, ...]
+    parts: tuple[str, ...]
+    unit: str
+    unit_bytes: int
+    top: float  # of the vertical axis, in units, with space for the names above the highest peak
+
+    def tops(self, panel: Panel) -> list[tuple[str, list[float]]]:
+        """Return each part with the upper edge of its area, the lowest area first."""
+        heights = ([getattr(sample.parts, part) / self.unit_bytes for sample in panel.samples] for part in self.parts)
+        tops = accumulate(heights, lambda below, part: [*map(operator.add, below, part)])
+        return list(zip(self.parts, tops, strict=True))
+
+
+def pictured(report: MemoryReport) -> Pictured:
+    """Return the report as panels."""
+    panels = tuple(_panel(variant) for variant in report.variants)
+    samples = [sample for panel in panels for sample in panel.samples]
+    highest = max((sample.parts.total for sample in samples), default=0)
+    unit_bytes, unit = binary_unit(highest)
+    return Pictured(
+        panels=panels,
+        parts=tuple(part for part in COLORS if any(getattr(sample.parts, part) for sample in samples)),
+        unit=unit,
+        unit_bytes=unit_bytes,
+        top=1.3 * highest / unit_bytes or 1.0,
+    )
+
+
+def _panel(variant: Variant) -> Panel:
+    memory = variant.memory
+    samples = memory.timeline if memory else ()
+    name = variant_name(variant)
+    if memory and memory.obtained:
+        name = f"{name} ({memory.obtained})"
+    return Panel(
+        title=f"checkpointing: {name}",
+        failure="" if samples else variant.failure or "no samples",
+        samples=samples,
+        marks=tuple(_marks(memory)) if memory else (),
+        peak_index=max(range(len(samples)), key=lambda index: samples[index].parts.total, default=0),
+        peak_text=f"peak {bytes_text(memory.cost.peak_bytes)}" if memory and samples else "",
+    )
+
+
+def _marks(memory: Memory) -> list[PhaseMark]:
+    peaks = {phase.phase: bytes_text(phase.peak_bytes) for phase in memory.phases}
+    last = len(memory.timeline) - 1
+    marks: list[PhaseMark] = []
+    free: list[float] = []  # the place from which each row of names is free
+    start = 0
+    for phase, group in groupby(memory.timeline, key=lambda sample: sample.phase):
+        end = start + len(list(group)) - 1
+        left = min(start, (1 - _LABEL_SHARE) * last)
+        row = next((row for row, place in enumerate(free) if place <= left), len(free))
+        free[row : row + 1] = [left + _LABEL_SHARE * last]
+        marks.append(
+            PhaseMark(phase=phase, peak_text=peaks.get(phase, ""), start=start, end=end, row=row,
+                      at_end=0 < left < start)
+        )  # fmt: skip
+        start = end + 1
+    return marks
+
+
+# ---- the timeline as SVG or PNG, drawn by matplotlib: the same bytes for the same report ----
+
+
+_PANEL_INCHES = (6.4, 4.2)
+_SETTINGS: dict[Any, Any] = {
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib; readers without it take their own sans-serif
+    "font.size": 10,
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "bertscope",  # else every file has other ids
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_METADATA: dict[str, dict[str, Any]] = {
+    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    "png": {"Software": None},
+}
+
+
+@contextmanager
+def _our_settings() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
+        matplotlib.rcParams.update(_SETTINGS)
+        yield
+
+
+def image(report: MemoryReport, suffix: str) -> bytes:
+    """Return the picture as the bytes of a file, `svg` or `png`."""
+    out = io.BytesIO()
+    with _our_settings():
+        _figure(report).savefig(out, format=suffix, dpi=150, metadata=_METADATA[suffix])
+    return out.getvalue()
+
+
+def plot(report: MemoryReport) -> Any:
+    """Return the picture as a figure of matplotlib; raises MissingExtraError without it."""
+    try:
+        with _our_settings():
+            figure = _figure(report)
+    except ImportError:
+        raise MissingExtraError("plot", "plot", otherwise="; str(report) and to_dict need nothing") from None
+    figure._repr_png_ = lambda: image(report, "png")  # notebooks draw figures only of pyplot by themselves
+    return figure
+
+
+def _figure(report: MemoryReport) -> Any:
+    from matplotlib.figure import Figure
+
+    picture = pictured(report)
+    columns = min(len(picture.panels), 2) or 1
+    rows = -(-len(picture.panels) // columns) or 1
+    width, height = columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 1
+    figure = Figure(figsize=(width, height), layout="constrained")
+    heading = title(report), run_text(report.run, inputs_given=report.inputs_given)
+    figure.suptitle("\n".join(line for text in heading for line in textwrap.wrap(text, 70 * columns)), fontsize=11)
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for panel, axes in zip(picture.panels, grid.flat, strict=False):
+        _draw(axes, panel, picture)
+    for axes in grid.flat[len(picture.panels) :]:
+        axes.remove()
+    for axes in grid[:, 0]:
+        axes.set_ylabel(f"live memory, {picture.unit}")
+        axes.set_ylim(0, picture.top)
+    _legend(figure, picture)
+    return figure
+
+
+def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
+    axes.set_title(panel.title, fontsize=10, loc="left")
+    axes.set_xticks([])
+    axes.tick_params(labelleft=True)
+    if not panel.samples:
+        axes.text(0.5, 0.5, textwrap.fill(panel.failure, 50), ha="center", va="center", transform=axes.transAxes)
+        return
+    for part, heights in reversed(picture.tops(panel)):
+        axes.fill(*_outline(heights), color=COLORS[part], linewidth=0, gid=part)
+    axes.grid(axis="y", color="black", alpha=0.12, linewidth=0.6)
+    axes.set_xlim(0, len(panel.samples))
+    axes.set_xlabel("in the order of allocations (not time)")
+    for mark in panel.marks:
+        _mark_phase(axes, mark)
+    _mark_peak(axes, panel, picture)
+
+
+def _outline(heights: list[float]) -> tuple[list[float], list[float]]:
+    """Return the corners of the area under the steps: memory is constant from one event to the next."""
+    x, y = [0.0], [0.0]
+    for place, height in enumerate(heights):
+        if height != y[-1]:
+            x += [place, place]
+            y += [y[-1], height]
+    return [*x, len(heights), len(heights)], [*y, y[-1], 0.0]
+
+
+def _mark_phase(axes: Any, mark: PhaseMark) -> None:
+    if mark.start:
+        axes.axvline(mark.start, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.annotate(
+        f"{mark.phase}\n{mark.peak_text}",
+        (mark.end + 1 if mark.at_end else mark.start, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4 if mark.at_end else 4, -2 - 26 * mark.row),
+        textcoords="offset points",
+        ha="right" if mark.at_end else "left",
+        va="top",
+        fontsize=9,
+        bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1},  # over the line of a short phase
+    )
+
+
+def _mark_peak(axes: Any, panel: Panel, picture: Pictured) -> None:
+    height = panel.samples[panel.peak_index].parts.total / picture.unit_bytes
+    axes.plot([panel.peak_index + 0.5], [height], "o", color="black", markersize=5)
+    axes.annotate(
+        panel.peak_text,
+        (panel.peak_index + 0.5, height),
+        xytext=(-6 if panel.peak_near_end else 6, 3),
+        textcoords="offset points",
+        ha="right" if panel.peak_near_end else "left",
+        va="bottom",
+        fontweight="bold",
+    )
+
+
+def _legend(figure: Any, picture: Pictured) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=COLORS[part], label=part_name(part)) for part in picture.parts]
+    if handles:
+        rows = 2 if len(picture.panels) == 1 and len(handles) > 4 else 1
+        figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows), frameon=False)
+
+
+# ---- the picture of a page, and the data ----
+
+
+def html(report: MemoryReport) -> str:
+    """Return the page."""
+    return filled("timeline.html", title=title(report), timeline=memory_charts(report, with_parts=True))
+
+
+def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str, Any]:
+    """Return what a page shows: a chart for each variant, and the peaks as a table, if wanted with their parts."""
+    picture, run = pictured(report), run_text(report.run, inputs_given=report.inputs_given)
+    obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
+    peaks = [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases]
+    has_paths = any(phase.path for _, phase in peaks)
+    return {
+        "run": f"{run}; {report.machine}" if "measured" in obtained else run,
+        "colors": {part_name(part): variable("part", part) for part in picture.parts},
+        "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
+        "columns": _columns(picture.parts if with_parts else (), are_mixed=len(obtained) > 1, has_paths=has_paths),
+        "peaks": peaks,
+        "is_highest": lambda row: row[1] == row[0].memory.peak,
+    }
+
+
+def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
+    """Return the data of the chart of one variant; each part is its changes, in bytes."""
+    columns = [
+        [sample.phase for sample in panel.samples],
+        [sample.path for sample in panel.samples],
+        [sample.operator for sample in panel.samples],
+    ]
+    names = [{text: place for place, text in enumerate(dict.fromkeys(column))} for column in columns]
+    heights = [[getattr(sample.parts, part) for sample in panel.samples] for part in picture.parts]
+    return {
+        "kind": "memory",
+        "scale": "memory",
+        "top": max(sample.parts.total for sample in panel.samples) or 1,
+        "rows": 1 + max((mark.row for mark in panel.marks), default=0),
+        "x": "in the order of allocations (not time)",
+        "total": "total",
+        "whole": "Back",
+        "parts": [(part_name(part), variable("part", part)) for part in picture.parts],
+        "changes": [_changes(sizes) for sizes in heights],
+        "names": [list(known) for known in names],
+        "places": [[known[text] for text in column] for known, column in zip(names, columns, strict=True)],
+        "marks": [(mark.phase, mark.peak_text, mark.start, mark.end, mark.row, mark.at_end) for mark in panel.marks],
+        "peak": (panel.peak_index, panel.peak_text),
+    }
+
+
+def _changes(sizes: Sequence[int]) -> list[int | str]:
+    """Return the changes from sample to sample; as text the number of samples without one."""
+    runs = groupby((size - before for before, size in pairwise([0, *sizes])), bool)
+    return [item for is_change, run in runs for item in (run if is_change else [str(len([*run]))])]
+
+
+def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[Column]:
+    """Return the columns of the peaks; `are_mixed` if some are measured and some estimated."""
+    return [
+        Column("checkpointing", lambda row: variant_name(row[0])),
+        *([Column("obtained", lambda row: row[0].memory.obtained)] if are_mixed else []),
+        Column("phase", lambda row: row[1].phase),
+        Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
+        *(
+            Column(
+                part_name(part), partial(lambda part, row: bytes_text(getattr(row[1].parts, part)), part), right=True
+            )
+            for part in parts
+        ),
+        Column("operator", lambda row: row[1].operator),
+        *([Column("module", lambda row: row[1].path)] if has_paths else []),
+    ]
+
+
+LIBRARIES = {"html": "", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
+
+
+def timeline(report: MemoryReport, suffix: str) -> bytes:
+    """Return the file for `--timeline out.SUFFIX`; raises SelectionError as `check_suffix` does."""
+    suffix = check_suffix(suffix)
+    if suffix == "html":
+        return html(report).encode()
+    if suffix in ("svg", "png"):
+        return image(report, suffix)
+    return (csv(report) if suffix == "csv" else json_report(report)).encode()
+
+
+def check_suffix(suffix: str) -> str:
+    """Return the format that `html` or `.HTML` names; a command asks before it measures for minutes.
+
+    Raises SelectionError for a format that there is not, or whose drawing library is not installed.
+    """
+    name = suffix.lower().removeprefix(".")
+    if name not in LIBRARIES:
+        raise SelectionError(f"a timeline is written as {', '.join(LIBRARIES)}; got {name[:40]!r}: name such a file")
+    library = LIBRARIES[name]
+    if library and find_spec(library) is None:
+        raise SelectionError(
+            f"a timeline as {name} needs {library}, which is not installed: "
+            f"{install_command('plot')}, or name a .csv or .json file"
+        )
+    return name
+
+
+_BYTES = {f"{part}_bytes": attrgetter(f"sample.parts.{part}") for part in (*COLORS, "total")}
+_COLUMNS = (csv_only(values("variant", "obtained", "index") | values("phase", of="sample") | _BYTES),)
+
+
+def csv(report: MemoryReport) -> str:
+    """Return one record for each sample of each variant, in bytes."""
+    return csv_text(_COLUMNS, [
+        SimpleNamespace(variant=variant_name(variant), obtained=memory.obtained, index=index, sample=sample)
+        for variant in report.variants
+        for memory in (variant.memory,)
+        if memory is not None
+        for index, sample in enumerate(memory.timeline)
+    ])  # fmt: skip
+
+
+def json_report(report: MemoryReport) -> str:
+    """Return the data of the picture: the samples of each variant, the peaks of the phases and the highest of them."""
+    return json_text({
+        "schema": SCHEMA,
+        "kind": "timeline",
+        "subject": asdict(report.subject),
+        "run": asdict(report.run),
+        "machine": report.machine,
+        "variants": [
+            {"variant": variant_name(variant), "checkpointing": variant.checkpointing, "reentrant": variant.reentrant,
+             "failure": variant.failure, **_memory_data(variant.memory)}
+            for variant in report.variants
+        ],
+    })  # fmt: skip
+
+
+def _memory_data(memory: Memory | None) -> dict[str, Any]:
+    if memory is None:
+        return {"obtained": None, "phases": [], "timeline": []}
+    return {
+        "obtained": memory.obtained,
+        "peak": asdict(memory.peak),
+        "phases": [asdict(phase) for phase in memory.phases],
+        "timeline": [asdict(sample) | {"total_bytes": sample.parts.total} for sample in memory.timeline],
+    }

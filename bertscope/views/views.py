@@ -1,0 +1,255 @@
+"""The view of each kind of report: what shows it as a table, CSV, Markdown and in its other forms."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+from bertscope.errors import SelectionError, name_of, one_line
+from bertscope.frozen import dataclass
+from bertscope.units import html_text, visible_lines
+from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text, tables_text
+from bertscope.views.console import Target, stacked, stdout_target, wrapped
+from bertscope.views.footer import bullets, lines_markdown, lines_text, notes_text
+
+# The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
+VIEWS = {
+    "calibration": "tool:calibration", "comparison": "views:comparison", "convention": "flops:convention",
+    "doctor": "tool:doctor",
+    "operators": "flops:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
+    "run_fit": "run:FIT",
+    "schemas": "tool:schemas", "verify": "checkpoint:verify",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and their rows, those that are `strong` in bold, and a text below them in the terminal.
+
+    With `names`, a narrow terminal gets several tables, all with this number of first columns.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    strong: Strong = None
+    names: int = 0
+    below: str = ""
+
+    def text(self, target: Target) -> str:
+        """Return the table for the terminal."""
+        if self.names:
+            return tables_text(self.columns, self.names, self.rows, target, self.strong) + self.below
+        return table_text(self.columns, self.rows, target, self.strong) + self.below
+
+
+def side_by_side(
+    first: str,
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    titles: Sequence[str],
+    *,
+    is_verbose: bool,
+    strong: str = "",
+) -> Table:
+    """Return a table with a column for each row under its title, and the quantities below each other.
+
+    Of the columns it shows those that a wide table leaves out, too; the quantity `strong` is in bold.
+    """
+    lines = [column for column in columns if column.shown and (is_verbose or column.detail < 2)]
+    cells = [Column(title, partial(_cell, row), right=True) for title, row in zip(titles, rows, strict=True)]
+    return Table([Column(first, attrgetter("title")), *cells], lines, lambda line: line.title == strong, names=1)
+
+
+def _cell(row: Any, column: Column) -> str:
+    return column.text(row)
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Return tables with columns of the same names below each other: each cell by the column of its own table."""
+    columns = []
+    for place, column in enumerate(tables[0].columns):
+        csv = {name: partial(_of_table, place, name) for name in column.csv}
+        shown = any(table.columns[place].shown for table in tables)
+        columns.append(replace(column, text=partial(_of_table, place, ""), csv=csv, shown=shown))
+    return Table(columns, [(table, row) for table in tables for row in table.rows])
+
+
+def _of_table(place: int, name: str, line: tuple[Table, Any]) -> Any:
+    column = line[0].columns[place]
+    return column.csv[name](line[1]) if name else column.text(line[1])
+
+
+def _nothing(*_: Any, **__: Any) -> str:
+    return ""
+
+
+def fixed(title: str, value: str, name: str = "", **options: Any) -> Column:
+    """Return a column with the same value in each row, by default under its title in CSV."""
+    return Column(title, lambda row: one_line(value, limit=120), {name or title.lower(): lambda row: value}, **options)
+
+
+def model_columns(report: Any, reports: Sequence[Any]) -> list[Column]:
+    """Return the columns of the model and of its class, which is shown if the models have several."""
+    is_one = len({report.subject.architecture for report in reports}) < 2
+    return [fixed("model", report.subject.name), fixed("class", report.subject.architecture, detail=is_one)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A way to show several reports of a kind as one table: the rows of each, after columns that name its subject.
+
+    `table` and `records` take a report, `subject` also all of them, and the others all. `records` are other rows, of
+    CSV; with `shows_records` they come second in a terminal, if both fit on a screen or with -v.
+    """
+
+    table: Callable[[Any], Table]
+    subject: Callable[[Any, Sequence[Any]], Sequence[Column]] = model_columns
+    answer: Callable[[Sequence[Any]], str] = _nothing
+    notes: Callable[[Sequence[Any]], Sequence[str]]
+    pivot: Callable[[Sequence[Any]], Table | None] = lambda reports: None  # instead of the table
+    records: Callable[[Any], Table | None] = lambda report: None
+    shows_records: bool = False
+
+
+def common_notes(
+    reports: Sequence[Any], name: Callable[[Any], str], notes: Callable[[Any], Iterable[str]]
+) -> list[str]:
+    """Return the common notes, then those that only some reports have, each with the name of its subject."""
+    found = [(name(report), list(notes(report))) for report in reports]
+    common = [note for note in found[0][1] if all(note in own for _, own in found)]
+    others = [(name, note) for name, own in found for note in own if note not in common]
+    return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in others]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A view of the reports of a kind: what it shows, for the terminal, Markdown and CSV alike.
+
+    Each function takes a report; `tables` and `notes` also the target, None for Markdown and CSV, and the options of
+    the command. The title is bold in Markdown, the answer a sentence; `lines` are names with values, notes sentences.
+    """
+
+    tables: Callable[..., Sequence[Table]]
+    title: Callable[[Any], str] = _nothing
+    answer: Callable[[Any], str] = _nothing
+    lines: Callable[[Any, Target | None], Iterable[tuple[str, str]]] = _nothing  # type: ignore[assignment]
+    name_width: int = 24  # of the names of lines
+    notes: Callable[..., Iterable[str]] = _nothing
+    shows_all_notes: bool = False  # without -v too
+    hidden_rows: Callable[[Any, Target], int] = lambda report, target: 0  # of a table, without -v
+    chart: Callable[[Any, Target], str] = _nothing  # under the tables of the terminal
+    records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
+    compared: Compared | None = None  # several reports of this kind
+
+    def table(self, report: Any, target: Target, **options: Any) -> str:
+        """Return the report for the terminal."""
+        heading = [line for text in (self.title(report), self.answer(report)) for line in text.splitlines()]
+        tables = stacked(*(table.text(target) for table in self.tables(report, target, **options)))
+        notes, hidden = list(self.notes(report, target, **options)), 0
+        if not target.verbose and not self.shows_all_notes:
+            hidden = self.hidden_rows(report, target)
+        folded = notes_text(notes, replace(target, verbose=target.verbose or self.shows_all_notes), more_rows=hidden)
+        lines = lines_text(self.lines(report, target), self.name_width, target)
+        return "".join(wrapped(line, target) for line in heading) + tables + self.chart(report, target) + lines + folded
+
+    def markdown(self, report: Any) -> str:
+        """Return the report for a pull request or a page."""
+        title, answer = self.title(report).replace("\n", ", "), self.answer(report)
+        parts = [f"**{title}**\n"] if title else []
+        parts += [f"{answer}\n".replace("_", "\\_")] if answer else []
+        parts += [markdown_text(table.columns, table.rows) for table in self.tables(report, None)]
+        under = lines_markdown(self.lines(report, None)) + bullets(self.notes(report, None))
+        return "\n".join([*parts, *([under] if under else ())])
+
+    def notebook(self, report: Any) -> str:
+        """Return the report as HTML for a notebook."""
+        from bertscope.views.page.templating import filled  # jinja2, which a terminal needs not
+
+        return filled(
+            "notebook.html", title=self.title(report), answer=self.answer(report), tables=self.tables(report, None),
+            facts=list(self.lines(report, None)), notes=list(self.notes(report, None)),
+        )  # fmt: skip
+
+    def csv(self, report: Any) -> str:
+        """Return the records in base units, for a spreadsheet."""
+        table = self.tables(report, None)[0] if self.records is None else self.records(report)
+        return csv_text(table.columns, table.rows)
+
+
+SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and the next prompt
+
+
+def _compared(report: Any) -> tuple[Compared, Table, Table | None]:
+    how, reports = view_of(report.of).compared, report.reports
+
+    def of(table: Callable[[Any], Table | None]) -> Table | None:
+        known = ((report, table(report)) for report in reports)
+        whole = [replace(own, columns=[*how.subject(report, reports), *own.columns]) for report, own in known if own]
+        return joined(whole) if whole else None
+
+    return how, how.pivot(reports) or of(how.table) or Table((), ()), of(how.records)
+
+
+def _hidden(report: Any, target: Target | None) -> int:
+    how, table, records = _compared(report)
+    if not (records and how.shows_records and target and target.width) or target.verbose:
+        return 0
+    lines = (table.text(target) + records.text(target)).count("\n") + 3
+    return len(records.rows) if lines > SCREEN_LINES else 0
+
+
+def _compared_tables(report: Any, target: Target | None) -> list[Table]:
+    how, table, records = _compared(report)
+    return [table, *([records] if records and how.shows_records and not _hidden(report, target) else [])]
+
+
+comparison = View(
+    answer=lambda report: _compared(report)[0].answer(report.reports),
+    tables=_compared_tables,
+    notes=lambda report, target: _compared(report)[0].notes(report.reports),
+    hidden_rows=_hidden,
+    records=lambda report: _compared(report)[2] or _compared(report)[1],
+)
+_MARKUP = ("html", "svg", "notebook")  # with scripts and style sheets; the templates escape every value
+
+
+def view_of(kind: str) -> Any:
+    """Return the view of a kind of report: a View, or a module with a function for each form, such as `table`."""
+    name, _, attribute = VIEWS.get(kind, kind).partition(":")
+    module = import_module(f"{__package__}.{name}")
+    return getattr(module, attribute or "VIEW", module)
+
+
+def display(report: Any, form: str, *, view: str = "", target: Target | None = None, **options: Any) -> Any:
+    """Return a report in a form of its view: printed, notebook, table, csv, markdown, html ...
+
+    `printed` is what `print` shows, and `notebook` HTML. `view` is another view than that of the kind.
+    """
+    shown = view_of(view or report.kind)
+    if form == "plot":
+        from bertscope.views.timeline import plot
+
+        return plot(report)
+    if form == "notebook" and not hasattr(shown, form):
+        lines = "\n".join(map(html_text, visible_lines(_text(shown, report, Target())).split("\n")))
+        style = "white-space: pre; overflow-x: auto; line-height: 1.2; font-family: monospace"
+        return f'<pre style="{style}">{lines}</pre>'
+    if form == "printed":
+        to = stdout_target()
+        unicode = to.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
+        return visible_lines(_text(shown, report, replace(to, color=False, unicode=unicode), **options))
+    if form == "table":
+        wanted = target or Target()
+        return visible_lines(shown.table(report, wanted, **options), color=wanted.color)
+    own = getattr(shown, form, None)
+    if own is None:
+        raise SelectionError(f"there is no {form} of this report; give another {name_of('form')}")
+    found = str(own(report, **options))
+    return found if form in _MARKUP else visible_lines(found)
+
+
+def _text(view: Any, report: Any, target: Target, **options: Any) -> str:
+    return str(view.table(report, target, **options) if hasattr(view, "table") else view.mermaid(report))

@@ -1,0 +1,66 @@
+"""One step twice: estimated on fake tensors, and really run under torch's profiler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bertscope import load
+from bertscope.measure.profiler_run import measured
+from bertscope.memory.estimate import MemoryTraces, source_trace
+from bertscope.memory.step import ModelStep, real_inputs, run_model
+from bertscope.memory.trace import MemoryTrace
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.bert import BertSource
+from bertscope.torch_access import has_bf16_products
+
+SMALL = {
+    "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 40,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
+
+def small(architecture: str = "BertForMaskedLM", attention: str = "sdpa", **fields: Any) -> BertSource:
+    """A model of one layer, 16 wide, or as `fields` say."""
+    source = load("bert-tiny", architecture=architecture, attention=attention)
+    return replace(source, config=replace(source.config, **{**SMALL, **fields}))
+
+
+def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
+    """The trace from fake tensors."""
+    return MemoryTraces(source).trace(run_config)
+
+
+def whole_trace(source: Any, run_config: RunConfig) -> MemoryTrace:
+    """The trace of a run of all layers, without the one that repeats a few."""
+    return source_trace(source, replace(run_config, loop="freed")).in_loop(run_config)
+
+
+def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
+    """The allocator's own trace of the same step, really run, of which both CPUs with and without AMX are witnesses."""
+    model = run_model(source, run_config, "cpu")
+    step = ModelStep(model, real_inputs(model, run_config, "cpu"), run_config)
+    step.run_first_steps()
+    return without_scratch(measured(step), run_config.precision)
+
+
+def without_scratch(trace: MemoryTrace, precision: str) -> MemoryTrace:
+    """The trace without what a matrix product takes and gives back before anything else happens.
+
+    oneDNN lays 16-bit operands out anew for its own use. It is estimated in bf16 on CPUs with AVX-512 for bf16 only,
+    where the trace stays whole; in fp16, which CPUs with AVX-512 for fp16 compute so too, it is not estimated.
+    """
+    if has_bf16_products() and not precision.endswith("fp16"):
+        return trace
+    events, kept = list(trace.events), []
+    place = 0
+    while place < len(events):
+        here, following = events[place], events[place + 1] if place + 1 < len(events) else None
+        passes = following is not None and following.size_bytes == -here.size_bytes < 0
+        if passes and here.operator in _PRODUCTS and here.block == following.block:
+            place += 2
+            continue
+        kept.append(here)
+        place += 1
+    return MemoryTrace.of(trace.state, kept, trace.granule_bytes, trace.collectives)

@@ -1,0 +1,642 @@
+"""`fit`: the largest batch that a budget holds, what a batch costs, and how a memory report looks."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import bertscope
+from bertscope.errors import SelectionError
+from bertscope.gpus import GPUS, find_gpu
+from bertscope.memory import estimate
+from bertscope.memory.caching_allocator import replayed, requests
+from bertscope.memory.estimate import MemoryTraces
+from bertscope.memory.fit import Fitter, fit_report, other_head
+from bertscope.memory.kernels.overhead import by_thread, overhead
+from bertscope.memory.simulator import Simulator, largest, near
+from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace, ordered_frees
+from bertscope.reports.base import Subject
+from bertscope.reports.memory import (
+    BreakEven,
+    BreakEvenPoint,
+    FitReport,
+    KeptRow,
+    Memory,
+    MemoryReport,
+    ProcessMemory,
+    Timing,
+    Variant,
+)
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
+from bertscope.settings.run_config import RunConfig
+from bertscope.units import parse_bytes
+from bertscope.views.console import PARTS, Target
+from bertscope.views.views import view_of
+from tests.conftest import GOLDEN
+from tests.memory.steps import estimated_trace, small, whole_trace
+from tests.smoke import (  # noqa: F401  # pytest does not collect that file by itself
+    test_estimates_are_the_known_numbers,
+    test_fit_finds_the_known_batch,
+)
+
+MIB = 2**20
+SMALL_YAML = """architecture: BertForMaskedLM
+config: {vocab_size: 99, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 40}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "small.yaml").write_text(SMALL_YAML)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# The law.
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    st.integers(200_000, 200 * MIB), st.sampled_from(["none", "full", "selective"]), st.sampled_from(["cpu", "cuda"])
+)
+@example(10_000, "none", "cpu")
+@example(20 * MIB, "full", "cuda")
+def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
+    source, run_config = small(), RunConfig(checkpointing=checkpointing, device=device, seq=8, optimizer="sgd")
+    context = 0
+    (row,) = fit_report(source, [run_config], [8], budget, context_bytes=context).rows
+    extra = overhead(run_config, context).highest_bytes
+    traces = {batch: estimated_trace(source, replace(run_config, batch=batch))
+              for batch in (row.batch, row.batch + 1, row.batch_by_bytes, row.batch_by_bytes + 1) if batch}  # fmt: skip
+    one_more = traces[row.batch + 1].peak_bytes
+    assert row.fits == (row.answer == "yes") == (row.batch > 0)
+    assert row.batch <= row.batch_by_bytes
+    assert traces[row.batch_by_bytes + 1].peak_bytes + extra > budget
+    assert row.next_peak_bytes == one_more
+    if row.batch_by_bytes:
+        assert traces[row.batch_by_bytes].peak_bytes + extra <= budget
+    if row.fits:
+        assert row.peak_bytes == traces[row.batch].peak_bytes <= row.cost.gpu_bytes - extra
+        assert row.cost.gpu_bytes <= budget  # without a context
+    if device == "cpu":
+        assert row.batch == row.batch_by_bytes
+        assert (row.cost.gpu_bytes, row.cost.reserved) == (row.peak_bytes, None)
+        assert one_more > budget
+    else:  # the allocator serves the batch and not one more
+        for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
+            if batch:
+                allocator = replayed(requests(traces[batch], by_thread(run_config, extra)), budget)
+                assert (allocator.missing_bytes == 0) == is_served
+
+
+@pytest.mark.parametrize(("budget", "batch"), [(129, 0), (130, 1), (219, 3), (220, 4), (1000, 30)])
+def test_of_30_bytes_a_sequence_and_100_for_the_model_as_many_fit_as_a_hand_finds(budget, batch):
+    block = Block("activations", "", "add")
+    kinds = [Kind(block, 100, 0, ()), Kind(block, 30 * SMALLEST, 30, ())]
+    trace = MemoryTrace(kinds, [0], [1, ~1], [("forward", "", "add")], [0, 0])
+    assert largest(lambda size: trace.scaled(size).peak_bytes <= budget) == batch
+
+
+def test_the_search_needs_no_memory_growth(monkeypatch):
+    source, ways = small(), [RunConfig(optimizer="sgd"), RunConfig(optimizer="sgd", device="cuda")]
+    budgets = dict(zip(ways, (MIB // 2, 60 * MIB), strict=True))
+
+    def rows():
+        return [fit_report(source, [way], [8], budgets[way], context_bytes=0).rows for way in ways]
+
+    by_growth = rows()
+    monkeypatch.setattr(Simulator, "growth", lambda steps, run_config: None)
+    assert rows() == by_growth
+
+
+DEEP = small(num_hidden_layers=8)
+
+
+@settings(max_examples=100)
+@example(most=2**20, answer=365_668, near=2**20)
+@given(st.integers(1, 2**20), st.integers(0, 2**20), st.integers(0, 2**21))
+def test_a_search_from_any_guess_finds_the_largest_with_few_tries(most, answer, near):
+    tries = []
+    found = largest(lambda number: tries.append(number) or number <= answer, most, near)
+    assert found == min(answer, most)
+    assert len(tries) <= 44  # 22 doubled steps, and 22 halves
+    assert all(1 <= number <= most for number in tries)
+
+
+def test_a_peak_that_grows_little_up_to_the_batch_of_the_growth_is_searched_in_few_steps(monkeypatch):
+    """Checkpointed sequences of one token: at batch 1,021 the peak is still that of the optimizer step.
+
+    There a sequence adds 152 bytes, those of its inputs and outputs, and above thousands.
+    """
+    steps, run = Simulator(small("BertModel", vocab_size=100_000)), RunConfig(seq=1, checkpointing="full")
+
+    def peak_bytes(batch):
+        return steps.growth(run).scaled(batch).peak_bytes
+
+    assert peak_bytes(FAR) - peak_bytes(SMALLEST) == (FAR - SMALLEST) * 152
+    budget = peak_bytes(300_000)
+    assert abs(near(peak_bytes, budget) - 300_000) < 10
+    tried, real = [], steps.trace
+    monkeypatch.setattr(steps, "trace", lambda run: tried.append(run.batch) or real(run))
+    assert Fitter(steps, budget)._largest_by_bytes(run) == 300_000
+    assert len(tried) < 50
+
+
+OWN = """import torch
+
+
+class Capped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.register_buffer("bank", torch.zeros(100, 8))
+
+    def forward(self, x):
+        return self.linear(x) + self.bank[: x.shape[0]]
+"""
+
+
+def test_a_model_that_takes_no_batch_above_100_has_an_answer(tmp_path):
+    """At batch b: weight and bias and their gradients 576, the bank 3,200, input, output and sum 3 x 32 b."""
+    (tmp_path / "capped.py").write_text(OWN)
+    report = bertscope.fit(f"{tmp_path / 'capped.py'}:Capped", input=["x=Bx8:float32"], budget=8_000, optimizer="sgd",
+                           precision="stored")  # fmt: skip
+    assert 20 < report.rows[0].batch < 100
+    peaks = [report.rows[0].peak_bytes, report.rows[0].next_peak_bytes]
+    assert peaks[0] <= 8_000 < peaks[1]
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_two_shallow_runs_give_the_growth_of_a_deep_model_and_verify_it(device, checkpointing, monkeypatch):
+    run_config = RunConfig(seq=8, device=device, checkpointing=checkpointing, optimizer="sgd")
+    runs, traced = [], estimate.source_trace
+    monkeypatch.setattr(
+        estimate, "source_trace", lambda source, run: runs.append((source.layers, run.batch)) or traced(source, run)
+    )
+    growth = MemoryTraces(DEEP).growth(run_config)
+    assert runs == [(3, SMALLEST), (4, FAR)]
+    for batch in (2, 7):
+        whole = whole_trace(DEEP, replace(run_config, batch=batch))
+        assert (growth.scaled(batch).state, growth.scaled(batch).peaks()) == (whole.state, whole.peaks())
+
+
+def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
+    traced = estimate.source_trace
+
+    def uneven(source, run_config):
+        trace = traced(source, run_config)
+        events = [
+            event._replace(size_bytes=2 * event.size_bytes) if ".layer.2.intermediate" in event.block.path else event
+            for event in trace.events
+        ]
+        return MemoryTrace.of(trace.state, events, trace.granule_bytes)
+
+    monkeypatch.setattr(estimate, "source_trace", uneven)
+    run_config = RunConfig(seq=8, batch=5, optimizer="sgd")
+    traces = MemoryTraces(DEEP)
+    expected = uneven(DEEP, run_config).in_loop(run_config)
+    assert ordered_frees(traces.growth(run_config).scaled(5).events) == ordered_frees(expected.events)
+    assert traces.trace(run_config) == expected
+    assert list(traces.verified.values()) == [False]
+
+
+def test_a_batch_turned_around_is_sorted_by_what_it_costs():
+    ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("full", "every-2", "none", "selective")]
+    source = small(num_hidden_layers=2)
+    fitter = Fitter(Simulator(source), 0)
+    peaks = {way.checkpointing: fitter.needed_bytes(replace(way, seq=32, batch=64)) for way in ways}
+    report = fit_report(source, ways, [32], peaks["none"] - 1, batch=64)
+    assert [row.fits for row in report.rows] == [True, True, True, False]
+    costs = [row.cost.extra_flops for row in report.rows if row.fits]
+    assert costs == sorted(costs)
+    assert report.rows[0].checkpointing == "selective"
+    assert report.rows[-1].checkpointing == "none"
+    assert {row.checkpointing: row.peak_bytes for row in report.rows} == peaks
+
+
+def test_a_second_budget_traces_no_step_again(monkeypatch):
+    ways, known = [RunConfig(optimizer="sgd")], {}
+    (first,) = fit_report(small(), ways, [8], 50 * MIB, batch=4, known_steps=known).rows
+    monkeypatch.setattr(estimate, "source_trace", lambda *_: pytest.fail("the step was traced again"))
+    (second,) = fit_report(small(), ways, [8], 60 * MIB, batch=4, known_steps=known).rows
+    assert replace(second, cost=replace(second.cost, limit_bytes=first.cost.limit_bytes)) == first
+
+
+def test_flops_of_the_step_are_those_of_all_its_sequences():
+    ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("none", "full")]
+    none, full = fit_report(small(), ways, [8], MIB, batch=3).rows
+    one = fit_report(small(), ways[:1], [8], MIB, batch=1).rows[0]
+    none, full, one = (row.cost for row in (none, full, one))
+    assert none.step_flops == 3 * one.step_flops
+    assert none.extra_flops == 0
+    assert full.extra_flops == full.recompute_flops / none.step_flops > 0
+    assert full.step_flops == none.step_flops + full.recompute_flops
+
+
+def test_between_what_the_allocator_serves_and_what_the_tensors_need_it_is_not_certain():
+    run_config = RunConfig(device="cuda", seq=32, batch=64)
+    extra = overhead(run_config, 0).highest_bytes
+    trace = estimated_trace(small(), run_config)
+    reserved = replayed(requests(trace, by_thread(run_config, extra))).peak_reserved_bytes - extra
+    assert trace.peak_bytes < reserved
+    for budget, answer in ((trace.peak_bytes - 1, "no"), (trace.peak_bytes, "uncertain"), (reserved, "yes")):
+        report = fit_report(small(), [run_config], [32], budget + extra, batch=64, context_bytes=0)
+        assert (report.rows[0].answer, report.answer, report.fits) == (answer, answer, answer == "yes")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_uncertain_batches(attention):
+    source, run_config = small(attention=attention), RunConfig(device="cuda", seq=32, optimizer="sgd")
+    card = replace(find_gpu("t4"), memory_bytes=GPUS["t4"].context_high_bytes + 90 * MIB)
+    report = fit_report(source, [run_config], [32], card)
+    low, high = card.context_low_bytes, card.context_high_bytes
+    (row,) = report.rows
+    cost = row.cost
+    assert cost.context == ByteRange(low_bytes=low, high_bytes=high)
+    at_high, at_low = (
+        fit_report(source, [run_config], [32], card, context_bytes=context).rows[0] for context in (high, low)
+    )
+    assert row.batch_by_bytes == at_low.batch_by_bytes > row.batch
+    # Eager attention with a context that is not given: a margin of 4 %, and what old versions of torch save more.
+    assert cost.margin == (0.04 if attention == "eager" else 0)
+    assert row.batch < at_high.batch if attention == "eager" else row.batch == at_high.batch
+    limit = overhead(run_config, None, card, attention).limit_bytes(card.memory_bytes)
+    assert limit == int((1 - cost.margin) * (card.memory_bytes - high))
+    workspaces = by_thread(run_config, cost.workspace_bytes)
+    for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
+        trace = estimated_trace(source, replace(run_config, batch=batch)).upper
+        assert (replayed(requests(trace, workspaces), limit).missing_bytes == 0) == is_served
+
+
+def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_given():
+    """torch before 1.11 saves them: a tensor as large as the probabilities, for each layer."""
+    run_config = RunConfig(device="cuda", seq=32, batch=64)
+    trace = estimated_trace(small(attention="eager"), run_config)
+    more = trace.upper
+    scores, logits = 64 * 2 * 32 * 32 * 4, 64 * 32 * 99 * 4  # of two heads; of 99 words
+    assert more.peak_bytes == trace.peak_bytes + scores + logits
+    assert more.live_bytes()[-1] == trace.live_bytes()[-1]
+    fused = estimated_trace(small(), run_config)
+    assert fused.upper.peaks() == fused.peaks()
+    card = replace(find_gpu("t4"), context_low_bytes=MIB, context_high_bytes=MIB)
+    unknown, known = (
+        fit_report(
+            small(attention="eager", num_hidden_layers=2), [run_config], [32], card, batch=64, context_bytes=context
+        ).rows[0]
+        for context in (None, MIB)
+    )
+    assert unknown.peak_bytes == known.peak_bytes
+    assert unknown.cost.reserved_bytes > known.cost.reserved_bytes
+
+
+def test_another_common_head_is_tried_for_an_asked_batch():
+    masked, classifier = small(vocab_size=5000), small("BertForSequenceClassification", vocab_size=5000)
+    assert other_head(masked).architecture == "BertForSequenceClassification"
+    assert other_head(classifier).architecture == "BertForMaskedLM"
+    assert other_head(small("BertModel")) is None
+    run_config = RunConfig(batch=200, seq=32)
+    peaks = [estimated_trace(source, run_config).peak_bytes for source in (classifier, masked)]
+    between = sum(peaks) // 2
+    report = fit_report(masked, [run_config], [32], between, batch=200)
+    assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("no", "yes")
+    text = view_of("fit").table(report, Target())
+    assert "the head matters: with architecture BertForSequenceClassification the answer is yes for fp32" in text
+    report = fit_report(classifier, [run_config], [32], between, batch=200)
+    assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("yes", "no")
+    report = fit_report(masked, [run_config], [32], 2 * peaks[1], batch=200)
+    assert "the head matters" not in view_of("fit").table(report, Target())
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "give either --budget, such as 16GiB, or --gpu"),
+        (("--budget", "1GiB", "--gpu", "t4"), "give either"),
+        (("--budget", "plenty"), "--budget takes a size such as 16GiB"),
+        (("--budget", "16"), "--budget 16 has no unit; 16GiB?"),
+        (("--budget", "17179869184"), "--budget 17179869184 has no unit; 17179869184B?"),
+        (("--gpu", "t4", "--context", "300"), "--context 300 has no unit; 300GiB?"),
+        (("--budget", "1GiB", "--expandable-segments"), "--expandable-segments has no effect with --device cpu"),
+        (("--gpu", "t4", "--alloc-conf", "expandable_segments:True"), "--alloc-conf is --expandable-segments here"),
+        (("--budget", "1GiB", "--seq", "many"), "--seq takes a whole number from 1"),
+        (("--budget", "1GiB", "--precision", "int8"), "--precision takes one of fp32, bf16"),
+        (("--budget", "1GiB", "--precision", "bf16-autocast"), "; did you mean 'autocast-bf16'?"),
+        (("--budget", "1GiB", "--precision", "float16"), "; did you mean 'fp16'?"),
+        (("--budget", "1GiB", "--seq", "4096"), "at most max_position_embeddings"),
+        (("--gpu", "a100"), "say which: a100-40gb, a100-80gb"),
+        (("--gpu", "t44"), "did you mean 't4'"),
+    ],
+)
+def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):
+    result = cli("fit", "small.yaml", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert words in result.err
+
+
+def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
+    """torch's memory-efficient kernel takes bf16 from compute capability 8.0 on, and flash anything."""
+    asked = ("--attention", "sdpa", "--seq", "32", "--checkpointing", "none", "--format", "json", "--precision",
+             "autocast-bf16,autocast-fp16", "--optimizer", "sgd", "--context", "0")  # fmt: skip
+    batches = {}
+    for name in ("v100-16gb", "a100-40gb"):
+        rows = json.loads(cli("fit", "small.yaml", "--gpu", name, *asked, "--batch", "64").out)["rows"]
+        batches[name] = {row["precision"]: row["cost"]["peak"]["peak_bytes"] for row in rows}
+    old, new = batches["v100-16gb"], batches["a100-40gb"]
+    scores = 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them
+    assert old["autocast-bf16"] > new["autocast-bf16"] + scores / 2
+    assert old["autocast-fp16"] < new["autocast-fp16"] + scores / 2
+    table = cli(
+        "fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2", "-v"
+    ).out
+    assert "bf16: no fused kernel for it on t4" in table
+
+
+def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
+    result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8,32", "--batch", "16", "--checkpointing", "none",
+                 "--precision", "fp32", "-v")  # fmt: skip
+    assert result.code == 0
+    assert "cheapest setting for batch 16 at seq 8: fp32 without checkpointing" in result.out
+    assert "cheapest setting for batch 16 at seq 32: nothing that was tried" in result.out
+
+
+def test_the_precisions_to_try_follow_the_card(cli, folder):
+    asked = ("--seq", "8", "--batch", "1", "--checkpointing", "none", "--optimizer", "sgd", "--format", "json")
+    for place, half in ((("--gpu", "t4"), "fp16"), (("--gpu", "a10"), "bf16"), (("--budget", "1GiB"), "bf16")):
+        rows = json.loads(cli("fit", "small.yaml", *place, *asked).out)["rows"]
+        assert {row["precision"] for row in rows} == {"fp32", f"autocast-{half}"}
+
+
+@pytest.mark.parametrize(("budget", "code"), [(16, 1), (17, 1), (200, 0)])
+def test_the_exit_code_is_0_only_if_it_fits_for_certain(cli, folder, budget, code):
+    result = cli("fit", "small.yaml", "--budget", f"{budget}MiB", "--device", "cuda", "--context", "0", "--seq", "8",
+                 "--batch", "1", "--checkpointing", "none", "--precision", "fp32", "--format", "json")  # fmt: skip
+    (row,) = result.json["rows"]
+    assert (result.code, row["cost"]["verdict"] == "yes") == (code, code == 0)
+
+
+@pytest.mark.parametrize("written", ["T4", "RTX 3090", "rtx_4090", "Titan-X", "a100-40gb"])
+def test_a_card_is_found_however_it_is_written(written):
+    assert find_gpu(written).memory_bytes > 10 * 2**30
+
+
+def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
+    for known in GPUS.values():
+        assert known.source
+        assert 0 < known.context_low_bytes <= known.context_high_bytes < known.memory_bytes / 5
+        if known.name.endswith("gb"):
+            assert known.memory_bytes <= int(known.name.rpartition("-")[2][:-2]) * 2**30
+    with pytest.raises(SelectionError, match="or give its memory, budget 16GiB with device cuda"):
+        find_gpu("abacus")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16GiB", 16 * 2**30), ("16 GB", 16 * 10**9), ("512M", 512 * MIB), ("1.5GiB", 3 * 2**29), ("100", 100),
+     ("100B", 100), ("2k", 2048), ("0.1KB", 100), ("9.5EiB", 19 * 2**59)],
+)  # fmt: skip
+def test_sizes_are_read_as_they_are_meant(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e3", "1,5GiB", "16 gigs", "٣GiB", "nan"])
+def test_a_size_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="^" + text.replace("٣", ".")[:1]):
+        parse_bytes(text)
+
+
+# How it looks.
+
+SUBJECT = Subject(name="bert-tiny", architecture="BertForMaskedLM", dtype="fp32", attention="sdpa", torch_version="0",
+                  bertscope_version="0")  # fmt: skip
+
+
+def made_up(scale: int, obtained: str) -> Memory:
+    """A memory with round numbers."""
+    parts = Parts(parameters=40 * MIB, optimizer_state=80 * MIB, gradients=40 * MIB, activations=scale * MIB,
+                  temporaries=20 * MIB, inputs=1024)  # fmt: skip
+    peaks = (("forward", "encoder.layer.*.output", "addmm", 60), ("backward", "", "_log_softmax_backward_data", 0),
+             ("optimizer", "", "div", 90))  # fmt: skip
+    phases = tuple(
+        PhasePeak(phase=name, path=path, operator=operator,
+                  peak_bytes=parts.total - less * MIB, parts=replace(parts, temporaries=(20 - less) * MIB))
+        for name, path, operator, less in peaks
+    )  # fmt: skip
+    row = KeptRow(path="encoder.layer.0-1.intermediate.dense", operator="addmm", what="activation's input",
+                  shape=(64, 512), dtype="float32", tensors=2, kept_bytes=scale * MIB)  # fmt: skip
+    return Memory(obtained=obtained, cost=cost_of(phases, saved_bytes=scale * MIB), phases=phases, kept=(row,))
+
+
+def cost_of(phases: tuple[PhasePeak, ...], **others: Any) -> StepCost:
+    peak = max(phases, key=lambda phase: phase.peak_bytes)
+    return StepCost(peak=peak, **{"gpu_bytes": peak.peak_bytes, **others})
+
+
+def profiled() -> MemoryReport:
+    """A report of `profile` in which a clock stood still."""
+    timing = Timing(warmup_seconds=1.0, step_seconds=(0.5, 0.25, 0.75), median_seconds=0.5, tokens_per_second=2048.0,
+                    flops=10**9, flops_per_second=2e9)  # fmt: skip
+    process = ProcessMemory(resident_before_bytes=300 * MIB, high_water_bytes=420 * MIB, run_high_water_bytes=500 * MIB)
+    none = Variant(checkpointing="none", reentrant=False, estimated=made_up(100, "estimated"),
+                   measured=made_up(100, "measured"), timing=timing, process=process)  # fmt: skip
+    full = Variant(checkpointing="full", reentrant=True, estimated=made_up(10, "estimated"),
+                   measured=made_up(10, "measured"), process=process,
+                   timing=replace(timing, median_seconds=0.75, flops=4 * 10**9 // 3))  # fmt: skip
+    dead = Variant(checkpointing="selective", reentrant=False, estimated=made_up(50, "estimated"),
+                   failure="the child was killed by SIGKILL while timing step 1 of 3")  # fmt: skip
+    outlook = BreakEven(
+        pays_from_batch=4, points=(BreakEvenPoint(batch=8, first_bytes=300 * MIB, own_bytes=200 * MIB),)
+    )
+    late = Variant(checkpointing="every-2", reentrant=False, estimated=made_up(100, "estimated"), outlook=outlook)
+    run = RunConfig(batch=8, seq=128)
+    return MemoryReport(subject=SUBJECT, run=run, machine="a machine", variants=(none, full, dead, late))
+
+
+@functools.cache
+def fitted() -> FitReport:
+    report = fit_report(small(num_hidden_layers=2), [RunConfig(), RunConfig(checkpointing="full")], [8, 32], 2 * MIB)
+    return replace(report, subject=SUBJECT)
+
+
+@functools.cache
+def fitted_on_a_gpu() -> FitReport:
+    """Batch 64 with bf16, for which a T4 has no fused kernel, and on a GPU with room for little."""
+    runs = [RunConfig(device="cuda", precision="autocast-bf16", optimizer="sgd", checkpointing=name)
+            for name in ("none", "full")]  # fmt: skip
+    card = replace(find_gpu("t4"), memory_bytes=GPUS["t4"].context_high_bytes + 60 * MIB)
+    return replace(fit_report(small(), runs, [32], card, batch=999), subject=SUBJECT)
+
+
+GOLDENS = {
+    "fit-gpu-table.txt": lambda: view_of("fit").table(fitted_on_a_gpu(), Target(verbose=True)),
+    "profile-table.txt": lambda: view_of("memory").table(profiled(), Target(verbose=True)),
+    "profile-table-narrow.txt": lambda: view_of("memory").table(profiled(), Target(width=80, unicode=False)),
+    "profile-markdown.md": lambda: view_of("memory").markdown(profiled()),
+    "profile.csv": lambda: view_of("memory").csv(profiled()),
+    "fit-table.txt": lambda: view_of("fit").table(fitted(), Target()),
+    "fit-markdown.md": lambda: view_of("fit").markdown(fitted()),
+    "fit.csv": lambda: view_of("fit").csv(fitted()),
+}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_a_report_looks_as_it_did(name):
+    assert GOLDENS[name]() == (GOLDEN / name).read_text(), "the form has changed; where that is meant, write it anew"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
+    text = view_of("memory").table(profiled(), Target(width=width, verbose=True))
+    tables = text.count("\n at the peak")
+    assert (tables > 1) == (width < 140)
+    for name in ("optimizer state", "step, median of 3", "in backward"):
+        assert text.count(f" {name}") >= tables
+    for name in ("none", "full reentrant", "selective", "every-2"):
+        assert f"{name} (" in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_measured_comparison_is_on_one_screen_with_its_command_and_details_take_v():
+    report = profiled()
+    short = view_of("memory").table(replace(report, variants=report.variants[:2]), Target(width=80))
+    full = view_of("memory").table(replace(report, variants=report.variants[:2]), Target(width=80, verbose=True))
+    assert len(short.splitlines()) <= 24 - len(("the command", "the next prompt"))
+    details = ("  in optimizer step", "process: one step", "tokens per second")
+    assert all(name in full and name not in short for name in details)
+    phases, process, rates = 3, 2, 2
+    assert " ".join(short.split()).endswith(f", {phases + process + rates} more rows)")
+
+
+def test_parts_below_a_thousandth_of_every_peak_are_one_row():
+    memory = made_up(100, "estimated")
+    parts = replace(memory.phases[1].parts, buffers=8, inputs=16)
+    phases = (replace(memory.phases[1], parts=parts, peak_bytes=parts.total),)
+    memory = replace(memory, phases=phases, cost=cost_of(phases))
+    report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
+    assert re.search(r"^ buffers, inputs +24 B$", view_of("memory").table(report, Target()), re.MULTILINE)
+    assert re.search(r"^ inputs +16 B$", view_of("memory").table(report, Target(verbose=True)), re.MULTILINE)
+
+
+def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
+    line = next(
+        line
+        for line in view_of("memory").table(profiled(), Target(verbose=True)).splitlines()
+        if line.startswith("none ")
+    )
+    marks = line.partition(" ")[2].strip()
+    bar = marks.partition(" ")[0]
+    lengths = {mark: bar.count(mark) for mark in "POGAt"}
+    assert sum(lengths.values()) == len(bar) == 48
+    assert lengths["O"] == pytest.approx(2 * lengths["P"], abs=1)
+    assert lengths["A"] == pytest.approx(48 * 100 / 280, abs=1)
+
+
+def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
+    records = list(csv.DictReader(io.StringIO(view_of("memory").csv(profiled()))))
+    assert len(records) == 3 * (2 + 2 + 1 + 1)
+    for record in records:
+        parts = sum(int(record[f"{part}_bytes"]) for part in PARTS)
+        assert record["obtained"] in ("measured", "estimated")
+        assert parts == int(record["peak_bytes"])
+
+
+def same(cost: dict[str, Any]) -> dict[str, Any]:
+    """What two reports both say about a step."""
+    names = ("peak", "saved_bytes", "workspace_bytes", "reserved", "context", "gpu_bytes", "limit_bytes", "margin",
+             "shortfall", "verdict")  # fmt: skip
+    return {name: cost[name] for name in names}
+
+
+def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
+    loop = ("bert-tiny", "--seq", "512", "--gpu", "gtx-1080-ti", "--checkpointing", "none,full")
+    precision = ("--precision", "fp32")
+    rows = {row["checkpointing"]: row for row in cli("fit", *loop, *precision, "--format", "json").json["rows"]}
+    edges = {row[key] + more for row in rows.values() for key in ("batch", "batch_by_bytes") for more in (0, 1)}
+    for batch in sorted(edges):
+        fits = cli("fit", *loop, *precision, "--batch", batch, "--format", "json").json["rows"]
+        variants = cli("estimate", *loop, "--batch", batch, "--format", "json").json["variants"]
+        costs = {variant["checkpointing"]: variant["estimated"]["cost"] for variant in variants}
+        for row in fits:
+            assert same(row["cost"]) == same(costs[row["checkpointing"]]), batch
+        assert [cost["verdict"] for cost in costs.values()] == [
+            "yes" if batch <= row["batch"] else "uncertain" if batch <= row["batch_by_bytes"] else "no"
+            for row in rows.values()
+        ], batch  # fmt: skip
+
+
+def test_estimate_on_a_gpu_begins_with_the_answer(cli):
+    many = ("bert-large-uncased", "--gpu", "t4", "--batch", "16", "--seq", "512")
+    first, *lines = cli("estimate", *many, "--checkpointing").out.splitlines()
+    expected = "the step fits on t4 with checkpointing full and does not fit without checkpointing; "
+    assert first.startswith(f"{expected}the peak is 20.03 GiB without checkpointing, ")
+    assert ", efficient kernel, training, batch 16, sequence 512, fp32, " in first
+    assert any(re.fullmatch(" fits on t4 +no, short by at least 5.61 GiB +yes", line) for line in lines)
+    both = ("bert-large-uncased", "--gpu", "a100-80gb", "--checkpointing")
+    assert cli("estimate", *both).out.startswith("the step fits on a100-80gb with checkpointing none and full; ")
+    assert cli("estimate", *many).out.startswith("the step does not fit on t4: peak 20.03 GiB in backward, in ")
+    assert cli("estimate", "bert-tiny", "--device", "cuda").out.startswith("peak 83.94 MiB in the optimizer step")
+    *_, models = cli("estimate", "bert-tiny", "bert-large-uncased", *many[1:]).out.partition("fits on t4\n")
+    fits = [re.split(" {3,}", line)[-1] for line in models.splitlines() if line.startswith(" bert-")]
+    assert fits == ["yes", "no, short by at least 5.61 GiB"]
+
+
+def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
+    """On a T4 the upper context is 1.07 GiB; the three words are three numbers, and each has one value."""
+    step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--optimizer", "sgd", "--format", "json")
+    cost = cli("estimate", *step, "--batch", "4").json["variants"][0]["estimated"]["cost"]
+    rows = [cli(name, *step, "--batch", "4", *words).json["rows"][0]
+            for name, words in (("fit", ("--checkpointing", "none")), ("plan", ()))]  # fmt: skip
+    assert [same(row["cost"]) for row in rows] == [same(cost), same(cost)]
+    reserved = cost["reserved"]["low_bytes"]
+    assert cost["peak"]["peak_bytes"] < reserved == cost["gpu_bytes"] - GPUS["t4"].context_high_bytes
+
+
+def test_a_note_on_uncertainty_is_there_only_if_a_row_is_uncertain(cli):
+    step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--checkpointing", "none", "-v")
+    report = bertscope.from_json(cli("fit", *step[:-1], "--batch", "4", "--format", "json").out)
+    uncertain = replace(report, rows=(replace(report.rows[0], batch=0),))
+    note = "not certain: the tensors fit, but the allocator may fail"
+    assert [note in view_of("fit").table(found, Target()) for found in (report, uncertain)] == [False, True]
+
+
+def test_the_answers_for_several_gpus_are_a_sentence(cli):
+    step = ("bert-large-uncased", "--gpu", "t4,v100-16gb", "--seq", "512", "--precision", "fp32", "--checkpointing")
+    found = [cli("fit", *step, "none", *batch).out.partition("; assumed")[0] for batch in ((), ("--batch", "64"))]
+    assert found == ["the largest batch is 9 on t4 and 10 on v100-16gb", "batch 64 does not fit on t4 and v100-16gb"]
+
+
+def test_gradients_that_are_kept_never_allow_a_larger_batch():
+    runs = [RunConfig(device="cuda", keep_gradients=keep, optimizer="sgd") for keep in (False, True)]
+    plain, kept = (fit_report(small(), [run], [32], 60 * MIB, context_bytes=0).rows[0] for run in runs)
+    assert 0 < kept.batch <= plain.batch
+
+
+def test_a_fit_without_a_calibration_is_that_of_no_calibration(cli):
+    words = (
+        "fit",
+        "bert-tiny",
+        "--gpu",
+        "t4",
+        "--seq",
+        "16",
+        "--precision",
+        "fp32",
+        "--checkpointing",
+        "none",
+        "--time",
+    )
+    assert cli(*words, "-f", "json").json == cli(*words, "--no-calibration", "-f", "json").json

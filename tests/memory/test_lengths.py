@@ -1,0 +1,319 @@
+"""Lengths of real data: each way to make batches against counts by hand, its steps against plain training loops."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import bertscope
+from bertscope.errors import BertscopeError, SourceError
+from bertscope.memory.lengths import Data, LengthSteps, traced_lengths
+from bertscope.memory.simulator import Simulator
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.lengths import read_lengths
+from tests.memory.plain_loop import peak_bytes
+from tests.memory.steps import small
+
+LENGTHS = [5, 24, 9, 17, 12, 20, 3]
+WIDE = {"hidden_size": 64, "intermediate_size": 256, "vocab_size": 500, "max_position_embeddings": 512}
+OWN = {"optimizer": "sgd"}
+
+
+def counted(lengths: list[int]) -> Data:
+    return Data({length: lengths.count(length) for length in sorted(set(lengths))})
+
+
+def batchings(lengths: list[int], batch: int = 2, tokens: int = 30) -> dict[str, Any]:
+    return {found.name: found for found in counted(lengths).batchings(batch, batch, tokens, tokens)}
+
+
+def processed(found: Any) -> float:
+    return sum(steps * size * length for (size, length), steps in found.shapes.items())
+
+
+def test_an_epoch_of_four_sequences_by_hand() -> None:
+    report = bertscope.lengths("bert-tiny", [64, 16, 32, 32], batch=2, tokens_per_batch=64, **OWN)
+    tokens, every = 64 + 16 + 32 + 32, 4 * 64
+    # the six pairs of four sequences: three have 64, and of the others two are padded to 32, like the third
+    dynamic = 2 * 2 * (3 * 64 + 3 * 32) / 6
+    assert report["fixed"].padding == 1 - tokens / every
+    assert report["dynamic"].padding == pytest.approx(1 - tokens / dynamic)
+    assert report["grouped"].padding == 1 - tokens / (2 * 64 + 2 * 32)  # 64, 32 and 32, 16
+    assert report["tokens"].padding == 1 - tokens / (64 + 2 * 32 + 16)  # 64; 32, 32; 16
+    assert [report[name].batches for name in ("fixed", "dynamic", "grouped", "tokens")] == [2, 2, 2, 3]
+    assert {report[name].worst_seq for name in ("fixed", "dynamic", "grouped")} == {64}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 6])
+def test_dynamic_padding_is_the_mean_of_all_random_batches(batch: int) -> None:
+    lengths = [*LENGTHS[:5], 9]
+    longest = [max(chosen) for chosen in combinations(lengths, batch)]
+    by_hand = len(lengths) // batch * batch * sum(longest) / len(longest)
+    assert processed(batchings(lengths, batch)["dynamic"]) == pytest.approx(by_hand)
+
+
+def test_batches_of_tokens_hold_each_sequence_once_and_no_more_tokens() -> None:
+    by_hand, rest = [], sorted(LENGTHS, reverse=True)
+    while rest:
+        size = min(30 // rest[0], len(rest))
+        by_hand.append((size, rest[0]))
+        rest = rest[size:]
+    assert sorted(batchings(LENGTHS)["tokens"].shapes.elements()) == sorted(by_hand)
+
+
+def test_grouping_is_that_of_transformers_but_for_the_random_order() -> None:
+    pytest.importorskip("transformers")
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    lengths = list(read_lengths("normal:60,30,4,128").items())
+    each = [length for length, count in lengths for _ in range(count)]
+    found = batchings(each, 8, 256)["grouped"]
+    generator = torch.Generator().manual_seed(1)
+    order = [each[place] for place in get_length_grouped_indices(each, 8, generator=generator)]
+    theirs = sum(8 * max(order[start : start + 8]) for start in range(0, len(order), 8))
+    assert sum(found.shapes.values()) == len(each) // 8
+    assert processed(found) == pytest.approx(theirs, rel=0.005)
+
+
+def test_flops_of_an_epoch_are_the_closed_form_over_the_list() -> None:
+    lengths = [*range(1, 60), 100]
+    report = bertscope.lengths("bert-tiny", lengths, batch=4, mode="inference", device="cuda")
+
+    def flops(length: int) -> int:
+        """A forward pass of bert-tiny: 2 layers, 128 wide, and the pooler."""
+        return 2 * (24 * length * 128**2 + 4 * length**2 * 128) + 2 * 128**2
+
+    assert report["unpadded"].epoch_flops == sum(map(flops, lengths))
+    assert report["fixed"].epoch_flops == len(lengths) * flops(100)
+
+
+def plain_peak(source: Any, lengths: list[int]) -> int:
+    """The measured peak of a loop whose batch has these sequences, padded to the longest."""
+
+    def inputs(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, source.config.vocab_size, (len(lengths), max(lengths)))
+        mask = torch.tensor([[int(place < length) for place in range(max(lengths))] for length in lengths])
+        return {"input_ids": ids, "labels": ids.clone(), "attention_mask": mask}
+
+    return peak_bytes(lambda: bertscope.build(source.config, source.architecture, device="cpu"), inputs,
+                      lambda params: torch.optim.SGD(params, lr=0.0))  # fmt: skip
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_worst_step_of_dynamic_padding_is_that_of_a_plain_loop(attention: str) -> None:
+    source = small(attention=attention, **WIDE)
+    report = bertscope.lengths(source, LENGTHS, batch=3, **OWN)
+    worst = sorted(LENGTHS)[-3:]
+    assert report["dynamic"].peak_bytes == pytest.approx(plain_peak(source, worst), rel=0.001)
+    assert report["grouped"].peak_bytes == report["fixed"].peak_bytes == report["dynamic"].peak_bytes
+
+
+def test_the_mean_peak_of_dynamic_padding_is_that_of_all_random_batches() -> None:
+    source, lengths = small(**WIDE), LENGTHS[:4]
+    report = bertscope.lengths(source, lengths, batch=2, **OWN)
+    measured = {length: plain_peak(source, [3, length]) for length in sorted(lengths)[1:]}
+    pairs = [measured[max(pair)] for pair in combinations(lengths, 2)]
+    assert report["dynamic"].expected_bytes == pytest.approx(sum(pairs) / len(pairs), rel=0.001)
+
+
+class Unpadded(torch.autograd.Function):
+    """Attention over each sequence of one row, as a kernel for sequences of several lengths: it saves no scores."""
+
+    lengths: list[int]
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+        out, sums = torch.empty_like(query.transpose(1, 2)).transpose(1, 2), []
+        for part, *own in zip(*(item.split(Unpadded.lengths, 2) for item in (out, query, key, value)), strict=True):
+            found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*own)
+            part.copy_(found)
+            sums.append(logsumexp)
+        ctx.save_for_backward(query, key, value, out, *sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        *saved, sums = *ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        grads = [torch.empty_like(item.transpose(1, 2)).transpose(1, 2) for item in saved[:3]]
+        parts = (item.split(Unpadded.lengths, 2) for item in (*grads, gradient, *saved))
+        for (*own, grad, query, key, value, out), logsumexp in zip(zip(*parts, strict=True), sums, strict=True):
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad, query, key, value, out, logsumexp, 0.0, is_causal=False)  # fmt: skip
+            for part, new in zip(own, found, strict=True):
+                part.copy_(new)
+        return tuple(grads)
+
+
+def test_an_unpadded_step_is_that_of_a_plain_loop_with_attention_over_each_sequence(monkeypatch: Any) -> None:
+    source = small(**WIDE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    lengths = [length * 8 for length in (3, 40, 9, 17, 11)]
+    report = bertscope.lengths(source, lengths, batch=5, dropout=False, **OWN)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *own, **_: Unpadded.apply(*own))
+    Unpadded.lengths = lengths
+
+    def inputs(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, source.config.vocab_size, (1, sum(lengths)))
+        places = torch.cat([torch.arange(length) for length in lengths])[None]
+        return {"input_ids": ids, "labels": ids.clone(), "position_ids": places}
+
+    measured = peak_bytes(lambda: bertscope.build(source.config, source.architecture, device="cpu"), inputs,
+                          lambda params: torch.optim.SGD(params, lr=0.0))  # fmt: skip
+    assert report["unpadded"].peak_bytes == pytest.approx(measured, rel=0.01)
+    assert report["unpadded"].peak_bytes < report["fixed"].peak_bytes
+
+
+def test_a_step_that_saves_scores_has_no_unpadded_batches() -> None:
+    report = bertscope.lengths(small(**WIDE), [8, 64], batch=2, tokens_per_batch=64, **OWN)  # dropout on a CPU
+    assert [row.name for row in report.rows] == ["fixed", "dynamic", "grouped", "tokens"]
+    assert [note.key for note in report.notes] == ["lengths_scores"]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_between_two_lengths_the_peak_is_not_below_that_of_the_step(attention: str) -> None:
+    from bertscope.memory.fit import fitter_for
+
+    source = small(attention=attention, **WIDE)
+    run = RunConfig(optimizer="sgd")
+    fitter, _ = fitter_for(source, run, 2**40, None, {})
+    steps = LengthSteps(fitter, run, counted(list(range(16, 400, 3))), is_limited=False)
+    for seq in (17, 60, 130, 211, 333):
+        assert seq not in steps.traced
+        for batch in (2, 16):
+            exact = Simulator(source).trace(RunConfig(**{**vars(steps.padded), "batch": batch, "seq": seq})).peak_bytes
+            assert exact - 4096 <= steps.peak((batch, seq)) <= 1.15 * exact
+
+
+def test_few_lengths_run() -> None:
+    assert traced_lengths([3, 5, 9]) == [3, 5, 9]
+    assert traced_lengths(list(range(10, 501))) == [10, 136, 256, 384, 500]
+
+
+def test_the_mean_peak_is_not_above_the_worst_of_one_sequence() -> None:
+    row = bertscope.lengths(small(**WIDE), [5], batch=8, dropout=False, **OWN)["fixed"]
+    assert row.expected_bytes == row.peak_bytes
+
+
+def test_fit_finds_the_largest_batches_whose_worst_step_fits() -> None:
+    source, budget = small(**WIDE), 24 * 2**20
+    report = bertscope.lengths(source, LENGTHS * 9, search=True, budget=budget, dropout=False, **OWN)
+    batch = report["dynamic"].batch
+    exact = [bertscope.lengths(source, LENGTHS * 99, batch=size, dropout=False, **OWN)["fixed"].peak_bytes
+             for size in (batch, batch + 1)]  # fmt: skip
+    assert exact[0] <= budget < exact[1]
+    for row in report.table:
+        run = {"seq": row.high, "padding": 0.5, "dropout": False, **OWN}
+        peaks = [bertscope.estimate(source, batch=size, **run)["none"].memory.peak.peak_bytes
+                 for size in (row.batch, row.batch + 1)]  # fmt: skip
+        assert peaks[0] <= budget < peaks[1]
+
+
+FILES = {
+    "numbers.txt": "5\r\n7.0\n\n5\n",
+    "numbers.csv": "name,length\na,5\nb,7\nc,5\n",
+    "ids.jsonl": "".join(f"{json.dumps({'length': [1] * size})}\n" for size in (5, 7, 5)),
+    "plain.jsonl": "5\n7\n5\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_has_the_lengths_of_its_lines(name: str, tmp_path: Any) -> None:
+    (tmp_path / name).write_text(FILES[name])
+    assert read_lengths(tmp_path / name) == {5: 2, 7: 1}
+
+
+def test_texts_are_counted_by_a_tokenizer(tmp_path: Any) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    own.save(str(tmp_path / "tokenizer.json"))
+    rows = [{"query": "a", "pos": ["a b b", "a b"]}, {"query": "b a a", "pos": ["a"]}]
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert read_lengths(tmp_path / "pairs.jsonl", field="pos", tokenizer=str(tmp_path)) == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_package_that_only_some_files_need_is_named_if_it_is_missing(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "texts.jsonl").write_text('{"text": "a b"}\n')
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(SourceError, match="pip install --upgrade tokenizers"):
+        read_lengths(tmp_path / "texts.jsonl", field="text", tokenizer=str(tmp_path))
+
+
+def test_a_normal_distribution_is_cut_to_its_limits() -> None:
+    found = read_lengths("normal:100,20,64,128")
+    assert (min(found), max(found), sum(found.values())) == (64, 128, 10_000)
+    assert found[64] / 10_000 == pytest.approx(0.0367, abs=0.002)  # below 64.5: -1.775 deviations, 0.0379
+    assert read_lengths("normal:100,0,64,128") == {100: 10_000}
+
+
+HOSTILE = {
+    "empty.txt": b"", "negative.txt": b"3\n-4\n", "nan.txt": b"nan\n", "long.txt": b"9" * 5000, "zero.txt": b"0\n",
+    "share.txt": b"3.5\n", "large.txt": b"99999999999\n", "bytes.txt": bytes(range(256)) * 99, "line.txt": b"1" * 2**21,
+    "formula.csv": b"length\n=1+1\n", "columns.csv": b"a,b\n1,2\n", "text.jsonl": b'{"text": "a"}\n',
+    "half.jsonl": b'{"a":\n', "deep.jsonl": b"[" * 10**5, "nested.jsonl": b'{"text": [["a"]]}\n',
+    "mixed.jsonl": b'{"text": [1, "a"]}\n', "true.jsonl": b"true\n", "none.jsonl": b"null\n", "wrong.parquet": b"PAR1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "folder", "missing", "pipe", "/dev/zero", "normal:1", "normal:a,b,c,d",
+                                  "normal:1,1,9,3", "normal:nan,1,1,2"])  # fmt: skip
+def test_what_has_no_lengths_is_an_error_of_one_line(name: str, tmp_path: Any) -> None:
+    import os
+
+    if name in HOSTILE:
+        (tmp_path / name).write_bytes(HOSTILE[name])
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BertscopeError) as error:
+        read_lengths(name if ":" in name else str(tmp_path / name))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_there_is_a_limit_to_the_number_of_lengths(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("bertscope.sources.lengths.MAX_LENGTHS", 3)
+    (tmp_path / "many.txt").write_text("5\n" * 4)
+    with pytest.raises(BertscopeError, match="more than 3 lengths"):
+        read_lengths(tmp_path / "many.txt")
+
+
+def test_code_beside_a_tokenizer_does_not_run(tmp_path: Any) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.py", "Own"]}}')
+    (tmp_path / "code.py").write_text("raise SystemExit")
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(BertscopeError, match=r"tokenizer\.json"):
+        read_lengths(tmp_path / "texts.jsonl", tokenizer=str(tmp_path))
+
+
+# ---- serving, and what loading leaves ----
+
+
+def test_inference_answers_with_the_most_tokens_of_a_batch() -> None:
+    settings = {"mode": "inference", "checkpointing": "none", "precision": "fp32,autocast-bf16"}
+    report = bertscope.fit(small(**WIDE), "16MiB", seq=16, **settings)
+    assert f"({16 * max(own.batch for own in report.rows):,} tokens)" in report.shown("printed").replace("\n", " ")
+    with pytest.raises(BertscopeError, match="there is no tei of this report"):
+        report.shown("tei")
+
+
+def test_a_checkpoint_on_the_card_leaves_as_much_reserved_as_two_models() -> None:
+    memory = bertscope.estimate("bert-mini", batch=1, seq=8, mode="inference", device="cuda")["none"].memory
+    assert memory.cost.reserved_bytes < 2 * memory.peak.parts.parameters <= memory.cost.reserved_loaded_bytes
+
+
+def test_of_the_inputs_of_a_module_the_first_size_is_the_batch_and_the_second_the_length():
+    module = torch.nn.Linear(8, 4, bias=False)
+    report = bertscope.lengths(module, [4, 8, 8], input_size=(2, 5, 8))
+    forward_and_weights = 2 * 2 * 8 * 4  # FLOPs of a token; nothing below asks for the gradient of the input
+    assert report["fixed"].epoch_flops == 3 * 8 * forward_and_weights
+    assert report["unpadded"].epoch_flops == (4 + 8 + 8) * forward_and_weights
+    worst = bertscope.estimate(module, input_size=(2, 8, 8))["none"].memory
+    assert report["fixed"].peak_bytes == worst.peak.peak_bytes
+    with pytest.raises(bertscope.BertscopeError, match="no tensor whose second size is the length"):
+        bertscope.lengths(module, [4, 8], input_size=(8,))

@@ -1,0 +1,450 @@
+"""`plan`: what is kept so that a step fits, against all plans of small models; `fit`: the fewest ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+import bertscope
+from bertscope.errors import BertscopeError, SelectionError
+from bertscope.memory.fit import fewest_report, fit_report
+from bertscope.memory.layer_operators import layer_costs
+from bertscope.memory.plan import PlanSpace, plan_report, strategy_text
+from bertscope.memory.simulator import Simulator
+from bertscope.model import BertModel
+from bertscope.model.lists import layer_lists
+from bertscope.reports.base import as_data
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
+from bertscope.settings.checkpointing import Checkpointing, parse_strategies
+from bertscope.settings.parallelism import SEARCHED, ranks_of
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.other_models import GivenModule
+from bertscope.tracing.flops import FlopsRun
+from tests.memory.steps import estimated_trace, real_trace, small, whole_trace
+
+MIB = 2**20
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # torch's fused kernel on a CPU
+
+
+class Block(nn.Module):
+    """A feed-forward layer: 8 -> 32 -> 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 32), nn.Linear(32, 8), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.down(nn.functional.gelu(self.up(x))).tanh())
+
+
+class Net(nn.Module):
+    """Four such layers; it takes 100 rows for each sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def example_inputs(self, batch: int, seq: int) -> torch.Tensor:
+        return torch.zeros(100 * batch, 8)
+
+
+OWN = GivenModule(name="net", module=Net())
+RUN = RunConfig(batch=64, seq=1, optimizer="sgd", precision="stored")
+
+
+def test_the_products_of_a_layer_are_those_that_a_reader_counts():
+    (found,) = layer_costs(OWN, RUN)
+    assert (found.path, found.layers) == ("blocks", 4)
+    shown = [(item.name, item.number, item.module, item.kept_bytes, item.flops) for item in found.operators]
+    rows = 64 * 100
+    assert shown == [
+        ("addmm", 0, "up", rows * 32 * 4, 2 * rows * 8 * 32), ("addmm", 1, "down", rows * 8 * 4, 2 * rows * 8 * 32)
+    ]  # fmt: skip
+    assert all(item.again for item in found.operators)  # tanh saves what comes after the last product
+
+
+def test_the_last_product_of_a_layer_is_not_computed_again_if_backward_needs_nothing_behind_it():
+    class Plain(Block):
+        def forward(self, x):
+            return x + self.down(nn.functional.gelu(self.up(x)))
+
+    module = Net()
+    module.blocks = nn.ModuleList(Plain() for _ in range(4))
+    (found,) = layer_costs(GivenModule(name="net", module=module), RUN)
+    assert [item.again for item in found.operators] == [True, False]
+
+
+def test_a_product_that_relu_overwrites_is_not_kept_and_its_flops_count_in_each_plan():
+    class InPlace(Block):
+        def forward(self, x):
+            return x + torch.tanh(self.down(nn.functional.relu(self.up(x), inplace=True)))
+
+    module = Net()
+    module.blocks = nn.ModuleList(InPlace() for _ in range(4))
+    source = GivenModule(name="net", module=module)
+    (found,) = layer_costs(source, RUN)
+    assert [item.module for item in found.operators] == ["down"]
+    assert found.always_flops == 2 * 64 * 100 * 8 * 32  # of `up`
+    plain = Simulator(source).trace(RUN).peak_bytes
+    first = plan_report(source, RUN, plain - 1).rows[0]
+    assert first.answer == "yes"
+    assert first.cost.recompute_flops == found.always_flops  # the other layers are kept whole
+
+
+@pytest.fixture(scope="module")
+def every_plan():
+    """FLOPs again and peak of each set of products and number of layers."""
+    space = PlanSpace(tuple(layer_costs(OWN, RUN)))
+    steps, (own,) = Simulator(OWN), space.lists
+    every = {}
+    for (up, down), layers in product(product([0, 1], repeat=2), range(5)):
+        kept = [f"addmm.{number}" for number, is_kept in enumerate((up, down)) if is_kept]
+        text = f"keep:{'+'.join(kept) or 'none'}@0-{layers - 1}" if layers else "none"
+        again = layers * sum(item.flops for item, is_kept in zip(own.operators, (up, down), strict=True) if not is_kept)
+        every[text] = (again, steps.trace(replace(RUN, checkpointing=text)).peak_bytes)
+    return every
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
+def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(every_plan, share):
+    low, high = min(peak for _, peak in every_plan.values()), every_plan["none"][1]
+    limit = int(low + share * (high - low))
+    cheapest = min(again for again, peak in every_plan.values() if peak <= limit)
+    report = plan_report(OWN, RUN, limit)
+    assert report.rows[0].peak_bytes <= limit < report.cheaper.peak_bytes
+    assert report.rows[0].cost.recompute_flops - cheapest <= 0.01 * report.rows[0].cost.step_flops
+    assert report.cheaper.cost.recompute_flops <= report.rows[0].cost.recompute_flops
+
+
+def test_the_rows_need_less_and_less_memory_and_more_and_more_flops():
+    source, run = small(num_hidden_layers=3, attn_implementation="eager"), RunConfig(batch=64, seq=16, optimizer="sgd")
+    steps = Simulator(source)
+    none, full = (steps.trace(replace(run, checkpointing=name)).peak_bytes for name in ("none", "full"))
+    report = plan_report(source, run, (none + full) // 2)
+    sizes, flops = ([getattr(row.cost, name) for row in report.rows] for name in ("peak_bytes", "recompute_flops"))
+    assert sizes == sorted(sizes, reverse=True)
+    assert flops == sorted(flops)
+    assert report.rows[-1].recompute_share == 1
+    assert report.rows[-1].peak_bytes == full
+    assert report.fits
+
+
+def test_a_limit_above_the_plain_step_needs_no_plan_and_one_below_the_leanest_has_none():
+    source, run = small(), RunConfig(batch=4, seq=8)
+    plain = Simulator(source).trace(run).peak_bytes
+    report = plan_report(source, run, plain)
+    assert (report.rows[0].checkpointing, report.rows[0].cost.recompute_flops, report.cheaper) == ("none", 0, None)
+    assert not plan_report(source, run, 1000).fits
+
+
+def test_a_plan_is_found_where_the_leanest_one_does_not_fit_between_the_segments_of_the_allocator():
+    source = small("BertForQuestionAnswering", hidden_size=512, num_attention_heads=8, intermediate_size=2048,
+                   num_hidden_layers=4, vocab_size=3000, max_position_embeddings=128)  # fmt: skip
+    run, limit = RunConfig(batch=24, seq=128, device="cuda", precision="autocast-bf16"), 1860 * MIB
+    assert not fit_report(source, [replace(run, checkpointing="full")], [128], limit, batch=24).rows[0].fits
+    report = plan_report(source, run, limit)
+    assert report.fits
+    assert report.rows[0].cost.gpu_bytes <= limit
+
+
+@pytest.mark.parametrize("strategy", ["keep:none", "keep:addmm.5", "keep:addmm.0-3+scaled_dot_product_attention.0",
+                                      "keep:addmm.4-5@0-1;addmm.0-5@2"])  # fmt: skip
+@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
+def test_the_memory_of_a_plan_is_that_of_a_real_step(strategy, precision):
+    source = small(num_hidden_layers=3)
+    run = RunConfig(batch=3, seq=24, checkpointing=strategy, precision=precision)
+    assert estimated_trace(source, run).peak_bytes == real_trace(source, run).peak_bytes
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("kept", [0, 1, 5, None])
+def test_the_flops_again_are_those_of_the_counted_step(attention, kept):
+    source = small(num_hidden_layers=6, attention=attention, **NO_DROPOUT)
+    space = PlanSpace(tuple(layer_costs(source, RunConfig(batch=2, seq=16))))
+    counts = tuple(own.layers for own, _ in space.products[:kept])
+    counts += (0,) * (len(space.products) - len(counts))
+    run = RunConfig(batch=2, seq=16, checkpointing=strategy_text(space.in_lists(counts)))
+    counted = FlopsRun(source=source, run=run).at(2, 16).rows[0].recompute.matmul_flops
+    assert space.flops_again(counts) == counted
+
+
+def test_layers_that_keep_more_are_the_last_ones_and_the_text_says_so():
+    space = PlanSpace(tuple(layer_costs(OWN, RUN)))
+    first, other = (item.kept_bytes for _, item in space.products)
+    assert first < other  # down saves four times the FLOPs for a byte
+    counts = space.filled(4 * first + other)
+    assert counts == (4, 1)
+    assert strategy_text(space.in_lists(counts)) == "keep:blocks=addmm.1@0-2;blocks=addmm.0-1@3"
+    assert space.next(counts) == (4, 2)
+
+
+def test_a_strategy_of_kept_operators_is_read_as_it_is_written():
+    text = "keep:encoder.layer=addmm.0-3+addmm.5@0-11,13;decoder.layer=none"
+    assert parse_strategies(f"none,{text},full") == ("none", text, "full")
+    encoder, decoder = Checkpointing.parse(text).kept
+    assert (encoder.text, decoder.text) == tuple(text.removeprefix("keep:").split(";"))
+    assert encoder.operators == {"addmm.0", "addmm.1", "addmm.2", "addmm.3", "addmm.5"}
+    chosen = Checkpointing.parse(text)
+    layers = chosen.kept_in("bert.encoder.layer", 14)
+    assert (layers[0], layers[12], layers[13]) == (encoder.operators, None, encoder.operators)
+    assert chosen.kept_in("decoder.layer", 2) == [frozenset(), frozenset()]
+    assert chosen.kept_in("other", 2) == [None, None]
+
+
+@pytest.mark.parametrize("wrong", ["keep:", "keep:addmm", "keep:addmm.0@", "keep:none+addmm.1", "keep:addmm.0@9"])
+def test_a_wrong_list_of_operators_or_layers_is_one_line(cli, wrong):
+    result = cli("estimate", "bert-tiny", "--checkpointing", wrong)
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_plan_is_installed_on_a_live_module_and_gradients_stay_equal():
+    model = BertModel(bertscope.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                                           intermediate_size=40))  # fmt: skip
+    assert layer_lists(model) == {"encoder.layer": ["encoder.layer.0", "encoder.layer.1"]}
+    plain = bertscope.plan(model.config, "10GiB", batch=8, seq=16, optimizer="sgd").rows[0].peak_bytes
+    report = bertscope.plan(model.config, plain - 40_000, batch=8, seq=16, optimizer="sgd")
+    assert "keep:" in report.rows[0].checkpointing
+    ids, gradients = torch.arange(32).reshape(2, 16), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model.zero_grad()
+        model(ids).last_hidden_state.square().sum().backward()
+        gradients.append([param.grad.clone() for param in model.parameters() if param.grad is not None])
+        report.apply(model)
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_micro_batch_is_the_largest_that_needs_no_recomputation():
+    run, source = RunConfig(seq=16, optimizer="sgd"), small()
+    four = Simulator(source).trace(replace(run, batch=4, accumulate=2)).peak_bytes
+    row = plan_report(source, run, four, batch_total=8).rows[0]
+    assert (row.batch, row.accumulate, row.checkpointing) == (4, 2, "none")
+
+
+def test_other_settings_may_change_and_are_named():
+    plain = bertscope.plan("bert-tiny", "10GiB", batch=2, seq=8, optimizer="sgd").rows[0].peak_bytes
+    row = bertscope.plan("bert-tiny", plain, batch=2, seq=8, may_change="sgd").rows[0]
+    assert (row.changes, row.checkpointing, row.peak_bytes) == ({"optimizer": "sgd"}, "none", plain)
+    report = bertscope.plan(OWN.module, 1000, batch=2, seq=1, optimizer="sgd", may_change="freeze,lora")
+    assert [note.values["names"] for note in report.notes] == ["freeze", "lora"]
+    assert [row.changes for row in report.rows] == [{}]
+    with pytest.raises(SelectionError, match="a plan may change precision, 8bit, sgd, freeze, lora; got 'gpu'"):
+        bertscope.plan("bert-tiny", "100MiB", may_change="gpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [((), "give either --budget"), (("--budget", "1GiB", "--mode", "inference"), "a plan is for training"),
+     (("--budget", "1GiB", "--batch", "4", "--batch-total", "8"), "give one of them"),
+     (("--budget", "1GiB", "--plot", "x.png"), "is an .svg file"), (("--budget", "1GiB", "--emit", "x"), "--emit")],
+)  # fmt: skip
+def test_a_wrong_question_is_one_line(cli, options, words):
+    result = cli("plan", "bert-tiny", *options)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
+    """The file of a plan for bert-tiny."""
+    plain = bertscope.estimate("bert-tiny", batch=64, seq=64)["none"].memory.peak.peak_bytes
+    report = bertscope.plan("bert-tiny", plain - 2 * MIB, batch=64, seq=64)
+    assert report.fits
+    assert report.rows[0].checkpointing.startswith("keep:")
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    path.write_text(report.to_json())
+    return path
+
+
+def changed(path, tmp_path, **values):
+    """A copy of the file with other values of the subject or of the first row."""
+    data = json.loads(path.read_text())
+    for name, value in values.items():
+        (data["subject"] if name in data["subject"] else data["rows"][0])[name] = value
+    (tmp_path / "changed.json").write_text(json.dumps(data))
+    return tmp_path / "changed.json"
+
+
+def test_each_command_takes_the_file_of_a_plan(cli, plan_file, tmp_path):
+    planned = json.loads(plan_file.read_text())["rows"][0]
+    strategy, peak = planned["checkpointing"], planned["cost"]["peak"]["peak_bytes"]
+    estimate = cli("estimate", "bert-tiny", "--plan", plan_file, "--checkpointing", "none", "--format", "json").json
+    assert [variant["checkpointing"] for variant in estimate["variants"]] == ["none", strategy]
+    assert bertscope.estimate("bert-tiny", plan=plan_file).variants[0].estimated.peak.peak_bytes == peak
+    fit = cli("fit", "bert-tiny", "--plan", plan_file, "--budget", f"{peak}B", "--seq", "64", "--precision", "fp32",
+              "--format", "json").json  # fmt: skip
+    assert [row["checkpointing"] for row in fit["rows"]] == [strategy]
+    assert fit["rows"][0]["batch"] >= 64
+    (tmp_path / "grid.yaml").write_text("model: bert-tiny\nbatch: [2, 64]\n")
+    sweep = cli("sweep", tmp_path / "grid.yaml", "-o", tmp_path / "rows.jsonl", "--plan", plan_file, "--format", "json")
+    assert [row["cost"]["peak"]["peak_bytes"] for row in sweep.json["rows"]][1] == peak
+    report = bertscope.report("bert-tiny", plan=plan_file, fit=False)
+    assert [variant.checkpointing for variant in report.models[0].memory.variants] == [strategy]
+    profile = bertscope.from_json(
+        cli("profile", "bert-tiny", "--plan", plan_file, "--steps", "1", "--format", "json").out
+    )
+    assert profile.variants[0].measured.peak.peak_bytes == pytest.approx(peak, rel=1e-3)
+
+
+def test_a_plan_for_another_model_or_attention_is_refused(cli, plan_file):
+    for options in (("bert-mini",), ("bert-tiny", "--attention", "eager"), ("bert-tiny", "-a", "BertForMaskedLM")):
+        result = cli("estimate", *options, "--plan", plan_file)
+        assert (result.code, result.out) == (2, "")
+        assert "the plan is for another" in result.err
+
+
+def test_a_configuration_in_a_plan_without_a_field_is_that_with_its_default_of_none(cli, plan_file, tmp_path):
+    config = json.loads(plan_file.read_text())["subject"]["config"]
+    less = changed(plan_file, tmp_path, config={key: value for key, value in config.items() if value is not None})
+    assert cli("estimate", "bert-tiny", "--plan", less).code == 0
+    other = changed(plan_file, tmp_path, config=config | {"hidden_size": 99})
+    assert "hidden_size 99, and this model has hidden_size 128" in cli("estimate", "bert-tiny", "--plan", other).err
+
+
+def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_file, tmp_path):
+    old = changed(plan_file, tmp_path, torch_version="2.6.0")
+    assert bertscope.estimate("bert-tiny", plan=old).variants
+    peak = PhasePeak(phase="forward", peak_bytes=7, path="", operator="", parts=Parts(inputs=7))
+    cost = as_data(StepCost(peak=peak, gpu_bytes=7, limit_bytes=7, shortfall=ByteRange()))
+    with pytest.raises(SelectionError, match="now; make it again"):
+        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", cost=cost))
+    lists = json.loads(plan_file.read_text())["rows"][0]["lists"]
+    lists[-1]["kept"][0]["number"] = 40
+    with pytest.raises(SelectionError, match=r"call no addmm.40"):
+        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", lists=lists))
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"kind": "count"}', "\0", "keep:addmm.0"])
+def test_another_file_is_no_plan_and_one_line(cli, tmp_path, content):
+    (tmp_path / "x.json").write_text(content)
+    result = cli("estimate", "bert-tiny", "--plan", tmp_path / "x.json")
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("strategy", ["__import__('os')", "keep:addmm.0\n", "full;rm", "keep:" + "a.1+" * 5000 + "a.1"])
+def test_a_hostile_strategy_in_a_plan_is_refused(plan_file, tmp_path, strategy):
+    with pytest.raises(BertscopeError):
+        bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, checkpointing=strategy))
+
+
+def test_a_plan_that_is_a_pipe_or_a_folder_is_one_line(cli, tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "pipe.json", tmp_path, tmp_path / "absent.json"):
+        assert cli("estimate", "bert-tiny", "--plan", path).code == 2
+
+
+def test_the_table_names_the_kept_products_and_a_line_below_has_the_options(cli, monkeypatch):
+    """The strategy of two kinds of layers is longer than a line; the table of 80 columns is without it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    step = ("bert-mini", "--budget", "458MiB", "--batch", "64")
+    report = bertscope.from_json(cli("plan", *step, "--format", "json").out)
+    strategy = report.rows[0].checkpointing
+    table, _, below = str(report).partition("use it:")
+    assert re.search(r"^ keep FFN-down; .* \(last \d+ of \d+\)", table, re.M)
+    assert "keep:" not in table
+    assert strategy in below.split()[0]
+
+
+STEP = RunConfig()
+SIZES = (1, 2, 3, 4)
+TOTAL = 24
+
+
+@pytest.fixture(scope="module")
+def source():
+    return small(vocab_size=400)
+
+
+@pytest.fixture(scope="module")
+def peaks(source):
+    """The peak of a rank by strategy and number of ranks, for the batch of all."""
+
+    def peak(strategy, size):
+        run_config = replace(STEP, batch=-(-TOTAL // size), seq=8, parallelism=ranks_of(strategy, size))
+        return whole_trace(source, run_config).peak_bytes
+
+    return {strategy: [peak(strategy, size) for size in SIZES] for strategy in ("ddp", "fsdp")}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strategy, place):
+    budget = peaks[strategy][place]
+    (row,) = fewest_report(
+        source, [STEP], [8], budget, TOTAL, strategies=[ranks_of(strategy, 2)], world_sizes=SIZES
+    ).rows
+    expected = next(size for size, peak in zip(SIZES, peaks[strategy], strict=True) if peak <= budget)
+    assert (row.ranks, row.batch, row.peak_bytes) == (expected, -(-TOTAL // expected), budget)
+
+
+def test_where_no_number_of_ranks_fits_the_answer_is_no_with_the_most(source, peaks):
+    (row,) = fewest_report(source, [STEP], [8], 1000, TOTAL, strategies=[ranks_of("ddp", 2)], world_sizes=SIZES).rows
+    assert (row.fits, row.ranks, row.peak_bytes) == (False, 4, peaks["ddp"][-1])
+
+
+def test_the_strategy_with_the_fewest_ranks_is_first(source, peaks):
+    budget = (peaks["fsdp"][2] + min(peaks["ddp"][2], peaks["fsdp"][1])) // 2
+    report = fewest_report(source, [STEP], [8], budget, TOTAL, world_sizes=SIZES)
+    assert {row.strategy for row in report.rows} == set(SEARCHED)
+    assert [row.ranks for row in report.rows if row.fits] == sorted(row.ranks for row in report.rows if row.fits)
+    assert (report.rows[0].ranks, report.batch_total) == (3, TOTAL)
+
+
+def test_the_first_strategy_wins_of_equals_and_ends_the_search(source, peaks):
+    budget = max(peaks["ddp"][1], peaks["fsdp"][1])
+    report = fewest_report(source, [STEP], [8], budget, TOTAL, world_sizes=SIZES)
+    assert [(row.strategy, row.ranks) for row in report.rows] == [("ddp", 2)]
+
+
+def test_python_takes_the_settings_of_ranks():
+    one, eight = (bertscope.estimate("bert-tiny", seq=8, **ranks)["none"].memory.peak.parts
+                  for ranks in ({}, {"strategy": "fsdp", "world_size": 8}))  # fmt: skip
+    assert 7 < one.optimizer_state / eight.optimizer_state < 8
+    settings = {"seq": 8, "checkpointing": "none", "precision": "fp32"}
+    report = bertscope.fit("bert-tiny", "120MiB", batch_total=64, strategy="ddp", world_size=2, **settings)
+    assert [(row.strategy, row.ranks, row.batch) for row in report.rows] == [("ddp", 2, 32)]
+    with pytest.raises(SelectionError, match="strategy is determined by the module"):
+        bertscope.estimate(torch.nn.Linear(2, 2), input_size=(1, 2), strategy="fsdp", world_size=2)
+    with pytest.raises(SelectionError, match="batch_total searches the number of ranks"):
+        bertscope.fit("bert-tiny", "1GiB", batch_total=64, rank=1)
+    with pytest.raises(SelectionError, match="nproc starts 2 ranks; mesh has 4"):
+        bertscope.profile("bert-tiny", nproc=2, strategy="hsdp", mesh="2x2")
+
+
+def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(cli):
+    def rows(*words):
+        result = cli("fit", "bert-tiny", "--budget", "120MiB", "--batch-total", "64", "--seq", "8", "--checkpointing",
+                     "none", "--precision", "fp32", "--optimizer", "sgd", "--format", "json", *words)  # fmt: skip
+        assert result.code == 0, result.err
+        return {row["strategy"]: (row["ranks"], row["cost"]["peak"]["peak_bytes"]) for row in result.json["rows"]}
+
+    plain, gathered = rows("--world-size", "4"), rows("--world-size", "4", "--param-dtype", "bf16")
+    assert {ranks for ranks, _ in plain.values()} == {4}
+    assert set(plain) == set(gathered) == set(SEARCHED)
+    assert {name for name in plain if plain[name] != gathered[name]} == {"fsdp", "fsdp-no-reshard"}
+    assert rows("--world-size", "4", "--strategy", "fsdp").keys() == {"fsdp"}
+
+
+def test_a_plan_changes_the_run_only_if_no_plan_without_a_change_fits():
+    source, run = small(num_hidden_layers=3), {"batch": 2, "seq": 8}
+    none, full = (bertscope.estimate(source, checkpointing=name, **run).variants[0].estimated.peak.peak_bytes
+                  for name in ("none", "full"))  # fmt: skip
+    unchanged = bertscope.plan(source, none - 1, may_change="lora,sgd", **run)
+    assert (unchanged.answer, unchanged.first.changes) == ("yes", {})
+    changed = bertscope.plan(source, full - 1, may_change="lora", **run)
+    assert (changed.answer, changed.first.changes.keys()) == ("yes", {"lora"})
+    assert "no longer fine-tuned in full" in str(changed).split(":")[0]

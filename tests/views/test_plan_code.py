@@ -1,0 +1,419 @@
+"""The code of a plan: gradients are those without it, less is saved, and each form parses."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import bertscope
+from bertscope.errors import SelectionError, SourceError
+from bertscope.memory.layer_operators import layer_costs
+from bertscope.model.keep import keep_operators
+from bertscope.reports.base import Subject
+from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import source_of
+from bertscope.sources.other_models import GivenModule
+from bertscope.views.plan_code import FORMS, emitted
+
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
+LINEAR = ("addmm.0", "addmm.1", "addmm.2", "addmm.3", "addmm.5")
+ATTENTION = "scaled_dot_product_attention.0"
+MODULES = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+           "intermediate.dense", "output.dense")  # fmt: skip
+
+
+def operator(text: str, calls: int = 6) -> PlanOperator:
+    name, _, number = text.rpartition(".")
+    kernel = "_scaled_dot_product_efficient_attention" if text == ATTENTION else name
+    module = MODULES[int(number)] if name == "addmm" else ""
+    return PlanOperator(name=name, number=int(number), torch_name=kernel, module=module, kept_bytes=8, flops=8,
+                        again=True, calls=calls)  # fmt: skip
+
+
+def layers(path: str, count: int, *kept: str, recomputed: Any = None, calls: int = 6, **rest: Any) -> PlanList:
+    numbers = tuple(range(count) if recomputed is None else recomputed)
+    return PlanList(path=path, layers=count, recomputed=numbers,
+                    kept=tuple(operator(name, calls) for name in kept), **rest)  # fmt: skip
+
+
+def plan(*lists: PlanList, name: str = "bert-tiny", precision: str = "fp32", **changes: Any) -> PlanReport:
+    peak = PhasePeak(phase="forward", peak_bytes=2**30, path="", operator="", parts=Parts(inputs=2**30))
+    cost = StepCost(peak=peak, gpu_bytes=2**30, limit_bytes=2**34, shortfall=ByteRange())
+    row = PlanRow(checkpointing="keep:none", batch=2, accumulate=3, cost=cost, recompute_share=0, moved_bytes_again=0,
+                  lists=lists, changes=changes)  # fmt: skip
+    subject = Subject(name=name, architecture="bert", dtype="fp32", attention="sdpa", torch_version="2.13.0",
+                      bertscope_version="0.1.0")  # fmt: skip
+    run = RunConfig(batch=2, seq=6, precision=precision)
+    return PlanReport(subject=subject, run=run, budget_bytes=2**34, rows=(row,), layers_flops=0)
+
+
+def installed(report: PlanReport, model: nn.Module, form: str = "torch") -> nn.Module:
+    """Return the model after the emitted code has run on it."""
+    names: dict[str, Any] = {}
+    exec(emitted(report, form), names)
+    names["keep_operators"](model, names["PLAN"])
+    return model
+
+
+class Storages(TorchDispatchMode):
+    """The storages that operators return; `alive_bytes` are those of which something still has a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                reference = StorageWeakRef(tensor.untyped_storage())
+                self.seen[reference.cdata] = reference, tensor.untyped_storage().nbytes()
+        return out
+
+    @property
+    def alive_bytes(self) -> int:
+        return sum(size for reference, size in self.seen.values() if not reference.expired())
+
+
+def step(model: nn.Module, precision: str = "fp32") -> tuple[int, list[torch.Tensor]]:
+    """Return the bytes that forward leaves for backward, and the gradients, of a step with fixed dropout masks."""
+    torch.manual_seed(3)
+    model.zero_grad()
+    with Storages() as storages, torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
+        loss = model(IDS, labels=IDS)[0] if hasattr(model, "config") else model(torch.ones(2, 6, 8))
+    saved = storages.alive_bytes
+    loss.backward()
+    return saved, [tensor.grad.clone() for tensor in model.parameters() if tensor.grad is not None]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given + nn.functional.dropout(self.down(nn.functional.gelu(self.up(given))), 0.1, self.training)
+
+
+class Stack(nn.Module):
+    """An own module with a list of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            given = block(given)
+        return given.square().sum()
+
+
+def own_bert(attention: str) -> nn.Module:
+    config = replace(bertscope.BertConfig(vocab_size=40, hidden_size=8, num_hidden_layers=4, num_attention_heads=2,
+                     intermediate_size=32), attn_implementation=attention)  # fmt: skip
+    return bertscope.BertForMaskedLM(config)
+
+
+def bert(attention: str, layers: int = 4, **settings: Any) -> nn.Module:
+    import transformers
+
+    config = transformers.BertConfig(vocab_size=40, hidden_size=8, num_hidden_layers=layers, num_attention_heads=2,
+                                     intermediate_size=32, attn_implementation=attention, **settings)  # fmt: skip
+    return transformers.BertForMaskedLM(config)
+
+
+def gpt2(attention: str) -> nn.Module:
+    import transformers
+
+    config = transformers.GPT2Config(vocab_size=40, n_embd=8, n_layer=4, n_head=2, n_positions=16,
+                                     attn_implementation=attention)  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def t5(attention: str) -> nn.Module:
+    import transformers
+
+    config = transformers.T5Config(vocab_size=40, d_model=8, d_kv=4, d_ff=32, num_layers=3, num_heads=2,
+                                   decoder_start_token_id=0)  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def adapted(attention: str) -> nn.Module:
+    """Return BERT in the wrapper of peft: a plan has the paths of the model, not of the wrapper."""
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"])
+    return peft.get_peft_model(bert(attention), config)
+
+
+ENCODER = layers("bert.encoder.layer", 4, *LINEAR, ATTENTION)
+MODELS = {
+    "own BERT": (own_bert, (ENCODER,)),
+    "BERT": (bert, (ENCODER,)),
+    "BERT in peft's wrapper": (adapted, (ENCODER,)),
+    "GPT-2": (gpt2, (layers("transformer.h", 4, "addmm.0", "addmm.3", ATTENTION, recomputed=(0, 1, 3)),)),
+    "T5": (t5, (layers("encoder.block", 3, "mm.0", "mm.3"), layers("decoder.block", 3, "mm.1", "bmm.1", "mm.6"))),
+    "a ModuleList": (lambda attention: Stack(), (layers("blocks", 4, "addmm.1", recomputed=(1, 2, 3)),)),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_without_the_code_bit_for_bit_and_less_is_saved(name, attention, precision):
+    build, lists = MODELS[name]
+    torch.manual_seed(1)
+    model = build(attention).train()
+    saved, gradients = step(model, precision)
+    weights = model.state_dict()
+    least, again = 0, []
+    for kept in (False, True):
+        other = build(attention).train()
+        other.load_state_dict(weights)
+        installed(plan(*(item if kept else replace(item, kept=()) for item in lists)), other)
+        size, again = step(other, precision)
+        assert all(torch.equal(*pair) for pair in zip(gradients, again, strict=True))
+        assert least < size < saved
+        least = size
+    assert len(again) > 10
+
+
+def test_attention_is_kept_whichever_kernel_torch_chooses():
+    """Without dropout the CPU has a fused kernel, of which 2 x 2 heads x 6 x 4 outputs and a sum for each row stay."""
+    sizes, gradients = [], []
+    for kept in ((), (ATTENTION,)):
+        torch.manual_seed(1)
+        model = bert("sdpa", attention_probs_dropout_prob=0.0).train()
+        size, found = step(installed(plan(layers("bert.encoder.layer", 4, *kept)), model))
+        sizes.append(size)
+        gradients.append(found)
+    assert sizes[1] - sizes[0] == 4 * (2 * 2 * 6 * 4 + 2 * 2 * 6) * 4
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+def test_a_repeated_layer_does_not_fill_a_cache_of_keys():
+    model = installed(plan(*MODELS["T5"][1]), t5("eager"))
+    assert not any(module.config.use_cache for module in (model, model.encoder, model.decoder))
+
+
+def test_the_repetition_keeps_the_same_calls():
+    """torch 2.6 asks the policy again in backward; 2.13 remembers."""
+    names: dict[str, Any] = {}
+    exec(emitted(plan(ENCODER), "torch"), names)
+    names["create_selective_checkpoint_contexts"] = lambda policy: policy
+    policy = names["keep_contexts"]({"addmm.0", "addmm.2"})
+    answers = [
+        [policy(SimpleNamespace(is_recompute=again), torch.ops.aten.addmm.default).name for _ in range(3)]
+        for again in (False, True)
+    ]
+    assert answers == [["MUST_SAVE", "PREFER_RECOMPUTE", "MUST_SAVE"]] * 2
+
+
+def test_an_example_by_hand():
+    """One block of 8 x 32 on 12 tokens: up leaves 12 x 32 and GELU as much; kept up is 12 x 32 x 4 = 1536 bytes."""
+    sizes = []
+    for kept in ((), ("addmm.0",)):
+        model = installed(plan(layers("blocks", 4, *kept, recomputed=(2,))), Stack().train())
+        sizes.append(step(model)[0])
+    assert sizes[1] - sizes[0] == 1536
+
+
+@pytest.mark.parametrize("form", ["torch", "trainer", "lightning"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x coding=raw_unicode_escape \\u000aimport os",
+        'a "quoted" \\ name',
+        'three """ quotes',
+        "two\nlines",
+        "模型 {braces}",
+    ],
+)
+def test_the_text_of_a_name_is_no_code(form, name):
+    text = emitted(plan(layers("layer{0}.x", 2, *LINEAR), name=name), form)
+    assert text.isascii()
+    assert text.startswith("# -*- coding: utf-8 -*-\n")
+    tree = ast.parse(text.encode())
+    assert isinstance(tree.body[0], ast.ImportFrom)
+    assert len(tree.body) == len(ast.parse(emitted(plan(layers("layer", 2, *LINEAR)), form)).body)
+
+
+def test_the_name_of_an_operator_and_a_precision_in_a_file_are_no_code():
+    row = layers("layers", 2, "mm.0", calls=1)
+    row = replace(row, kept=tuple(replace(item, name='x"}; open("x"); {"\ny') for item in row.kept))
+    report = plan(row)
+    changed = replace(report, rows=(replace(report.rows[0], changes={"precision": "autocast-x); open('x'); (y"}),))
+    tree = ast.parse(emitted(changed, "trainer"))
+    assert not any(isinstance(node, ast.Name) and node.id == "open" for node in ast.walk(tree))
+
+
+def test_layers_are_at_their_paths():
+    names: dict[str, Any] = {}
+    lists = (layers("a{b}.c", 6, "mm.0", recomputed=(0, 1, 2, 5)), layers("d", 1, layer_paths=("d.first",)))
+    exec(emitted(plan(*lists), "torch"), names)
+    assert names["PLAN"] == {**{f"a{{b}}.c.{number}": {"mm.0"} for number in (0, 1, 2, 5)}, "d.first": set()}
+
+
+def test_the_code_says_for_which_run_it_is():
+    text = emitted(plan(ENCODER, optimizer="sgd"), "torch").partition("\n\n")[0].replace("\n# ", " ")
+    for part in ("bert-tiny", "batch 2 x 6", "fp32", "sgd", "1.00 GiB", "16.00 GiB", "torch 2.13.0", "accumulate 3"):
+        assert part in text
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["all layers alike", "a layer whole"])
+def test_a_trainer_takes_a_step_with_the_emitted_arguments(is_same, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    report = plan(layers("bert.encoder.layer", 4, *LINEAR, recomputed=None if is_same else (0, 1)))
+    text = emitted(report, "trainer").replace("arguments = TrainingArguments(",
+                                              "arguments = TrainingArguments(max_steps=1, use_cpu=True,")  # fmt: skip
+    (tmp_path / "emitted_plan.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "emitted_plan", raising=False)
+    module = importlib.import_module("emitted_plan")  # a checkpoint of the Trainer has the arguments, by import
+    model = bert("sdpa")
+    if not is_same:
+        module.keep_operators(model, module.PLAN)
+    rows = [{"input_ids": ids, "labels": ids} for ids in IDS]
+    made = []
+    create = module.create_selective_checkpoint_contexts
+    monkeypatch.setattr(module, "create_selective_checkpoint_contexts", lambda policy: made.append(1) or create(policy))
+    trainer = transformers.Trainer(model=model, args=module.arguments, train_dataset=rows * 3)
+    trainer.train()
+    assert len(made) == 3 * (4 if is_same else 2)  # of each micro-batch and recomputed layer
+
+
+def test_a_callback_of_lightning_recomputes_the_model_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))
+    names: dict[str, Any] = {}
+    exec(emitted(plan(layers("blocks", 4, "addmm.1", recomputed=(1, 2))), "lightning"), names)
+    model = Stack()
+    callback = names["KeepOperators"]("model")
+    for stage in ("validate", "fit", "fit"):
+        callback.setup(None, nn.ModuleDict({"model": model}), stage)
+        assert isinstance(model.blocks[1].forward, partial) == (stage == "fit")
+    assert not isinstance(model.blocks[1].forward.args[0], partial)
+    assert not isinstance(model.blocks[0].forward, partial)
+
+
+def test_a_trainer_form_says_why_it_does_not_use_the_keywords():
+    uneven = emitted(plan(layers("encoder.layer", 4, *LINEAR, recomputed=(0, 1))), "trainer")
+    assert "# it is of all layers: encoder.layer recomputes 2 of its 4 layers" in uneven
+    parts = (layers("encoder.layer", 4, *LINEAR, recomputed=(0, 1)), layers("encoder.layer", 4, recomputed=(2,)))
+    assert "encoder.layer recomputes 3 of its 4 layers" in emitted(plan(*parts), "trainer")
+    assert "gradient_checkpointing=True" in emitted(plan(ENCODER), "trainer")
+    assert "bf16=True" in emitted(plan(ENCODER, precision="autocast-bf16"), "trainer")
+    assert "other modules" in emitted(plan(layers("vit", 1, layer_paths=("vit.embeddings",))), "trainer")
+
+
+CONFIG = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 40, "hidden_size": 8,
+          "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}  # fmt: skip
+LORA = "r=2,target=query+value"
+OPTIONS = (
+    {}, {"lora": LORA}, {"freeze": ["embeddings"], "optimizer": "sgd", "accumulate": 3, "clip_grad_norm": True},
+    {"precision": "autocast-bf16", "loop": "trainer", "ema": True}, {"attention": "eager", "keep_gradients": True},
+    {"lora": LORA, "freeze": ["embeddings"]},
+    {"device": "cuda", "precision": "autocast-fp16", "batch": 2048},
+)  # fmt: skip
+
+
+@cache
+def found(number: int) -> PlanReport:
+    """Return the plan of a small BERT with an option, at a limit that needs a part of the recomputation."""
+    given = dict(OPTIONS[number])
+    model = {"attention": given.pop("attention", None), "lora": given.pop("lora", None)}
+    source = source_of(CONFIG).with_options(**model)
+    run = {"batch": 64, "seq": 16, **given}
+    none, full = (variant.estimated for variant in
+                  bertscope.estimate(source, checkpointing="none,full", **run).variants)  # fmt: skip
+    peaks = [memory.cost.gpu_bytes for memory in (none, full)]
+    return bertscope.plan(source, budget=sum(peaks) // 2, **run)
+
+
+@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=[" ".join(map(str, own)) or "none" for own in OPTIONS])
+def test_the_emitted_code_runs_for_every_option(number, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))
+    report = found(number)
+    assert report.fits
+    orders = ("before", "after") if "lora" in OPTIONS[number] else ("",)
+    for form, order in product(("torch", "trainer", "lightning"), orders):
+        names: dict[str, Any] = {}
+        exec(emitted(report, form).replace("TrainingArguments(\n", "TrainingArguments(use_cpu=True,\n"), names)
+        model = bert(OPTIONS[number].get("attention", "sdpa"), layers=CONFIG["num_hidden_layers"])
+        if order == "after":
+            model = lora(model)
+        layers = getattr(model, "get_base_model", lambda model=model: model)().bert.encoder.layer
+        if "PLAN" in names:
+            names["keep_operators"](model, names["PLAN"])
+            assert any(isinstance(layer.forward, partial) for layer in layers)
+        else:
+            model.gradient_checkpointing_enable(names["arguments"].gradient_checkpointing_kwargs)
+        model = lora(model) if order == "before" else model
+        gradients = step(model.train())[1]
+        assert len(gradients) == sum(parameter.requires_grad for parameter in model.parameters()) >= 8
+
+
+def lora(model: nn.Module) -> nn.Module:
+    import peft
+
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["query", "value"]))
+
+
+def test_a_plan_of_peft_around_any_model_runs_before_and_after_it_is_put_around():
+    for build, target in ((gpt2, ["c_attn"]), (t5, ["q", "v"]), (bert, ["query", "value"])):
+        import peft
+
+        config = peft.LoraConfig(r=2, target_modules=target)
+        wrapped = GivenModule(name="own", module=peft.get_peft_model(build("eager"), config))
+        (costs, *_) = layer_costs(wrapped, RunConfig(batch=2, seq=6))
+        path = costs.layer_paths[0]
+        assert path.startswith("base_model.model.")
+        keep_operators(build("eager"), {path: set()})
+        keep_operators(peft.get_peft_model(build("eager"), config), {path: set()})
+
+
+SOME = plan(layers("model.layers", 12, *LINEAR))
+
+
+@pytest.mark.parametrize("form", ["trl", "axolotl", "ray"])
+def test_an_unknown_form_is_one_line_with_the_known_ones(form):
+    with pytest.raises(SelectionError, match=f"no form '{form}' of a plan; known: json, lightning, torch, trainer"):
+        emitted(SOME, form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_plan_that_recomputes_nothing_has_each_form(form):
+    text = emitted(plan(layers("encoder.layer", 4, recomputed=())), form)
+    assert text.endswith(("\n", "}"))
+
+
+def test_json_is_the_report():
+    assert bertscope.from_json(emitted(SOME, "json")) == SOME
+
+
+def test_a_report_whose_plans_do_not_fit_has_no_code_and_one_without_plans_is_none():
+    cost = replace(SOME.rows[0].cost, shortfall=ByteRange(low_bytes=1, high_bytes=1))
+    with pytest.raises(SelectionError, match="no plan fits"):
+        emitted(replace(SOME, rows=(replace(SOME.rows[0], cost=cost),)), "torch")
+    with pytest.raises(SelectionError, match="at least one"):
+        str(replace(SOME, rows=()))
+    text = emitted(SOME, "json").replace('"gpu_bytes": 1073741824', '"gpu_bytes": 1')
+    with pytest.raises(SourceError, match="contradicts itself"):
+        bertscope.from_json(text)

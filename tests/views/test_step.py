@@ -1,0 +1,143 @@
+"""The columns of a StepCost: a new one is in every report on a step, and a cost says the same sentence everywhere."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from bertscope.reports.base import Subject
+from bertscope.reports.memory import (
+    FitReport,
+    FitRow,
+    LengthsReport,
+    LengthsRow,
+    Memory,
+    MemoryReport,
+    RankRow,
+    Variant,
+)
+from bertscope.reports.page import ComparisonReport
+from bertscope.reports.plan import PlanReport, PlanRow
+from bertscope.reports.run import RunFit, RunFitReport, RunPhase, RunReport
+from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost, StepTime, TimeRange
+from bertscope.reports.sweep import SweepReport, SweepRow
+from bertscope.settings.run_config import RunConfig
+from bertscope.views import step
+from bertscope.views.columns import Column
+from bertscope.views.console import Target
+from bertscope.views.step import needs, time_text, verdict_text
+from bertscope.views.traffic import rank_tables
+from bertscope.views.views import Table, view_of
+
+GIB = 2**30
+PEAK = PhasePeak(phase="backward", peak_bytes=4 * GIB, path="", operator="mm", parts=Parts(activations=4 * GIB))
+FITS = StepCost(peak=PEAK, gpu_bytes=6 * GIB, reserved=ByteRange(low_bytes=5 * GIB, high_bytes=7 * GIB),
+                context=ByteRange(high_bytes=GIB), limit_bytes=8 * GIB, shortfall=ByteRange())  # fmt: skip
+UNCERTAIN = replace(FITS, shortfall=ByteRange(high_bytes=GIB))
+LACKS = replace(FITS, shortfall=ByteRange(low_bytes=GIB, high_bytes=2 * GIB))
+SUBJECT = Subject(name="tiny", architecture="BertModel", dtype="fp32", torch_version="2", bertscope_version="1")
+ABOUT = {"subject": SUBJECT, "run": RunConfig()}
+MEMORY = Memory(obtained="estimated", cost=FITS, phases=(PEAK,), kept=())
+RANK = RankRow(ranks=(0,), cost=FITS, state_bytes=0, phases=(PEAK,), traffic=())
+ESTIMATE = MemoryReport(
+    **ABOUT, machine="", variants=(Variant(checkpointing="none", reentrant=False, estimated=MEMORY),)
+)
+ONE = Variant(checkpointing="none", reentrant=False, estimated=MEMORY)
+ESTIMATE = MemoryReport(**ABOUT, machine="", variants=(ONE,))
+FIT = FitReport(**ABOUT, budget_bytes=8 * GIB, card=None, asked_batch=None, rows=(
+    FitRow(seq=8, checkpointing="none", precision="fp32", batch=1, batch_by_bytes=2, cost=FITS, next_peak_bytes=GIB),
+))  # fmt: skip
+REPORTS = [
+    ESTIMATE,
+    ComparisonReport(of="memory", reports=(ESTIMATE, ESTIMATE)),
+    FIT,
+    PlanReport(**ABOUT, budget_bytes=8 * GIB, layers_flops=1, rows=(
+        PlanRow(checkpointing="none", cost=FITS, recompute_share=0.0, batch=1, accumulate=1, moved_bytes_again=0),)),
+    LengthsReport(**ABOUT, source="", sequences=1, truncated=0, shortest=8, longest=8, mean=8.0, traced=(8,), rows=(
+        LengthsRow(name="fixed", batch=1, batches=1, padding=0.0, expected_bytes=1, cost=FITS, worst_batch=1,
+                   worst_seq=8, epoch_flops=1),)),
+    SweepReport(grid="", varied={}, rows=(SweepRow(key="0", point={}, cost=FITS),)),
+    RunReport(script="a.py", arguments=(), card=None, budget_bytes=None, updates=1, cost=FITS,
+              phases=(RunPhase(step=1, cost=FITS, left_bytes=0, line=""),)),
+    RunFitReport(script="a.py", arguments=(), argument="n", low=1, high=2, largest=1, card=None, budget_bytes=1,
+                 rows=(RunFit(value=1, cost=FITS),)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.kind)
+def test_a_new_column_is_in_the_table_csv_and_markdown_of_every_report_on_a_step(report, monkeypatch):
+    """A property of StepCost and a line here: energy in joules, 3 for each GiB of the peak."""
+    monkeypatch.setattr(StepCost, "joules", property(lambda cost: 3 * cost.peak_bytes // GIB), raising=False)
+    energy = Column("energy", lambda cost: f"{cost.joules} J", {"joules": lambda cost: cost.joules}, right=True)
+    monkeypatch.setattr(step, "COST_COLUMNS", (*step.COST_COLUMNS, energy))
+    view = view_of(report.kind)
+    for text in (view.table(report, Target()), view.markdown(report)):
+        assert "energy" in text
+        assert "12 J" in text
+    (record, *_) = csv.DictReader(io.StringIO(view.csv(report)))
+    assert record["joules"] == "12"
+
+
+def test_the_rows_of_real_ranks_have_the_columns_too():
+    variant = replace(ESTIMATE.variants[0], rank_rows=(RANK, RANK))
+    ((columns, rows),) = rank_tables(replace(ESTIMATE, variants=(variant,)))
+    assert "on the GPU" in Table(columns, rows).text(Target())
+
+
+@pytest.mark.parametrize(
+    ("cost", "fits", "sentence"),
+    [
+        (FITS, "yes", "peak 4.00 GiB, 6.00 GiB of 8.00 GiB on the GPU"),
+        (UNCERTAIN, "not certain", "peak 4.00 GiB, 6.00 GiB of 8.00 GiB on the GPU"),
+        (LACKS, "no, short by at least 1.00 GiB",
+         "peak 4.00 GiB, 6.00 GiB of 8.00 GiB on the GPU, short by 1.00 GiB to 2.00 GiB"),
+        (replace(FITS, limit_bytes=None), "", "peak 4.00 GiB, reserved 5.00 GiB"),
+        (StepCost(peak=PEAK, gpu_bytes=4 * GIB), "", "peak 4.00 GiB"),
+        (StepCost(peak=PEAK, gpu_bytes=4 * GIB, limit_bytes=8 * GIB, shortfall=ByteRange()), "yes",
+         "peak 4.00 GiB of 8.00 GiB"),
+        (replace(FITS, time=StepTime(step=TimeRange(low_seconds=0.066, high_seconds=0.14))), "yes",
+         "peak 4.00 GiB, 6.00 GiB of 8.00 GiB on the GPU, 66 to 140 ms a step (from the data sheet, as 97 of 106 "
+         "published steps)"),
+    ],
+)  # fmt: skip
+def test_a_cost_is_one_sentence_and_one_word(cost, fits, sentence):
+    assert (verdict_text(cost), needs(cost)) == (fits, sentence)
+
+
+@pytest.mark.parametrize(
+    ("peak_bytes", "limit_bytes", "text"),
+    [(GIB - 2**16, GIB, "peak 1,023.94 MiB of 1,024.00 MiB"), (GIB // 2, 16 * GIB, "peak 0.50 GiB of 16.00 GiB")],
+)
+def test_a_sentence_has_one_unit_for_the_peak_and_the_limit(peak_bytes, limit_bytes, text):
+    peak = replace(PEAK, peak_bytes=peak_bytes, parts=Parts(inputs=peak_bytes))
+    cost = StepCost(peak=peak, gpu_bytes=peak_bytes, limit_bytes=limit_bytes, shortfall=ByteRange())
+    assert needs(cost) == text
+
+
+@pytest.mark.parametrize(
+    ("change", "law"),
+    [
+        ({"reserved": ByteRange(low_bytes=GIB, high_bytes=GIB)}, "peak <= reserved"),
+        ({"reserved": ByteRange(low_bytes=5 * GIB, high_bytes=4 * GIB)}, "peak <= reserved"),
+        ({"gpu_bytes": 4 * GIB}, "reserved <= on the GPU"),
+        ({"limit_bytes": 5 * GIB}, "a step that fits is within the limit"),
+        ({"step_flops": 1, "recompute_flops": 2}, "recomputation is a part of the step"),
+    ],
+)
+def test_a_cost_that_contradicts_itself_is_not_made(change, law):
+    with pytest.raises(ValueError, match=law):
+        replace(FITS, **change)
+
+
+def test_a_peak_whose_parts_do_not_add_up_is_not_made():
+    with pytest.raises(ValueError, match="the parts add up to 4,294,967,296 bytes, the peak is 1"):
+        replace(PEAK, peak_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(7380, 7380, "2.05 h"), (0.0661, 0.1414, "66 to 140 ms"), (0.4123, 0.4123, "412 ms"), (1.04, 1.05, "1 to 1.1 s")],
+)
+def test_a_time_has_three_digits_and_a_range_two(low, high, text):
+    assert time_text(TimeRange(low_seconds=low, high_seconds=high)) == text

@@ -1,0 +1,252 @@
+"""Live memory over a step, as data and as a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import accumulate, chain
+from xml.etree import ElementTree
+
+import pytest
+
+from bertscope import load
+from bertscope.errors import BertscopeError
+from bertscope.memory.simulator import estimate_report
+from bertscope.reports.base import Subject
+from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
+from bertscope.reports.step import Parts, PhasePeak, StepCost
+from bertscope.settings.run_config import RunConfig
+from bertscope.units import bytes_text
+from bertscope.views.console import variable
+from bertscope.views.timeline import COLORS, check_suffix, pictured, timeline
+
+PARTS = tuple(vars(Parts()))
+SUBJECT = Subject(name="bert-tiny", architecture="BertForMaskedLM", dtype="stored", attention="sdpa",
+                  torch_version="0", bertscope_version="0")  # fmt: skip
+
+
+def reporting(*variants: Variant, name: str = "bert-tiny") -> MemoryReport:
+    run = RunConfig(batch=2, seq=16)
+    return MemoryReport(subject=replace(SUBJECT, name=name), run=run, machine="fake tensors", variants=variants)
+
+
+def drawn(*phases: tuple[str, list[Parts]]) -> Variant:
+    """A variant made by hand: phases with the parts at each of their samples."""
+    samples = [Sample(phase=phase, parts=parts) for phase, course in phases for parts in course]
+    peaks = [
+        PhasePeak(phase=phase, peak_bytes=parts.total, path="", operator="add", parts=parts)
+        for phase, course in phases
+        for parts in [max(course, key=lambda parts: parts.total)]
+    ]
+    peak = max(peaks, key=lambda phase: phase.peak_bytes)
+    cost = StepCost(peak=peak, gpu_bytes=peak.peak_bytes)
+    memory = Memory(obtained="measured", cost=cost, phases=tuple(peaks), kept=(), timeline=tuple(samples))
+    return Variant(checkpointing="none", reentrant=False, measured=memory)
+
+
+@pytest.fixture(scope="module")
+def report() -> MemoryReport:
+    """A step of bert-tiny without and with checkpointing, short enough to hold every event."""
+    run_configs = [RunConfig(batch=2, seq=16, checkpointing=strategy) for strategy in ("none", "full")]
+    return reporting(*estimate_report(load("bert-tiny"), run_configs).variants)
+
+
+def records(report: MemoryReport) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(timeline(report, "csv").decode())))
+
+
+def test_the_csv_has_every_sample_and_its_parts_add_up(report):
+    found = records(report)
+    assert len(found) == sum(len(variant.memory.timeline) for variant in report.variants) > 200
+    for record in found:
+        assert int(record["total_bytes"]) == sum(int(record[f"{part}_bytes"]) for part in PARTS)
+    assert [record["index"] for record in found if record["variant"] == "full"] == [
+        str(index) for index in range(len(report.variants[1].memory.timeline))
+    ]
+
+
+def test_the_highest_record_of_a_phase_is_the_reported_peak(report):
+    found = records(report)
+    for variant in report.variants:
+        assert [phase.phase for phase in variant.memory.phases] == ["forward", "backward", "optimizer"]
+        for phase in variant.memory.phases:
+            totals = [
+                int(record["total_bytes"])
+                for record in found
+                if (record["variant"], record["phase"]) == (variant.checkpointing, phase.phase)
+            ]
+            assert max(totals) == phase.peak_bytes
+
+
+def test_the_json_is_what_the_report_holds(report):
+    data = json.loads(timeline(report, "json"))
+    assert (data["schema"], data["kind"], data["subject"]["name"]) == (5, "timeline", "bert-tiny")
+    for variant, found in zip(report.variants, data["variants"], strict=True):
+        samples = [
+            Sample(**{name: item[name] for name in ("phase", "path", "operator")}, parts=Parts(**item["parts"]))
+            for item in found["timeline"]
+        ]
+        assert tuple(samples) == variant.memory.timeline
+        assert [item["total_bytes"] for item in found["timeline"]] == [sample.parts.total for sample in samples]
+        assert found["peak"]["peak_bytes"] == variant.memory.peak.peak_bytes
+
+
+def words(report: MemoryReport) -> set[str]:
+    """Return the texts that every picture of the report must show."""
+    parts = {"parameters", "buffers", "optimizer state", "inputs", "gradients", "activations", "temporaries"}
+    peaks = {f"peak {bytes_text(variant.memory.peak.peak_bytes)}" for variant in report.variants}
+    phases = {bytes_text(phase.peak_bytes) for variant in report.variants for phase in variant.memory.phases}
+    titles = {"checkpointing: none (estimated)", "checkpointing: full (estimated)", "bert-tiny: BertForMaskedLM"}
+    return parts | peaks | phases | titles | {"forward", "backward", "optimizer", "not time"}
+
+
+@pytest.mark.parametrize("suffix", ["svg", "html"])
+def test_a_picture_names_the_phases_the_parts_and_the_peaks(report, suffix):
+    text = timeline(report, suffix).decode()
+    text = text[text.rindex("<body>") :] if suffix == "html" else text
+    assert {word for word in words(report) if word not in text} == set()
+
+
+def test_the_areas_of_the_svg_are_as_high_as_the_parts(report):
+    root = ElementTree.fromstring(timeline(reporting(report.variants[1]), "svg"))
+    peak = report.variants[1].memory.peak.parts
+    edges = {}
+    for part in pictured(report).parts:
+        path = root.find(f".//*[@id='{part}']/*").get("d")
+        heights = [float(y) for y in re.findall(r"[ML] \S+ (\S+)", path)]
+        edges[part] = (max(heights), min(heights))
+    floor = edges["parameters"][0]
+    assert all(bottom == floor for bottom, _ in edges.values())
+    per_byte = (floor - edges["temporaries"][1]) / peak.total  # the highest area ends at the peak
+    assert (floor - edges["parameters"][1]) / per_byte == pytest.approx(peak.parameters, rel=1e-4)
+    assert (floor - edges["optimizer_state"][1]) / per_byte == pytest.approx(
+        peak.parameters + peak.buffers + peak.optimizer_state, rel=1e-3
+    )
+
+
+def figures(page: str) -> list[dict]:
+    return [json.loads(found) for found in re.findall(r'class="figure">(.*?)</script>', page)]
+
+
+def test_the_areas_of_the_page_stack_up_to_the_totals_and_the_dot_is_on_the_highest(report):
+    found = figures(timeline(report, "html").decode())
+    assert len(found) == 2
+    for variant, chart in zip(report.variants, found, strict=True):
+        texts = [[[0] * int(item) if isinstance(item, str) else [item] for item in items] for items in chart["changes"]]
+        areas = [list(accumulate(chain.from_iterable(items))) for items in texts]
+        totals = [sum(heights) for heights in zip(*areas, strict=True)]
+        assert totals == [sample.parts.total for sample in variant.memory.timeline]
+        assert totals[chart["peak"][0]] == max(totals) == chart["top"] == variant.memory.peak.peak_bytes
+
+
+def test_a_sample_of_the_page_has_the_phase_module_and_operator_of_its_event(report):
+    (chart, _) = figures(timeline(report, "html").decode())
+    peak = report.variants[0].memory.peak
+    at = [names[column[chart["peak"][0]]] for names, column in zip(chart["names"], chart["places"], strict=True)]
+    assert at == [peak.phase, peak.path, peak.operator]
+    assert at[0] == "optimizer"
+    modules = {(sample.path, sample.operator) for sample in report.variants[0].memory.timeline}
+    assert ("encoder.layer.1.intermediate.dense", "addmm") in modules
+
+
+class _References(HTMLParser):
+    """Every attribute and style of a page that could make a browser fetch something."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.policy = ""
+        self.tag = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tag = tag
+        values = dict(attributes)
+        self.found += [value for name, value in attributes if name in ("src", "href", "srcset", "action", "data")]
+        if values.get("http-equiv") == "Content-Security-Policy":
+            self.policy = values["content"]
+
+    def handle_data(self, data):
+        if self.tag == "style":
+            self.found += re.findall(r"@import|url\(", data)
+
+
+def test_the_page_fetches_nothing(report):
+    page = timeline(report, "html").decode()
+    references = _References(page)
+    assert references.found == []
+    assert references.policy.startswith("default-src 'none';")
+    assert not re.search(r"https?:|//", references.policy)
+    assert len(page) < 150_000
+
+
+def test_the_svg_fetches_nothing(report):
+    root = ElementTree.fromstring(timeline(report, "svg"))
+    links = [value for item in root.iter() for name, value in item.attrib.items() if name.endswith(("href", "src"))]
+    assert all(link.startswith("#") for link in links)
+    assert not [item.text for item in root.iter() if item.text and re.search(r"@import|url\(|https?:", item.text)]
+
+
+def test_the_png_is_one(report):
+    assert timeline(report, "png").startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "html", "csv", "json"])
+def test_the_same_report_gives_the_same_bytes(report, suffix):
+    assert timeline(report, suffix) == timeline(report, f".{suffix.upper()}")
+
+
+@pytest.mark.parametrize("suffix", ["svg", "html"])
+def test_a_part_that_is_nowhere_is_not_shown(suffix):
+    course = [Parts(parameters=4096), Parts(parameters=4096, temporaries=512)]
+    text = timeline(reporting(drawn(("forward", course))), suffix).decode()
+    text = text[text.rindex("<body>") :] if suffix == "html" else text
+    shown = {part: variable("part", part) if suffix == "html" else color.lower() for part, color in COLORS.items()}
+    assert [part for part, color in shown.items() if color in text.lower()] == ["parameters", "temporaries"]
+
+
+def test_names_of_short_phases_stand_below_one_another():
+    course = [Parts(parameters=4096)]
+    variant = drawn(("forward", course * 90), ("backward", course * 6), ("optimizer", course * 4))
+    (panel,) = pictured(reporting(variant)).panels
+    assert [(mark.start, mark.end, mark.row, mark.at_end) for mark in panel.marks] == [
+        (0, 89, 0, False), (90, 95, 0, True), (96, 99, 1, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "html", "csv", "json"])
+def test_a_variant_without_a_measurement_says_why(report, suffix):
+    failed = Variant(checkpointing="none", reentrant=False, failure="the child ran out of memory")
+    content = timeline(replace(report, variants=(failed, report.variants[1])), suffix)
+    if suffix not in ("png", "csv"):
+        assert "ran out of memory" in content.decode()
+    assert timeline(replace(report, variants=(failed,)), suffix)
+
+
+@pytest.mark.parametrize("suffix", ["svg", "html"])
+def test_a_name_is_text_and_never_markup(report, suffix):
+    name = "</script><script>alert(1)</script> a$b$ &amp; %{y}"
+    plain = timeline(report, suffix).decode()
+    text = timeline(replace(report, subject=replace(SUBJECT, name=name)), suffix).decode()
+    assert text.count("<script>") == plain.count("<script>")
+    assert "a$b$ &amp;amp; %{y}" in text
+
+
+def test_an_unknown_format_is_refused_with_those_that_there_are(report):
+    with pytest.raises(BertscopeError, match=r"html, svg, png, csv, json; got 'gif'"):
+        timeline(report, "gif")
+    with pytest.raises(BertscopeError, match="got ''"):
+        check_suffix("")
+
+
+@pytest.mark.parametrize(("suffix", "library"), [("svg", "matplotlib"), ("png", "matplotlib")])
+def test_a_missing_library_is_named_with_the_extra_that_brings_it(report, monkeypatch, suffix, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(BertscopeError, match=rf"needs {library}.*pip install 'bertscope\[plot\]'"):
+        timeline(report, suffix)
+    assert timeline(report, "csv")
