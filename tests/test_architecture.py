@@ -151,7 +151,7 @@ UNLOADED = {
         "sympy torch._dynamo",
     ),
     "drawing is loaded only when asked for": (
-        "from bertscope.views.timeline import timeline",
+        "from bertscope.views import timeline",
         "matplotlib numpy",
     ),
 }

@@ -3,8 +3,7 @@
 Attribute names equal the published checkpoints' keys, so `load_state_dict` needs no mapping.
 """
 
-import torch
-
+from bertscope import torch_access  # first: torch is imported there, with its errors in one line
 from bertscope.config import HEADS, BertConfig, unknown_architecture
 from bertscope.model import heads
 from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, BertSelfAttention, BertSelfOutput
@@ -12,7 +11,6 @@ from bertscope.model.bert import BertModel
 from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
 from bertscope.model.lora import PeftModel
 from bertscope.model.pretrained import BertPreTrainedModel
-from bertscope.torch_access import on_device
 
 CLASSES: dict[str, type[BertPreTrainedModel]] = {name: getattr(heads, name) for name in HEADS}
 
@@ -40,7 +38,7 @@ def build(
     architecture: str = "BertModel",
     *,
     add_pooling_layer: bool = True,
-    device: str | torch.device = "meta",
+    device: str | torch_access.torch.device = "meta",
 ) -> BertPreTrainedModel:
     """Build the model of `architecture` on `device`; on meta this needs no memory for weights.
 
@@ -52,7 +50,7 @@ def build(
     """
     if architecture not in CLASSES:
         raise unknown_architecture(architecture)
-    with on_device(device):
+    with torch_access.on_device(device):
         if architecture == "BertModel":
             return BertModel(config, add_pooling_layer=add_pooling_layer)
         return CLASSES[architecture](config)

@@ -376,7 +376,7 @@ def test_a_device_may_be_named_twice(cli):
 
 @needs_full
 def test_a_picture_that_fails_comes_after_the_table_and_keeps_the_other_outputs(cli, folder, monkeypatch):  # noqa: F811
-    from bertscope.views.timeline import timeline
+    from bertscope.views import timeline
 
     def full(*_):
         raise OSError(28, "No space left on device")
