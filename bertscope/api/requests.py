@@ -15,7 +15,7 @@ from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.request import Request, Resolved, read_settings
 from bertscope.settings.rows import SettingError, rows
-from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, TRAINER, Limit, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, LIGHTNING, QUESTIONS, STORED, Limit, RunConfig
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> Tr
 def loop_of(module: nn.Module) -> dict[str, str]:
     """Return the loop in which a module of this class is trained, if its class says it: a LightningModule's Trainer."""
     is_lightning = any(base.__name__ == "LightningModule" for base in type(module).__mro__)
-    return {"loop": TRAINER} if is_lightning else {}
+    return {"loop": LIGHTNING} if is_lightning else {}
 
 
 def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
