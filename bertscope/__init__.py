@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.memory import fits as fits
     from bertscope.api.memory import lengths as lengths
     from bertscope.api.memory import profile as profile
+    from bertscope.api.memory import training_script as training_script
     from bertscope.api.page import diff as diff
     from bertscope.api.page import report as report
     from bertscope.api.plan import plan as plan
@@ -58,6 +59,7 @@ _HOMES = {
     **{command.name: command.function.partition(":")[0] for command in COMMANDS.values()},
     "fits": "bertscope.api.memory",
     "lengths": "bertscope.api.memory",
+    "training_script": "bertscope.api.memory",
     "verify": "bertscope.api.counts",
     "BertConfig": "bertscope.config",
     "Lora": "bertscope.config",
