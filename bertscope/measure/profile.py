@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
 from bertscope.errors import SelectionError, one_line
-from bertscope.measure.profile_job import Job, Sent, read_message
-from bertscope.measure.system_memory import available_bytes
+from bertscope.measure.profile_job import Job, Sent, available_bytes, read_message
 from bertscope.measure.watch import RanksWatch
 from bertscope.processes.child import Child, ForkedChild, starting
 from bertscope.processes.worker import ENDED, Worker
@@ -26,7 +24,7 @@ from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
 from bertscope.units import bytes_text
 
 _Start = Callable[[], Child | ForkedChild]
-_ENTRY = "bertscope.measure.profile_worker:main"
+_LOAD = "bertscope.measure.profile_worker:load_for_jobs"
 _POLL_SECONDS = 0.2
 INTERRUPTED = ("interrupted", "was interrupted")
 
@@ -42,7 +40,8 @@ def profile_report(
     the jobs that follow. Raises SelectionError for a job that the child refuses.
     """
     children: list[_Child] = []
-    with _starting(jobs) as start:
+    entry = f"bertscope.measure.{'rank:launcher' if jobs[0].launch else 'profile_worker:main'}"
+    with starting(_LOAD, entry, forks=len(jobs) > 1 and jobs[0].run_config.device == "cpu") as start:
         try:
             for job in jobs:
                 beside = children[0].sent.estimated.cost.peak_bytes if children and children[0].sent.estimated else 0
@@ -108,12 +107,6 @@ def _subject(job: Job) -> Subject:
         torch_version=version("torch"),  # this process does not import torch
         bertscope_version=__version__,
     )
-
-
-def _starting(jobs: Sequence[Job]) -> AbstractContextManager[_Start]:
-    """Return a context with a function that starts a child, which waits for its job: a fork if several are on a CPU."""
-    forks = len(jobs) > 1 and jobs[0].run_config.device == "cpu"
-    return starting("bertscope.measure.profile_job:load_what_jobs_need", _ENTRY, forks=forks)
 
 
 class _Child:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import bertscope
-from bertscope.analyses.sweep.results import results_file
+from bertscope.analyses.sweep.pool import results_file
 from bertscope.errors import BertscopeWarning, SelectionError, SourceError
 from tests.conftest import GRID
 
