@@ -49,7 +49,11 @@ def profile_report(
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
                     break
-                if not _has_room(children):
+                # So that a child can wait, the free memory is twice that of the largest one. The children of a GPU
+                # share its memory, which this process does not see: they do not wait.
+                sizes = [child.sent.process.run_high_water_bytes for child in children if child.sent.process]
+                available = available_bytes()
+                if not sizes or available is None or 2 * max(sizes) > available:
                     children[-1].run_timed_steps()
             _take_turns([child for child in children if not child.is_stopped])
         finally:
@@ -80,16 +84,6 @@ def _take_turns(children: Sequence[_Child]) -> None:
                     other.problem = INTERRUPTED
                 return
             child.run_timed_step(number, steps, [other.first_seconds for other in children])
-
-
-def _has_room(children: Sequence[_Child]) -> bool:
-    """Return True if the memory that is free is twice that of the largest child, so that a child can wait beside it.
-
-    The children of a GPU share its memory, which this process does not see: they do not wait.
-    """
-    largest = max((child.sent.process.run_high_water_bytes for child in children if child.sent.process), default=None)
-    available = available_bytes()
-    return largest is not None and available is not None and 2 * largest <= available
 
 
 def _subject(job: Job) -> Subject:
@@ -269,18 +263,13 @@ class _Child:
 
 def _failure(job: Job, sent: Sent, who: str, kind: str, text: str) -> str:
     taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
-    limit: str = ""
-    if job.memory_limit_bytes:
-        limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})"
-    words = {
+    limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})" if job.memory_limit_bytes else ""
+    happened = {
         "out of memory": f"ran out of memory{limit}",
         "failed": f"failed: {one_line(text, limit=300)}",
         "died": f"{text}{limit}",
-    }
-    happened = words.get(kind, text)
-    expected: str = ""
-    if sent.estimated is not None:
-        expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}"
+    }.get(kind, text)
+    expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}" if sent.estimated else ""
     said = f"{who} {happened} while {sent.stage}{expected}"
     others = {"interrupted": "run it again to measure",
               "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",

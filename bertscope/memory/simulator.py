@@ -131,8 +131,7 @@ class Simulator:
         from bertscope.memory.parallel.collectives import bucket_sizes
         from bertscope.memory.parallel.strategies import rank_groups, units_text
         from bertscope.memory.step import counted_model
-        from bertscope.tracing.module_tree import read, row_paths
-        from bertscope.tracing.totals import subject, totals
+        from bertscope.tracing.module_tree import read, row_paths, subject, totals
 
         parallelism, path = run_config.parallelism, self.source.layer_path
         model = counted_model(self.source, run_config)

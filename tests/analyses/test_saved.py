@@ -344,7 +344,7 @@ def test_without_a_home_there_is_no_cache(monkeypatch):
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(
-        Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
+        Path, "expanduser", lambda _: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
     )
     assert module.cache_folder() == (None, "Could not determine home directory.")
     assert peak_bytes() > 0

@@ -345,37 +345,32 @@ class ResultsFile:
         return is_own and any(start.startswith(line) for start in starts)
 
     def _row(self, line: bytes, number: int) -> SweepRow:
+        """Return the row that a sweep has written as this line; raises SourceError for another line."""
         with suppress(BertscopeError, ValueError, RecursionError, OverflowError):
             row = SweepRow.from_line(line)
             point = json.loads(json.dumps(self.points.get(row.key, row.point)))
-            if _is_possible(row, json.loads(line)) and row.point == point:
+            is_computed = row.outcome == COMPUTED
+            if (
+                _KEY.fullmatch(row.key)
+                and row.point
+                and row.point == point
+                and row.outcome in (COMPUTED, REFUSED, FAILED)
+                and (row.cost is not None) == is_computed
+                and bool(row.error) != is_computed
+                and all(0 <= number < _LARGEST for number in _numbers(json.loads(line)))
+            ):
                 return row
         raise self._not_a_row(line, number)
 
     def _not_a_row(self, line: bytes, number: int) -> SourceError:
-        found = _OTHER_SCHEMA.match(line)
-        given = int(found[1] or 1) if found else SCHEMA
-        what = (
-            f"a row of schema {given}; this version goes on from {SCHEMA}" if given != SCHEMA else "no row of a sweep"
-        )
+        found, what = _OTHER_SCHEMA.match(line), "no row of a sweep"
+        if found and (schema := int(found[1] or 1)) != SCHEMA:
+            what = f"a row of schema {schema}; this version goes on from {SCHEMA}"
         return SourceError(f"{what}; name another file", where=f"{self.path}:{number}")
 
     def done(self) -> set[str]:
         """Return the keys of the rows that need not be computed again: all but those that failed."""
         return {key for key, row in self.rows.items() if row.outcome != FAILED}
-
-
-def _is_possible(row: SweepRow, data: Any) -> bool:
-    """Return True if a sweep could have written the row."""
-    is_computed = row.outcome == COMPUTED
-    return (
-        bool(_KEY.fullmatch(row.key))
-        and bool(row.point)
-        and row.outcome in (COMPUTED, REFUSED, FAILED)
-        and (row.cost is not None) == is_computed
-        and bool(row.error) != is_computed
-        and all(0 <= number < _LARGEST for number in _numbers(data))
-    )
 
 
 def _numbers(data: Any) -> Iterator[float]:
