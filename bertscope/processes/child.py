@@ -36,8 +36,8 @@ if user_site:
 spec = spec_from_file_location("bertscope", package)
 sys.modules["bertscope"] = module_from_spec(spec)
 spec.loader.exec_module(sys.modules["bertscope"])
-from bertscope.processes.child import enter
-enter(entry)
+from bertscope.processes.child import run_entry
+run_entry(entry)
 """
 ERROR = "error"  # the kind of the message that a BertscopeError is
 
@@ -229,7 +229,7 @@ def error_message(error: BertscopeError) -> tuple[str, Any]:
     return ERROR, [error.text, error.where, error.exit_code]
 
 
-def enter(entry: str, failure: BertscopeError | None = None) -> None:
+def run_entry(entry: str, failure: BertscopeError | None = None) -> None:
     """Be a child: call `entry`; a BertscopeError from it, or from the imports before it, is a message to the parent."""
     out = os.dup(sys.stdout.fileno())  # `output_for_parent` changes standard output
     try:
@@ -263,7 +263,7 @@ def serve() -> None:
             return
         if not os.fork():
             requests.close()
-            _watch(partial(enter, entry, failure), files, server)
+            _watch(partial(run_entry, entry, failure), files, server)
         for descriptor in files:
             os.close(descriptor)
 
