@@ -22,7 +22,7 @@ from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
-from bertscope.settings.code_names import permits_of, with_permits
+from bertscope.settings.rows import permits_of, with_permits
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource
