@@ -205,7 +205,7 @@ NUMBERS_ELSEWHERE = {
     "tracing/saved.py",  # digests, the names of files
     "analyses/why/messages.py",  # sizes in an error message
     "analyses/why/stacks.py",  # folders of a Python version
-    "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
+    "analyses/dataflow.py",  # places in tuples, such as past_key_values[3]
     "tracing/inputs.py",  # sizes of inputs
     "views/console.py",  # the width of a terminal
     "views/columns.py",  # cells that a spreadsheet would run
@@ -283,7 +283,7 @@ def own_names(node: ast.AST) -> list[str]:
 MODES = {
     "__torch_dispatch__": {"tracing/record.py", "memory/fake_run.py", "sources/model_source.py"},
     "__torch_function__": {
-        "analyses/diagram/forward.py",
+        "analyses/dataflow.py",
         "memory/parallel/fake_ranks.py",
         "torch_access/__init__.py",
     },

@@ -7,7 +7,7 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Any, NamedTuple
 
 from bertscope import __version__
-from bertscope.analyses.diagram.forward import Given, forward_diagram
+from bertscope.analyses.dataflow import Given, forward_diagram
 from bertscope.analyses.params import count, tree
 from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums

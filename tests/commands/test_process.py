@@ -346,7 +346,7 @@ WORK = {
     "estimate": "bertscope.memory.fit.estimate_report",
     "fit": "bertscope.memory.fit.fit_report",
     "report": "bertscope.analyses.page.page_report",
-    "diagram": "bertscope.analyses.diagram.diagram.diagram",
+    "diagram": "bertscope.analyses.diagram.diagram",
     "count": "bertscope.analyses.params.count",
 }
 ALSO = {"fit": ("--budget", "1GiB")}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from bertscope.analyses.explain.modules import explain_modules, formula, sum_of
+from bertscope.analyses.explain_modules import explain_modules, formula, sum_of
 from bertscope.analyses.params import count
 from bertscope.config import HEADS, BertConfig
 from bertscope.errors import SelectionError, name_of, suggestion
