@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -63,9 +63,9 @@ class CommandLine(SimpleNamespace):
         if command.settings:
             self.request = _request(command, given, own)
 
-    def about(self, subject: Any, extras: dict[str, Any] | None = None) -> Request:
-        """Return the request about a model; `extras` get what is wanted besides the report."""
-        return replace(self.request, subject=subject, extras={} if extras is None else extras)
+    def about(self, subject: Any, wants: Collection[str] | None = None) -> Request:
+        """Return the request about a model; with `wants` the answer is a pair, of the report and what is wanted."""
+        return replace(self.request, subject=subject, wants=wants)
 
     def found(self, model: str | None = None, **changes: Any) -> ModelSource:
         """Return the source that MODEL, or another name that was typed, means with the options of models."""

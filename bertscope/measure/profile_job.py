@@ -186,18 +186,17 @@ def job_error(error: Exception, job: Job) -> tuple[str, Any]:
 
 def estimate_job(job: Job, send: Say) -> int:
     """Send the estimate, and return the FLOPs of a step."""
-    from bertscope.memory.simulator import Simulator, break_even, estimate_memory
+    from bertscope.memory.simulator import Simulator
 
     send("stage", "estimating")
     steps = Simulator(job.source)
     if job.source.bert_config is None:
         send("subject", steps.facts(job.run_config).subject)
     with suppress(UnknownValueError):  # then there is only the measurement
-        found = estimate_memory(job.source, job.run_config, steps)
+        found = steps.memory(job.run_config)
         send("estimated", found)
         if job.beside is not None and job.source.layer_path and found.cost.peak_bytes >= job.beside_peak_bytes:
-            growths = steps.growth(job.beside), steps.growth(job.run_config)
-            send("outlook", break_even(*growths, above=job.beside.batch))
+            send("outlook", steps.break_even(job.beside, job.run_config))
     return steps.flops(job.run_config)
 
 

@@ -343,7 +343,7 @@ def never(*_, **__):
 
 WORK = {
     "profile": "bertscope.measure.profile.profile_report",
-    "estimate": "bertscope.memory.fit.estimate_report",
+    "estimate": "bertscope.memory.simulator.Simulator.report",
     "fit": "bertscope.memory.fit.fit_report",
     "report": "bertscope.analyses.page.page_report",
     "diagram": "bertscope.analyses.diagram.diagram",
