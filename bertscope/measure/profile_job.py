@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from bertscope.processes.child import ERROR
+from bertscope.processes.worker import read_error
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
-from bertscope.settings.code_names import permits_of, with_permits
+from bertscope.settings.rows import permits_of, with_permits
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource
@@ -102,12 +104,14 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "seconds": float,
     "pid": int,  # this and the next of a rank
     "row": RankRow,
-    **dict.fromkeys(("refused", "out of memory", "files", "failed"), str),
+    **dict.fromkeys(("out of memory", "files", "failed"), str),
 }
 
 
 def read_message(line: bytes) -> tuple[str, Any]:
     """Return the kind and the content of a message; raises an error for any other line."""
+    if (error := read_error(line)) is not None:
+        return ERROR, error
     kind, content = json.loads(line)
     return kind, typed(MESSAGES[kind], content, kind)
 

@@ -25,10 +25,10 @@ from bertscope.errors import BertscopeError, SelectionError, UnknownValueError, 
 from bertscope.measure.calibration import measure_card
 from bertscope.measure.profile_job import Job, Say, proc_bytes
 from bertscope.measure.profiler_run import measured, measured_device, real_step, step_seconds
-from bertscope.memory.simulator import Simulator, break_even, estimate_memory
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.snapshot import snapshot
 from bertscope.memory.summary import memory
-from bertscope.processes.child import die_with_parent, sender
+from bertscope.processes.child import die_with_parent, error_message, sender
 from bertscope.reports.memory import ProcessMemory, Timing
 from bertscope.torch_access import torch
 from bertscope.tracing.fake_tensors import load_fake_tensors
@@ -160,10 +160,10 @@ def set_memory_limit(job: Job, send: Say) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
 
 
-def job_error(error: Exception, job: Job) -> tuple[str, str]:
-    """Return the kind of message and the text for an error of a job."""
+def job_error(error: Exception, job: Job) -> tuple[str, Any]:
+    """Return the message for an error of a job."""
     if isinstance(error, BertscopeError):
-        return "refused", f"{error.where}: {error.text}" if error.where else error.text
+        return error_message(error)
     text = str(error)
     if (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)) or _TOO_MANY in text:
         return "files", "has too many open files"
@@ -180,11 +180,10 @@ def estimate_job(job: Job, send: Say) -> int:
     if job.source.bert_config is None:
         send("subject", steps.facts(job.run_config).subject)
     with suppress(UnknownValueError):  # then there is only the measurement
-        found = estimate_memory(job.source, job.run_config, steps)
+        found = steps.memory(job.run_config)
         send("estimated", found)
         if job.beside is not None and job.source.layer_path and found.cost.peak_bytes >= job.beside_peak_bytes:
-            growths = steps.growth(job.beside), steps.growth(job.run_config)
-            send("outlook", break_even(*growths, above=job.beside.batch))
+            send("outlook", steps.break_even(job.beside, job.run_config))
     return steps.flops(job.run_config)
 
 

@@ -27,7 +27,7 @@ from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.reports.base import Shape, Subject, TensorShape, Tie, Totals
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written_apart
 from bertscope.settings.run_config import AS_IN_TRANSFORMERS
-from bertscope.sources.building import REPEATED
+from bertscope.sources.model_source import REPEATED
 from bertscope.torch_access import nn, torch
 from bertscope.units import BF16, FP32, PRECISIONS
 

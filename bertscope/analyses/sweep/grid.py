@@ -22,8 +22,6 @@ from typing import Any
 import bertscope
 from bertscope.errors import BertscopeError, MissingExtraError, SourceError, one_line
 from bertscope.gpus import Gpu, find_gpu
-from bertscope.memory.fit import Fitter
-from bertscope.memory.kernels.overhead import overhead
 from bertscope.memory.parallel.collectives import traffic
 from bertscope.memory.plan import check_plan
 from bertscope.memory.simulator import Simulator
@@ -33,9 +31,8 @@ from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.sweep import REFUSED, SweepRow
-from bertscope.settings.code_names import permits_of, with_permits
 from bertscope.settings.request import Combination, Request, Source, read_settings, unknown_setting
-from bertscope.settings.rows import rows
+from bertscope.settings.rows import permits_of, rows, with_permits
 from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find, source_from_data
 from bertscope.sources.model_source import ModelSource
@@ -291,9 +288,9 @@ def _row(task: Task) -> SweepRow:
     for call in calls:
         moved[call.collective] = moved.get(call.collective, 0) + call.full_bytes
     cost = step_cost(trace, facts.rows, **device_cost(trace, run_config, task.card))
-    if task.budget_bytes is not None:
-        room = overhead(run_config, task.context_bytes, task.card, facts.subject.attention)
-        cost = Fitter(steps, task.budget_bytes, room).cost(run_config, cost)
+    memory = task.card or task.budget_bytes
+    if memory is not None:
+        cost = steps.limited(run_config, memory, task.context_bytes).cost(run_config, cost)
     return task.row(
         cost=replace(cost, step_flops=steps.flops(run_config)),
         phases={moment.phase: moment.live_bytes for moment in trace.peaks()},

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from bertscope.analyses.sweep.grid import Task, are_kept
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError, WorkerError, one_line
-from bertscope.processes.child import Child, ForkedChild, die_with_parent, output_for_parent, starting
+from bertscope.processes.child import ERROR, Child, ForkedChild, die_with_parent, output_for_parent, starting
 from bertscope.processes.worker import ENDED, GARBLED, Inbox, Worker
 from bertscope.progress import notify
 from bertscope.reports.base import FAILED, SCHEMA
@@ -145,6 +145,8 @@ class Pool:
                 self._start()
             while self.tasks:
                 worker, kind, row = self.inbox.get()
+                if kind == ERROR:
+                    raise row
                 if worker not in self.tasks:
                     continue
                 if kind in (ENDED, GARBLED):
@@ -230,7 +232,7 @@ def compute_apart(text: str) -> str:
     _of_thread.queue.put_first(task)
     try:
         return next(_of_thread.rows).to_line()
-    except WorkerError as error:
+    except BertscopeError as error:
         _of_thread.__init__()  # type: ignore[misc]
         return task.row(outcome=FAILED, error=one_line(str(error))).to_line()
 

@@ -126,8 +126,7 @@ def test_a_worker_that_dies_loses_no_finished_point(tmp_path, monkeypatch, only_
 def test_workers_that_cannot_start_end_the_sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        WorkerError,
-        match=r"3 workers ended before .*, the last ended with exit code 1: .*no_such_module",
+        WorkerError, match=r"3 workers ended before .*, the last ended with exit code 1: .*no_such_module"
     ):
         list(
             local_rows(tasks(tmp_path, "batch: [1, 2]\n"), 2, type(FUNCTIONS)("no_such_module:compute", FUNCTIONS.load))
