@@ -8,7 +8,7 @@ from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
 from bertscope.reports.page import DiffReport, DiffRow
 from bertscope.units import bytes_text, count_text, shape_text, signed_text
-from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, optional, values
+from bertscope.views.columns import Column, copies_text, csv_only, number, optional, values, word
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
@@ -26,10 +26,14 @@ def _shapes(row: DiffRow) -> str:
     return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
 
 
-_FIELDS = (attribute("setting", "field"), attribute("a", "a", text=_value), attribute("b", "b", text=_value))
+_FIELDS = (
+    word("setting", "field"),
+    Column("a", lambda change: _value(change.a)),
+    Column("b", lambda change: _value(change.b)),
+)
 _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
-    attribute("change", "status"),
+    word("change", "status"),
     csv_only(values("copies")),
     Column("shape", _shapes, below=1,
            csv={"shape_a": lambda row: _shape(row.shape_a), "shape_b": lambda row: _shape(row.shape_b)}),
@@ -89,12 +93,12 @@ def _checkpoint_tables(report: CheckpointReport, target: Target | None) -> list[
     rows = report.rows
     columns = [
         Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
-        attribute("dtype", "dtype"),
-        attribute("shape", "shape", "copies", text=optional(shape_text)),
+        word("dtype", "dtype"),
+        word("shape", "shape", shape_text, csv=["shape", "copies"]),
         number("params", "params"),
         number("bytes", "bytes", bytes_text, detail=True),
-        attribute("packing", "packing", text=optional(str), below=1, shown=any(row.packing for row in rows)),
-        attribute("shares the storage of", "shares", text=optional(one_line), below=1,
+        word("packing", "packing", below=1, shown=any(row.packing for row in rows)),
+        word("shares the storage of", "shares", one_line, below=1,
                   shown=any(row.shares for row in rows)),
     ]  # fmt: skip
     return [Table(columns, rows)]
@@ -161,7 +165,7 @@ def _side(shape: Shape, dtype: str | None) -> str:
 
 _VERIFY = (
     Column("", lambda row: "no" if row.is_wrong else "ok", values("is_wrong")),
-    attribute("what", "status"),
+    word("what", "status"),
     Column("tensor", _label, values("name", "stored_name", "copies")),
     Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), below=2),
     Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), below=2),
