@@ -2,6 +2,8 @@
 
 import shlex
 from collections import Counter
+from operator import attrgetter
+from typing import Any
 
 from bertscope.errors import named, one_line, shown
 from bertscope.reports.base import Shape
@@ -18,12 +20,16 @@ _SHOWN_FILES = 3
 # ---- two models ----
 
 
-_value, _count, _shape = optional(str, "--"), optional(count_text, "--"), optional(shape_text, "--")
+_value, _shape = optional(str, "--"), optional(shape_text, "--")
 
 
 def _shapes(row: DiffRow) -> str:
     a, b = row.shape_a, row.shape_b
     return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
+
+
+def _difference(totals: dict[str, Any]) -> str:
+    return "--" if None in totals.values() else signed_text(totals["b"] - totals["a"])
 
 
 _FIELDS = (
@@ -41,10 +47,10 @@ _ROWS = (
            right=True),
 )  # fmt: skip
 _TOTALS = (
-    Column("total", lambda item: item[0]),
-    Column("a", lambda item: _count(item[1]), right=True),
-    Column("b", lambda item: _count(item[2]), right=True),
-    Column("difference", lambda item: "--" if None in item else signed_text(item[2] - item[1]), right=True),
+    word("total", "total"),
+    number("a", "a", missing="--"),
+    number("b", "b", missing="--"),
+    Column("difference", _difference, right=True),
 )
 
 
@@ -53,9 +59,9 @@ def parts(report: DiffReport, target: Target | None = None) -> list[Table]:
     a, b = report.totals_a, report.totals_b
     flops = "forward FLOPs" if report.inputs_given else f"forward FLOPs at {report.batch} x {report.seq}"
     totals = [
-        ("unique parameters", a.distinct_params, b.distinct_params),
-        ("sum over layers", a.layer_params, b.layer_params),
-        (flops, report.forward_flops_a, report.forward_flops_b),
+        {"total": "unique parameters", "a": a.distinct_params, "b": b.distinct_params},
+        {"total": "sum over layers", "a": a.layer_params, "b": b.layer_params},
+        {"total": flops, "a": report.forward_flops_a, "b": report.forward_flops_b},
     ]
     tables = Table(_FIELDS, report.fields), Table(_ROWS, report.rows), Table(_TOTALS, totals)
     return [table for table in tables if table.rows]
@@ -164,7 +170,7 @@ def _side(shape: Shape, dtype: str | None) -> str:
 
 
 _VERIFY = (
-    Column("", lambda row: "no" if row.is_wrong else "ok", values("is_wrong")),
+    word("", "is_wrong", {True: "no", False: "ok"}.__getitem__),
     word("what", "status"),
     Column("tensor", _label, values("name", "stored_name", "copies")),
     Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), below=2),
@@ -209,7 +215,7 @@ def _verify_lines(report: VerifyReport, target: Target | None) -> list[tuple[str
 
 verify = View(
     title=_answer,
-    tables=lambda report, target: [Table(_VERIFY, report.rows, lambda row: row.is_wrong)] if report.rows else [],
+    tables=lambda report, target: [Table(_VERIFY, report.rows, attrgetter("is_wrong"))] if report.rows else [],
     lines=_verify_lines,
     name_width=17,
     records=lambda report: Table(_VERIFY, report.rows),
