@@ -18,7 +18,7 @@ from bertscope.errors import BertscopeError
 if TYPE_CHECKING:
     from bertscope.analyses.check import Witness
     from bertscope.sources.expectation_files import ExpectedModel
-    from bertscope.sources.expectations import Expectation
+    from bertscope.sources.presets import Expectation
 
 _SUFFIXES = (".bertscope.yaml", ".bertscope.yml")  # of expectation_files, which would import yaml
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-from bertscope.errors import MissingExtraError
+from bertscope.errors import BertscopeError
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
@@ -412,7 +412,7 @@ def _picture(graph: GraphReport) -> dict[str, Any]:
     caption = graph.path or "the whole model"
     try:
         drawn = [inline_svg(graph, is_narrow) for is_narrow in (False, True)]
-    except MissingExtraError as error:
+    except BertscopeError as error:
         return {"caption": caption, "svg": None, "failure": str(error), "mermaid": mermaid(graph)}
     wide, narrow = (_drawing(picture, kind, caption) for kind, picture in zip(("wide", "narrow"), drawn, strict=True))
     return {"caption": caption, "svg": markup(f"{wide}\n{narrow}"), "points": width_points(drawn[0])}
