@@ -194,7 +194,7 @@ def estimate(
     report = work.finished(replace(report, inputs_given=given is not None), report.variants)
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)
-    from bertscope.memory.snapshot import snapshot
+    from bertscope.memory.caching_allocator import snapshot
 
     return request.answer(report, snapshot=snapshot(simulator.trace(on_card(work.runs[-1], work.card))))
 

@@ -31,7 +31,7 @@ from bertscope.measure.profile_job import (
     stages,
 )
 from bertscope.measure.profiler_run import measured, measured_device, real_step, step_seconds
-from bertscope.memory.snapshot import snapshot
+from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.summary import memory
 from bertscope.processes.child import sender
 from bertscope.reports.memory import Timing

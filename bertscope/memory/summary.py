@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -13,10 +13,12 @@ from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, rep
 from bertscope.memory.kernels.overhead import by_thread, card_workspace_bytes, context_of
 from bertscope.memory.trace import MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
-from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Sample, Variant
+from bertscope.reports.json import typed
+from bertscope.reports.memory import KeptRow, Memory, MemoryReport, RankGroup, Sample, Variant
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, RunConfig
+from bertscope.tracing.saved import not_negative
 
 # Operators whose temporary memory on a CPU is not counted, nor the workspace that an LSTM saves for backward.
 _UNCOUNTED_KERNELS = {"convolution": "convolutions", "mkldnn_rnn_layer": "LSTMs"}
@@ -44,9 +46,35 @@ _WHAT = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Facts of a model as a run has it, which reports show."""
+
+    subject: Subject
+    params: int
+    rows: dict[str, str]  # the row of each module's path
+    units: str  # of FSDP
+    groups: tuple[RankGroup, ...]
+    buckets: int  # of DDP
+    strategies: tuple[str, ...]  # of checkpointing, to compare by default
+
+    @classmethod
+    def of(cls, data: Any) -> "ModelFacts":
+        """Return the facts that asdict wrote, from JSON; raises ValueError for data that no model has."""
+        not_negative(data)
+        found: ModelFacts = typed(cls, data, "facts")
+        return found
+
+
 def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device: Any) -> Memory:
     """Return the report on a trace; `rows` gives the row of each module's path, `device` the fields of a GPU's cost."""
     phases = tuple(_peak(trace, moment, rows) for moment in trace.peaks())
+    reserved = device.get("reserved")
+    if obtained == "measured" and reserved and reserved.low_bytes < trace.peak_bytes:
+        # Profiler and allocator measured two steps and round differently: what is allocated is reserved too.
+        more = trace.peak_bytes - reserved.low_bytes
+        reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=max(trace.peak_bytes, reserved.high_bytes))
+        device |= {"reserved": reserved, "gpu_bytes": device["gpu_bytes"] + more}
     return Memory(
         obtained=obtained,
         cost=_cost(trace, max(phases, key=attrgetter("peak_bytes")), device),
