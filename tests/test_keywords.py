@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import bertscope
-from bertscope.analyses.diagram.forward import Given
+from bertscope.analyses.dataflow import Given
 from bertscope.api import why as diagnosis
 from bertscope.measure import profile as measurement
 from bertscope.memory import step as steps

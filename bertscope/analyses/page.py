@@ -7,7 +7,7 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Any, NamedTuple
 
 from bertscope import __version__
-from bertscope.analyses.diagram.forward import Given, forward_diagram
+from bertscope.analyses.dataflow import Given, forward_diagram
 from bertscope.analyses.params import count, tree
 from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
@@ -17,8 +17,8 @@ from bertscope.gpus import Gpu
 from bertscope.memory.fit import fit_report
 from bertscope.memory.plan import plan_report
 from bertscope.memory.simulator import Simulator
+from bertscope.model.bert import modern_name
 from bertscope.model.lora import base_model_of, name_without_adapter
-from bertscope.model.pretrained import modern_name
 from bertscope.progress import stage
 from bertscope.reports.base import Shape, Subject, Totals
 from bertscope.reports.diagram import GraphReport
@@ -28,8 +28,7 @@ from bertscope.reports.page import DiffReport, DiffRow, FieldChange, ModelPart, 
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
-from bertscope.sources.building import built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.flops import FlopsRun, flops_model
 from bertscope.tracing.inputs import positions

@@ -24,10 +24,9 @@ from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.units import FP32
 
 if TYPE_CHECKING:

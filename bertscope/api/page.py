@@ -27,8 +27,8 @@ from bertscope.reports.page import DiffReport, PageReport
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import STORED
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of, stored_alone
+from bertscope.sources.model_source import built_for_counting
 from bertscope.units import FP32
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from bertscope.commands.process import failure
 from bertscope.commands.table import Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
-from bertscope.settings.code_names import CodeName
-from bertscope.sources.building import built_for_counting
+from bertscope.settings.rows import CodeName
 from bertscope.sources.find import find
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_import import load_meta_kernels, without_meta_kernels
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from bertscope.memory.trace import MemoryTrace
 from bertscope.reports.memory import LengthBatch, LengthsRow
 from bertscope.reports.step import StepTime
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.building import built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 
 _MOST_TRACED = 5  # each takes about 0.5 s
 _MULTIPLE = 8

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bertscope.errors import name_of, suggestion
 from bertscope.frozen import dataclass
-from bertscope.settings.code_names import NO_PERMIT, CodeName
-from bertscope.settings.rows import SettingError, Settings, no_effect, quoted, rows
+from bertscope.settings.rows import NO_PERMIT, CodeName, SettingError, Settings, no_effect, quoted, rows
 from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Limit, RunConfig
 
 Report = TypeVar("Report")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bertscope import load
 from bertscope.errors import BertscopeError
 from bertscope.sources.expectation_files import read_expectation_file, with_expected
-from bertscope.sources.expectations import Expectation
+from bertscope.sources.presets import Expectation
 from bertscope.text_files import read_yaml
 from tests.conftest import ROOT, cases, data
 
