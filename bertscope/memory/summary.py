@@ -8,9 +8,9 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from bertscope.gpus import Gpu, card_threads, sdpa_kernel
+from bertscope.gpus import Gpu, capability, card_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
-from bertscope.memory.kernels.overhead import by_thread, card_workspace_bytes, context_of
+from bertscope.memory.kernels.overhead import by_thread, context_of, workspace_bytes
 from bertscope.memory.trace import MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.json import typed
@@ -195,7 +195,7 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = No
     """Return the fields of a cost that a CUDA device adds, of a GPU or of any; none for the CPU."""
     if run_config.device != "cuda":
         return {}
-    workspaces = card_workspace_bytes(run_config, card)
+    workspaces = workspace_bytes(run_config, capability(card) if card else None)
     allocated, reserved = allocator_bytes(trace, run_config, workspaces)
     context = context_of(card)
     return {

@@ -40,13 +40,20 @@ def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
         # The CPU computes a mean of 16-bit values from a copy in fp32.
         return 4 * args[0].numel() if args[0].dtype in (torch.bfloat16, torch.float16) else 0
     if name == "_safe_softmax":
-        return _row_masks_bytes(args[0], args[1])
+        # Two masks and a zero: which scores are -inf, and which rows have no other ones (TransformerHelper.cpp).
+        scores, dim = args[:2]
+        masks = scores.numel() + scores.numel() // max(scores.shape[dim], 1) + scores.itemsize
+        return int(masks if scores.is_contiguous() else max(masks, scores.nbytes))
     if name == "native_layer_norm_backward" and any(args[7][1:]):
         # Each thread sums up the gradients of weight and bias: LayerNormBackwardKernelImplInternal.
         sums = 2 * torch.get_num_threads() * prod(args[2]) * args[1].itemsize
         return int(sums) + contiguous_bytes(operator, args)
     if operator is aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return _attention_bytes(*args[:2])
+        # Each thread takes scores, their maxima and sums, and the result, for a block of queries: cpu_flash_attention
+        # in FlashAttentionKernel.cpp. All are fp32; for 16 bits a copy of the scores comes with them.
+        query, (queries, keys) = args[0], _attention_block(*args[:2])
+        scores_bytes = queries * keys * (_FP32_BYTES + (query.itemsize if query.itemsize < _FP32_BYTES else 0))
+        return int(torch.get_num_threads() * (scores_bytes + queries * (2 + query.shape[-1]) * _FP32_BYTES))
     if operator is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
         return _attention_backward_bytes(*args[:3])
     if name == "_reduce_scatter_base_":  # gloo reduces a copy: reduce_scatter_tensor_coalesced of ProcessGroupGloo.cpp
@@ -77,26 +84,6 @@ def _common_dtype(first: torch.Tensor, second: Any) -> torch.dtype:
     if first.dim() and second.dim():
         return torch.promote_types(first.dtype, second.dtype)
     return torch.result_type(first, second)
-
-
-def _row_masks_bytes(scores: torch.Tensor, dim: int) -> int:
-    """Return the bytes of two masks and a zero: which scores are -inf, and which rows have no other ones.
-
-    Source: _safe_softmax of TransformerHelper.cpp, a softmax whose result is 0 in such rows.
-    """
-    masks = scores.numel() + scores.numel() // max(scores.shape[dim], 1) + scores.itemsize
-    return masks if scores.is_contiguous() else max(masks, scores.nbytes)
-
-
-def _attention_bytes(query: torch.Tensor, key: torch.Tensor) -> int:
-    """Return the bytes that each thread takes for a block of queries: scores, their maxima and sums, and the result.
-
-    Source: cpu_flash_attention in FlashAttentionKernel.cpp. All are fp32; for 16 bits a copy of the scores comes
-    with them.
-    """
-    queries, keys = _attention_block(query, key)
-    scores = queries * keys * (_FP32_BYTES + (query.itemsize if query.itemsize < _FP32_BYTES else 0))
-    return torch.get_num_threads() * (scores + queries * (2 + query.shape[-1]) * _FP32_BYTES)
 
 
 def _attention_backward_bytes(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> int:

@@ -204,8 +204,7 @@ def _in_float(name: str, operator: Any) -> Callable[..., Any]:
 
 
 def _float(value: Any) -> Any:
-    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if is_half else value
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALF else value
 
 
 def _to_float(name: str, operator: Any) -> Callable[..., Any]:
@@ -216,7 +215,7 @@ def _to_float(name: str, operator: Any) -> Callable[..., Any]:
         with torch.autocast("cpu", enabled=False):
             if dtype is None and given.dtype == torch.float16 and name in _SOFTMAX:
                 return getattr(torch.ops.aten, _SOFTMAX[name])(given, *args, True)
-            if dtype is None and given.dtype in (torch.bfloat16, torch.float16):
+            if dtype is None and given.dtype in _HALF:
                 dtype = torch.float32
             return operator(given, *args, dtype=dtype)
 
@@ -264,42 +263,9 @@ def _flash_attn_scratch(name: str, args: Any) -> int | Scratch:
     return int(4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded)
 
 
-def _summed_over_rows(given: torch.Tensor, dims: Any) -> int:
-    """Return the number of sums over the first dimensions of a contiguous tensor; 0 for any other sum."""
-    summed = {dim % max(given.dim(), 1) for dim in dims or ()}
-    is_first = summed == set(range(len(summed))) and 0 < len(summed) < given.dim()
-    return prod(given.shape[len(summed) :]) if is_first and given.is_contiguous() and given.numel() else 0
-
-
 def _sums_of_queries(query: torch.Tensor) -> int:
     *rows, length, width = query.shape
     return 4 * prod(rows) * (-(-length // 128) * 128) * (-(-width // 32) * 32 + 1)
-
-
-def _blocks_of_queries(query: torch.Tensor) -> int:
-    """Return the sums of gradients in blocks of 64 x 64 numbers, each with a lock.
-
-    Source: GradQTempStorage and workspace_size in kernel_backward.h.
-    """
-    *rows, length, width = query.shape
-    blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
-    return prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
-
-
-# Operator -> its temporary bytes by its arguments and the bytes of the contiguous copies that it makes.
-_SCRATCH: dict[str, Callable[[Any, int], int | Scratch]] = {
-    "_scaled_dot_product_cudnn_attention": lambda args, copied: _CUDNN_BYTES,
-    "_scaled_dot_product_cudnn_attention_backward": lambda args, copied: _sums_of_queries(args[1]) + _CUDNN_BYTES,
-    "_scaled_dot_product_flash_attention_backward": lambda args, copied: _sums_of_queries(args[1]),
-    "_scaled_dot_product_efficient_attention_backward": lambda args, copied: _blocks_of_queries(args[1]),
-    "native_layer_norm_backward": lambda args, copied: Scratch(
-        LAYER_NORM,
-        (args[1].shape[-1], args[1].numel() // max(args[1].shape[-1], 1), args[1].itemsize, copied),
-    ),
-    "embedding_dense_backward": lambda args, copied: Scratch(
-        EMBEDDING, (args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize, copied)
-    ),
-}
 
 
 def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
@@ -309,10 +275,30 @@ def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
         return sum(int(args[place].nbytes) for place in MATRICES[name] if not is_read_by_blas(args[place]))
     if name.startswith("_flash_attn"):
         return _flash_attn_scratch(name, args)
-    if operator is torch.ops.aten.sum.dim_IntList and (kept := _summed_over_rows(args[0], args[1])):
-        return Scratch(SUM, (kept, args[0].numel() // kept, max(args[0].itemsize, _SUM_BYTES), card_threads))
+    if operator is torch.ops.aten.sum.dim_IntList and args[0].is_contiguous() and args[0].numel():
+        given, dims = args[0], {dim % max(args[0].dim(), 1) for dim in args[1] or ()}
+        if dims == set(range(len(dims))) and 0 < len(dims) < given.dim():  # sums over the first dimensions
+            sums = prod(given.shape[len(dims) :])
+            return Scratch(SUM, (sums, given.numel() // sums, max(given.itemsize, _SUM_BYTES), card_threads))
     copied = contiguous_bytes(operator, args)
-    return _SCRATCH[name](args, copied) if name in _SCRATCH else copied
+    match name:
+        case "_scaled_dot_product_cudnn_attention":
+            return _CUDNN_BYTES
+        case "_scaled_dot_product_cudnn_attention_backward":
+            return _sums_of_queries(args[1]) + _CUDNN_BYTES
+        case "_scaled_dot_product_flash_attention_backward":
+            return _sums_of_queries(args[1])
+        case "_scaled_dot_product_efficient_attention_backward":
+            # Sums of gradients in blocks of 64 x 64 numbers with a lock: GradQTempStorage in kernel_backward.h.
+            *rows, length, width = args[1].shape
+            blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
+            return prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
+        case "native_layer_norm_backward":
+            width, itemsize = args[1].shape[-1], args[1].itemsize
+            return Scratch(LAYER_NORM, (width, args[1].numel() // max(width, 1), itemsize, copied))
+        case "embedding_dense_backward":
+            return Scratch(EMBEDDING, (args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize, copied))
+    return copied
 
 
 def statistics_bytes(operator: Any, args: Any, number: int, tensor: torch.Tensor, *, on_cuda: bool) -> int | None:

@@ -37,11 +37,6 @@ def blas_bytes(compute_capability: tuple[int, int] | None) -> int:
     return _LARGE_WORKSPACE_BYTES if is_large else _WORKSPACE_BYTES
 
 
-def card_workspace_bytes(run_config: RunConfig, card: Gpu | None) -> int:
-    """Return the bytes of the workspaces on a GPU; None: as `workspace_bytes`."""
-    return workspace_bytes(run_config, None if card is None else capability(card))
-
-
 def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], ...]:
     """Return the workspaces by the phase whose first product makes them, each with its bytes; none of 0 bytes."""
     if not workspaces:
@@ -95,7 +90,7 @@ def overhead(
 ) -> Overhead:
     """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
     is_cuda = run_config.device == "cuda"
-    workspaces = card_workspace_bytes(run_config, known) if is_cuda else 0
+    workspaces = workspace_bytes(run_config, capability(known) if known else None) if is_cuda else 0
     if context_bytes is not None or not is_cuda:
         size = context_bytes or 0
         return Overhead(workspaces, ByteRange(low_bytes=size, high_bytes=size))

@@ -46,7 +46,7 @@ class Scratch(NamedTuple):
         return RULES[self.rule](*self.numbers)
 
 
-def _layer_norm_bytes(width: int, rows: int, itemsize: int, copied: int) -> int:
+def layer_norm_bytes(width: int, rows: int, itemsize: int, copied: int) -> int:
     """Return the bytes of the partial sums of weight and bias, and of copies: many rows are summed in blocks of 32.
 
     Source: LaunchGammaBetaBackwardCUDAKernel of layer_norm_kernel.cu. It sums so only if the width is small for the
@@ -57,7 +57,7 @@ def _layer_norm_bytes(width: int, rows: int, itemsize: int, copied: int) -> int:
     return copied + 2 * min(-(-rows // 32), 2**15 // max(-(-width // 32), 1)) * width * itemsize
 
 
-def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int) -> int:
+def embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int) -> int:
     """Return the temporary bytes of an embedding's backward: copies, sorted ids, and sums of their rows in tens.
 
     Source: EmbeddingBackwardKernel.cu. Up to 3072 ids are added directly; few rows with many ids each are summed
@@ -73,7 +73,7 @@ def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int
     return numbers + 4 * partial * width
 
 
-def _sum_bytes(outputs: int, inputs: int, itemsize: int, card_threads: int) -> int:
+def sum_bytes(outputs: int, inputs: int, itemsize: int, card_threads: int) -> int:
     """Return the size of the global buffer of a column sum, such as a bias gradient, that several CTAs share.
 
     Each output sums `inputs` values in accumulators of `itemsize` bytes. The buffer stores one value for each output,
@@ -97,7 +97,7 @@ def _power(number: int, most: int) -> int:
     return 1 << (min(number, most).bit_length() - 1)
 
 
-def _product_bytes(
+def product_bytes(
     batch: int, rows: int, columns: int, depth: int, is_transposed: int, threads: int, copied: int, plain: int,
     is_batched: int,
 ) -> int:  # fmt: skip
@@ -108,7 +108,7 @@ def _product_bytes(
     return 0 if is_batched and rows * depth * columns < LEAST_OF_BLAS else plain
 
 
-def _flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, keys: int, key_bytes: int) -> int:
+def flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, keys: int, key_bytes: int) -> int:
     """Return the sums of flash-attn 3's backward for packed sequences, each followed by a block of tokens.
 
     Source: total_q_padded_rounded and total_k_padded_rounded of mha_bwd, hopper/flash_api.cpp.
@@ -118,8 +118,8 @@ def _flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, k
 
 
 RULES: dict[str, Callable[..., int]] = {
-    EMBEDDING: _embedding_bytes, LAYER_NORM: _layer_norm_bytes, PRODUCT: _product_bytes, FLASH: _flash_bytes,
-    SUM: _sum_bytes,
+    EMBEDDING: embedding_bytes, LAYER_NORM: layer_norm_bytes, PRODUCT: product_bytes, FLASH: flash_bytes,
+    SUM: sum_bytes,
 }  # fmt: skip
 
 
