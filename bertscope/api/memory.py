@@ -1,4 +1,4 @@
-"""`bertscope.estimate`, `bertscope.profile`, `bertscope.fit`, `bertscope.fits` and `bertscope.lengths`."""
+"""`bertscope.estimate`, `profile`, `fit`, `fits`, `plan` and `lengths`: what a step costs, estimated and measured."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertscope.api.arguments import Model, batch_of, batched, built, function_of, inputs_of, inputs_on_device, is_module
 from bertscope.api.requests import default_length, loop_of, module_records, requested, resolved, with_settings
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
-from bertscope.errors import SelectionError, name_of
+from bertscope.config import LORA_EXAMPLE
+from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.memory.fit import fewest_report, fit_report
 from bertscope.memory.lengths import Data, LengthSteps
@@ -20,8 +22,10 @@ from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, TrainingFile, TrainingKey
+from bertscope.reports.plan import PlanReport
+from bertscope.settings.optimizers import LEANER
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
-from bertscope.settings.request import Request
+from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
 from bertscope.sources.find import source_of
@@ -356,7 +360,10 @@ def fits(
     known, limits = Simulator(source), resolved(request, source, **ranks).limits
     reports = []
     for limit in limits:
-        points = resolved(request, source, **ranks, **_usual(known, limit)).points
+        half = f"{AUTOCAST}{half_precision(find_gpu(limit.gpu) if limit.gpu else None)}"
+        usual = {"precision": [STORED if source.has_own_dtypes else FP32.name, half]}
+        usual["checkpointing"] = list(known.facts(RunConfig()).strategies)
+        points = resolved(request, source, **ranks, **usual).points
         work = Work(request, source, [point for point in points if point[1] == limit])
         simulator = work.simulator(known, is_timed=limit.time and batch_total is None)
         runs = work.by_precision
@@ -375,13 +382,6 @@ def fits(
         report = replace(report, length_given=_is_length_given(source, runs[0]))
         reports.append(work.finished(report, report.rows, searched="batch"))
     return tuple(reports)
-
-
-def _usual(simulator: Simulator, limit: Limit) -> dict[str, list[str]]:
-    """Return the precisions that suit the card of a limit, and the strategies of checkpointing that the model takes."""
-    half = f"{AUTOCAST}{half_precision(find_gpu(limit.gpu) if limit.gpu else None)}"
-    plain = STORED if simulator.source.has_own_dtypes else FP32.name
-    return {"precision": [plain, half], "checkpointing": list(simulator.facts(RunConfig()).strategies)}
 
 
 def _without_ranks(request: Request, batch: int | None) -> Request:
@@ -410,6 +410,77 @@ def _is_length_given(source: ModelSource, run_config: RunConfig) -> bool:
     model = built_for_counting(source)
     short, longer = (repr(inputs_for(model, 1, seq, given=run_config.input)) for seq in (1, 2))
     return short == longer
+
+
+@with_settings
+def plan(
+    model: Model | Request,
+    budget: int | str | None = None,
+    *,
+    inputs: Any = None,
+    batch: int | None = None,
+    batch_total: int | None = None,
+    may_change: str | Sequence[str] = (),
+    name: str | None = None,
+    **settings: Unpack[FitSettings],
+) -> PlanReport:
+    """Find which operators to keep for backward so that a step fits in a budget or on a `gpu` with the fewest FLOPs.
+
+    On a calibrated card it is with the least time. The layers of any model whose layers repeat keep the outputs of some
+    matrix products and compute the rest again. With `batch_total`, the batch of an optimizer step, the micro-batch is
+    chosen too. `may_change` names what else may change: lora, freeze, 8bit, precision, sgd. `report.apply(module)`
+    installs the answer on a live module; `report.emitted("torch")` is code that does so. Raises SelectionError for a
+    setting that the model does not have.
+
+    >>> report = bertscope.plan("bert-tiny", "220MiB", batch=64, seq=128)
+    >>> report.fits, report.rows[0].peak_bytes <= 220 * 2**20 < report.cheaper.peak_bytes
+    (True, True)
+    """
+    from bertscope.memory.plan import plan_report
+
+    own_inputs = inputs_of(inputs, settings)
+    own = {key: value for key, value in (("budget", budget), ("batch", batch)) if value is not None}
+    request = requested("plan", model, {**settings, **own})
+    if batch_total is not None:
+        if request.named & {"batch", "accumulate"}:
+            raise request.error(
+                "{batch} is the micro-batch and {batch_total} that of an optimizer step; give one of them"
+            )
+        request = request.without("batch", "accumulate")
+    source = source_of(request.subject, name=name, inputs=own_inputs)
+    work = Work.of(request, source)
+    is_timed = work.limit.time or work.calibration is not None
+    simulator = work.simulator(known=Simulator(source, one_batch=True), is_timed=is_timed)
+
+    def changed_run(changes: dict[str, Any]) -> RunConfig:
+        """Return the run with other settings."""
+        others = read_settings({name: value for name, value in changes.items() if name != "lora"})
+        return resolved(request.over(others), source).runs[0]
+
+    report = plan_report(
+        simulator, work.run, changes=_changes(may_change, work.card), changed_run=changed_run, batch_total=batch_total
+    )
+    return work.finished(report, report.rows, is_timed=is_timed)
+
+
+def _changes(may_change: str | Sequence[str], card: Gpu | None) -> list[dict[str, Any]]:
+    """Return the changes of settings to try, for a card: each alone, then those that go together."""
+    known: dict[str, dict[str, Any]] = {
+        "precision": {"precision": f"{AUTOCAST}{half_precision(card)}"},
+        **{word: {"optimizer": name} for word, name in LEANER.items()},
+        "freeze": {"freeze": ("embeddings",)},
+        "lora": {"lora": LORA_EXAMPLE},
+    }
+    words = may_change.split(",") if isinstance(may_change, str) else may_change
+    names = dict.fromkeys(word.strip() for word in words if word.strip())
+    for name in names:
+        if name not in known:
+            raise SelectionError(
+                f"a plan may change {', '.join(known)}; got {name[:40]!r}; {suggestion(name[:40], known)}"
+            )
+    together = [known[name] for name in ("precision", "8bit", "lora") if name in names]
+    several = [dict(chain.from_iterable(map(dict.items, together)))] if len(together) > 1 else []
+    return [*map(known.__getitem__, names), *several]
 
 
 @with_settings

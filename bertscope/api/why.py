@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 _BEYOND, _LEAST = 1.25, 64 * 2**20  # an excess over the estimate that is named: a share, and bytes
 _EXPLAINED = {  # parts whose excess a finding explains
-    "parameters": {"why_models", "why_copy"}, "optimizer_state": {"why_optimizers"}, "gradients": {"why_gradients"},
+    "parameters": {"why_models", "why_copy"},
+    "optimizer_state": {"why_optimizers"},
+    "gradients": {"why_gradients"},
     "activations": {"why_graph", "why_grad_eval", "why_outputs", "why_previous", "why_cache"},
-}  # fmt: skip
+}
 
 
 @with_settings
@@ -56,8 +58,9 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
             raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")
         return report
     if report.source == MESSAGE and not has_file and not {"batch", "seq"} <= request.named:
-        raise request.error("the step of a model depends on {batch} and {seq}; give those of the run that failed",
-                            "batch", "seq")  # fmt: skip
+        raise request.error(
+            "the step of a model depends on {batch} and {seq}; give those of the run that failed", "batch", "seq"
+        )
     source = source_of(request.subject)
     work = Work.of(request, source)
     card, other = work.card, report.other_bytes

@@ -377,8 +377,7 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
         products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in MATRICES)
         product = next(products, None)
         first.insert(0 if product is None else first.index(product) + 1, number)
-    streams = [made_by[number].stream if number in made_by else ""
-               for number in range(len(held) + len(trace.changes))]  # fmt: skip
+    streams = [made_by[number].stream if number in made_by else "" for number in range(len(held) + len(trace.changes))]
     return Requests(
         sizes=[],
         streams=[*streams, *("" for _ in workspaces)],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from bertscope.config import HEADS
 from bertscope.memory.simulator import Simulator, largest, near
@@ -164,7 +165,7 @@ def fewest_report(
             found.append((place, place == len(world_sizes), ranks))
             if place <= 1 < len(world_sizes):
                 break
-        found.sort(key=lambda item: item[0])
+        found.sort(key=itemgetter(0))
         with stage(f"all ranks, seq {seq}"):
             for number, (place, is_none, ranks) in enumerate(found):
                 size = world_sizes[place - is_none]

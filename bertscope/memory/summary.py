@@ -43,7 +43,7 @@ _WHAT = (
     (r"", r"_to_copy", "copy in another dtype"),
     (r"", r"_log_softmax", "log-probabilities of the vocabulary"),
     (r"", r"get_rng_state", "random state for recomputation"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -292,7 +292,7 @@ def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
             # Sums of gradients in blocks of 64 x 64 numbers with a lock: GradQTempStorage in kernel_backward.h.
             *rows, length, width = args[1].shape
             blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
-            return prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
+            return int(prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES)))
         case "native_layer_norm_backward":
             width, itemsize = args[1].shape[-1], args[1].itemsize
             return Scratch(LAYER_NORM, (width, args[1].numel() // max(width, 1), itemsize, copied))
