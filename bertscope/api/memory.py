@@ -15,6 +15,7 @@ from bertscope.calibrations import Calibration, calibration_here, calibration_in
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
+from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fit import fewest_report, fit_report
 from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
@@ -183,9 +184,7 @@ def estimate(
         module, shown = built(request.subject, name)
         run_config, limit = module_records(request, module, takes_limit=loss is None)
         if limit == Limit():
-            from bertscope.memory.estimate import estimate as estimate_module
-
-            return estimate_module(module, given, run_config, loss=loss, name=shown)
+            return _estimate_modules([(module, given, run_config)], loss, shown)
         work = Work(request, source_of(module, name=shown, inputs=given), [(run_config, limit)])
     else:
         work = Work.of(request, source_of(request.subject, name=name))
@@ -197,25 +196,27 @@ def estimate(
     report = work.finished(replace(report, inputs_given=given is not None), report.variants)
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)
-    from bertscope.memory.caching_allocator import snapshot
-
     return request.answer(report, snapshot=snapshot(simulator.trace(on_card(work.runs[-1], work.card))))
 
 
 def _with_function(work: Work, loss: Loss) -> MemoryReport:
     """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
-    from bertscope.memory.estimate import estimate as estimate_module
-    from bertscope.memory.step import meta_inputs, run_model
+    from bertscope.memory import step
 
     if work.limit != Limit():
         raise SelectionError("gpu and budget are for an estimate without a function as loss")
-    reports = []
-    for run_config in work.runs:
-        model = run_model(work.source, run_config)
-        inputs = meta_inputs(model, run_config)
-        reports.append(estimate_module(model, inputs, run_config, loss=loss, name=work.source.name))
-    variants = [variant for report in reports for variant in report.variants]
-    return replace(reports[0], variants=tuple(variants), inputs_given=False)
+    models = [(step.run_model(work.source, run_config), run_config) for run_config in work.runs]
+    steps = ((model, step.meta_inputs(model, run_config), run_config) for model, run_config in models)
+    return replace(_estimate_modules(steps, loss, work.source.name), inputs_given=False)
+
+
+def _estimate_modules(
+    steps: Iterable[tuple[nn.Module, Any, RunConfig]], loss: Loss | None, name: str | None
+) -> MemoryReport:
+    from bertscope.memory.estimate import estimate
+
+    reports = [estimate(module, given, run_config, loss=loss, name=name) for module, given, run_config in steps]
+    return replace(reports[0], variants=tuple(variant for report in reports for variant in report.variants))
 
 
 @with_settings
