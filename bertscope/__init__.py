@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.counts import verify as verify
     from bertscope.api.explain import diagram as diagram
     from bertscope.api.explain import explain as explain
-    from bertscope.api.flops import flops as flops
+    from bertscope.api.explain import flops as flops
     from bertscope.api.memory import estimate as estimate
     from bertscope.api.memory import fit as fit
     from bertscope.api.memory import fits as fits

@@ -155,7 +155,7 @@ def refuse_sizes(batch: int, seq: int | None, when: str) -> None:
 
 def shapes_of_run(
     model: Model, *, shapes: Mapping[str, InOut] | bool | None = None, batch: int = 1, seq: int | None = None,
-    inputs: Any = None, input_size: Any = None, dtypes: Any = None, input_data: Any = None,
+    inputs: Any = None, input_size: Any = None, dtypes: Any = None, input_data: Any = None
 ) -> Mapping[str, InOut] | None:  # fmt: skip
     """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
     given = inputs_of(inputs, {"input_size": input_size, "dtypes": dtypes, "input_data": input_data})

@@ -50,12 +50,7 @@ def count(
 
 @with_keywords_of(shapes_of_run)
 def tree(
-    model: Model,
-    *,
-    depth: int | None = None,
-    name: str | None = None,
-    folded: bool = True,
-    **run: Unpack[ShapesOfRun],
+    model: Model, *, depth: int | None = None, name: str | None = None, folded: bool = True, **run: Unpack[ShapesOfRun]
 ) -> TreeReport | Any:
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 

@@ -151,11 +151,7 @@ def _card_for(limit: Limit, found: Calibration | None) -> Gpu | None:
 
 @with_settings
 def estimate(
-    model: Model | Request,
-    inputs: Any = None,
-    *,
-    name: str | None = None,
-    **settings: Unpack[RunSettings],
+    model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> MemoryReport:
     """Estimate the memory of a step of any model, without allocating it.
 
@@ -221,11 +217,7 @@ def _estimate_modules(
 
 @with_settings
 def profile(
-    model: Model | Request,
-    inputs: Any = None,
-    *,
-    name: str | None = None,
-    **settings: Unpack[MeasurementSettings],
+    model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[MeasurementSettings]
 ) -> MemoryReport:
     """Run steps of any model, and measure memory and time next to the estimate.
 

@@ -90,7 +90,7 @@ examples:
 """,
         ),
         Command(
-            "bertscope.api.flops:flops",
+            "bertscope.api.explain:flops",
             f"* {_MODEL} others depth operators convention {_OUT}",
             """
 Count the FLOPs of a forward pass or a training step.

@@ -48,7 +48,7 @@ class SegmentBlock:
 
     def __init__(
         self, address: int, size: int, pool: PoolKey, is_mapped: bool = True, before: SegmentBlock | None = None,
-        after: SegmentBlock | None = None,
+        after: SegmentBlock | None = None
     ) -> None:  # fmt: skip
         self.address, self.size, self.pool = address, size, pool  # of a pool of blocks of up to 1 MiB, or of others
         self.is_free, self.is_mapped = False, is_mapped
@@ -290,7 +290,7 @@ MOVED, LOADED, AFTER_ANOTHER = "moved from the CPU", "checkpoint loaded on the c
 
 def replayed(
     run: Requests, limit_bytes: int | None = None, *, expandable_segments: bool = False, steps: int = STEPS,
-    history: str = MOVED,
+    history: str = MOVED
 ) -> Allocator:  # fmt: skip
     """Return the allocator after this number of steps; or after the first that exceeds the limit.
 

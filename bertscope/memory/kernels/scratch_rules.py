@@ -99,7 +99,7 @@ def _power(number: int, most: int) -> int:
 
 def product_bytes(
     batch: int, rows: int, columns: int, depth: int, is_transposed: int, threads: int, copied: int, plain: int,
-    is_batched: int,
+    is_batched: int
 ) -> int:  # fmt: skip
     """Return the temporary bytes of a product of bf16 matrices on the CPU: with oneDNN's `copied`, else `plain`."""
     scratchpad = onednn_scratchpad_bytes(batch, rows, columns, depth, is_transposed, threads)
