@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import accumulate
 from math import exp, lgamma, prod
 
@@ -170,18 +170,21 @@ class LengthSteps:
     def __init__(self, simulator: Simulator, run: RunConfig, data: Data) -> None:
         self.without_limit = {"limit_bytes": None, "shortfall": None} if simulator.limit_bytes is None else {}
         self.simulator = simulator.limited(run, _ANY) if self.without_limit else simulator
-        self.run, self.data = run, data
+        self.data = data
         self.traced = traced_lengths(list(data.counts))
         padding = run.padding or 1 - data.tokens / (data.total * data.longest)
         takes_mask = run.padding or _takes_ids(simulator.source, run)
         self.padded, self.unpadded = replace(run, padding=padding if takes_mask else 0.0), replace(run, padding=0.0)
-        self._bytes, self._flops = lru_cache(None)(self._peak_bytes), lru_cache(None)(self._sequence_flops)
 
-    def _peak_bytes(self, run: RunConfig, batch: int, seq: int) -> int:
-        return self.simulator.trace(replace(run, batch=batch, seq=seq)).peak_bytes
+        @cache
+        def peak_bytes(run: RunConfig, batch: int, seq: int) -> int:
+            return self.simulator.trace(replace(run, batch=batch, seq=seq)).peak_bytes
 
-    def _sequence_flops(self, seq: int) -> float:
-        return self.simulator.flops(replace(self.run, batch=1, seq=seq)) / self.run.accumulate
+        @cache
+        def sequence_flops(seq: int) -> float:
+            return self.simulator.flops(replace(run, batch=1, seq=seq)) / run.accumulate
+
+        self._bytes, self._flops = peak_bytes, sequence_flops
 
     @cached_property
     def is_fused(self) -> bool:
