@@ -27,7 +27,7 @@ from itertools import chain
 from typing import Any
 
 from bertscope.frozen import dataclass
-from bertscope.memory.kernels.scratch_rules import MATRICES
+from bertscope.memory.kernel_rules import MATRICES
 from bertscope.memory.trace import Layout, MemoryEvent, MemoryTrace, Where
 from bertscope.reports.memory import BACKWARD, OPTIMIZER
 

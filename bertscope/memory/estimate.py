@@ -16,7 +16,7 @@ from unittest.mock import patch
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
 from bertscope.memory.deepening import with_copies
 from bertscope.memory.fake_run import fake_run
-from bertscope.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.parallel.collectives import bucket_sizes
 from bertscope.memory.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.memory.parallel.strategies import layers_of, rank_groups, units_text, zero_ranks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
 from bertscope.memory.caching_allocator import Allocator, Requests, replayed, requests
-from bertscope.memory.kernels.overhead import Overhead, by_thread, overhead
+from bertscope.memory.kernel_rules import Overhead, by_thread, overhead
 from bertscope.memory.parallel.collectives import traffic
 from bertscope.memory.summary import (
     ModelFacts,

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertscope.gpus import Gpu, capability, card_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
-from bertscope.memory.kernels.overhead import by_thread, context_of, workspace_bytes
+from bertscope.memory.kernel_rules import by_thread, context_of, workspace_bytes
 from bertscope.memory.trace import MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.json import typed

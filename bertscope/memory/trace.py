@@ -4,7 +4,7 @@ Runs on fake tensors, profiler runs and runs on a CUDA device record the same tr
 reports an estimate and a measurement. A trace has no addresses: equal blocks are interchangeable.
 
 Two recorded batches give the trace at any batch: each size grows with the batch by a fixed number of bytes; that of a
-kernel's scratch follows a rule (scratch_rules.py) whose numbers do, and a matrix of all pairs is the product of its
+kernel's scratch follows a rule (kernel_rules.py) whose numbers do, and a matrix of all pairs is the product of its
 dimensions. The two batches differ by a large prime: a minimum or a rounded quotient gives no whole number of bytes for
 a sequence, or fewer than 0 bytes without any.
 """
@@ -21,7 +21,7 @@ from itertools import accumulate, groupby
 from math import prod
 from typing import Any, NamedTuple
 
-from bertscope.memory.kernels.scratch_rules import RULES
+from bertscope.memory.kernel_rules import RULES
 from bertscope.memory.parallel.collectives import Collective
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.reports.step import Parts

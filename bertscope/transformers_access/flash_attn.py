@@ -1,7 +1,7 @@
 """The functions of the package flash-attn on tensors without values: its operators with their shapes, and no kernels.
 
 Source: flash-attn 2.8 (flash_attn/flash_attn_interface.py, bert_padding.py, layers/rotary.py) and flash-attn 3
-(hopper/flash_attn_interface.py). Their workspaces are in memory/kernels/cuda_kernels.py.
+(hopper/flash_attn_interface.py). Their workspaces are in memory/kernels.py.
 """
 
 import inspect
