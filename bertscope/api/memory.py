@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Report = TypeVar("Report", bound=Any)  # on memory: with notes and a training file
 
 
-class Work:
+class ModelRequest:
     """A resolved request about a model: its source, its runs under one limit, and the simulator of their steps."""
 
     def __init__(self, request: Request, source: ModelSource, points: Sequence[tuple[Any, ...]]) -> None:
@@ -57,7 +57,7 @@ class Work:
         self.card = _card_for(self.limit, self.calibration)
 
     @classmethod
-    def of(cls, request: Request, source: ModelSource, **defaults: Any) -> Work:
+    def of(cls, request: Request, source: ModelSource, **defaults: Any) -> ModelRequest:
         """Return the work of all runs; a function that compares limits has one for each."""
         return cls(request, source, resolved(request, source, **defaults).points)
 
@@ -181,9 +181,9 @@ def estimate(
         run_config, limit = module_records(request, module, takes_limit=loss is None)
         if limit == Limit():
             return _estimate_modules([(module, given, run_config)], loss, shown)
-        work = Work(request, source_of(module, name=shown, inputs=given), [(run_config, limit)])
+        work = ModelRequest(request, source_of(module, name=shown, inputs=given), [(run_config, limit)])
     else:
-        work = Work.of(request, source_of(request.subject, name=name))
+        work = ModelRequest.of(request, source_of(request.subject, name=name))
         if loss is not None:
             return _with_function(work, loss)
     expect(len(work.runs))
@@ -195,7 +195,7 @@ def estimate(
     return request.answer(report, snapshot=snapshot(simulator.trace(on_card(work.runs[-1], work.card))))
 
 
-def _with_function(work: Work, loss: Loss) -> MemoryReport:
+def _with_function(work: ModelRequest, loss: Loss) -> MemoryReport:
     """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
     from bertscope.memory import step
 
@@ -357,7 +357,7 @@ def fits(
         usual = {"precision": [STORED if source.has_own_dtypes else FP32.name, half]}
         usual["checkpointing"] = list(known.facts(RunConfig()).strategies)
         points = resolved(request, source, **ranks, **usual).points
-        work = Work(request, source, [point for point in points if point[1] == limit])
+        work = ModelRequest(request, source, [point for point in points if point[1] == limit])
         simulator = work.simulator(known, is_timed=limit.time and batch_total is None)
         runs = work.by_precision
         seqs = tuple(dict.fromkeys(run.seq for run in runs))
@@ -441,7 +441,7 @@ def plan(
             )
         request = request.without("batch", "accumulate")
     source = source_of(request.subject, name=name, inputs=own_inputs)
-    work = Work.of(request, source)
+    work = ModelRequest.of(request, source)
     is_timed = work.limit.time or work.calibration is not None
     simulator = work.simulator(known=Simulator(source, one_batch=True), is_timed=is_timed)
 
@@ -504,7 +504,7 @@ def lengths(
     given = inputs_of(inputs, settings)
     request = requested("lengths", model, settings)
     source = source_of(request.subject, name=name, inputs=batched(given, has_length=True))
-    work = Work.of(request, source, **({} if given is None else {"batch": batch_of(given)}))
+    work = ModelRequest.of(request, source, **({} if given is None else {"batch": batch_of(given)}))
     if len(work.runs) > 1:
         raise SelectionError("lengths are for one run; give one value of each setting")
     limit, card = work.limit, work.card

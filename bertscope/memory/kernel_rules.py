@@ -1,4 +1,4 @@
-"""What kernels and libraries allocate besides their results, as functions of whole numbers, without torch.
+"""The memory that kernels and libraries take besides their results, as functions of whole numbers, without torch.
 
 The temporary memory of some kernels does not grow evenly with the batch. A memory trace keeps the numbers of a rule,
 which do, so that the bytes are known at each batch. A CUDA device has cuBLAS's workspaces and its context besides.

@@ -88,13 +88,10 @@ class _Attention(torch.autograd.Function):
 
 def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
     tensors = _FUNCTIONS[name].split()
-    kind, defaults = inspect.Parameter.POSITIONAL_OR_KEYWORD, {"causal": False, "window_size": (-1, -1)}
-    signature = inspect.Signature(
-        [
-            *(inspect.Parameter(item, kind) for item in tensors),
-            *(inspect.Parameter(item, kind, default=defaults.get(item)) for item in _SETTINGS[version].split()),
-        ]
-    )
+    kind, usual = inspect.Parameter.POSITIONAL_OR_KEYWORD, {"causal": False, "window_size": (-1, -1)}
+    parameters = [inspect.Parameter(item, kind) for item in tensors]
+    parameters += [inspect.Parameter(item, kind, default=usual.get(item)) for item in _SETTINGS[version].split()]
+    signature = inspect.Signature(parameters)
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         bound = signature.bind(*args, **kwargs)
