@@ -201,10 +201,10 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 
 
 NUMBERS_ELSEWHERE = {
-    "analyses/sweep/results.py",  # keys of rows, and the schema of another version
+    "analyses/sweep/pool.py",  # keys of rows, and the schema of another version
     "tracing/saved.py",  # digests, the names of files
-    "analyses/why/messages.py",  # sizes in an error message
-    "analyses/why/stacks.py",  # folders of a Python version
+    "analyses/why/findings.py",  # sizes in an error message
+    "analyses/why/history.py",  # folders of a Python version
     "analyses/dataflow.py",  # places in tuples, such as past_key_values[3]
     "tracing/inputs.py",  # sizes of inputs
     "views/console.py",  # the width of a terminal

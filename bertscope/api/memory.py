@@ -17,13 +17,11 @@ from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fit import fewest_report, fit_report
-from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, TrainingFile, TrainingKey
-from bertscope.reports.plan import PlanReport
 from bertscope.settings.optimizers import LEANER
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bertscope.memory.step import Loss
+    from bertscope.reports.plan import PlanReport
     from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
     from bertscope.torch_access import nn
 
@@ -501,6 +500,8 @@ def lengths(
     >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128), report["unpadded"].padding
     (True, 0.0)
     """
+    from bertscope.memory import lengths as epochs
+
     given = inputs_of(inputs, settings)
     request = requested("lengths", model, settings)
     source = source_of(request.subject, name=name, inputs=batched(given, has_length=True))
@@ -515,8 +516,8 @@ def lengths(
     most = default_length(request, source, max(counts)).get("seq", max(counts))
     most = work.run.seq if request.has("seq") else most
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
-    data, run = Data(cut), on_card(work.run, card)
-    steps = LengthSteps(simulator, run, data)
+    data, run = epochs.Data(cut), on_card(work.run, card)
+    steps = epochs.LengthSteps(simulator, run, data)
     table = tuple(steps.table()) if search else ()
     sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
     if search:

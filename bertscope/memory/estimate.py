@@ -35,9 +35,8 @@ from bertscope.torch_access.compiled import compiled_paths, inductor_without_ker
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.tracing.inputs import loss_of, running, running_module
 from bertscope.tracing.losses import loss_function
-from bertscope.tracing.module_tree import read, row_paths
+from bertscope.tracing.module_tree import read, row_paths, subject, totals
 from bertscope.tracing.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
-from bertscope.tracing.totals import subject, totals
 
 _KEPT_RUNS = 16
 # The peaks of compiled steps, in those of eager ones: measured, with one recomputation estimated (docs/memory.md).
