@@ -129,7 +129,7 @@ class _Child:
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise its BertscopeError."""
         answer = "timing" if self.watch is None else "ended"
-        self._ask(self.job.to_json(), answer, lambda: detailed(self.name, self.sent.stage))
+        self._ask(self.job.to_json(), answer)
         if self.problem is not None and self.problem[0] == ERROR:
             raise self.problem[1]
         if self.problem is None:
@@ -142,7 +142,7 @@ class _Child:
             self.run_timed_step(number, steps, [self.first_seconds])
         if self.job.wants_card and self.problem is None:
             self.sent.stage = "measuring the rates of the card"
-            self._ask("card", "rates", lambda: detailed(self.name, self.sent.stage))
+            self._ask("card", "rates")
         self.stop()
 
     def run_timed_step(self, number: int, steps: int, seconds: Sequence[float]) -> None:
@@ -157,9 +157,9 @@ class _Child:
         rest = (steps - number) * sum(seconds)
         left = f"{self.sent.stage}{f', about {rest:.0f} s left' if rest >= 1 else ''}"
         shown = detailed(*((left, self.name) if self.is_in_turn else (self.name, left)))
-        self._ask("step", "seconds", lambda: shown)
+        self._ask("step", "seconds", shown)
 
-    def _ask(self, line: str, answer: str, shown: Callable[[], str]) -> None:
+    def _ask(self, line: str, answer: str, shown: str = "") -> None:
         """Send a line and keep the child's messages until the answer; any other end becomes the problem."""
         try:
             self.worker.send(line)
@@ -169,7 +169,7 @@ class _Child:
         if self.problem is not None:
             self.stop()
 
-    def _listen(self, answer: str, shown: Callable[[], str]) -> None:
+    def _listen(self, answer: str, shown: str) -> None:
         is_answered, deadline = False, time.monotonic() + self.timeout_seconds
         while self.problem is None and not is_answered:
             message = self.worker.receive(_POLL_SECONDS)
@@ -187,7 +187,7 @@ class _Child:
             if self.watch is not None:
                 self._look_at_ranks()
             if self.problem is None:
-                progress(shown())
+                progress(shown or detailed(self.name, self.sent.stage))
 
     def _keep(self, kind: str, content: Any) -> None:
         """Keep a message; of a kind that is no result, it is the problem."""

@@ -28,14 +28,14 @@ from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.losses import mini_batch
 from bertscope.settings.run_config import FREED, RunConfig
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, all_parameters
 from bertscope.torch_access import nn, torch, value_errors
 from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.tracing.inputs import loss_of, running, running_module
 from bertscope.tracing.losses import loss_function
 from bertscope.tracing.module_tree import row_paths, subject
-from bertscope.tracing.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
+from bertscope.tracing.repeat import RAN, LayerStack, layer_stacks, shortened
 
 _KEPT_RUNS = 16
 # The peaks of compiled steps, in those of eager ones: measured, with one recomputation estimated (docs/memory.md).

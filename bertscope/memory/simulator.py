@@ -22,14 +22,14 @@ from bertscope.memory.summary import device_cost, estimated, memory_report, on_c
 from bertscope.memory.trace import SMALLEST, MemoryTrace
 from bertscope.progress import progress
 from bertscope.reports.base import Subject
-from bertscope.reports.json import typed
+from bertscope.reports.json import NUMBER, checked, not_negative, typed
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, RankGroup, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.losses import MODEL, mini_batch
 from bertscope.settings.run_config import CUDA, FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.tracing.saved import NUMBER, checked, is_saved, not_negative, saved
+from bertscope.tracing.saved import is_saved, saved
 
 if TYPE_CHECKING:
     from bertscope.memory.estimate import MemoryTraces
@@ -155,7 +155,7 @@ class Simulator:
 
     def _flops(self, run_config: RunConfig) -> int:
         def compute() -> int:
-            from bertscope.memory.step import step_flops
+            from bertscope.tracing.flops import step_flops
 
             return step_flops(self.source, run_config)
 
