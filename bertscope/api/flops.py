@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.api.arguments import Model, built, inputs_of
 from bertscope.api.requests import default_length, requested, resolved, with_settings
 from bertscope.errors import SelectionError
-from bertscope.reports.flops import FlopsReport
+from bertscope.reports.modules import FlopsReport
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import INFERENCE, QUESTIONS, TRAINING
 from bertscope.sources.find import source_of
