@@ -22,8 +22,7 @@ from bertscope.units import count_text, json_text, signed_text
 
 if TYPE_CHECKING:
     from bertscope.checkpoints.reading import Checkpoint
-    from bertscope.reports.flops import FlopsReport
-    from bertscope.reports.params import CountReport
+    from bertscope.reports.modules import CountReport, FlopsReport
 
 _OF_ONE = ("module", "parameter")  # units whose names differ between models
 _NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm

@@ -15,7 +15,7 @@ from bertscope.views.console import Target, padded, wrapped
 
 if TYPE_CHECKING:
     from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
-    from bertscope.reports.params import CountReport, TreeReport, WrittenSum
+    from bertscope.reports.modules import CountReport, TreeReport, WrittenSum
 
 SHOWN_TIES = 8
 SHOWN_PARTS = 4

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import is_run
-from bertscope.reports.params import CountReport, CountRow, TreeReport, TreeRow, sum_of_rows
+from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport, TreeRow, sum_of_rows
 from bertscope.settings.checkpointing import NONE
 from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
 from bertscope.views.columns import Column, copies_text, csv_only, number, values, word

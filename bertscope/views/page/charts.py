@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.params import CountReport, CountRow, TreeReport
+from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport
 from bertscope.units import count_text, flops_text, share_text
 from bertscope.views.console import ROLES, variable
 
