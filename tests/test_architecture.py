@@ -17,8 +17,8 @@ import pytest
 from bertscope.commands.options import OPTIONS, option_row
 from bertscope.commands.table import COMMANDS
 from bertscope.gpus import GPUS
-from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import QUESTIONS
+from bertscope.settings.training import OPTIMIZERS
 from bertscope.sources.presets import preset_paths
 from tests.conftest import ROOT, run_python
 from tests.rooms import BUDGETS, MODULES, PACKAGE, lines_by_room, room, statements, structure
@@ -225,7 +225,7 @@ def test_numbers_in_paths_are_parsed_in_one_file():
 
 # The file of each registry, and its words.
 WORDS = {
-    "settings/optimizers.py": set(OPTIMIZERS),
+    "settings/training.py": set(OPTIMIZERS),
     "settings/checkpointing.py": {"selective", "every-"},
     "gpus.py": set(GPUS),
     "units.py": {"fp32", "bf16", "fp16"},

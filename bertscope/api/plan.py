@@ -15,9 +15,9 @@ from bertscope.errors import SelectionError, suggestion
 from bertscope.gpus import Gpu, half_precision
 from bertscope.memory.plan import plan_report
 from bertscope.reports.plan import PlanReport
-from bertscope.settings.optimizers import LEANER
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.run_config import AUTOCAST, RunConfig
+from bertscope.settings.training import LEANER
 from bertscope.sources.find import source_of
 
 if TYPE_CHECKING:

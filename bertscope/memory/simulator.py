@@ -21,8 +21,8 @@ from bertscope.progress import progress
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, RankGroup, Variant
-from bertscope.settings.losses import MODEL, mini_batch
 from bertscope.settings.run_config import CUDA, FREED, RunConfig
+from bertscope.settings.training import MODEL, mini_batch
 from bertscope.sources.model_source import ModelSource
 from bertscope.tracing.saved import NUMBER, checked, is_saved, not_negative, saved
 
