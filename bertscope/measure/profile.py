@@ -15,8 +15,7 @@ from bertscope.errors import one_line
 from bertscope.measure.profile_job import Job, Sent, read_message
 from bertscope.measure.system_memory import available_bytes
 from bertscope.measure.watch import RanksWatch
-from bertscope.processes.child import ERROR, Child, ForkedChild, starting
-from bertscope.processes.worker import ENDED, Worker
+from bertscope.processes.child import ENDED, ERROR, Child, ForkedChild, Worker, starting
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CalibrationReport, CalibrationStep

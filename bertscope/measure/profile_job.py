@@ -16,8 +16,7 @@ from typing import Any, get_args, get_type_hints
 
 from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
 from bertscope.measure.system_memory import proc_bytes
-from bertscope.processes.child import ERROR, die_with_parent, error_message
-from bertscope.processes.worker import read_error
+from bertscope.processes.child import ERROR, die_with_parent, error_message, read_error
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed

@@ -21,15 +21,19 @@ from bertscope.analyses.sweep.grid import Task
 from bertscope.analyses.sweep.point import are_kept
 from bertscope.errors import MissingExtraError, SelectionError, WorkerError, one_line
 from bertscope.processes.child import (
+    ENDED,
     ERROR,
+    GARBLED,
     Child,
     ForkedChild,
+    Inbox,
+    Worker,
     child_command,
     die_with_parent,
+    end_text,
     output_for_parent,
     starting,
 )
-from bertscope.processes.worker import ENDED, GARBLED, Inbox, Worker, end_text
 from bertscope.reports.base import FAILED
 from bertscope.reports.sweep import SweepRow
 
