@@ -45,7 +45,7 @@ MAY = {
     "transformers_access": "torch_access",
     "processes": "errors bertscope",
     "dry_run": f"{TEXT} torch_access {COMPUTE} processes bertscope",
-    "model": "errors config settings torch_access <torch>",
+    "model": "errors units config settings torch_access <torch>",
     "tracing": f"{TEXT} torch_access model processes bertscope",
     "memory": f"{TEXT} torch_access model tracing processes bertscope",
     "measure": f"{TEXT} torch_access model tracing memory processes bertscope",
@@ -281,7 +281,7 @@ def own_names(node: ast.AST) -> list[str]:
 # What is dispatched is read by the recorder and by the run of an estimate; `Bounded` guards a build. Functions are seen
 # for their names in a diagram, and twice to change what they do: initial values on meta, torch.chunk of fake ranks.
 MODES = {
-    "__torch_dispatch__": {"tracing/record.py", "memory/fake_run.py", "sources/model_source.py"},
+    "__torch_dispatch__": {"tracing/record.py", "memory/fake_run.py", "model/modules.py"},
     "__torch_function__": {
         "analyses/diagram/forward.py",
         "memory/parallel/fake_ranks.py",
@@ -435,7 +435,7 @@ def test_a_module_that_a_value_names_is_imported_in_few_places():
              if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
              and not isinstance(node.args[0], (ast.Constant, ast.JoinedStr))}  # fmt: skip
     assert found == {
-        "sources/other_models.py",  # a CodeName
+        "sources/model_source.py",  # a CodeName
         "__init__.py", "torch_import.py", "transformers_access/__init__.py", "transformers_access/flash_attn.py",
         "sources/transformers_models.py",  # names in constants of their files
     }  # fmt: skip

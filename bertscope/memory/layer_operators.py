@@ -11,7 +11,7 @@ from typing import Any
 from bertscope.memory.estimate import module_trace
 from bertscope.memory.step import meta_inputs, run_model
 from bertscope.model.keep import call_name, keep_operators
-from bertscope.model.lists import layer_lists
+from bertscope.model.modules import layer_lists
 from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import RunConfig
