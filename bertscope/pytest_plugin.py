@@ -61,7 +61,7 @@ class ExpectationFile(pytest.File):
 
     def _failure(self, expected: Expectation, item: pytest.Item) -> str:
         """Build the model, once for a file, and compare; return the line that `check` prints, empty if it passes."""
-        from bertscope.views.check import line
+        from bertscope.views.tool import line
 
         finding = self.witness.finding(expected)
         item.user_properties += [("expected", finding.expected), ("got", finding.got)]

@@ -202,11 +202,11 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 
 
 NUMBERS_ELSEWHERE = {
-    "analyses/sweep/results.py",  # keys of rows, and the schema of another version
+    "analyses/sweep/pool.py",  # keys of rows, and the schema of another version
     "tracing/saved.py",  # digests, the names of files
-    "analyses/why/messages.py",  # sizes in an error message
-    "analyses/why/stacks.py",  # folders of a Python version
-    "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
+    "analyses/why/findings.py",  # sizes in an error message
+    "analyses/why/history.py",  # folders of a Python version
+    "analyses/dataflow.py",  # places in tuples, such as past_key_values[3]
     "tracing/inputs.py",  # sizes of inputs
     "views/console.py",  # the width of a terminal
     "views/columns.py",  # cells that a spreadsheet would run
@@ -284,7 +284,7 @@ def own_names(node: ast.AST) -> list[str]:
 MODES = {
     "__torch_dispatch__": {"tracing/record.py", "memory/fake_run.py", "model/modules.py"},
     "__torch_function__": {
-        "analyses/diagram/forward.py",
+        "analyses/dataflow.py",
         "memory/parallel/fake_ranks.py",
         "torch_access/__init__.py",
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -67,9 +67,9 @@ class CommandLine(SimpleNamespace):
         if command.settings:
             self.request = _request(command, given, own)
 
-    def about(self, subject: Any, extras: dict[str, Any] | None = None) -> Request:
-        """Return the request about a model; `extras` get what is wanted besides the report."""
-        return replace(self.request, subject=subject, extras={} if extras is None else extras)
+    def about(self, subject: Any, wants: Collection[str] | None = None) -> Request:
+        """Return the request about a model; with `wants` the answer is a pair, of the report and what is wanted."""
+        return replace(self.request, subject=subject, wants=wants)
 
     def found(self, model: str | None = None, **changes: Any) -> ModelSource:
         """Return the source that MODEL, or another name that was typed, means with the options of models."""
@@ -92,7 +92,7 @@ class CommandLine(SimpleNamespace):
             without_meta_kernels()
         else:  # what else a model runs to build itself is not known
             load_meta_kernels()
-        from bertscope.tracing.totals import freeze  # torch is imported from here on
+        from bertscope.tracing.module_tree import freeze  # torch is imported from here on
 
         built = built_for_counting(source)
         freeze(built, getattr(self, "freeze", None) or ())

@@ -34,9 +34,8 @@ from bertscope.torch_access.compiled import compiled_paths, inductor_without_ker
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.tracing.inputs import loss_of, running, running_module
 from bertscope.tracing.losses import loss_function
-from bertscope.tracing.module_tree import row_paths
+from bertscope.tracing.module_tree import row_paths, subject
 from bertscope.tracing.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
-from bertscope.tracing.totals import subject
 
 _KEPT_RUNS = 16
 # The peaks of compiled steps, in those of eager ones: measured, with one recomputation estimated (docs/memory.md).
@@ -164,7 +163,7 @@ def module_memory(
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = module_trace(module, inputs, run_config, loss)
     trace = trace.in_loop(run_config)
-    found = estimated(trace, trace.other_peak_bytes, run_config, row_paths(module))
+    found = estimated(trace, run_config, row_paths(module))
     return found, uncounted_notes(trace, run_config)
 
 

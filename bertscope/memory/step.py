@@ -27,8 +27,8 @@ from bertscope.tracing.fake_tensors import attribute_tensors, valid_tokens
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.tracing.losses import add_teacher, batch_of_texts
+from bertscope.tracing.module_tree import freeze
 from bertscope.tracing.operator_costs import tensors
-from bertscope.tracing.totals import freeze
 from bertscope.units import PRECISIONS
 
 _BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH",

@@ -343,10 +343,10 @@ def never(*_, **__):
 
 WORK = {
     "profile": "bertscope.measure.profile.profile_report",
-    "estimate": "bertscope.memory.fit.estimate_report",
+    "estimate": "bertscope.memory.simulator.Simulator.report",
     "fit": "bertscope.memory.fit.fit_report",
     "report": "bertscope.analyses.page.page_report",
-    "diagram": "bertscope.analyses.diagram.diagram.diagram",
+    "diagram": "bertscope.analyses.diagram.diagram",
     "count": "bertscope.analyses.params.count",
 }
 ALSO = {"fit": ("--budget", "1GiB")}

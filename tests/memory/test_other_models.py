@@ -15,7 +15,6 @@ from bertscope.errors import BertscopeWarning, SelectionError
 from bertscope.measure.profile import profile_report
 from bertscope.measure.profile_job import Job
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.fit import fit_report
 from bertscope.memory.trace import same_events
 from bertscope.settings.rows import CodeName
 from bertscope.settings.run_config import RunConfig
@@ -24,7 +23,7 @@ from bertscope.sources.model_source import GivenModule
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.repeat import layer_stacks
 from tests.memory.plain_loop import peak_bytes, tokenized
-from tests.memory.steps import whole_trace
+from tests.memory.steps import fit_report, whole_trace
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

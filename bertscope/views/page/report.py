@@ -28,12 +28,12 @@ from bertscope.views.diff import notes as diff_notes
 from bertscope.views.diff import parts as diff_parts
 from bertscope.views.footer import footer, subtitle, title
 from bertscope.views.memory import conclusions, footnotes, kept_cells, kept_columns, variants_table
+from bertscope.views.modules import tree_table
 from bertscope.views.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.views.page.templating import filled, markup
 from bertscope.views.plan import plan_svg
 from bertscope.views.step import assumed, needs, part_name, run_text
 from bertscope.views.timeline import memory_charts
-from bertscope.views.tree import tree_table
 
 
 def model_command(model: ModelPart, name: str, words: str = "") -> str:

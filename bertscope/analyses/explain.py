@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from bertscope.analyses.explain.modules import explain_modules, formula, sum_of
+from bertscope.analyses.explain_modules import explain_modules, formula, sum_of
 from bertscope.analyses.params import count
 from bertscope.config import HEADS, BertConfig
 from bertscope.errors import SelectionError, name_of, suggestion
@@ -29,7 +29,7 @@ from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.tracing.fake_tensors import META_ATTENTION
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.inputs import CHOICES
-from bertscope.tracing.totals import subject
+from bertscope.tracing.module_tree import subject
 from bertscope.units import FP32, bytes_text
 
 SECTIONS = ("config", "inputs", "outputs", "caches", "positions", "checkpointing")
