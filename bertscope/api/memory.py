@@ -22,11 +22,11 @@ from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, TrainingFile, TrainingKey
-from bertscope.settings.optimizers import LEANER
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
+from bertscope.settings.training import LEANER
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import ModelSource, built_for_counting

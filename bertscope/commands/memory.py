@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import bertscope
 from bertscope.calibrations import with_saved
-from bertscope.commands.call import CommandLine
-from bertscope.commands.output import note, print_notes, progress_shown, show, write
+from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, show, write
 from bertscope.commands.process import INTERRUPT
 from bertscope.errors import SelectionError, SourceError
 from bertscope.reports.run import RunFitReport

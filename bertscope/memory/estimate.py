@@ -27,8 +27,8 @@ from bertscope.memory.zero import idle, with_update, without_broadcasts
 from bertscope.processes.folders import compile_environment
 from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
-from bertscope.settings.losses import mini_batch
 from bertscope.settings.run_config import FREED, RunConfig
+from bertscope.settings.training import mini_batch
 from bertscope.sources.model_source import ModelSource, all_parameters
 from bertscope.torch_access import nn, torch, value_errors
 from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
