@@ -5,22 +5,23 @@ from collections.abc import Iterator
 from bertscope.reports.memory import LengthsReport, LengthsRow
 from bertscope.settings.generate import row_words
 from bertscope.units import bytes_text, count_text, flops_text, share_text
-from bertscope.views.columns import Column, answer_word, number, values
-from bertscope.views.step import PEAK, assumed, cost_columns, time_notes
+from bertscope.views.columns import Column, answer_word, attribute, number, values
+from bertscope.views.console import Target
+from bertscope.views.step import assumed, cost_columns, time_notes
 from bertscope.views.views import Table, View
 
 
 def columns(report: LengthsReport) -> list[Column]:
     """Return the columns of the ways to make batches."""
     return [
-        Column("batches", lambda row: _batching(row.name), values("name")),
+        attribute("batches", "name", _batching),
         Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
         number("an epoch", "batches"),
         number("padding", "padding", share_text),
         number("mean peak", "expected_bytes", bytes_text),
-        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}",
-               values("worst_batch", "worst_seq"), right=True, detail=True),
-        *cost_columns(report.rows, titles={PEAK: "worst peak"}),
+        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
+               right=True, detail=True),
+        *cost_columns(report.rows, peak="worst peak"),
         number("epoch FLOPs", "epoch_flops", flops_text),
     ]  # fmt: skip
 
@@ -57,7 +58,7 @@ def verdict(report: LengthsReport) -> str:
     return f"{answer}; assumed: {assumed(report, report.run.precision)}, {how}"
 
 
-def notes(report: LengthsReport) -> Iterator[str]:
+def notes(report: LengthsReport, target: Target | None) -> Iterator[str]:
     """Yield the notes: the data first, then how the numbers were obtained."""
     yield (
         f"{count_text(report.sequences)} sequences of {report.shortest} to {report.longest} "
@@ -77,18 +78,14 @@ def notes(report: LengthsReport) -> Iterator[str]:
     yield from time_notes(row.cost for row in report.rows)
 
 
-def _tables(report: LengthsReport) -> Iterator[Table]:
-    yield Table(columns(report), report.rows, lambda row: row is best(report))
-    by_length = [
-        Column("lengths", lambda row: f"{row.low}-{row.high}"), number("sequences", "sequences"),
-        number("batch", "batch"), *cost_columns(report.table),
-    ]  # fmt: skip
+def _tables(report: LengthsReport, target: Target | None) -> list[Table]:
+    chosen = best(report)
+    tables = [Table(columns(report), report.rows, lambda row: row is chosen)]
     if report.table:
-        yield Table(by_length, report.table)
+        lengths = Column("lengths", lambda row: f"{row.low}-{row.high}")
+        by_length = [lengths, number("sequences", "sequences"), number("batch", "batch"), *cost_columns(report.table)]
+        tables.append(Table(by_length, report.table))
+    return tables
 
 
-VIEW = View(
-    answer=verdict,
-    tables=lambda report, target: list(_tables(report)),
-    notes=lambda report, target: notes(report),
-)
+VIEW = View(answer=verdict, tables=_tables, notes=notes)

@@ -16,9 +16,10 @@ from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import binary_unit, bytes_text, count_text, flops_text, html_text
 from bertscope.views.columns import Column, csv_only, values
+from bertscope.views.console import Target
 from bertscope.views.fit import on_text
 from bertscope.views.step import assumed, cost_columns, needs, parts_csv, time_notes
-from bertscope.views.views import Table, View
+from bertscope.views.views import View
 
 # The end of a module's path in its layer -> what the module computes; the first row that matches. A path without a row
 # is shown itself.
@@ -121,9 +122,8 @@ def columns(report: PlanReport) -> list[Column]:
         *cost_columns(report.rows),
         Column("recomputed", share, values("recompute_share"), right=True),
         Column("what changes", lambda row: _words(row.changes) or "-", shown=any(row.changes for row in report.rows)),
-        csv_only({"changes": lambda row: _options(row.changes) or "-",
-                  "moved_bytes_again": lambda row: row.moved_bytes_again}),
-        parts_csv(lambda row: row.cost.peak),
+        csv_only({"changes": lambda row: _options(row.changes) or "-"} | values("moved_bytes_again")),
+        parts_csv(),
     ]  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def _words(settings: dict[str, Any]) -> str:
     return _options(settings)
 
 
-def notes(report: PlanReport) -> Iterator[str]:
+def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
     """Yield the next cheaper plan first, then how the numbers were obtained."""
     if (cheaper := report.cheaper) is not None and report.fits:
         yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.cost.gpu_bytes)}"
@@ -159,7 +159,7 @@ def notes(report: PlanReport) -> Iterator[str]:
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 
 
-def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
+def _use(report: PlanReport, target: Target | None) -> Iterator[tuple[str, str]]:
     row = report.first
     if report.fits and (row.lists or row.changes):
         sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
@@ -172,10 +172,11 @@ def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
 
 VIEW = View(
     answer=verdict,
-    lines=lambda report, target: _use(report),
+    lines=_use,
     name_width=8,
-    tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row is report.rows[0])],
-    notes=lambda report, target: notes(report),
+    columns=columns,
+    strong=lambda report, row: row is report.first,
+    notes=notes,
 )
 
 

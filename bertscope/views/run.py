@@ -1,7 +1,6 @@
 """The report of `run` as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from shlex import join
 from typing import Any
 
@@ -11,7 +10,7 @@ from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
 from bertscope.reports.run import RunFitReport, RunPhase, RunReport
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
-from bertscope.views.columns import Column, fits_word, in_phase, number, values
+from bertscope.views.columns import Column, attribute, fits_word, in_phase, number
 from bertscope.views.console import Target
 from bertscope.views.step import cost_columns, part_name, parts_csv, range_text
 from bertscope.views.views import Table, View
@@ -46,22 +45,17 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
     phases = report.phases if is_whole else _last_of_each(report.phases)
     columns = [
         number("step", "step", lambda step: str(step) if step else "-"),
-        Column("phase", lambda row: row.phase, values("phase")),
+        attribute("phase", "phase"),
         *cost_columns(phases, without=["peak in", "on the GPU"]),
-        Column("line", lambda row: row.line or "-", values("line")),
-        Column("module", lambda row: row.cost.peak.path or "-", {"path": attrgetter("cost.peak.path")}, below=1),
-        Column(
-            "operator",
-            lambda row: row.cost.peak.operator or "-",
-            {"operator": attrgetter("cost.peak.operator")},
-            detail=True,
-        ),
-        parts_csv(lambda row: row.cost.peak),
+        attribute("line", "line", missing="-"),
+        attribute("module", "path", of="cost.peak", missing="-", below=1),
+        attribute("operator", "operator", of="cost.peak", missing="-", detail=True),
+        parts_csv(),
     ]
     held = [
-        Column("at the peak: line", lambda row: row.line or "-", values("line")),
-        Column("module", lambda row: row.path or "-", values("path"), below=1),
-        Column("part", lambda row: part_name(row.part), values("part")),
+        attribute("at the peak: line", "line", missing="-"),
+        attribute("module", "path", missing="-", below=1),
+        attribute("part", "part", part_name),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
     ]
@@ -106,8 +100,14 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
     yield from report.remarks
 
 
-VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes,
-            hidden_rows=lambda report, target: max(len(report.held) - _ROWS, 0))  # fmt: skip
+VIEW = View(
+    answer=_answer,
+    title=_title,
+    tables=_tables,
+    lines=_lines,
+    notes=_notes,
+    hidden_rows=lambda report, target: max(len(report.held) - _ROWS, 0),
+)
 
 
 def step_timeline(report: RunReport, suffix: str) -> Any:
@@ -131,10 +131,15 @@ def _fit_answer(report: RunFitReport) -> str:
     return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
 
 
-def _fit_table(report: RunFitReport) -> Table:
-    columns = [number(report.argument, "value"), *cost_columns(report.rows)]
-    return Table(columns, report.rows, strong=lambda row: row.value == report.largest)
+def _fit_columns(report: RunFitReport) -> list[Column]:
+    return [number(report.argument, "value"), *cost_columns(report.rows)]
 
 
-FIT = View(answer=_fit_answer, title=_title, tables=lambda report, target: [_fit_table(report)],
-           notes=lambda report, target: report.remarks, shows_all_notes=True)  # fmt: skip
+FIT = View(
+    answer=_fit_answer,
+    title=_title,
+    columns=_fit_columns,
+    strong=lambda report, row: row.value == report.largest,
+    notes=lambda report, target: report.remarks,
+    shows_all_notes=True,
+)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from bertscope.errors import named
 from bertscope.reports.why import MESSAGE, OOM, PEAK, WhyFinding, WhyReport
 from bertscope.units import binary_unit, bytes_text, html_text
-from bertscope.views.columns import Column, number, optional, values
+from bertscope.views.columns import Column, number, values
 from bertscope.views.console import Target
 from bertscope.views.footer import note_text, title
 from bertscope.views.step import part_name, run_text
@@ -161,7 +161,7 @@ def _tables(report: WhyReport, target: Target | None) -> Sequence[Table]:
         Column("share", lambda part: f"{100 * part.held_bytes / total:.0f} %", right=True,
                shown=report.source != MESSAGE),
         number("blocks", "blocks", shown=any(part.blocks for part in report.parts)),
-        number("estimate", "estimated_bytes", optional(bytes_text, "-"), shown=report.run is not None),
+        number("estimate", "estimated_bytes", bytes_text, missing="-", shown=report.run is not None),
     ]  # fmt: skip
     tables = [Table(parts, report.parts)] if report.source != MESSAGE or report.run else []
     return [*tables, *([Table(_row_columns(report), rows)] if report.rows else [])]

@@ -27,7 +27,7 @@ from bertscope.views.diagram import inline_svg, mermaid, width_points
 from bertscope.views.diff import notes as diff_notes
 from bertscope.views.diff import parts as diff_parts
 from bertscope.views.footer import footer, subtitle, title
-from bertscope.views.memory import conclusions, footnotes, kept_cells, kept_columns, variants_table
+from bertscope.views.memory import conclusions, footnotes, kept_table, variants_table
 from bertscope.views.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.views.page.templating import filled, markup
 from bertscope.views.plan import plan_svg
@@ -355,14 +355,14 @@ f"{item.unit} ({item.how}; {item.source})" for item in flops.conventions),
 
 
 def _memory(model: ModelPart) -> dict[str, Any]:
-    memory, table = model.memory, variants_table(model.memory)
+    memory, table, kept = model.memory, variants_table(model.memory), kept_table(model.memory)
     return {
         "timeline": memory_charts(memory),
         "columns": table.columns,
         "rows": table.rows,
         "strong": table.strong,
-        "kept_columns": _numbers_first(kept_columns(memory)),
-        "kept_rows": kept_cells(memory),
+        "kept_columns": _numbers_first(kept.columns),
+        "kept_rows": kept.rows,
         "notes": [
             *conclusions(memory),
             (
