@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from bertscope.errors import named
-from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
+from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
@@ -57,11 +57,10 @@ def label(row: PlanRow) -> str:
             return "nothing kept (full)"
         if not any(own.again for own in row.lists):
             return "keep all matrix products"
-    paths = list(dict.fromkeys(own.path for own in row.lists))
-    words = [_kept_words([own for own in row.lists if own.path == path]) for path in paths]
-    if len(paths) > 1:
-        words = [f"{path}: {text}" for path, text in zip(paths, words, strict=True)]
-    return f"keep {'; '.join(words)}"
+    lists: dict[str, list[PlanList]] = {}
+    for own in row.lists:
+        lists.setdefault(own.path, []).append(own)
+    return f"keep {'; '.join(f'{path}: ' * (len(lists) > 1) + _kept_words(same) for path, same in lists.items())}"
 
 
 def _kept_words(lists: Sequence[PlanList]) -> str:
@@ -94,11 +93,9 @@ def share(row: PlanRow) -> str:
 
 def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence."""
-    row = report.first
-    on = on_text(report)
+    row, yes = report.first, "yes"
     batch = f"batch {count_text(row.batch)} x {count_text(row.accumulate)}"
-    sized = f"{batch} at seq {report.run.seq}{on}: {needs(row.cost)}"
-    yes = "yes"
+    sized = f"{batch} at seq {report.run.seq}{on_text(report)}: {needs(row.cost)}"
     if row.changes:
         trained = " (only the adapters are trained; the model is no longer fine-tuned in full)"
         yes = f"yes, with {_words(row.changes)}{trained * ('lora' in row.changes)}"
@@ -193,39 +190,34 @@ def plan_svg(report: PlanReport) -> str:
     limit = report.budget_bytes
     unit, name = binary_unit(limit)
     top = max([limit, *(size for (_, size), _ in points)]) * 1.1
+    base, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
 
     def place(share: float, size: float) -> tuple[float, float]:
-        x = _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
-        return round(x, 1), round(_HEIGHT - _BOTTOM - size / top * (_HEIGHT - _BOTTOM - _TOP), 1)
+        return round(_LEFT + share * (right - _LEFT), 1), round(base - size / top * (base - _TOP), 1)
 
-    base, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    def text(x: float, y: float, words: str, anchor: str) -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(words)}</text>'
+
     _, line = place(0, limit)
     way = " ".join(f"{x},{y}" for x, y in (place(*key) for key, _ in points))
-    parts = [
+    shapes = [
         f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>',
-        _text((_LEFT + right) / 2, _HEIGHT - 8, "recomputed", "middle"),
-        _text(6, 13, f"on the GPU, {name}", "start"),
+        text((_LEFT + right) / 2, _HEIGHT - 8, "recomputed", "middle"),
+        text(6, 13, f"on the GPU, {name}", "start"),
         f'<path d="M{_LEFT} {line}H{right}" stroke="currentColor" stroke-dasharray="6 4"/>',
-        _text(right, line - 5, f"limit {bytes_text(limit)}", "end"),
+        text(right, line - 5, f"limit {bytes_text(limit)}", "end"),
         f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
-        *(_circle(*place(*key), point, point.cost.gpu_bytes <= limit) for key, point in points),
     ]
+    for (recomputed, size), point in points:
+        x, y = place(recomputed, size)
+        words = f"{point.checkpointing}: {bytes_text(size)}, {100 * recomputed:.0f} % recomputed"
+        fill = "currentColor" if size <= limit else "none"
+        title = f"<title>{html_text(words)}</title>"
+        shapes.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>')
     for number in range(_TICKS + 1):
         x, y = place(number / _TICKS, top * number / _TICKS)
-        parts.append(_text(x, base + 16, f"{100 * number // _TICKS} %", "middle"))
-        parts.append(_text(_LEFT - 6, y + 4, f"{top * number / _TICKS / unit:.1f}", "end"))
+        shapes.append(text(x, base + 16, f"{100 * number // _TICKS} %", "middle"))
+        shapes.append(text(_LEFT - 6, y + 4, f"{top * number / _TICKS / unit:.1f}", "end"))
     box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
     style = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *parts, "</svg>\n"])
-
-
-def _text(x: float, y: float, words: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(words)}</text>'
-
-
-def _circle(x: float, y: float, point: PlanPoint, is_filled: bool) -> str:
-    share = f"{100 * point.recompute_share:.0f} %"
-    words = f"{point.checkpointing}: {bytes_text(point.cost.gpu_bytes)}, {share} recomputed"
-    fill = "currentColor" if is_filled else "none"
-    title = f"<title>{html_text(words)}</title>"
-    return f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *shapes, "</svg>\n"])
