@@ -36,11 +36,11 @@ def columns(report: FitReport) -> list[Column]:
     searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
     return [
         number("GPUs", "ranks", shown=by_ranks),
-        attribute("strategy", "strategy", _strategy, shown=by_ranks),
+        attribute("strategy", "strategy", text=_strategy, shown=by_ranks),
         number("seq", "seq", shown=not report.length_given),
         Column("setting", lambda row: f"{row.precision}, {strategy_name(row.checkpointing)}", shown=by_ranks),
         attribute("precision", "precision", shown=not by_ranks),
-        attribute("checkpointing", "checkpointing", strategy_name, shown=not by_ranks),
+        attribute("checkpointing", "checkpointing", text=strategy_name, shown=not by_ranks),
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
         csv_only(values("largest_batch")),
         number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),

@@ -14,7 +14,7 @@ from bertscope.views.views import Table, View
 def columns(report: LengthsReport) -> list[Column]:
     """Return the columns of the ways to make batches."""
     return [
-        attribute("batches", "name", _batching),
+        attribute("batches", "name", text=_batching),
         Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
         number("an epoch", "batches"),
         number("padding", "padding", share_text),

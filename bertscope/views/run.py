@@ -55,7 +55,7 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
     held = [
         attribute("at the peak: line", "line", missing="-"),
         attribute("module", "path", missing="-", below=1),
-        attribute("part", "part", part_name),
+        attribute("part", "part", text=part_name),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
     ]

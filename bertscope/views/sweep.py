@@ -34,7 +34,7 @@ def columns(report: SweepReport) -> list[Column]:
         _bytes("sent", "sent_bytes", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),
         csv_only({f"{kind.replace('-', '_')}_bytes": reader(f"traffic.{kind}") for kind in COLLECTIVES}),
         number("parameters", "parameters", detail=True, missing="--", shown="model" in report.varied),
-        attribute("error", "error", partial(one_line, limit=60), shown=any(row.error for row in report.rows)),
+        attribute("error", "error", text=partial(one_line, limit=60), shown=any(row.error for row in report.rows)),
         csv_only(values("outcome", "key")),
     ]
 

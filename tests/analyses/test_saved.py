@@ -73,9 +73,9 @@ def test_an_estimate_is_the_same_from_a_file_without_a_cache_and_at_another_batc
 
 
 def module_report(run: RunConfig):
-    from bertscope.memory.simulator import estimate_report
+    from bertscope.memory.simulator import Simulator
 
-    return estimate_report(small(num_hidden_layers=2), [run])
+    return Simulator(small(num_hidden_layers=2)).report([run])
 
 
 COMMANDS = (
@@ -376,7 +376,7 @@ def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder
 
 def test_several_processes_may_write_at_once(folder, tmp_path):
     (tmp_path / "writes.py").write_text(
-        "from bertscope.memory.simulator import Simulator\n"
+        "from bertscope.memory.simulator import Simulator, Simulator\n"
         "from bertscope.settings.run_config import RunConfig; from bertscope import load; s = load('bert-tiny')\n"
         "print([Simulator(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])\n"
     )

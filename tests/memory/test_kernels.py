@@ -21,7 +21,7 @@ from bertscope.memory.kernels import cuda_kernels as cuda
 from bertscope.memory.kernels.cpu_scratch import cpu_scratch
 from bertscope.memory.kernels.cuda_kernels import _flash_attn_scratch, kernel_for
 from bertscope.memory.kernels.scratch_rules import Scratch
-from bertscope.memory.simulator import estimate_memory
+from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import fake_tensor_mode, has_bf16_products
 from tests.memory.steps import small
@@ -303,7 +303,7 @@ def test_the_kernel_follows_dtype_mask_and_heads(dtype, has_mask, more, kernel):
 )
 def test_a_kernel_that_cannot_compute_it_is_refused(kernel, fields):
     with pytest.raises(SelectionError, match="sdpa_kernel auto"):
-        estimate_memory(small(), RunConfig(batch=2, seq=16, device="cuda", sdpa_kernel=kernel, **fields))
+        Simulator(small()).memory(RunConfig(batch=2, seq=16, device="cuda", sdpa_kernel=kernel, **fields))
 
 
 @pytest.mark.parametrize(
