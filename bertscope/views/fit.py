@@ -1,16 +1,17 @@
-"""The fit report as a table, CSV and Markdown."""
+"""The reports of `fit`, and of `estimate` and `fit` with `--lengths`, as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bertscope.errors import named
 from bertscope.gpus import sdpa_kernel
-from bertscope.reports.memory import FitReport, FitRow
+from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE
+from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED
-from bertscope.units import BF16, FP16, bytes_text, count_text
+from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, share_text
 from bertscope.views.columns import Column, answer_word, attribute, csv_only, fits_word, listed, number, values
 from bertscope.views.console import Target
 from bertscope.views.footer import not_generation, uncounted
@@ -252,3 +253,86 @@ VIEW = View(
         shows_records=True,
     ),
 )
+
+
+# ---- the lengths of a data set ----
+
+
+def _length_columns(report: LengthsReport) -> list[Column]:
+    """Return the columns of the ways to make batches."""
+    return [
+        attribute("batches", "name", text=_batching),
+        Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
+        number("an epoch", "batches"),
+        number("padding", "padding", share_text),
+        number("mean peak", "expected_bytes", bytes_text),
+        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
+               right=True, detail=True),
+        *cost_columns(report.rows, peak="worst peak"),
+        number("epoch FLOPs", "epoch_flops", flops_text),
+    ]  # fmt: skip
+
+
+def _batching(name: str) -> str:
+    """Return a way to make batches in words: `dynamic padding`."""
+    if name == "tokens":
+        return "sorted by length, padded"
+    grouped = "dynamic padding, grouped by length" if name == "grouped" else f"{name} padding"
+    return name if name in ("unpadded", "packed") else grouped
+
+
+def _size(row: LengthsRow) -> str:
+    return count_text(row.batch) if row.batch else f"{count_text(row.tokens_per_batch)} tokens"
+
+
+def best(report: LengthsReport) -> LengthsRow:
+    """Return the row that every model can run, with padding, whose worst step fits with the fewest FLOPs."""
+    padded = [row for row in report.rows if row.name not in ("unpadded", "packed")]
+    return min(padded, key=lambda row: (row.answer not in ("yes", ""), row.epoch_flops))
+
+
+def _length_verdict(report: LengthsReport) -> str:
+    """Return the answer in a sentence, and what it assumes."""
+    row, fixed = best(report), report.rows[0]
+    on = f" on {report.card.name}" if report.card else ""
+    what = f"{_batching(row.name)}, batch {_size(row)}{on}"
+    answer = (
+        f"{what}: worst step {bytes_text(row.peak_bytes)}, mean step {bytes_text(row.expected_bytes)}; an epoch "
+        f"{flops_text(row.epoch_flops)}, {share_text(row.epoch_flops / fixed.epoch_flops)} of {_batching(fixed.name)}"
+    )
+    answer = f"{answer_word(row.answer)}: {answer}" if row.answer else answer
+    how = row_words("checkpointing", report.run.checkpointing)
+    return f"{answer}; assumed: {assumed(report, report.run.precision)}, {how}"
+
+
+def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]:
+    """Yield the notes: the data first, then how the numbers were obtained."""
+    yield (
+        f"{count_text(report.sequences)} sequences of {report.shortest} to {report.longest} "
+        f"tokens, mean {report.mean:.1f}: {report.source}"
+    )
+    if report.truncated:
+        yield f"{count_text(report.truncated)} sequences were longer, and are cut to {report.longest} tokens"
+    yield (
+        f"steps of these lengths ran: {', '.join(map(str, report.traced))}; between two of them a peak is on the "
+        "straight line, not below the step's own; on a card steps of changing sizes may fragment more"
+    )
+    yield (
+        "dynamic: random batches, the mean of all orders; grouped: group_by_length of "
+        "transformers; the worst step has the longest sequences; unpadded and packed: the memory "
+        "of as many tokens in equal sequences; grouped and packed: one random order"
+    )
+    yield from time_notes(row.cost for row in report.rows)
+
+
+def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
+    chosen = best(report)
+    tables = [Table(_length_columns(report), report.rows, lambda row: row is chosen)]
+    if report.table:
+        lengths = Column("lengths", lambda row: f"{row.low}-{row.high}")
+        by_length = [lengths, number("sequences", "sequences"), number("batch", "batch"), *cost_columns(report.table)]
+        tables.append(Table(by_length, report.table))
+    return tables
+
+
+LENGTHS = View(answer=_length_verdict, tables=_length_tables, notes=_length_notes)

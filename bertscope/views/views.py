@@ -19,11 +19,10 @@ from bertscope.views.page.templating import filled
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
 VIEWS = {
     "calibration": "tool:calibration", "check": "tool:check", "checkpoint": "diff:checkpoint",
-    "comparison": "views:comparison", "convention": "modules:convention",
-    "count": "modules:count", "doctor": "tool:doctor", "flops": "modules:flops",
-    "operators": "modules:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
-    "run_fit": "run:FIT",
-    "schemas": "tool:schemas", "tree": "modules:tree", "verify": "diff:verify",
+    "comparison": "views:comparison", "convention": "modules:convention", "count": "modules:count",
+    "doctor": "tool:doctor", "flops": "modules:flops", "lengths": "fit:LENGTHS", "operators": "modules:operators",
+    "plan_code": "plan:code", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
+    "run_fit": "run:FIT", "schemas": "tool:schemas", "tree": "modules:tree", "verify": "diff:verify",
 }  # fmt: skip
 
 
