@@ -35,6 +35,7 @@ from bertscope.views.modules import tree_table
 from bertscope.views.page.templating import filled, markup
 from bertscope.views.step import assumed, needs, part_name, run_text
 from bertscope.views.timeline import memory_charts
+from bertscope.views.views import Table
 
 # ---- the commands that give the numbers of a page ----
 
@@ -209,11 +210,9 @@ def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, st
         found.append(("Sum over layers", count_text(totals.layer_params), "", how))
     weights = f"{bytes_text(totals.bf16_bytes)} in bf16"
     found.append(("Weights in fp32", bytes_text(totals.fp32_bytes), f"{count_text(totals.fp32_bytes)} B", weights))
+    sizes = f"batch {count_text(model.batch)}, sequence {count_text(model.seq)}"
     for name, report in (("Forward pass", model.flops), ("Training step", model.training)):
-        flops, sizes = (
-            report.rows[0].total.matmul_flops,
-            f"batch {count_text(model.batch)}, sequence {count_text(model.seq)}",
-        )
+        flops = report.rows[0].total.matmul_flops
         found.append((name, flops_text(flops), f"{count_text(flops)} FLOP", sizes))
     return found
 
@@ -262,14 +261,23 @@ def html(report: PageReport) -> str:
 
 
 def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
+    drawn, config = parameter_map(model.tensors, model.tree), model.tree.subject.config or {}
+    # As config.json writes it, text without its quotes.
+    value = Column("value", lambda pair: pair[1] if isinstance(pair[1], str) else json.dumps(pair[1]))
     return {
         "overview": {"verdict": verdict(model), "figures": figures(model, are_tied=are_tied)},
         "fit": {} if model.fit is None else _fit(model, model.fit),
         "memory": _memory(model),
-        "parameters": _parameters(model),
+        "parameters": {
+            "map": drawn,
+            "roles": _roles(color for *_, color, _ in drawn["nodes"]),
+            "table": _numbers_first(tree_table(model.tree)),
+            "notes": [f"{name}: {value}" if name else value for name, value in footer(model.tree)],
+            "commands": [_about(model, "tree"), _about(model, "count", "--by parameter")],
+        },
         "FLOPs": _flops(model),
         "forward": _forward(model),
-        "configuration": _configuration(model),
+        "configuration": {"table": Table([Column("field", itemgetter(0)), value], list(config.items()))},
     }
 
 
@@ -281,28 +289,17 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
     names = f"{shlex.quote(a.name)} {shlex.quote(b.name)}"
     return {
         "sides": [f"{key}: {side.name} ({side.architecture})" for key, side in (("a", a), ("b", b))],
-        "tables": [(f"differing {part.columns[0].title}s", part.columns, part.rows) for part in diff_parts(diff)],
+        "tables": diff_parts(diff),
         "notes": diff_notes(diff),
         "commands": [" ".join([f"bertscope diff {names} --batch {diff.batch} --seq {diff.seq}", *options])],
     }
 
 
-def _numbers_first(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns in the order in which a narrow screen shows them: names, numbers, words, details last."""
-    return [columns[0], *sorted(columns[1:], key=lambda column: (not column.right, column.detail or column.below > 0))]
-
-
-def _parameters(model: ModelPart) -> dict[str, Any]:
-    drawn = parameter_map(model.tensors, model.tree)
-    table = tree_table(model.tree)
-    return {
-        "map": drawn,
-        "roles": _roles(color for *_, color, _ in drawn["nodes"]),
-        "columns": _numbers_first(table.columns),
-        "rows": table.rows,
-        "notes": [f"{name}: {value}" if name else value for name, value in footer(model.tree)],
-        "commands": [_about(model, "tree"), _about(model, "count", "--by parameter")],
-    }
+def _numbers_first(table: Table) -> Table:
+    """Return the table with the columns as a narrow screen shows them: names, numbers, words, details last."""
+    first, *others = table.columns
+    others.sort(key=lambda column: (not column.right, column.detail or column.below > 0))
+    return replace(table, columns=[first, *others])
 
 
 def _flops(model: ModelPart) -> dict[str, Any]:
@@ -329,8 +326,7 @@ def _flops(model: ModelPart) -> dict[str, Any]:
         "bars": bars,
         "roles": _roles(color for *_, color in bars["bars"]),
         "lengths": _lengths(flops),
-        "columns": columns,
-        "rows": flops.rows,
+        "table": Table(columns, flops.rows),
         "notes": lines,
         "commands": [
             flops_command(model, f"--seq {model.seq} --convention torch"),
@@ -341,14 +337,11 @@ def _flops(model: ModelPart) -> dict[str, Any]:
 
 
 def _memory(model: ModelPart) -> dict[str, Any]:
-    memory, table, kept = model.memory, variants_table(model.memory), kept_table(model.memory)
+    memory = model.memory
     return {
         "timeline": memory_charts(memory),
-        "columns": table.columns,
-        "rows": table.rows,
-        "strong": table.strong,
-        "kept_columns": _numbers_first(kept.columns),
-        "kept_rows": kept.rows,
+        "table": variants_table(memory),
+        "kept": _numbers_first(kept_table(memory)),
         "notes": [
             *conclusions(memory),
             "A long step is thinned out: in each stretch the highest and the last point are drawn, so the peak is "
@@ -360,21 +353,17 @@ def _memory(model: ModelPart) -> dict[str, Any]:
 
 
 def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
-    plan = model.plan
-    return {
+    found: dict[str, Any] = {
         "heading": f"Largest batches that fit {place(fit)} at sequence length {model.seq}",
-        "columns": fit_words.columns(replace(fit, length_given=True)),  # the heading has the length
-        "rows": fit.rows,
+        "table": Table(fit_words.columns(replace(fit, length_given=True)), fit.rows),  # the heading has the length
         "notes": list(fit_words.notes(fit)),
         "commands": [fit_command(model, report) for report in (fit, model.asked) if report],
-        "plan": plan
-        and {
-            "answer": plan_words.verdict(plan),
-            "columns": plan_words.columns(plan),
-            "rows": plan.rows,
-            "svg": markup(plan_words.plan_svg(plan)),
-        },
-    }  # fmt: skip
+    }
+    if (plan := model.plan) is not None:
+        found["plan_answer"] = plan_words.verdict(plan)
+        found["plans"] = Table(plan_words.columns(plan), plan.rows)
+        found["plan_chart"] = markup(plan_words.plan_svg(plan))
+    return found
 
 
 def _forward(model: ModelPart) -> dict[str, Any]:
@@ -392,24 +381,14 @@ def _picture(graph: GraphReport) -> dict[str, Any]:
         drawn = [inline_svg(graph, is_narrow) for is_narrow in (False, True)]
     except BertscopeError as error:
         return {"caption": caption, "svg": None, "failure": str(error), "mermaid": mermaid(graph)}
-    wide, narrow = (_drawing(picture, kind, caption) for kind, picture in zip(("wide", "narrow"), drawn, strict=True))
-    return {"caption": caption, "svg": markup(f"{wide}\n{narrow}"), "points": width_points(drawn[0])}
-
-
-def _drawing(picture: str, kind: str, caption: str) -> str:
-    drawn = re.sub(r' id="[^"]*"', "", picture)  # a page has several pictures, and one of each id
-    # A text of 11 pt has 11 CSS pixels where the picture has a pixel for each point.
-    named = (
-        f'<svg class="{kind}" style="--points:{width_points(picture):g}" role="img" aria-label="{html_text(caption)}" '
-    )
-    return drawn.replace("<svg ", named, 1)
-
-
-def _configuration(model: ModelPart) -> dict[str, Any]:
-    subject = model.tree.subject
-    # As config.json writes it, text without its quotes.
-    value = Column("value", lambda pair: pair[1] if isinstance(pair[1], str) else json.dumps(pair[1]))
-    return {"columns": [Column("field", itemgetter(0)), value], "rows": list((subject.config or {}).items())}
+    shown = ""
+    for kind, picture in zip(("wide", "narrow"), drawn, strict=True):
+        # A text of 11 pt has 11 CSS pixels where the picture has a pixel for each point.
+        style = f'class="{kind}" style="--points:{width_points(picture):g}"'
+        without_ids = re.sub(r' id="[^"]*"', "", picture)  # a page has several pictures, and one of each id
+        named = f'<svg {style} role="img" aria-label="{html_text(caption)}" '
+        shown += without_ids.replace("<svg ", named, 1) + "\n" * (kind == "wide")
+    return {"caption": caption, "svg": markup(shown), "points": width_points(drawn[0])}
 
 
 # ---- the data of the charts, which charts.js draws; those of one `scale` share the axis up to their highest `top` ----
