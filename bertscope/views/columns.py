@@ -13,7 +13,7 @@ from typing import Any
 
 from bertscope.frozen import dataclass
 from bertscope.units import count_text, visible
-from bertscope.views.console import Target, stacked, unbroken, wrapped
+from bertscope.views.console import Target, stacked, text_width, unbroken, wrapped
 
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![0-9.,]+$)")  # no module or tensor of PyTorch is called so
@@ -215,10 +215,10 @@ class _Cells:
     def least_width(self, *, words: bool) -> int:
         """Return the width of the longest text that is not broken: a word of the heading, a cell or a word of it."""
         heading, *cells = self.texts
-        widths = [*map(_cell_width, cells)]
+        widths = [*map(text_width, cells)]
         if words and not self.column.right and max(widths, default=0) > _NARROWEST_TEXT:
-            widths = [_NARROWEST_TEXT, *(_cell_width(part) for cell in cells for part in unbroken(cell))]
-        return max(*map(_cell_width, unbroken(heading)), *widths, 0)
+            widths = [_NARROWEST_TEXT, *(text_width(part) for cell in cells for part in unbroken(cell))]
+        return max([*map(text_width, unbroken(heading)), *widths, 0])
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class _Drawing:
                 everything = "".join(texts)
                 if not everything.isprintable():
                     texts = [*map(visible, texts)]
-                cells.append(_Cells(column, texts, max(map(len if everything.isascii() else _cell_width, texts))))
+                cells.append(_Cells(column, texts, max(map(len if everything.isascii() else text_width, texts))))
         return cls(cells)
 
     @cached_property
@@ -300,9 +300,11 @@ class _Drawing:
         name = first.texts[place]
         stem = _stem(name)
         lines = []
-        if _cell_width(name) > first.width:
+        if text_width(name) > first.width:
             lines, name = _broken(name, target.width - 1 if target.width else 0), stem.rstrip()
-        texts = zip_longest(*(_cell_lines(cells.texts[place], cells.width) for cells in others), fillvalue="")
+        texts = zip_longest(
+            *(wrapped(cells.texts[place], Target(cells.width)).splitlines() for cells in others), fillvalue=""
+        )
         for number, cells in enumerate(texts if others else [()]):
             lines.append(_GAP.join(map(_padded, (stem.rstrip() if number else name, *cells), self.columns)))
         below = [f"{cells.column.title} {cells.texts[place]}" for cells in self.below if place]
@@ -313,14 +315,10 @@ class _Drawing:
         return lines
 
 
-def _cell_lines(text: str, width: int) -> list[str]:
-    return wrapped(text, Target(width)).splitlines() if _cell_width(text) > width else [text]
-
-
 def _padded(text: str, cells: _Cells) -> str:
     if text.isascii():
         return text.rjust(cells.width) if cells.column.right else text.ljust(cells.width)
-    blank = " " * (cells.width - _cell_width(text))
+    blank = " " * (cells.width - text_width(text))
     return blank + text if cells.column.right else text + blank
 
 
@@ -334,21 +332,13 @@ def _broken(line: str, width: int) -> list[str]:
     """Return the line in parts of at most this width, broken after dots, commas and spaces."""
     parts = [line]
     indent = f"{_stem(line)}  "
-    while _cell_width(parts[-1]) > width:
+    while text_width(parts[-1]) > width:
         ends = (found.end() for found in _BREAKS.finditer(parts[-1], len(indent) + 1))
         place = max((end for end in ends if end <= width), default=0)
         if not place:
             break
         parts[-1:] = [parts[-1][:place].rstrip(), indent + parts[-1][place:]]
     return parts
-
-
-def _cell_width(cell: str) -> int:
-    if cell.isascii():
-        return len(cell)
-    from rich.cells import cell_len
-
-    return cell_len(cell)
 
 
 def tables_text(
