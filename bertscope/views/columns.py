@@ -171,15 +171,13 @@ def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(getters)
-    writer.writerows([_csv_cell(getter(row)) for getter in getters.values()] for row in rows)
+    for row in rows:
+        cells = (read(row) for read in getters.values())
+        # Text has escapes as in a table, and an apostrophe before it where a spreadsheet would see a formula.
+        writer.writerow([
+            "'" * bool(_FORMULA.match(cell)) + visible(cell) if isinstance(cell, str) else cell for cell in cells
+        ])  # fmt: skip
     return out.getvalue()
-
-
-def _csv_cell(value: Any) -> Any:
-    """Return text with escapes as in a table, after an apostrophe where a spreadsheet would see a formula."""
-    if not isinstance(value, str):
-        return value
-    return f"'{visible(value)}" if _FORMULA.match(value) else visible(value)
 
 
 # ---- the layout of a table in the terminal: on a narrow one nothing is left out and no number is cut ----

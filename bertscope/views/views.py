@@ -8,12 +8,11 @@ from importlib import import_module
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
-from bertscope.errors import SelectionError, name_of, one_line
+from bertscope.errors import SelectionError, name_of, named, one_line
 from bertscope.frozen import dataclass
 from bertscope.units import html_text, visible_lines
 from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text, tables_text
-from bertscope.views.console import Target, stacked, stdout_target, wrapped
-from bertscope.views.footer import bullets, lines_markdown, lines_text, notes_text
+from bertscope.views.console import Target, padded, stacked, stdout_target, wrapped
 from bertscope.views.page.templating import filled
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
@@ -96,9 +95,9 @@ class Compared:
     shows_records: bool = False
 
 
-def common_notes(named: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+def common_notes(of_subjects: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     """Return the common notes of reports, then those that only some have, each with the name of its subject."""
-    found = list(named)
+    found = list(of_subjects)
     common = [note for note in found[0][1] if all(note in own for _, own in found)]
     others = [(name, note) for name, own in found for note in own if note not in common]
     return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in others]
@@ -138,12 +137,21 @@ class View:
         """Return the report for the terminal."""
         heading = [line for text in (self.title(report), self.answer(report)) for line in text.splitlines()]
         tables = stacked(*(table.text(target) for table in self.tables_of(report, target, **options)))
-        notes, hidden = list(self.notes(report, target, **options)), 0
-        if not target.verbose and not self.shows_all_notes:
+        lines = (f"{padded(name, self.name_width)}{value}" for name, value in self.lines(report, target))
+        notes = list(self.notes(report, target, **options))
+        if notes and not target.verbose and not self.shows_all_notes:
             hidden = self.hidden_rows(report, target)
-        folded = notes_text(notes, replace(target, verbose=target.verbose or self.shows_all_notes), more_rows=hidden)
-        lines = lines_text(self.lines(report, target), self.name_width, target)
-        return "".join(wrapped(line, target) for line in heading) + tables + self.chart(report, target) + lines + folded
+            if len(notes) > 2 or hidden:
+                counts = {"note": len(notes) - 1, "row": hidden}
+                more = ", ".join(f"{n} more {what}{'s' * (n > 1)}" for what, n in counts.items() if n)
+                notes = [f"{notes[0]} ({named('to_markdown()')}: {more})"]
+        return (
+            "".join(wrapped(line, target) for line in heading)
+            + tables
+            + self.chart(report, target)
+            + "".join(wrapped(line, target, self.name_width) for line in lines)
+            + "".join(wrapped(note, target, 2) for note in notes)
+        )
 
     def markdown(self, report: Any) -> str:
         """Return the report for a pull request or a page."""
@@ -151,7 +159,10 @@ class View:
         parts = [f"**{title}**\n"] if title else []
         parts += [f"{answer}\n".replace("_", "\\_")] if answer else []
         parts += [markdown_text(table.columns, table.rows) for table in self.tables_of(report, None)]
-        under = lines_markdown(self.lines(report, None)) + bullets(self.notes(report, None))
+        # A value without a name belongs to the line above.
+        items = [f"- {name}: {value}\n" if name else f"  - {value}\n" for name, value in self.lines(report, None)]
+        items += [f"- {note}\n" for note in self.notes(report, None)]
+        under = "".join(items).replace("_", "\\_").replace("*", "\\*")
         return "\n".join([*parts, *([under] if under else ())])
 
     def notebook(self, report: Any) -> str:
