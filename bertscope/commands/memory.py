@@ -18,8 +18,7 @@ from bertscope.reports.sweep import COMPUTED, SweepReport, SweepRow
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import SWEPT
 from bertscope.text_files import write_file
-from bertscope.views.plan import verdict
-from bertscope.views.plan_code import emitted
+from bertscope.views.plan import emitted, verdict
 from bertscope.views.sweep import ordered
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def _format(help: str, words: tuple[str, ...], default: str | None = None) -> Ro
 
 
 def _emit() -> Row:
-    from bertscope.views.plan_code import FORMS  # and the reports of memory, which few commands need
+    from bertscope.views.plan import FORMS  # and the reports of memory, which few commands need
 
     return _row(f"Print the answer to paste: {', '.join(FORMS)}.", words=FORMS, metavar="FORM")
 
