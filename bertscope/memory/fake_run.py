@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bertscope.memory.kernels.cpu_scratch import cpu_scratch
-from bertscope.memory.kernels.cuda_kernels import cuda_scratch, statistics_bytes
-from bertscope.memory.kernels.overhead import resident_threads
+from bertscope.memory.kernel_rules import resident_threads
+from bertscope.memory.kernels import cpu_scratch, cuda_scratch, statistics_bytes
 from bertscope.memory.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.memory.trace import CAT, GRANULE_BYTES, RETURN, STACK, UPDATE, Block, MemoryEvent, MemoryTrace
 from bertscope.reports.memory import FORWARD, OPTIMIZER

@@ -11,11 +11,11 @@ from typing import Any
 from bertscope.memory.estimate import module_trace
 from bertscope.memory.step import meta_inputs, run_model
 from bertscope.model.keep import call_name, keep_operators
-from bertscope.model.lists import layer_lists
+from bertscope.model.modules import layer_lists
 from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.losses import MODEL
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import MODEL
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import in_backward, written_tensors
 from bertscope.tracing.inputs import running
@@ -60,8 +60,9 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False)
     model = run_model(few, run_config)
     keep_operators(model, {})  # no layer yet: it switches the cache of keys off
-    records = {path: _LayerRuns(model.get_submodule(layers[-1]))
-               for path, layers in layer_lists(model).items() if path in deep}  # fmt: skip
+    records = {
+        path: _LayerRuns(model.get_submodule(layers[-1])) for path, layers in layer_lists(model).items() if path in deep
+    }
     inputs = meta_inputs(model, run_config)
     with running(few, model, "fake tensors", run_config.input):
         module_trace(model, inputs, run_config, None, few.layer_path)

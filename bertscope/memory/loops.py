@@ -8,9 +8,8 @@ from bertscope.errors import SelectionError, name_of
 from bertscope.memory.step import TORCH_DTYPES, below, meta_inputs, run_model
 from bertscope.model.lora import base_model_of
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.losses import MODEL
-from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import INFERENCE, PLAIN, STORED, TRAINER, TRAINING, RunConfig
+from bertscope.settings.training import MODEL, OPTIMIZERS
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.presets import preset_paths

@@ -18,15 +18,15 @@ from bertscope.errors import ConfigError, SelectionError
 from bertscope.memory import fake_run as live
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces, source_trace
-from bertscope.memory.kernels.scratch_rules import EMBEDDING
+from bertscope.memory.kernel_rules import EMBEDDING
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import real_inputs, run_model
 from bertscope.memory.summary import memory
 from bertscope.memory.trace import FAR, Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
 from bertscope.model import build
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
-from bertscope.settings.optimizers import OPTIMIZERS, Optimizer
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import OPTIMIZERS, Optimizer
 from bertscope.tracing import record
 from bertscope.tracing.module_tree import row_paths
 from tests.conftest import run_python
