@@ -19,7 +19,6 @@ from bertscope.commands.table import COMMANDS
 from bertscope.gpus import GPUS
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import QUESTIONS
-from bertscope.sources.presets import preset_paths
 from tests.conftest import ROOT, run_python
 from tests.rooms import BUDGETS, MODULES, PACKAGE, lines_by_room, room, statements, structure
 
@@ -112,24 +111,6 @@ def test_a_room_imports_only_what_the_table_allows():
                 beyond[is_late].add((module.room, room(target)))
     assert beyond[False] == set(EARLY)
     assert beyond[True] - set(EARLY) == set(LATE)
-
-
-def loaded_by(*names: str) -> set[str]:
-    """All that is imported at module level with these modules."""
-    found, pending = set(), list(names)
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found.add(name)
-            parent = name.rpartition(".")[0]
-            pending += [parent] if parent else []
-            pending += [item.target for item in MODULES[name].imports if not item.is_late] if name in MODULES else []
-    return found
-
-
-def test_the_model_loads_no_yaml():
-    assert "<torch>" in loaded_by("bertscope.model")
-    assert "<yaml>" not in loaded_by("bertscope.model")
 
 
 # What each of these does not load, though the package does elsewhere.
@@ -351,19 +332,6 @@ def test_a_docstring_begins_with_a_verb_or_a_noun(name):
                 if (docstring := ast.get_docstring(node)) and (NO_VERB if is_public else QUESTION).match(docstring)
             ]
     assert wrong == []
-
-
-def test_no_test_contains_the_number_of_presets_commands_or_gpus():
-    counted = re.compile(r"preset|command|gpus|cards", re.IGNORECASE)
-    presets = re.compile(rf"\b{len(preset_paths())} (presets|files)\b")
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert not presets.search(node.value), f"{path.name}: {node.value}"
-            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
-                left, right = ast.unparse(node.left), node.comparators[0]
-                is_number = isinstance(right, ast.Constant) and isinstance(right.value, int) and right.value > 1
-                assert not (left.startswith("len(") and counted.search(left) and is_number), f"{path.name}: {left}"
 
 
 def test_every_public_name_of_the_package_is_there():

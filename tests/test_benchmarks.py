@@ -17,7 +17,7 @@ from bertscope.errors import BertscopeWarning
 from bertscope.memory.simulator import estimate_report
 from bertscope.reports.step import NO, YES
 from bertscope.sources.find import find
-from tests.conftest import ROOT, run_python
+from tests.conftest import ROOT
 
 
 def loaded():
@@ -83,69 +83,6 @@ def test_the_published_memory_of_llama_lies_between_full_and_selective_checkpoin
     full, selective = (variant.estimated.peak.peak_bytes for variant in report.variants)
     assert full < published.value_bytes < selective
     assert report.units == "32 x LlamaDecoderLayer"
-
-
-def test_every_published_row_has_a_source_and_every_figure_a_value():
-    for row in ROWS:
-        assert row.source
-        assert (row.value_bytes > 0) == (
-            row.quantity in (PUBLISHED.NVIDIA_SMI, PUBLISHED.ALLOCATED, PUBLISHED.RESERVED)
-        )
-        assert (row.value_seconds > 0) == (row.quantity == PUBLISHED.SECONDS)
-
-
-# A child of a child, whose parent ignores its end, as a server does; it uses 0.3 s.
-FORKED = """
-import os, signal, time
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-if not os.fork():
-    while time.process_time() < 0.3: pass
-    os._exit(0)
-try: os.wait()
-except ChildProcessError: pass
-"""
-
-
-def test_the_ratios_are_those_to_import_torch_of_the_same_run(monkeypatch, capsys):
-    imports = iter([speed.Usage(1.0, 2.0, 2**20)] + [speed.Usage(seconds, 2.0, 2**20) for seconds in (1.0, 2.0, 4.0)])
-
-    def measured(command, folder):
-        if command == speed.IMPORT_TORCH:
-            return next(imports)
-        return speed.Usage(6.5 if command[-1] == "20-files" else 6.0, 3.0, 3 * 2**20)
-
-    monkeypatch.setattr(speed, "measured", measured)
-    monkeypatch.setattr(speed, "adopt_orphans", lambda: None)
-    arguments = ["--here", "--runs", "3", "--only", "check", "--files", "10", "--format", "markdown"]
-    monkeypatch.setattr(sys, "argv", ["speed.py", *arguments])
-    speed.main()
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "| bertscope |" in line]
-    cells = "6.00 (6.00 to 6.00) | 3.00 (1.50 to 6.00) | 1.50 (1.50 to 1.50) | 3 (3 to 3) | 3.00 (3.00 to 3.00)"
-    assert row == f"| check | bertscope | `check` of 10 files | {cells} | 50.0 ms a file (50.0 to 50.0) | 8 ms a file |"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is needed")
-def test_the_time_of_a_process_that_nobody_waits_for_is_counted():
-    code = (
-        "import sys, pathlib, tempfile\nfrom benchmarks import speed\nspeed.adopt_orphans()\n"
-        "print(speed.measured([sys.executable, '-S', '-c', sys.argv[1]], pathlib.Path(tempfile.mkdtemp())).cpu_seconds)"
-    )
-    done = run_python(code, FORKED, cwd=ROOT, check=True)
-    assert float(done.stdout) > 0.25
-
-
-def test_the_code_of_every_peer_is_valid_and_every_target_is_used():
-    found = [*speed.works(10)]
-    for work in found:
-        if work.command[1] == "-c":
-            compile(work.command[2], work.tool, "exec")
-    assert {work.target for work in found} - {""} == set(speed.TARGETS)
-
-
-def test_the_files_that_check_gets_are_right(cli, tmp_path):
-    for number in (0, 9):
-        (tmp_path / f"{number}.bertscope.yaml").write_text(speed.expectation(30522 + number))
-    assert cli("check", tmp_path).code == 0
 
 
 def test_the_page_shows_the_tables_of_its_file():
@@ -218,24 +155,3 @@ def test_what_bertscope_says_in_the_table_is_what_it_prints(question, cli, monke
     monkeypatch.setattr(PEERS, "subprocess", in_this_process)
     answer = PEERS.PROBES[question, "bertscope"]()
     assert answer in IN_DOCUMENT[ASKED[question], "bertscope"]
-
-
-def test_a_peer_that_was_asked_has_a_cell_with_an_answer_and_one_that_was_not_has_none():
-    for (question, tool), _ in PEERS.PROBES.items():
-        assert IN_DOCUMENT[ASKED[question], tool] != NOTHING, (question, tool)
-
-
-def test_a_peer_that_is_not_installed_is_said_so(monkeypatch, capsys):
-    monkeypatch.setitem(PEERS.PACKAGES, "thop", "no_such_package")
-    monkeypatch.setattr("sys.argv", ["peers.py", "--here", "--tool", "thop", "--question", "flops"])
-    PEERS.main()
-    out = capsys.readouterr().out
-    assert "thop: not installed\n" in out
-    assert "MACs" not in out
-
-
-def test_every_peer_of_the_script_has_its_version_in_the_document():
-    versions = _section(DOCUMENT, "Versions")
-    assert [tool for tool in PEERS.PACKAGES if f"| {tool} |" not in versions] == []
-    pinned = dict(pin.split("==") for pin in PEERS.PINNED)
-    assert [tool for tool in PEERS.PACKAGES if tool in pinned and f"| {tool} | {pinned[tool]}" not in versions] == []

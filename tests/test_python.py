@@ -25,7 +25,7 @@ from bertscope.settings import generate, keywords
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS
 from bertscope.sources.find import source_of
-from tests.conftest import ROOT, TERMINAL
+from tests.conftest import ROOT
 
 PUBLIC = [name for name in bertscope.__all__ if name != "__version__"]
 FUNCTIONS = (*COMMANDS, "fits", "lengths", "verify")
@@ -94,20 +94,6 @@ bertscope.flops("bert-tiny")["encoder"].nope  # wrong
 bertscope.explain("bert-tiny", batch="8")  # wrong
 bertscope.BertConfig(hidden_sizes=3)  # wrong
 """
-
-
-def test_a_page_has_its_models_and_their_modules_as_rows():
-    page = bertscope.report("bert-tiny", compare="bert-mini", fit=False, seq=16, optimizer="sgd")
-    assert [model.name for model in page] == ["bert-tiny", "bert-mini"]
-    assert page["bert-mini"].tree["encoder"].params == bertscope.tree("bert-mini")["encoder"].params
-    assert "encoder" in page
-    with pytest.raises(KeyError, match="2 rows are named 'encoder'"):
-        page["encoder"]
-    head, *records = page.to_csv().splitlines()
-    tiny, mini = (bertscope.tree(name).to_csv().splitlines() for name in ("bert-tiny", "bert-mini"))
-    assert head == f"model,{tiny[0]}"
-    expected = [f"{name},{line}" for name, (_, *lines) in (("bert-tiny", tiny), ("bert-mini", mini)) for line in lines]
-    assert records == expected
 
 
 def test_mypy_finds_the_wrong_calls_of_a_program_and_only_those(tmp_path):
@@ -239,30 +225,6 @@ def test_a_wrong_size_is_one_line_with_a_remedy(given, message):
         bertscope.flops(Image(), **given)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: bertscope.estimate("bert-tiny", bacth=8), "there is no setting 'bacth'; did you mean 'batch'"),
-        (lambda: bertscope.estimate("bert-tiny", mode="inference", checkpointing="full"), "mode forward or training"),
-        (lambda: bertscope.profile("bert-tiny", loss=print), "give a module, or the name of a loss"),
-        (lambda: bertscope.estimate("bert-tiny", loss="mnlr"), "there is no loss 'mnlr'; did you mean 'mnrl'"),
-        (lambda: bertscope.fit("bert-tiny"), "give either budget, such as 16GiB, or gpu, such as t4"),
-        (lambda: bertscope.fit("bert-tiny", "16 cats"), "budget takes a size such as 16GiB; got '16 cats'"),
-        (lambda: bertscope.verify(bertscope.load("bert-tiny")), "name the checkpoint"),
-    ],
-)
-def test_a_wrong_argument_is_one_line_with_a_remedy(call, message):
-    with pytest.raises(SelectionError, match=message):
-        call()
-
-
-def test_fit_tries_the_settings_of_the_command(cli):
-    report = bertscope.fit("bert-tiny", gpu="t4", seq=[16], checkpointing="none", precision="fp32", batch=4)
-    options = "--gpu t4 --seq 16 --checkpointing none --precision fp32 --batch 4 --format json"
-    command = cli("fit", "bert-tiny", *options.split())
-    assert json.loads(report.to_json()) == command.json
-
-
 # ---- the page and the notebook ----
 
 
@@ -320,28 +282,3 @@ def test_an_error_names_keywords_in_python_and_options_on_the_command_line(cli):
     outer = BertscopeError(f"of the base model: {inner.marked}")  # the names in it are spelled too
     assert outer.message == f"of the base model: {inner}" == "of the base model: use batch 1"
     assert outer.spelled({"batch": "--batch"}) == "of the base model: use --batch 1"
-
-
-@pytest.mark.parametrize(
-    ("call", "options", "python", "command"),
-    [
-        (lambda: bertscope.explain("bilinear:build"), "explain bilinear:build", "; add input input1=",
-         "; add --input input1="),
-        (lambda: bertscope.plan("bert-tiny", "1MiB"), "plan bert-tiny --budget 1MiB", " may_change lora",
-         "--may-change lora"),
-        (lambda: bertscope.plan("bert-tiny", "220MiB", batch=64, seq=128),
-         "plan bert-tiny --budget 220MiB --batch 64 --seq 128", "checkpointing='keep:", "--checkpointing=keep:"),
-    ],
-)  # fmt: skip
-def test_a_report_names_keywords_in_python_and_options_on_the_command_line(
-    call, options, python, command, cli, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bilinear.py").write_text("import torch\n\ndef build():\n    return torch.nn.Bilinear(3, 4, 5)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in TERMINAL:
-        monkeypatch.delenv(name, raising=False)
-    report, shown = call(), cli(*options.split())
-    assert python in report.to_markdown().replace("\\", "")
-    assert command in shown.out
-    assert cli(*options.split(), "--format", "json").json == json.loads(report.to_json())  # with the texts of Python

@@ -87,28 +87,12 @@ def test_one_more_reference_raises_the_use_counts():
     assert after[1] == before[1] + 1, view
 
 
-def test_without_use_counts_there_are_none(monkeypatch):
-    monkeypatch.delattr(torch._C, "_storage_Use_Count")
-    assert torch_access.use_counts(torch.ones(4)) is None
-
-
 def test_backward_and_its_node_are_known_while_it_runs_only():
     assert torch_access.in_backward() is False
     assert torch_access.autograd_node() is None
     seen = backward()
     assert all(inside for inside, _ in seen)
     assert any("Exp" in node.name() for _, node in seen if node is not None)
-
-
-def test_without_the_task_the_node_tells_that_backward_runs(monkeypatch):
-    monkeypatch.delattr(torch._C, "_current_graph_task_id")
-    assert torch_access.in_backward() is False
-    assert any(inside for inside, _ in backward())
-
-
-def test_without_the_node_backward_is_known_and_belongs_to_no_module(monkeypatch):
-    monkeypatch.delattr(torch._C, "_current_autograd_node")
-    assert set(backward()) == {(True, None)}
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
@@ -167,16 +151,6 @@ def test_an_operator_has_a_name_a_packet_and_a_schema():
         (operator, (one, other), []),  # it returns what it writes
     ):
         assert list(map(id, torch_access.written_tensors(op, given))) == list(map(id, changed))
-
-
-def test_an_operator_without_private_names_keeps_its_packet():
-    class Operator:
-        def name(self):
-            return "aten::add.Tensor"
-
-    assert torch_access.operator_packet(Operator()) is aten.add
-    assert torch_access.is_view(Operator()) is False
-    assert torch_access.written_tensors(Operator(), (1,)) == []
 
 
 def test_a_closed_library_leaves_no_kernel():

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 import warnings
-from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
@@ -145,24 +144,6 @@ def test_every_name_of_transformers_is_there():
         assert set(transformers_access._KEPT) <= vars(utilities).keys()
         assert utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]["general_availability_check"]
         assert checks == ["_flash_attn_can_dispatch"]
-
-
-def test_a_class_without_flash_attention_says_so():
-    config = CONFIG_MAPPING["albert" if FAMILY == "distilbert" else "longformer"](
-        vocab_size=9, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, attn_implementation="flash_attention_2"
-    )
-    kind = transformers.AlbertModel if FAMILY == "distilbert" else transformers.LongformerModel
-    with transformers_access.flash_attn_stand_in(), pytest.raises(ValueError, match="has no flash attention in this"):
-        kind(config)
-
-
-def test_an_item_comes_back_at_the_end():
-    items = {"held": 1}
-    with ExitStack() as stack:
-        transformers_access.replace_item(stack, items, "held", 2)
-        transformers_access.replace_item(stack, items, "new", 3)
-        assert items == {"held": 2, "new": 3}
-    assert items == {"held": 1}
 
 
 def source(folder, **keys):

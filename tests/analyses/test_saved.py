@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import hashlib
 import json
@@ -108,20 +107,6 @@ def test_the_second_sweep_of_the_same_kinds_prints_the_same_and_imports_no_torch
     cli("sweep", "grid.yaml", "-o", "two.jsonl")
     assert functions == [pool.KEPT_POINT]
     assert Path("two.jsonl").read_bytes() == Path("one.jsonl").read_bytes()
-
-
-def test_a_number_of_threads_that_somebody_chose_has_its_own_file():
-    """A new process knows only that torch will take its default."""
-    code = (
-        "from bertscope.tracing.saved import choose_threads, threads; before = threads();"
-        "from bertscope.torch_access import threads_of_import, torch; now, default = threads(), threads_of_import();"
-        "torch.set_num_threads(default + 1); more = threads(); choose_threads(default);"
-        "print([before, now, more, threads(), default])"
-    )
-    done = run_python(code, cwd=ROOT, check=True)
-    before, now, more, chosen, default = ast.literal_eval(done.stdout)
-    assert before == now
-    assert (more, chosen) == (str(default + 1), str(default))
 
 
 def test_a_report_of_flops_is_the_same_from_a_file(folder):
@@ -348,12 +333,6 @@ def test_without_a_home_there_is_no_cache(monkeypatch):
     )
     assert module.cache_folder() == (None, "Could not determine home directory.")
     assert peak_bytes() > 0
-
-
-def test_the_cache_of_a_user_is_in_xdg_cache_home(monkeypatch, tmp_path):
-    monkeypatch.delenv(CACHE_VARIABLE)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert module.cache_folder() == (tmp_path / "bertscope", "")
 
 
 def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder, monkeypatch):

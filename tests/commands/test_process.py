@@ -370,29 +370,6 @@ def test_two_outputs_of_one_name_and_an_unknown_ending_are_said_before_the_work(
     assert "written as html, svg, png, csv, json" in cli(command, "bert-tiny", "--timeline", "x.gif").err
 
 
-def test_a_device_may_be_named_twice(cli):
-    assert cli("estimate", "bert-tiny", "--output", os.devnull, "--snapshot", os.devnull, "--seq", "8").code == 0
-
-
-@needs_full
-def test_a_picture_that_fails_comes_after_the_table_and_keeps_the_other_outputs(cli, folder, monkeypatch):  # noqa: F811
-    from bertscope.views import timeline
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(timeline, "check_suffix", lambda suffix: suffix)  # /dev/full has none
-    monkeypatch.setattr(timeline, "timeline", lambda *_: b"picture")
-    for command in ("estimate", "profile"):
-        steps = ("--steps", "1") if command == "profile" else ()
-        result = cli(command, "small.yaml", "--batch", "1", *steps, "--timeline", FULL, "--snapshot", "step.pickle")
-        assert result.code == 2
-        assert result.err.splitlines()[-1].startswith("error: /dev/full cannot be written: No space left")
-        assert "saved for backward" in result.out
-        assert (folder / "step.pickle").exists() == (command == "profile")
-        (folder / "step.pickle").unlink(missing_ok=True)
-
-
 # ---- names that look like options ---------------------------------------------------------------
 
 

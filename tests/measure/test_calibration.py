@@ -22,17 +22,14 @@ from bertscope.calibrations import (
 )
 from bertscope.errors import SourceError
 from bertscope.gpus import find_device, find_gpu, peak_flops
-from bertscope.measure import calibration as measuring
 from bertscope.measure import profile
-from bertscope.measure.profile_job import Job
 from bertscope.memory.step import step_flops
 from bertscope.memory.step_time import Rates, _work, rates_of, step_work
 from bertscope.reports.calibration import COPY, CardWork
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
-from bertscope.torch_access import torch
 from tests.child_server import ForkedChild
-from tests.memory.fake_card import ALLOCATED, CONTEXT, H200, MIB, RESERVED, calibration, calls_of_cuda
+from tests.memory.fake_card import ALLOCATED, CONTEXT, H200, MIB, RESERVED, calibration
 
 OF_FIT = (
     "fit",
@@ -90,20 +87,6 @@ def test_the_name_that_torch_gives_is_found_in_the_table(name, mib, gpu):
     assert (found and found.name) == gpu
 
 
-def test_fit_uses_the_measured_memory_and_context(cli, stored):
-    cost = cli(*OF_FIT, "--format", "json").json["rows"][0]["cost"]
-    assert cost["context"] == {"low_bytes": 504 * MIB, "high_bytes": 532 * MIB}
-    assert cost["workspace_bytes"] == (64 + 1) * MIB  # cuBLAS's of Hopper, and cuBLASLt's
-    assert cost["limit_bytes"] == H200.memory_bytes
-    assert "calibrated on this machine, 2026-11-22 (driver 580.1, torch 2.11.0)" in cli(*OF_FIT).out
-    inference = cli(*OF_FIT, "--mode", "inference", "--format", "json").json
-    assert inference["rows"][0]["cost"]["workspace_bytes"] == (32 + 1) * MIB
-
-
-def test_eager_attention_needs_no_margin_once_the_context_is_measured(cli, stored):
-    assert cli(*OF_FIT, "--attention", "eager", "--format", "json").json["rows"][0]["cost"]["margin"] == 0
-
-
 def test_estimate_uses_them_by_the_name_of_the_gpu_and_says_so(cli, stored):
     found = cli(*OF_ESTIMATE)
     context = found.json["variants"][0]["estimated"]["cost"]["context"]
@@ -121,15 +104,6 @@ def test_estimate_on_cuda_finds_the_card_of_this_machine(cli, stored, monkeypatc
         monkeypatch.setattr("bertscope.measure.calibration.this_card", lambda card=card: card)
         notes.append(cli("estimate", "bert-tiny", "--device", "cuda", "-v").out)
     assert ["calibrated on this machine" in note for note in notes] == [False, True, False]
-
-
-def test_a_budget_is_the_memory_of_a_calibrated_card_that_is_not_named(cli, stored, monkeypatch):
-    monkeypatch.setattr("bertscope.measure.calibration.this_card", lambda: (H200.card, H200.memory_bytes))
-    step = ("bert-tiny", "--device", "cuda", "--budget", "2GiB")
-    found = cli("fit", *step, "--seq", "8", "--checkpointing", "none", "--format", "json").json
-    assert found["budget_bytes"] == 2**31
-    assert found["rows"][0]["cost"]["gpu_bytes"] <= 2**31
-    assert cli("plan", *step, "--batch", "8", "--format", "json").json["budget_bytes"] == 2**31
 
 
 def test_one_that_the_project_ships_is_named_by_its_card_and_date(home, tmp_path, monkeypatch):
@@ -152,12 +126,6 @@ def test_a_card_that_is_not_in_the_table_has_what_was_measured(home):
     assert (card.name, card.memory_bytes, card.context_high_bytes) == ("nvidia-future-9", 2**34, 532 * MIB)
     assert calibration_here("NVIDIA Future 9", 2**35) is None
     assert isinstance(found, Calibration)
-
-
-def test_doctor_names_the_calibrated_cards_and_their_folder(cli, stored):
-    assert cli("doctor", "--format", "json").json["calibrations"][0].startswith("h200: calibrated on this machine")
-    stored.unlink()
-    assert f"no card, by a file in {stored.parent}" in cli("doctor").out
 
 
 def test_a_named_file_is_used_instead_of_those_in_the_user_folder(cli, stored, tmp_path):
@@ -325,28 +293,6 @@ def test_save_without_a_cuda_card_is_an_error_that_says_what_to_do(cli, monkeypa
     assert not (tmp_path / "card.json").exists()
 
 
-def test_a_file_that_cannot_be_written_is_an_error_before_the_run(cli, card, tmp_path):
-    card("main_without_rates")  # a run would be noticed
-    result = cli(*STEP, "--save", tmp_path / "missing" / "card.json")
-    assert result.code == 2
-    assert "cannot be written" in result.err
-
-
-def test_the_matrices_of_the_rates_fit_in_the_memory_that_is_left(monkeypatch):
-    calls_of_cuda(monkeypatch.setattr)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**37))
-    sides, sent = [], {}
-    monkeypatch.setattr(measuring, "_product_rate", lambda side, *_: sides.append(side) or 1.0)
-    job = Job(source=load("bert-tiny"), run_config=RunConfig(batch=1, seq=8, device="cuda", optimizer="none"))
-    measuring.measure_card(job, "cpu", sent.__setitem__)
-    assert (sides, sent["rates"]["fp32"]) == ([128], 1.0)
-    assert sent["rates"][COPY] > 0
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**36, 2**37))
-    limited = replace(job, memory_limit_bytes=RESERVED + 64 * MIB)
-    measuring.measure_card(limited, "cpu", sent.__setitem__)
-    assert sides[-1] == 1024  # of 64 MiB / 64
-
-
 __all__ = ["home", "stored"]  # fixtures
 RUN = RunConfig(batch=2, seq=16, device="cuda", optimizer_implementation="loop")
 TINY = load("bert-tiny", architecture="BertForMaskedLM")
@@ -439,10 +385,6 @@ def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home, w
     assert "a published peak, for steps of 25 ms and more" in timed.err
 
 
-def test_a_time_is_predicted_for_cuda_only(cli):
-    assert "predicted for CUDA only" in cli("estimate", "bert-tiny", "--time").err
-
-
 def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(cli, home):
     """By hand: 8.1 TFLOP/s in fp32 and 320 GB/s, of the T4's product brief."""
     run = {"batch": 8, "seq": 64, "accumulate": 2}
@@ -466,15 +408,6 @@ def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(c
     several = cli("estimate", "bert-base-uncased", "bert-base-cased", *options, "--format", "csv").out.splitlines()
     assert "step_low_seconds,step_high_seconds" in several[0]
     assert cli("estimate", "bert-tiny", "--gpu", "t4", "--sequences", "1000").code == 2  # without --time
-
-
-def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_asked(cli, stored):
-    words = ("bert-tiny", "--batch", "64", "--seq", "64", "--precision", "autocast-bf16")
-    report = cli("plan", *words, "--gpu", "h200", "--format", "json").json
-    found = cli("estimate", *words, "--gpu", "h200", "--time", "--format", "json").json["variants"][0]
-    assert report["rows"][0]["cost"]["time"] == found["estimated"]["cost"]["time"]
-    assert cli("plan", *words, "--gpu", "t4", "--format", "json").json["rows"][0]["cost"]["time"] is None
-    assert "there is no calibration of t4" in cli("plan", *words, "--gpu", "t4", "--time").err  # below 25 ms
 
 
 def test_on_a_calibrated_card_the_order_of_plans_is_that_of_their_times(stored):

@@ -150,15 +150,6 @@ def measured(tmp_path_factory):
     return folder, done.json, done.err
 
 
-def test_stdout_is_data_and_stderr_is_progress(measured):
-    _, data, err = measured
-    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (5, "memory", "measured")
-    assert [variant["checkpointing"] for variant in data["variants"]] == ["none", "full"]
-    assert "none: " in err
-    assert "full: " in err
-    assert "\x1b" not in err
-
-
 def test_every_phase_is_measured_as_it_was_estimated(measured):
     _, data, _ = measured
     for variant in data["variants"]:
@@ -195,13 +186,6 @@ def test_time_work_and_the_process_are_reported(measured):
     assert full > plain
 
 
-def test_the_strategies_run_their_timed_steps_in_turn(measured):
-    _, data, err = measured
-    shown = [line.partition(" (")[0] for line in err.splitlines() if line.startswith("timing step")]
-    assert shown == [f"timing step {step} of 2: {name}" for step in (1, 2) for name in ("none", "full")]
-    assert [variant["timing"]["is_in_turn"] for variant in data["variants"]] == [True, True]
-
-
 def test_the_timeline_and_the_snapshot_are_written(measured):
     folder, data, _ = measured
     records = list(csv.DictReader(io.StringIO((folder / "step.csv").read_text())))
@@ -213,16 +197,6 @@ def test_the_timeline_and_the_snapshot_are_written(measured):
         live += {"alloc": entry["size"], "free_completed": -entry["size"]}.get(entry["action"], 0)
         peak = max(peak, live)
     assert peak == max(phase["peak_bytes"] for phase in data["variants"][1]["measured"]["phases"])
-
-
-def test_pytorchs_own_viewer_reads_the_snapshot(measured):
-    from torch.cuda._memory_viz import trace, trace_plot
-
-    folder, _, _ = measured
-    found = pickle.loads((folder / "step.pickle").read_bytes())
-    assert "MEM[" in trace(found)
-    page = trace_plot(found)
-    assert "MemoryViz" in page
 
 
 def test_out_of_memory_is_one_line_with_what_was_reached_and_what_to_try(cli, folder):
@@ -331,37 +305,6 @@ def test_a_strategy_that_saves_at_no_batch_is_measured_too(cli, folder):
     assert result.code == 0
     assert [variant["outlook"] for variant in result.json["variants"]] == [None, None]
     assert all(variant["measured"] for variant in result.json["variants"])
-
-
-def test_a_model_that_is_frozen_whole_is_one_line(cli, folder):
-    result = cli("profile", "small.yaml", "--freeze", "bert", "--freeze", "cls")
-    assert (result.code, result.out) == (2, "")
-    assert "nothing that is trained" in result.err.splitlines()[-1]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
-    result = cli("profile", "small.yaml", "--device", "cuda")
-    assert (result.code, result.out) == (2, "")
-    assert result.err.splitlines()[-1] == (
-        "error: torch finds no CUDA device here; use --device cpu, or estimate with --device cuda"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--memory-limit", "much"), "--memory-limit takes a size such as 16GiB"),
-        (("--timeline", "step.gif"), "html, svg, png, csv, json"),
-        (("--mode", "inference", "--checkpointing"), "--checkpointing has no effect with --mode inference"),
-        (("--dtype", "fp32", "--precision", "autocast-bf16"), "--dtype is --precision here"),
-    ],
-)
-def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):
-    result = cli("profile", "small.yaml", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.splitlines()[-1].startswith("error: ")
-    assert words in result.err
 
 
 def test_the_same_seed_gives_the_same_step(folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -14,11 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from bertscope.commands import memory as command_module
-from bertscope.errors import SourceError
 from bertscope.measure import profile as profile_module
 from bertscope.measure import rank
 from bertscope.measure.profile import profile_report
-from bertscope.measure.profile_job import Job, RankLaunch, Sent, job_error
+from bertscope.measure.profile_job import Job, RankLaunch
 from bertscope.measure.watch import RanksWatch
 from bertscope.memory.simulator import estimate_report
 from bertscope.processes.child import can_fork
@@ -195,21 +193,6 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next_and_no_other_folder(t
     running.close()
 
 
-def test_an_error_of_a_job_has_a_kind_and_its_own_words():
-    for error in (OSError(errno.EMFILE, "x"), RuntimeError(f"gloo: {os.strerror(errno.EMFILE)}")):
-        assert job_error(error, job("fsdp", (2,)))[0] == "files"
-    asked = job("fsdp", (2,))
-    assert job_error(RuntimeError("strange"), asked) == ("failed", "RuntimeError: strange")
-    for error in (RuntimeError("CUDA out of memory. Tried"), MemoryError()):
-        assert job_error(error, asked)[0] == "out of memory"
-    assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("refused", "own.py:3: it fails")
-    text = profile_module._failure(asked, Sent(), "the child", "files", "has too many open files")
-    assert text == (
-        "the child has too many open files while loading torch; raise the limit that 'ulimit -n' shows, such as "
-        "'ulimit -n 1024'"
-    )
-
-
 @needs_forks
 def test_ctrl_c_leaves_no_rank(cli, own, monkeypatch):
     pid = own / "pid"
@@ -237,21 +220,6 @@ def test_a_model_that_a_strategy_cannot_divide_is_a_wrong_question(cli, own):
     result = cli(*[{"fsdp": "tp"}.get(word, word) for word in WORDS])
     assert (result.code, result.out) == (2, "")
     assert "tensor parallelism" in result.err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--strategy", "fsdp"), "give their number, such as --nproc 2"),
-        (("--nproc", "1", "--strategy", "fsdp"), "--nproc 1 is a job of one rank"),
-        (("--nproc", "2"), "2 ranks need --strategy"),
-        (("--nproc", "4", "--strategy", "hsdp", "--mesh", "2x4"), "--nproc starts 4 ranks; --mesh has 8"),
-    ],
-)
-def test_ranks_that_cannot_be_say_why(cli, words, message):
-    result = cli("profile", "bert-tiny", *words)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
 
 
 # ---- what the parent reads, without processes ----
@@ -375,29 +343,6 @@ def test_where_ranks_are_not_forked_each_is_a_command_of_its_own(monkeypatch, tm
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         assert [environment[name] for name in names] == [str(number), str(number), "2"]
         assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "lo"
-
-
-def test_a_rank_with_cuda_has_the_gpu_of_its_number_and_nccl(monkeypatch):
-    class Stop(Exception):
-        """The end of the test."""
-
-    seen = {}
-
-    def join(backend, **settings):
-        seen["backend"] = backend
-        raise Stop
-
-    monkeypatch.setattr(torch.cuda, "set_device", lambda number: seen.update(device=number))
-    monkeypatch.setattr(torch.distributed, "init_process_group", join)
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    asked = job("fsdp", (4,))
-    asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
-    with pytest.raises(Stop):
-        rank._run(asked, asked.launch, lambda *message: None)
-    assert seen == {"device": 3, "backend": "nccl"}
 
 
 def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):

@@ -201,16 +201,6 @@ def test_each_loop_reserves_at_least_its_peak_and_leaves_only_its_state(fields):
         assert terms.reserved_bytes == replayed(asked, expandable_segments=conf).peak_reserved_bytes
 
 
-@pytest.mark.parametrize(("checkpointing", "more"), [("none", 1.03), ("full", 1.15)])
-def test_a_large_run_needs_no_more_with_expandable_segments(checkpointing, more):
-    run_config = RunConfig(batch=6, seq=512, device="cuda", checkpointing=checkpointing)
-    trace = traces("bert-base-uncased", "BertForMaskedLM").trace(run_config)
-    default, expandable = (
-        replayed(requests(trace), expandable_segments=conf).peak_reserved_bytes for conf in (DEFAULT, EXPANDABLE)
-    )
-    assert trace.peak_bytes <= expandable <= min(default, more * trace.peak_bytes)
-
-
 def test_equal_blocks_of_a_tape_are_given_back_last_come_first():
     block = Block("temporaries", "", "add")
     sizes = (30 * MIB, 30 * MIB, -30 * MIB, 20 * MIB, -20 * MIB, -30 * MIB)
@@ -236,27 +226,6 @@ def test_the_figures_of_an_independent_program_come_out(name, settings, phase, g
     peaks = {found.phase: found.peak_bytes / GIB for found in found.phases}
     assert peaks[phase] == pytest.approx(gib, rel=1e-4 if name == BASE else 0.01)
     assert found.cost.reserved_bytes >= found.cost.max_allocated_bytes > found.cost.peak_bytes
-
-
-@pytest.mark.parametrize("kernel", ["flash", "efficient", "math"])
-def test_only_the_math_kernel_keeps_the_scores(kernel):
-    run_config = RunConfig(
-        batch=8, seq=32, mode="forward", device="cuda", precision="autocast-bf16", sdpa_kernel=kernel
-    )
-    rows = [
-        row for row in estimate_memory(small(), run_config).kept if row.shape[-2:] == (32, 32) and len(row.shape) == 4
-    ]
-    assert bool(rows) == (kernel == "math")
-
-
-def test_masks_have_a_byte_on_cuda_and_the_tensors_width_on_the_host():
-    masks = {}
-    for device in ("cpu", "cuda"):
-        run_config = RunConfig(batch=16, seq=32, mode="forward", device=device)
-        rows = estimate_memory(small(attention="eager"), run_config).kept
-        masks[device] = {(row.dtype, row.kept_bytes // row.tensors) for row in rows if "mask" in row.what}
-    assert ("bool", 16 * 2 * 32 * 32) in masks["cuda"]
-    assert ("float32", 4 * 16 * 2 * 32 * 32) in masks["cpu"]
 
 
 def test_torch_is_as_it_was_after_cuda_has_been_imitated():

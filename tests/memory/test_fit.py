@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import bertscope
-from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.fit import Fitter, fit_report, other_head
 from bertscope.memory.kernels.overhead import by_thread, overhead
-from bertscope.memory.simulator import Simulator, largest, near
-from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace, ordered_frees
+from bertscope.memory.simulator import Simulator, largest
+from bertscope.memory.trace import SMALLEST, Block, Kind, MemoryTrace, ordered_frees
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import (
     BreakEven,
@@ -39,10 +35,10 @@ from bertscope.reports.memory import (
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import parse_bytes
-from bertscope.views.console import PARTS, Target
+from bertscope.views.console import Target
 from bertscope.views.views import view_of
 from tests.conftest import GOLDEN
-from tests.memory.steps import estimated_trace, small, whole_trace
+from tests.memory.steps import estimated_trace, small
 from tests.smoke import (  # noqa: F401  # pytest does not collect that file by itself
     test_estimates_are_the_known_numbers,
     test_fit_finds_the_known_batch,
@@ -106,18 +102,6 @@ def test_of_30_bytes_a_sequence_and_100_for_the_model_as_many_fit_as_a_hand_find
     assert largest(lambda size: trace.scaled(size).peak_bytes <= budget) == batch
 
 
-def test_the_search_needs_no_memory_growth(monkeypatch):
-    source, ways = small(), [RunConfig(optimizer="sgd"), RunConfig(optimizer="sgd", device="cuda")]
-    budgets = dict(zip(ways, (MIB // 2, 60 * MIB), strict=True))
-
-    def rows():
-        return [fit_report(source, [way], [8], budgets[way], context_bytes=0).rows for way in ways]
-
-    by_growth = rows()
-    monkeypatch.setattr(Simulator, "growth", lambda steps, run_config: None)
-    assert rows() == by_growth
-
-
 DEEP = small(num_hidden_layers=8)
 
 
@@ -130,25 +114,6 @@ def test_a_search_from_any_guess_finds_the_largest_with_few_tries(most, answer, 
     assert found == min(answer, most)
     assert len(tries) <= 44  # 22 doubled steps, and 22 halves
     assert all(1 <= number <= most for number in tries)
-
-
-def test_a_peak_that_grows_little_up_to_the_batch_of_the_growth_is_searched_in_few_steps(monkeypatch):
-    """Checkpointed sequences of one token: at batch 1,021 the peak is still that of the optimizer step.
-
-    There a sequence adds 152 bytes, those of its inputs and outputs, and above thousands.
-    """
-    steps, run = Simulator(small("BertModel", vocab_size=100_000)), RunConfig(seq=1, checkpointing="full")
-
-    def peak_bytes(batch):
-        return steps.growth(run).scaled(batch).peak_bytes
-
-    assert peak_bytes(FAR) - peak_bytes(SMALLEST) == (FAR - SMALLEST) * 152
-    budget = peak_bytes(300_000)
-    assert abs(near(peak_bytes, budget) - 300_000) < 10
-    tried, real = [], steps.trace
-    monkeypatch.setattr(steps, "trace", lambda run: tried.append(run.batch) or real(run))
-    assert Fitter(steps, budget)._largest_by_bytes(run) == 300_000
-    assert len(tried) < 50
 
 
 OWN = """import torch
@@ -173,21 +138,6 @@ def test_a_model_that_takes_no_batch_above_100_has_an_answer(tmp_path):
     assert 20 < report.rows[0].batch < 100
     peaks = [report.rows[0].peak_bytes, report.rows[0].next_peak_bytes]
     assert peaks[0] <= 8_000 < peaks[1]
-
-
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_two_shallow_runs_give_the_growth_of_a_deep_model_and_verify_it(device, checkpointing, monkeypatch):
-    run_config = RunConfig(seq=8, device=device, checkpointing=checkpointing, optimizer="sgd")
-    runs, traced = [], estimate.source_trace
-    monkeypatch.setattr(
-        estimate, "source_trace", lambda source, run: runs.append((source.layers, run.batch)) or traced(source, run)
-    )
-    growth = MemoryTraces(DEEP).growth(run_config)
-    assert runs == [(3, SMALLEST), (4, FAR)]
-    for batch in (2, 7):
-        whole = whole_trace(DEEP, replace(run_config, batch=batch))
-        assert (growth.scaled(batch).state, growth.scaled(batch).peaks()) == (whole.state, whole.peaks())
 
 
 def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
@@ -320,34 +270,6 @@ def test_another_common_head_is_tried_for_an_asked_batch():
 # The command.
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "give either --budget, such as 16GiB, or --gpu"),
-        (("--budget", "1GiB", "--gpu", "t4"), "give either"),
-        (("--budget", "plenty"), "--budget takes a size such as 16GiB"),
-        (("--budget", "16"), "--budget 16 has no unit; 16GiB?"),
-        (("--budget", "17179869184"), "--budget 17179869184 has no unit; 17179869184B?"),
-        (("--gpu", "t4", "--context", "300"), "--context 300 has no unit; 300GiB?"),
-        (("--budget", "1GiB", "--expandable-segments"), "--expandable-segments has no effect with --device cpu"),
-        (("--gpu", "t4", "--alloc-conf", "expandable_segments:True"), "--alloc-conf is --expandable-segments here"),
-        (("--budget", "1GiB", "--seq", "many"), "--seq takes a whole number from 1"),
-        (("--budget", "1GiB", "--precision", "int8"), "--precision takes one of fp32, bf16"),
-        (("--budget", "1GiB", "--precision", "bf16-autocast"), "; did you mean 'autocast-bf16'?"),
-        (("--budget", "1GiB", "--precision", "float16"), "; did you mean 'fp16'?"),
-        (("--budget", "1GiB", "--seq", "4096"), "at most max_position_embeddings"),
-        (("--gpu", "a100"), "say which: a100-40gb, a100-80gb"),
-        (("--gpu", "t44"), "did you mean 't4'"),
-    ],
-)
-def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):
-    result = cli("fit", "small.yaml", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("error: ")
-    assert result.err.count("\n") == 1
-    assert words in result.err
-
-
 def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     """torch's memory-efficient kernel takes bf16 from compute capability 8.0 on, and flash anything."""
     asked = ("--attention", "sdpa", "--seq", "32", "--checkpointing", "none", "--format", "json", "--precision",
@@ -364,14 +286,6 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
         "fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2", "-v"
     ).out
     assert "bf16: no fused kernel for it on t4" in table
-
-
-def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
-    result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8,32", "--batch", "16", "--checkpointing", "none",
-                 "--precision", "fp32", "-v")  # fmt: skip
-    assert result.code == 0
-    assert "cheapest setting for batch 16 at seq 8: fp32 without checkpointing" in result.out
-    assert "cheapest setting for batch 16 at seq 32: nothing that was tried" in result.out
 
 
 def test_the_precisions_to_try_follow_the_card(cli, folder):
@@ -392,16 +306,6 @@ def test_the_exit_code_is_0_only_if_it_fits_for_certain(cli, folder, budget, cod
 @pytest.mark.parametrize("written", ["T4", "RTX 3090", "rtx_4090", "Titan-X", "a100-40gb"])
 def test_a_card_is_found_however_it_is_written(written):
     assert find_gpu(written).memory_bytes > 10 * 2**30
-
-
-def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
-    for known in GPUS.values():
-        assert known.source
-        assert 0 < known.context_low_bytes <= known.context_high_bytes < known.memory_bytes / 5
-        if known.name.endswith("gb"):
-            assert known.memory_bytes <= int(known.name.rpartition("-")[2][:-2]) * 2**30
-    with pytest.raises(SelectionError, match="or give its memory, budget 16GiB with device cuda"):
-        find_gpu("abacus")
 
 
 @pytest.mark.parametrize(
@@ -498,62 +402,6 @@ def test_a_report_looks_as_it_did(name):
     assert GOLDENS[name]() == (GOLDEN / name).read_text(), "the form has changed; where that is meant, write it anew"
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
-    text = view_of("memory").table(profiled(), Target(width=width, verbose=True))
-    tables = text.count("\n at the peak")
-    assert (tables > 1) == (width < 140)
-    for name in ("optimizer state", "step, median of 3", "in backward"):
-        assert text.count(f" {name}") >= tables
-    for name in ("none", "full reentrant", "selective", "every-2"):
-        assert f"{name} (" in text
-    assert max(map(len, text.splitlines())) <= width
-
-
-def test_a_measured_comparison_is_on_one_screen_with_its_command_and_details_take_v():
-    report = profiled()
-    short = view_of("memory").table(replace(report, variants=report.variants[:2]), Target(width=80))
-    full = view_of("memory").table(replace(report, variants=report.variants[:2]), Target(width=80, verbose=True))
-    assert len(short.splitlines()) <= 24 - len(("the command", "the next prompt"))
-    details = ("  in optimizer step", "process: one step", "tokens per second")
-    assert all(name in full and name not in short for name in details)
-    phases, process, rates = 3, 2, 2
-    assert " ".join(short.split()).endswith(f", {phases + process + rates} more rows)")
-
-
-def test_parts_below_a_thousandth_of_every_peak_are_one_row():
-    memory = made_up(100, "estimated")
-    parts = replace(memory.phases[1].parts, buffers=8, inputs=16)
-    phases = (replace(memory.phases[1], parts=parts, peak_bytes=parts.total),)
-    memory = replace(memory, phases=phases, cost=cost_of(phases))
-    report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
-    assert re.search(r"^ buffers, inputs +24 B$", view_of("memory").table(report, Target()), re.MULTILINE)
-    assert re.search(r"^ inputs +16 B$", view_of("memory").table(report, Target(verbose=True)), re.MULTILINE)
-
-
-def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
-    line = next(
-        line
-        for line in view_of("memory").table(profiled(), Target(verbose=True)).splitlines()
-        if line.startswith("none ")
-    )
-    marks = line.partition(" ")[2].strip()
-    bar = marks.partition(" ")[0]
-    lengths = {mark: bar.count(mark) for mark in "POGAt"}
-    assert sum(lengths.values()) == len(bar) == 48
-    assert lengths["O"] == pytest.approx(2 * lengths["P"], abs=1)
-    assert lengths["A"] == pytest.approx(48 * 100 / 280, abs=1)
-
-
-def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
-    records = list(csv.DictReader(io.StringIO(view_of("memory").csv(profiled()))))
-    assert len(records) == 3 * (2 + 2 + 1 + 1)
-    for record in records:
-        parts = sum(int(record[f"{part}_bytes"]) for part in PARTS)
-        assert record["obtained"] in ("measured", "estimated")
-        assert parts == int(record["peak_bytes"])
-
-
 def same(cost: dict[str, Any]) -> dict[str, Any]:
     """What two reports both say about a step."""
     names = ("peak", "saved_bytes", "workspace_bytes", "reserved", "context", "gpu_bytes", "limit_bytes", "margin",
@@ -578,22 +426,6 @@ def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
         ], batch  # fmt: skip
 
 
-def test_estimate_on_a_gpu_begins_with_the_answer(cli):
-    many = ("bert-large-uncased", "--gpu", "t4", "--batch", "16", "--seq", "512")
-    first, *lines = cli("estimate", *many, "--checkpointing").out.splitlines()
-    expected = "the step fits on t4 with checkpointing full and does not fit without checkpointing; "
-    assert first.startswith(f"{expected}the peak is 20.03 GiB without checkpointing, ")
-    assert ", efficient kernel, training, batch 16, sequence 512, fp32, " in first
-    assert any(re.fullmatch(" fits on t4 +no, short by at least 5.61 GiB +yes", line) for line in lines)
-    both = ("bert-large-uncased", "--gpu", "a100-80gb", "--checkpointing")
-    assert cli("estimate", *both).out.startswith("the step fits on a100-80gb with checkpointing none and full; ")
-    assert cli("estimate", *many).out.startswith("the step does not fit on t4: peak 20.03 GiB in backward, in ")
-    assert cli("estimate", "bert-tiny", "--device", "cuda").out.startswith("peak 83.94 MiB in the optimizer step")
-    *_, models = cli("estimate", "bert-tiny", "bert-large-uncased", *many[1:]).out.partition("fits on t4\n")
-    fits = [re.split(" {3,}", line)[-1] for line in models.splitlines() if line.startswith(" bert-")]
-    assert fits == ["yes", "no, short by at least 5.61 GiB"]
-
-
 def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     """On a T4 the upper context is 1.07 GiB; the three words are three numbers, and each has one value."""
     step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--optimizer", "sgd", "--format", "json")
@@ -605,38 +437,7 @@ def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     assert cost["peak"]["peak_bytes"] < reserved == cost["gpu_bytes"] - GPUS["t4"].context_high_bytes
 
 
-def test_a_note_on_uncertainty_is_there_only_if_a_row_is_uncertain(cli):
-    step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--checkpointing", "none", "-v")
-    report = bertscope.from_json(cli("fit", *step[:-1], "--batch", "4", "--format", "json").out)
-    uncertain = replace(report, rows=(replace(report.rows[0], batch=0),))
-    note = "not certain: the tensors fit, but the allocator may fail"
-    assert [note in view_of("fit").table(found, Target()) for found in (report, uncertain)] == [False, True]
-
-
-def test_the_answers_for_several_gpus_are_a_sentence(cli):
-    step = ("bert-large-uncased", "--gpu", "t4,v100-16gb", "--seq", "512", "--precision", "fp32", "--checkpointing")
-    found = [cli("fit", *step, "none", *batch).out.partition("; assumed")[0] for batch in ((), ("--batch", "64"))]
-    assert found == ["the largest batch is 9 on t4 and 10 on v100-16gb", "batch 64 does not fit on t4 and v100-16gb"]
-
-
 def test_gradients_that_are_kept_never_allow_a_larger_batch():
     runs = [RunConfig(device="cuda", keep_gradients=keep, optimizer="sgd") for keep in (False, True)]
     plain, kept = (fit_report(small(), [run], [32], 60 * MIB, context_bytes=0).rows[0] for run in runs)
     assert 0 < kept.batch <= plain.batch
-
-
-def test_a_fit_without_a_calibration_is_that_of_no_calibration(cli):
-    words = (
-        "fit",
-        "bert-tiny",
-        "--gpu",
-        "t4",
-        "--seq",
-        "16",
-        "--precision",
-        "fp32",
-        "--checkpointing",
-        "none",
-        "--time",
-    )
-    assert cli(*words, "-f", "json").json == cli(*words, "--no-calibration", "-f", "json").json

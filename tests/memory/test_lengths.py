@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import combinations
 from typing import Any
 
@@ -12,8 +11,8 @@ import torch
 from torch.nn import functional
 
 import bertscope
-from bertscope.errors import BertscopeError, SourceError
-from bertscope.memory.lengths import Data, LengthSteps, traced_lengths
+from bertscope.errors import BertscopeError
+from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.lengths import read_lengths
@@ -189,16 +188,6 @@ def test_between_two_lengths_the_peak_is_not_below_that_of_the_step(attention: s
             assert exact - 4096 <= steps.peak((batch, seq)) <= 1.15 * exact
 
 
-def test_few_lengths_run() -> None:
-    assert traced_lengths([3, 5, 9]) == [3, 5, 9]
-    assert traced_lengths(list(range(10, 501))) == [10, 136, 256, 384, 500]
-
-
-def test_the_mean_peak_is_not_above_the_worst_of_one_sequence() -> None:
-    row = bertscope.lengths(small(**WIDE), [5], batch=8, dropout=False, **OWN)["fixed"]
-    assert row.expected_bytes == row.peak_bytes
-
-
 def test_fit_finds_the_largest_batches_whose_worst_step_fits() -> None:
     source, budget = small(**WIDE), 24 * 2**20
     report = bertscope.lengths(source, LENGTHS * 9, search=True, budget=budget, dropout=False, **OWN)
@@ -237,14 +226,6 @@ def test_texts_are_counted_by_a_tokenizer(tmp_path: Any) -> None:
     assert read_lengths(tmp_path / "pairs.jsonl", field="pos", tokenizer=str(tmp_path)) == {1: 1, 2: 1, 3: 1}
 
 
-def test_a_package_that_only_some_files_need_is_named_if_it_is_missing(tmp_path: Any, monkeypatch: Any) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "texts.jsonl").write_text('{"text": "a b"}\n')
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(SourceError, match="pip install --upgrade tokenizers"):
-        read_lengths(tmp_path / "texts.jsonl", field="text", tokenizer=str(tmp_path))
-
-
 def test_a_normal_distribution_is_cut_to_its_limits() -> None:
     found = read_lengths("normal:100,20,64,128")
     assert (min(found), max(found), sum(found.values())) == (64, 128, 10_000)
@@ -276,13 +257,6 @@ def test_what_has_no_lengths_is_an_error_of_one_line(name: str, tmp_path: Any) -
     assert len(str(error.value)) < 300
 
 
-def test_there_is_a_limit_to_the_number_of_lengths(tmp_path: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("bertscope.sources.lengths.MAX_LENGTHS", 3)
-    (tmp_path / "many.txt").write_text("5\n" * 4)
-    with pytest.raises(BertscopeError, match="more than 3 lengths"):
-        read_lengths(tmp_path / "many.txt")
-
-
 def test_code_beside_a_tokenizer_does_not_run(tmp_path: Any) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.py", "Own"]}}')
     (tmp_path / "code.py").write_text("raise SystemExit")
@@ -292,14 +266,6 @@ def test_code_beside_a_tokenizer_does_not_run(tmp_path: Any) -> None:
 
 
 # ---- serving, and what loading leaves ----
-
-
-def test_inference_answers_with_the_most_tokens_of_a_batch() -> None:
-    settings = {"mode": "inference", "checkpointing": "none", "precision": "fp32,autocast-bf16"}
-    report = bertscope.fit(small(**WIDE), "16MiB", seq=16, **settings)
-    assert f"({16 * max(own.batch for own in report.rows):,} tokens)" in report.shown("printed").replace("\n", " ")
-    with pytest.raises(BertscopeError, match="there is no tei of this report"):
-        report.shown("tei")
 
 
 def test_a_checkpoint_on_the_card_leaves_as_much_reserved_as_two_models() -> None:

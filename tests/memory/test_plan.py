@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from dataclasses import replace
 from itertools import product
 
@@ -203,13 +201,6 @@ def test_a_strategy_of_kept_operators_is_read_as_it_is_written():
     assert chosen.kept_in("other", 2) == [None, None]
 
 
-@pytest.mark.parametrize("wrong", ["keep:", "keep:addmm", "keep:addmm.0@", "keep:none+addmm.1", "keep:addmm.0@9"])
-def test_a_wrong_list_of_operators_or_layers_is_one_line(cli, wrong):
-    result = cli("estimate", "bert-tiny", "--checkpointing", wrong)
-    assert (result.code, result.out) == (2, "")
-    assert len(result.err.splitlines()) == 1
-
-
 def test_a_plan_is_installed_on_a_live_module_and_gradients_stay_equal():
     model = BertModel(bertscope.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
                                            intermediate_size=40))  # fmt: skip
@@ -243,18 +234,6 @@ def test_other_settings_may_change_and_are_named():
     assert [row.changes for row in report.rows] == [{}]
     with pytest.raises(SelectionError, match="a plan may change precision, 8bit, sgd, freeze, lora; got 'gpu'"):
         bertscope.plan("bert-tiny", "100MiB", may_change="gpu")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [((), "give either --budget"), (("--budget", "1GiB", "--mode", "inference"), "a plan is for training"),
-     (("--budget", "1GiB", "--batch", "4", "--batch-total", "8"), "give one of them"),
-     (("--budget", "1GiB", "--plot", "x.png"), "is an .svg file"), (("--budget", "1GiB", "--emit", "x"), "--emit")],
-)  # fmt: skip
-def test_a_wrong_question_is_one_line(cli, options, words):
-    result = cli("plan", "bert-tiny", *options)
-    assert (result.code, result.out) == (2, "")
-    assert words in result.err.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -327,36 +306,10 @@ def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_f
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", lists=lists))
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"kind": "count"}', "\0", "keep:addmm.0"])
-def test_another_file_is_no_plan_and_one_line(cli, tmp_path, content):
-    (tmp_path / "x.json").write_text(content)
-    result = cli("estimate", "bert-tiny", "--plan", tmp_path / "x.json")
-    assert (result.code, result.out) == (2, "")
-    assert len(result.err.splitlines()) == 1
-
-
 @pytest.mark.parametrize("strategy", ["__import__('os')", "keep:addmm.0\n", "full;rm", "keep:" + "a.1+" * 5000 + "a.1"])
 def test_a_hostile_strategy_in_a_plan_is_refused(plan_file, tmp_path, strategy):
     with pytest.raises(BertscopeError):
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, checkpointing=strategy))
-
-
-def test_a_plan_that_is_a_pipe_or_a_folder_is_one_line(cli, tmp_path):
-    os.mkfifo(tmp_path / "pipe.json")
-    for path in (tmp_path / "pipe.json", tmp_path, tmp_path / "absent.json"):
-        assert cli("estimate", "bert-tiny", "--plan", path).code == 2
-
-
-def test_the_table_names_the_kept_products_and_a_line_below_has_the_options(cli, monkeypatch):
-    """The strategy of two kinds of layers is longer than a line; the table of 80 columns is without it."""
-    monkeypatch.setenv("COLUMNS", "80")
-    step = ("bert-mini", "--budget", "458MiB", "--batch", "64")
-    report = bertscope.from_json(cli("plan", *step, "--format", "json").out)
-    strategy = report.rows[0].checkpointing
-    table, _, below = str(report).partition("use it:")
-    assert re.search(r"^ keep FFN-down; .* \(last \d+ of \d+\)", table, re.M)
-    assert "keep:" not in table
-    assert strategy in below.split()[0]
 
 
 STEP = RunConfig()
@@ -408,21 +361,6 @@ def test_the_first_strategy_wins_of_equals_and_ends_the_search(source, peaks):
     budget = max(peaks["ddp"][1], peaks["fsdp"][1])
     report = fewest_report(source, [STEP], [8], budget, TOTAL, world_sizes=SIZES)
     assert [(row.strategy, row.ranks) for row in report.rows] == [("ddp", 2)]
-
-
-def test_python_takes_the_settings_of_ranks():
-    one, eight = (bertscope.estimate("bert-tiny", seq=8, **ranks)["none"].memory.peak.parts
-                  for ranks in ({}, {"strategy": "fsdp", "world_size": 8}))  # fmt: skip
-    assert 7 < one.optimizer_state / eight.optimizer_state < 8
-    settings = {"seq": 8, "checkpointing": "none", "precision": "fp32"}
-    report = bertscope.fit("bert-tiny", "120MiB", batch_total=64, strategy="ddp", world_size=2, **settings)
-    assert [(row.strategy, row.ranks, row.batch) for row in report.rows] == [("ddp", 2, 32)]
-    with pytest.raises(SelectionError, match="strategy is determined by the module"):
-        bertscope.estimate(torch.nn.Linear(2, 2), input_size=(1, 2), strategy="fsdp", world_size=2)
-    with pytest.raises(SelectionError, match="batch_total searches the number of ranks"):
-        bertscope.fit("bert-tiny", "1GiB", batch_total=64, rank=1)
-    with pytest.raises(SelectionError, match="nproc starts 2 ranks; mesh has 4"):
-        bertscope.profile("bert-tiny", nproc=2, strategy="hsdp", mesh="2x2")
 
 
 def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(cli):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,11 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bertscope
-from bertscope.analyses.diagram.forward import Given
 from bertscope.config import LORA_BIASES, Lora
-from bertscope.errors import ConfigError
-from bertscope.measure.profile_job import Job
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.step import run_model
 from bertscope.memory.trace import same_events
@@ -48,38 +43,6 @@ def test_the_defaults_of_settings_are_those_of_peft():
     assert Lora() == Lora(r=8, alpha=8, dropout=0, target=("query", "value"), bias="none", rslora=False, save=())
     assert Lora(r=16, alpha=8).scaling == 0.5
     assert Lora(r=16, alpha=8, rslora=True).scaling == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("r=0", "lora r must be an integer of at least 1 and at most 16,777,216; got 0"),
-        ("r=eight", "lora r must be an integer .* got 'eight'"),
-        ("r=8,r=4", "lora r is given twice in 'r=8,r=4'; keep one"),
-        ("rank=8", "lora takes r, alpha, dropout, target, bias, rslora, save, as in r=8,.* got 'rank=8'"),
-        ("8", "lora takes r, .* got '8'"),
-        ("", "lora takes r, .* got ''"),
-        ("dropout=1.5", "lora dropout must be a number of at least 0 and at most 1; got 1.5"),
-        ("bias=some", "lora bias must be one of none, all, lora_only; got 'some'"),
-        ("rslora=yes", "lora rslora must be true or false; got 'yes'"),
-        ("target=", "lora target must be 1 to 2,048 names of modules .* got ''"),
-        ("target=(a+)+$", "lora target must be 1 to 2,048 names of modules .*"),
-        ("target=nothing", "lora target 'nothing' matches no module; known: all-linear, classifier, dense, key, query"),
-        ("target=query+valeu", "lora target 'valeu' matches no module; did you mean 'value'?"),
-        ("target=self", r"lora target bert.encoder.layer.0.attention.self is no Linear layer .*adapted: .*query"),
-        (
-            "target=word_embeddings",
-            "word_embeddings is no Linear layer but of the class Embedding; .* dense, key, query",
-        ),
-        ("save=clasifier", "lora save 'clasifier' matches no module; did you mean 'classifier'?"),
-        ("save=layer", "lora save names bert.encoder.layer, a list of modules; name those inside it"),
-    ],
-)
-def test_wrong_settings_are_one_line(cli, text, words):
-    with pytest.raises(ConfigError, match=words):
-        adapted(text).build()
-    result = cli("count", "bert-tiny", "-a", "BertForSequenceClassification", "--lora", text)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
 
 
 def test_the_trained_parameters_of_an_example_can_be_counted_by_hand(cli):
@@ -166,11 +129,6 @@ def test_the_flops_of_a_deep_model_are_those_of_all_its_layers():
     assert more == 8 * 2 * (2 * 8) * 2 * 2 * (16 + 16)  # layers x targets x tokens x 2 FLOPs x r x (in + out)
 
 
-def test_a_job_for_the_child_of_profile_keeps_the_adapters():
-    source = replace(adapted("r=2,rslora=true,save=classifier"), config_lines={})
-    assert Job.from_json(Job(source=source, run_config=RunConfig()).to_json()).source.lora == source.lora
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -192,61 +150,8 @@ def test_every_command_takes_adapters_and_shows_them(cli, words):
     assert shown in result.out or words[0] == "diff"  # the adapters of both sides are equal
 
 
-def test_diff_shows_what_adapters_add(cli, tmp_path):
-    (tmp_path / "adapter_config.json").write_text(
-        json.dumps(
-            {"peft_type": "LORA", "base_model_name_or_path": "bert-tiny", "r": 4, "task_type": "FEATURE_EXTRACTION"}
-        )
-    )
-    report = cli("diff", "bert-tiny", str(tmp_path), "--format", "json").json
-    assert {row["path"] for row in report["rows"]} == {
-        f"encoder.layer.0-1.attention.self.{layer}.lora_{part}.default.weight"
-        for layer in ("query", "value") for part in "AB"
-    }  # fmt: skip
-    assert {"field": "lora", "a": None, "b": "r=4,alpha=8,target=query+value"} in report["fields"]
-    of_adapters = 2 * 2 * 4 * (128 + 128)
-    assert report["totals_b"]["distinct_params"] - report["totals_a"]["distinct_params"] == of_adapters
-
-
-def test_a_forward_diagram_has_the_adapters():
-    model = adapted("r=2,target=query", "BertModel").build()
-    path, given = "encoder.layer.0.attention.self.query", Given(seq=8)
-    report = bertscope.diagram(model, "forward", path, given=given)
-    same = bertscope.diagram(model, "forward", f"base_model.model.{path}", given=given)
-    assert report == same
-    assert "lora_B" in " ".join(node.path for node in report.nodes)
-
-
-def test_explain_has_a_step_for_each_matrix_of_the_adapters(cli):
-    report = bertscope.explain(adapted("r=2,target=query", "BertModel"), "encoder.layer.0.attention.self.query", seq=8)
-    assert [(step.name.rpartition("query.")[2], step.params.value) for step in report.steps] == [
-        ("base_layer", 16 * 16 + 16), ("lora_A.default", 16 * 2), ("lora_B.default", 2 * 16),
-    ]  # fmt: skip
-    assert all(item.agrees for item in report.sums)
-    assert "leave --naming out" in cli("explain", "bert-tiny", "--lora", "r=2", "--naming", "tf").err
-
-
 def test_another_family_takes_no_adapters(cli, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     result = cli("count", str(tmp_path), "--lora", "r=8")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "--lora is for BERTs" in result.err
-
-
-def test_an_expectation_file_may_have_adapters(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "tiny.bertscope.yaml"
-    path.write_text(f"model: bert-tiny\nlora: r=4\nexpected: {{distinct_params: {4_385_920 + 2 * 2 * 4 * 256}}}\n")
-    assert cli("check", str(path)).code == 0
-    path.write_text("model: bert-tiny\nlora: r=x\nexpected: {distinct_params: 1}\n")
-    result = cli("check", str(path))
-    assert result.code == 2
-    assert "tiny.bertscope.yaml:2: lora r must be an integer" in result.err
-
-
-def test_the_commands_of_a_page_name_the_adapters():
-    from bertscope.analyses.page import page_report
-    from bertscope.views.page import report as renderer
-
-    page = page_report([adapted("r=4")], [[RunConfig(batch=1, seq=8)]], None, None)
-    assert "<span>--lora r=4,alpha=8,target=query+value</span>" in renderer.html(page)

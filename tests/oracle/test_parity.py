@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bertscope.config import ACTIVATIONS
-from bertscope.model import CLASSES, BertModel
+from bertscope.model import CLASSES
 from bertscope.model.activations import activation
 
 # That sdpa falls back to eager is said once; here it may be said.
@@ -26,7 +26,6 @@ SIZES = {
 }  # fmt: skip
 POSITIONS = ("absolute", "relative_key", "relative_key_query")
 TOLERANCE = {"eager": 1e-6, "sdpa": 1e-5}
-ENCODER_ONLY = ("embeds", "head_mask", "head_mask_per_layer")
 
 
 KERNELS = ("eager", "sdpa")
@@ -227,25 +226,6 @@ def test_each_step_with_a_cache_equals_the_references(pair, decoder, positions, 
             assert_same(got, expected, TOLERANCE[attention])
 
 
-@pytest.mark.parametrize("crossed", [False, True], ids=["self", "cross"])
-@pytest.mark.parametrize("pieces", [[1] * S, [3, 1, 4], [S - 1, 1]], ids=["one", "pieces", "last"])
-def test_decoding_in_steps_equals_decoding_at_once(pair, positions, attention, crossed, pieces):
-    fields = {"position_embedding_type": positions, "is_decoder": True, "add_cross_attention": crossed}
-    _, own = same_weights(pair, "BertLMHeadModel", attention, **fields)
-    given = {key: tensors()[key] for key in ("encoder_hidden_states", "encoder_attention_mask")} if crossed else {}
-    ids = tensors()["input_ids"]
-    with torch.no_grad():
-        whole = own(ids, **given).logits
-        logits, past, start = [], None, 0
-        for length in pieces:
-            output = own(ids[:, start : start + length], **given, past_key_values=past, use_cache=True)
-            logits.append(output.logits)
-            past, start = output.past_key_values, start + length
-    torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=1e-4, atol=1e-4)
-    assert past[0][0].shape == (B, HEADS, S, H // HEADS)
-    assert len(past[0]) == (4 if crossed else 2)
-
-
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
@@ -325,13 +305,6 @@ def test_in_train_mode_the_same_seed_drops_the_same(pair, name, attention, posit
     assert_same(*outputs, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering"])
-def test_a_decoders_cache_is_in_the_tuple_of_every_head(pair, name):
-    reference, own = same_weights(pair, name, "eager", is_decoder=True)
-    given = {"input_ids": tensors()["input_ids"], "return_dict": False}
-    assert_same_tuple(own(**given), reference(**given))
-
-
 def test_every_forward_has_the_references_parameters_in_its_order(pair, name):
     import inspect
 
@@ -346,14 +319,3 @@ def test_every_activation_equals_the_references():
     values = torch.linspace(-6, 6, 101)
     for hidden_act in ACTIVATIONS:
         torch.testing.assert_close(activation(hidden_act)(values), ACT2FN[hidden_act](values), msg=hidden_act)
-
-
-def test_a_model_without_pooler_gives_the_same_hidden_states(pair):
-    reference, own = same_weights(pair, "BertModel", "eager")
-    bare = BertModel(own.config, add_pooling_layer=False).eval()
-    bare.load_state_dict({key: value for key, value in own.state_dict().items() if not key.startswith("pooler")})
-    ids = tensors()["input_ids"]
-    output = bare(ids)
-    torch.testing.assert_close(output[0], reference(ids)[0], rtol=1e-6, atol=1e-5)
-    assert output.pooler_output is None
-    assert bare(ids, return_dict=False)[1] is None

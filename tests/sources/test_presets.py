@@ -14,33 +14,6 @@ from bertscope.sources.presets import config_paths, preset_paths
 from tests.conftest import run_cli
 
 
-def test_a_name_lists_only_that_preset(cli):
-    whole = cli("presets", "--format", "json").json["rows"]
-    for name in ("bert-tiny", "modernbert-base"):
-        assert cli("presets", name, "--format", "json").json["rows"] == [row for row in whole if row["name"] == name]
-
-
-@pytest.mark.parametrize("words", [("bert-bse-cased",), ("bert-bse-cased", "--config")])
-def test_an_unknown_preset_gets_a_suggestion(cli, words):
-    result = cli("presets", *words)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("error: no preset 'bert-bse-cased'; did you mean 'bert-base-cased'")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--config",), "type 'bertscope presets NAME --config'"),
-        (("bert-tiny", "--config", "-o", "config.md"), "config.md: --config writes .json"),
-        (("bert-tiny", "--config", "-f", "csv"), "a config.json is JSON; leave --format csv out"),
-    ],
-)
-def test_the_config_json_of_no_preset_or_in_another_format_is_an_error_that_says_what_to_do(cli, words, message):
-    result = cli("presets", *words)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert message in result.err
-
-
 @pytest.mark.parametrize("name", preset_paths())
 def test_the_config_json_of_every_preset_describes_its_model(cli, tmp_path, name):
     path = tmp_path / "config.json"
@@ -56,11 +29,6 @@ def test_the_config_json_of_a_preset_of_another_family_has_no_member_of_bertscop
     members = json.loads(config_paths()[name].read_text())
     del members["bertscope"]
     assert cli("presets", name, "--config").json == members
-
-
-def test_a_note_says_that_a_config_json_describes_a_pooler(cli):
-    assert "describes the model with its pooler" in cli("presets", "bert-large-zh", "--config").err
-    assert cli("presets", "bert-base-cased", "--config").err == ""
 
 
 def test_the_reference_reads_the_config_json(tmp_path, cli):
@@ -86,31 +54,6 @@ def test_what_only_a_preset_says_is_read_from_a_config_json_too(cli, tmp_path):
     done = cli("check", path)
     assert done.code == 1
     assert "721" in done.out
-
-
-@pytest.mark.parametrize(
-    ("member", "message"),
-    [
-        ({"add_pooling_layer": 1}, "add_pooling_layer must be true or false"),
-        ({"expected": {"params": 1}}, "unknown key 'params' in expected"),
-        ({"expected": 5}, "expected"),
-    ],
-)
-def test_what_only_a_preset_says_is_held_to_its_form_in_a_config_json(cli, tmp_path, member, message):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"vocab_size": 7, "bertscope": member}, indent=2))
-    done = cli("count", path)
-    assert done.code == 2
-    assert f"{path}:3: " in done.err
-    assert message in done.err
-
-
-def test_further_members_of_a_presets_config_json_are_a_mapping(cli, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("architecture: BertModel\nconfig: {}\nextra: 5\n")
-    result = cli("count", path)
-    assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "extra must hold" in result.err
 
 
 COUNTS = {"modernbert-base": 149_655_232, "modernbert-large": 395_881_664}  # of Warner et al. 2024 (arXiv:2412.13663)
@@ -139,10 +82,6 @@ def test_a_preset_of_another_family_has_its_counts(name):
     # embedding, its norm and the last one; the head's dense and norm, and the decoder's bias
     h, f, n, v = (config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"))
     assert totals.distinct_params == n * (4 * h * h + 3 * h * f + 2 * h) - h + v * h + 2 * h + h * h + h + v
-
-
-def test_a_name_on_the_hub_is_that_of_its_preset():
-    assert find("answerdotai/ModernBERT-large").name == "modernbert-large"
 
 
 def test_a_published_detr_is_built_with_a_resnet_of_transformers(tmp_path, cli):

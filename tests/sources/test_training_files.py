@@ -8,7 +8,7 @@ import os
 import pytest
 
 import bertscope
-from bertscope.errors import BertscopeError, ConfigError
+from bertscope.errors import BertscopeError
 from bertscope.sources.training_files import read_training_file
 from tests.conftest import DATA, ROOT, TRAINING_ARGUMENTS
 
@@ -120,14 +120,6 @@ def test_a_token_is_not_repeated(given):
     assert "hf_secret" not in str(file)
 
 
-def test_the_settings_are_arguments_of_the_library(given):
-    import torch
-
-    file = bertscope.read_training_file(given(full_determinism=False))
-    report = bertscope.estimate(torch.nn.Linear(4, 4), torch.rand(2, 4), **file.module_fields)
-    assert (report.run.accumulate, report.run.autocast, report.run.clip_grad_norm) == (4, "bf16", True)
-
-
 # ---- the command line ----
 
 
@@ -159,19 +151,6 @@ def test_an_option_replaces_the_file_and_this_is_said(cli, given):
     assert "batch 16: an option sets 2" in result.err
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_an_option_for_the_precision_replaces_that_of_the_file_as_a_whole(cli, given, place):
-    path = given(bf16=False, fp16=True)
-    words = ("--precision", "fp16", "--from", path) if place == "before" else ("--from", path, "--precision", "fp16")
-    run = cli(*TINY, *words, "--format", "json").json["run"]
-    assert (run["precision"], run["grad_scaler"]) == ("fp16", False)
-
-
-def test_another_optimizer_does_not_get_the_implementation_of_the_file_s(cli, given):
-    result = cli(*TINY, "--from", given(optim="adamw_torch_fused"), "--optimizer", "rmsprop", "--format", "json")
-    assert (result.code, result.json["run"]["optimizer_implementation"]) == (0, "default")
-
-
 def test_fit_searches_the_batch_and_takes_the_rest(cli, given):
     result = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "16", "--from", given(), "--format", "json")
     report = result.json
@@ -179,13 +158,6 @@ def test_fit_searches_the_batch_and_takes_the_rest(cli, given):
     assert (report["asked_batch"], report["run"]["accumulate"]) == (None, 4)
     assert [(row["key"], row["effect"]) for row in report["training_file"]["replaced"]] == [("batch", "it is searched")]
     assert "batch 16: it is searched" in result.err
-
-
-def test_notes_go_to_stderr_only(cli, given):
-    result = cli(*TINY, "--from", given(), "--format", "csv")
-    assert result.err.startswith("note: ")
-    assert "my_key" in result.err
-    assert "my_key" not in result.out
 
 
 def test_the_notes_on_the_page_are_those_of_the_command(printed):
@@ -224,30 +196,6 @@ def test_what_is_no_training_file_is_one_line_that_says_what_was_expected(tmp_pa
         read_training_file(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"per_device_train_batch_size": "16"}, "must be an integer; got '16'"),
-        ({"per_device_train_batch_size": 0}, "batch takes a whole number from 1"),
-        ({"gradient_accumulation_steps": True}, "must be an integer; got True"),
-        ({"fp16": True}, "fp16 contradicts autocast-bf16, which is set too; keep one"),
-        ({"fp16": "yes"}, "must be true or false"),
-        ({"max_grad_norm": "nan"}, "must be a number"),
-        ({"optim": ["sgd"]}, "must be a word"),
-        ({"gradient_checkpointing": 1}, "must be true or false"),
-        ({"gradient_checkpointing_kwargs": [1]}, "must be an object"),
-    ],
-    ids=str,
-)
-def test_an_impossible_value_is_an_error_with_its_line(given, settings, words):
-    path = given(**settings)
-    (key,) = settings
-    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if f'"{key}"' in text)
-    with pytest.raises(ConfigError, match=words) as caught:
-        read_training_file(path)
-    assert caught.value.where == f"{path}:{line}"
 
 
 def test_names_and_values_of_a_file_are_escaped(cli, given):

@@ -10,19 +10,12 @@ import pytest
 import torch
 
 import bertscope
-from bertscope import load
-from bertscope.errors import SelectionError
-from bertscope.memory import fake_run
-from bertscope.memory.estimate import module_trace
-from bertscope.memory.step import meta_inputs, run_model
 from bertscope.model import CLASSES, build
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.find import find
-from bertscope.torch_access import is_plain_meta, operator_name, storage_key
-from bertscope.tracing import fake_tensors as fake_tensors_module
+from bertscope.torch_access import is_plain_meta, storage_key
 from bertscope.tracing.fake_tensors import OperatorResults, fake_tensors
 from bertscope.tracing.flops import FlopsRun
-from bertscope.tracing.inputs import known_shapes
 from bertscope.tracing.operators import shapes
 from bertscope.tracing.windows import Window, windows_of
 
@@ -91,58 +84,6 @@ def test_the_first_result_and_a_second_are_like_one_of_torch(operator, args, kwa
         assert [described(known, operator, args(torch.empty), kwargs) for _ in range(2)] == [of_torch] * 2
 
 
-def test_each_operator_that_runs_on_meta_gives_what_fake_tensors_give(monkeypatch):
-    on_meta, met = fake_tensors_module._described_on_meta, set()
-
-    def plain(found):
-        """The description without the strides of dimensions of size 1, which lead nowhere."""
-        results, is_tuple = found
-        return is_tuple, [
-            result if result is None or isinstance(result, int) else
-            (result[0][0], [stride for size, stride in zip(*result[0][:2], strict=True) if size > 1], *result[0][2:],
-             result[1])
-            for result in results
-        ]  # fmt: skip
-
-    def compared(operator, args, kwargs):
-        found = on_meta(operator, args, kwargs)
-        if found is not None:
-            by_torch = fake_tensors_module._described(operator(*args, **kwargs), args, args)
-            assert plain(found) == plain(by_torch), operator
-            met.add(operator_name(operator))
-        return found
-
-    monkeypatch.setattr(fake_tensors_module, "_described_on_meta", compared)
-    for head, attention, device, settings in (
-        ("BertForMaskedLM", "eager", "cpu", {"precision": "autocast-bf16"}),
-        (
-            "BertForSequenceClassification",
-            "sdpa",
-            "cuda",
-            {"precision": "autocast-fp16", "optimizer_implementation": "loop"},
-        ),
-        ("BertModel", "sdpa", "cpu", {"checkpointing": "full", "precision": "bf16"}),
-        ("BertForQuestionAnswering", "eager", "cuda", {"optimizer": "adafactor"}),
-    ):
-        monkeypatch.setattr(fake_run, "_RESULTS", OperatorResults())
-        source = load("bert-tiny", architecture=head, attention=attention)
-        run_config = RunConfig(batch=3, seq=7, device=device, **settings)
-        model = run_model(source, run_config)
-        module_trace(model, meta_inputs(model, run_config), run_config, None)
-    listed = fake_tensors_module._SAME_EVERYWHERE | {fake_tensors_module._LAYER_NORM}
-    assert met == listed  # none is in the list without need
-
-
-@pytest.mark.parametrize("other", ["cpu", "meta"])
-def test_an_operator_between_devices_is_left_to_torch(other):
-    with fake_tensors():
-        given = torch.empty(2, 3, device="cuda")
-        kwargs = {"dtype": torch.half, "device": torch.device(other)}
-        assert fake_tensors_module._described_on_meta(aten._to_copy.default, (given,), kwargs) is None
-        made = OperatorResults().run(aten._to_copy.default, (given,), kwargs)
-    assert made.device.type == other
-
-
 def test_arguments_that_differ_in_layout_dtype_or_kind_of_number_have_own_results():
     known = OperatorResults()
     with fake_tensors():
@@ -165,65 +106,11 @@ def test_an_operator_that_fails_fails_each_time():
                 known.run(aten.mm.default, (torch.ones(2, 3), torch.ones(2, 3)), {})
 
 
-def test_so_many_results_are_kept_and_no_more(monkeypatch):
-    monkeypatch.setattr(fake_tensors_module, "_MOST_OPERATIONS", 3)
-    known = OperatorResults()
-    with fake_tensors():
-        sizes = [known.run(aten.t.default, (torch.empty(2, size),), {}).shape for size in range(1, 9)]
-    assert sizes == [(size, 2) for size in range(1, 9)]
-    assert len(known.known) == 3
-
-
-COMMANDS = ("estimate", "flops", "fit --budget 1GiB", "profile", "count --shapes", "tree --shapes", "report -o x.html")
-TAKES = "BertModel.forward takes input_ids=BxS:int64, attention_mask=BxS:int64, token_type_ids=BxS:int64, "
-
-
-@pytest.mark.parametrize(
-    ("command", "given"),
-    [*((command, "x=B:float32") for command in COMMANDS), ("flops", "input_ids=Bx3x4:int64"),
-     ("flops", "input_ids=BxS:float32")],
-)  # fmt: skip
-def test_an_input_that_a_bert_cannot_run_is_one_line_with_what_it_takes(cli, tmp_path, monkeypatch, command, given):
-    monkeypatch.chdir(tmp_path)
-    result = cli(*command.split(), "bert-tiny", "--seq", "8", "--input", given)
-    last = result.err.splitlines()[-1]
-    assert (result.code, result.out) == (2, "")
-    assert last.startswith("error: ")
-    assert TAKES in last
-    assert "--input" in last
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("input_ids=1:int64", "its shape is (1,)"),
-        ("attention_mask=Bx9:int64", "attention_mask has shape (2, 9)"),
-        ("position_ids=3:int64", "position_ids has shape (3,)"),
-        ("labels=B:int64", "and no labels"),
-        ("self=B:int64", "and no self"),
-        ("inputs_embeds=BxSx128:float32", "either input_ids or inputs_embeds"),
-    ],
-)
-def test_the_line_says_which_input_is_wrong(cli, given, words):
-    result = cli("flops", "bert-tiny", "--batch", "2", "--seq", "8", "--input", given)
-    assert result.code == 2
-    assert words in result.err.splitlines()[-1]
-
-
 def test_an_error_of_a_bert_whose_inputs_are_derived_stays_an_internal_error(cli, monkeypatch):
     monkeypatch.setattr(bertscope.BertModel, "forward", lambda self, input_ids: input_ids.nonsense)
     result = cli("flops", "bert-tiny", "--seq", "23")
     assert result.code == 70
     assert "AttributeError" in result.err
-
-
-def test_the_shapes_in_the_line_are_those_that_are_derived():
-    model = bertscope.load("bert-tiny", architecture="BertForMultipleChoice").build()
-    assert known_shapes(model, ("input_ids",)) == {
-        "attention_mask": "Bx2xS:int64", "token_type_ids": "Bx2xS:int64", "position_ids": "Bx2xS:int64",
-        "input_ids": "Bx2xS:int64", "labels": "B:int64",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -275,24 +162,6 @@ def test_parts_of_a_layer_show_what_goes_in_and_comes_out(tiny):
     parts = {part.name: part for part in layer.parts}
     assert parts["feed_forward"].inputs[0].shape == parts["feed_forward"].outputs[0].shape == (2, 5, 8)
     assert parts["self_attention"].outputs[0].shape == (2, 5, 8)
-
-
-def test_the_commands_show_shapes(cli):
-    for command in ("tree", "count"):
-        out = cli(command, "bert-large-zh", "--shapes", "--batch", "4096", "--seq", "512").out
-        assert "[4096, 512] int64" in out
-        assert "[4096, 512, 1024]" in out
-        assert "(24 x)" in out
-    data = cli("tree", "bert-tiny", "--shapes", "--format", "json").json
-    assert data["rows"][0]["inputs"] == [{"shape": [1, 128], "dtype": "int64"}]
-    assert "[1, 128, 128]" in cli("count", "bert-tiny", "--shapes", "--format", "csv").out
-
-
-def test_sizes_that_do_not_fit_are_refused(cli, tiny):
-    with pytest.raises(SelectionError, match="at most max_position_embeddings 12"):
-        shapes(build(tiny), 1, 13)
-    result = cli("tree", "bert-tiny", "--shapes", "--seq", "513")
-    assert (result.code, result.err.count("\n")) == (2, 1)
 
 
 with warnings.catch_warnings():

@@ -10,7 +10,6 @@ import re
 import subprocess
 
 import pytest
-import torch
 from safetensors.torch import save_file
 from torch import nn
 
@@ -85,12 +84,6 @@ def test_each_row_has_the_parameters_of_tree_and_the_forward_flops_of_flops(fold
     assert {item.path: item.flops for item in same} == {item.path: work[item.path] for item in same}
 
 
-def test_the_flops_of_300_layers_of_which_two_are_built_are_those_of_all():
-    source = bert(300)
-    root, *_ = items(source, has_shapes=True)
-    assert root.flops == FlopsRun(source=source).at(2, 5).rows[0].forward.matmul_flops
-
-
 def test_the_details_have_class_parameters_shapes_flops_and_tensors():
     found = {item.path: item for item in items(has_shapes=True, frozen=("query.bias",))}
     assert list(details(found[QUERY], 3160)) == [
@@ -101,12 +94,6 @@ def test_the_details_have_class_parameters_shapes_flops_and_tensors():
     decoder = details(found["cls.predictions.decoder"], 3160)
     assert "  weight [32, 8] 256, tied to bert.embeddings.word_embeddings.weight" in decoder
     assert "forward" not in "".join(details(items()[0], 3160))
-
-
-def test_a_module_that_is_used_again_names_its_first_path():
-    layer = nn.Linear(2, 2)
-    *_, again = items(model=nn.Sequential(layer, nn.ReLU(), layer))
-    assert "class       Linear, same module as '0'" in details(again, 6)
 
 
 def test_a_checkpoint_has_the_modules_of_its_names_with_their_tensors(tmp_path):
@@ -123,16 +110,6 @@ def test_a_checkpoint_has_the_modules_of_its_names_with_their_tensors(tmp_path):
     _, text, places = explored("slash", "=query", "enter", found=found)
     assert places[-1] == query.path
     assert "0-3 (4 x) float32" in text
-
-
-def test_a_checkpoint_whose_layers_fold_in_several_ways_keeps_every_row(tmp_path):
-    path = tmp_path / "model.safetensors"
-    sizes = {"layer.0.a.w": 2, "layer.1.a.w": 2, "layer.2.a.w": 2, "layer.0.b.w": 3, "layer.1.b.w": 4, "layer.2.b.w": 4}
-    save_file({name: torch.zeros(size) for name, size in sizes.items()}, path)
-    checkpoint = stored_alone(str(path))
-    root, *others = items_of(stored_report(checkpoint, by="tree"), stored_report(checkpoint))
-    assert sum(tensor.params for item in (root, *others) for tensor in item.tensors) == root.params == 17
-    assert all(item in item.parent.below for item in others)
 
 
 def test_the_tree_opens_to_three_levels_or_to_the_depth():
@@ -173,12 +150,6 @@ def test_a_search_goes_to_the_first_match_while_it_is_typed_and_without_any_stay
     assert (places[5], places[-1], "nothing matches 'nothing'" in text) == (QUERY, QUERY, True)
 
 
-def test_escape_leaves_a_search_and_goes_back_to_where_it_began():
-    app, text, places = explored("down", "slash", "=query", "escape")
-    assert places[1:] == ["bert", "bert", QUERY, "bert"]
-    assert (app.search.display, "q quit" in text) == (False, True)
-
-
 def test_c_copies_a_path_that_get_submodule_takes():
     app, text, _ = explored("slash", "=selfattention", "enter", "c")
     assert app.clipboard == "bert.encoder.layer.0.attention.self"
@@ -196,17 +167,6 @@ def test_many_children_are_divided_into_pages_that_open_one_by_one_and_by_a_sear
     assert explored("plus", found=found)[1].splitlines()[-2].startswith("more than 1,000 rows")
 
 
-def test_a_line_keeps_its_numbers_and_cuts_its_name_on_a_narrow_terminal():
-    _, text, _ = explored("plus", size=(50, 40))
-    (line,) = [line for line in text.splitlines() if "toke" in line]
-    assert line.endswith("16    0.51 %")
-    assert "…" in line
-
-
-def test_a_wide_terminal_has_the_details_next_to_the_tree():
-    assert "(the whole model)" in explored(size=(140, 24))[1].splitlines()[1]
-
-
 def test_letters_of_a_name_that_move_a_terminal_are_shown_as_escapes():
     root = nn.Sequential()
     root.add_module("a\x1b[2Jb\nc[red]", nn.Linear(1, 1))
@@ -215,40 +175,7 @@ def test_letters_of_a_name_that_move_a_terminal_are_shown_as_escapes():
     assert r"a\x1b[2Jb\nc[red]" in text.partition("───")[2]
 
 
-def test_q_leaves_without_an_error_and_control_c_with_an_interrupt():
-    assert explored("q")[0].return_value is None
-    assert isinstance(explored("slash", "a", "ctrl+c")[0].return_value, KeyboardInterrupt)
-
-
-def test_an_error_inside_the_app_reaches_the_command(monkeypatch):
-    monkeypatch.setattr("bertscope.views.interactive.details", lambda *_: 1 / 0)
-    assert isinstance(Browser("tiny", items()).run(headless=True), ZeroDivisionError)
-
-
 # The command.
-
-
-def test_without_a_terminal_it_names_the_command_for_a_pipe(cli):
-    result = cli("tree", "bert-tiny", "--interactive")
-    assert (result.code, result.out) == (2, "")
-    assert result.err == "error: --interactive needs a terminal; 'bertscope tree' without it writes to a pipe\n"
-
-
-def test_without_textual_it_names_the_extra(cli, monkeypatch):
-    monkeypatch.setattr("bertscope.commands.model.find_spec", lambda name: None)
-    result = cli("tree", "--interactive")
-    assert result.code == 2
-    assert result.err == "error: --interactive needs the extra 'interactive': pip install 'bertscope[interactive]'\n"
-
-
-@pytest.mark.parametrize(
-    "words", ["--format csv", "--output tree.txt", "--style torchinfo", "--columns output_size", "--verbose"]
-)
-def test_it_takes_no_option_of_a_printed_table(cli, words):
-    option = words.split()[0]
-    result = cli("tree", "bert-tiny", "--interactive", *words.split())
-    assert (result.code, result.out) == (2, "")
-    assert result.err == f"error: --interactive shows the tree on the screen; leave {option} out, or --interactive\n"
 
 
 def on_a_pty(*args, key, **variables) -> tuple[int, str]:

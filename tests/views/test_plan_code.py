@@ -211,19 +211,6 @@ def test_a_repeated_layer_does_not_fill_a_cache_of_keys():
     assert not any(module.config.use_cache for module in (model, model.encoder, model.decoder))
 
 
-def test_the_repetition_keeps_the_same_calls():
-    """torch 2.6 asks the policy again in backward; 2.13 remembers."""
-    names: dict[str, Any] = {}
-    exec(emitted(plan(ENCODER), "torch"), names)
-    names["create_selective_checkpoint_contexts"] = lambda policy: policy
-    policy = names["keep_contexts"]({"addmm.0", "addmm.2"})
-    answers = [
-        [policy(SimpleNamespace(is_recompute=again), torch.ops.aten.addmm.default).name for _ in range(3)]
-        for again in (False, True)
-    ]
-    assert answers == [["MUST_SAVE", "PREFER_RECOMPUTE", "MUST_SAVE"]] * 2
-
-
 def test_an_example_by_hand():
     """One block of 8 x 32 on 12 tokens: up leaves 12 x 32 and GELU as much; kept up is 12 x 32 x 4 = 1536 bytes."""
     sizes = []
@@ -262,19 +249,6 @@ def test_the_name_of_an_operator_and_a_precision_in_a_file_are_no_code():
     assert not any(isinstance(node, ast.Name) and node.id == "open" for node in ast.walk(tree))
 
 
-def test_layers_are_at_their_paths():
-    names: dict[str, Any] = {}
-    lists = (layers("a{b}.c", 6, "mm.0", recomputed=(0, 1, 2, 5)), layers("d", 1, layer_paths=("d.first",)))
-    exec(emitted(plan(*lists), "torch"), names)
-    assert names["PLAN"] == {**{f"a{{b}}.c.{number}": {"mm.0"} for number in (0, 1, 2, 5)}, "d.first": set()}
-
-
-def test_the_code_says_for_which_run_it_is():
-    text = emitted(plan(ENCODER, optimizer="sgd"), "torch").partition("\n\n")[0].replace("\n# ", " ")
-    for part in ("bert-tiny", "batch 2 x 6", "fp32", "sgd", "1.00 GiB", "16.00 GiB", "torch 2.13.0", "accumulate 3"):
-        assert part in text
-
-
 @pytest.mark.parametrize("is_same", [True, False], ids=["all layers alike", "a layer whole"])
 def test_a_trainer_takes_a_step_with_the_emitted_arguments(is_same, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
@@ -310,16 +284,6 @@ def test_a_callback_of_lightning_recomputes_the_model_once(monkeypatch):
         assert isinstance(model.blocks[1].forward, partial) == (stage == "fit")
     assert not isinstance(model.blocks[1].forward.args[0], partial)
     assert not isinstance(model.blocks[0].forward, partial)
-
-
-def test_a_trainer_form_says_why_it_does_not_use_the_keywords():
-    uneven = emitted(plan(layers("encoder.layer", 4, *LINEAR, recomputed=(0, 1))), "trainer")
-    assert "# it is of all layers: encoder.layer recomputes 2 of its 4 layers" in uneven
-    parts = (layers("encoder.layer", 4, *LINEAR, recomputed=(0, 1)), layers("encoder.layer", 4, recomputed=(2,)))
-    assert "encoder.layer recomputes 3 of its 4 layers" in emitted(plan(*parts), "trainer")
-    assert "gradient_checkpointing=True" in emitted(plan(ENCODER), "trainer")
-    assert "bf16=True" in emitted(plan(ENCODER, precision="autocast-bf16"), "trainer")
-    assert "other modules" in emitted(plan(layers("vit", 1, layer_paths=("vit.embeddings",))), "trainer")
 
 
 CONFIG = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 40, "hidden_size": 8,
@@ -392,20 +356,10 @@ def test_a_plan_of_peft_around_any_model_runs_before_and_after_it_is_put_around(
 SOME = plan(layers("model.layers", 12, *LINEAR))
 
 
-@pytest.mark.parametrize("form", ["trl", "axolotl", "ray"])
-def test_an_unknown_form_is_one_line_with_the_known_ones(form):
-    with pytest.raises(SelectionError, match=f"no form '{form}' of a plan; known: json, lightning, torch, trainer"):
-        emitted(SOME, form)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_plan_that_recomputes_nothing_has_each_form(form):
     text = emitted(plan(layers("encoder.layer", 4, recomputed=())), form)
     assert text.endswith(("\n", "}"))
-
-
-def test_json_is_the_report():
-    assert bertscope.from_json(emitted(SOME, "json")) == SOME
 
 
 def test_a_report_whose_plans_do_not_fit_has_no_code_and_one_without_plans_is_none():

@@ -39,15 +39,6 @@ def test_all_presets_hold(cli):
     assert result.out == f"{files} files: {expected} expectations passed, 0 failed\n"
 
 
-@pytest.mark.parametrize("words", [("mine.yaml",), ("--update",), ("--write", "mine.yaml")])
-def test_the_presets_are_checked_by_themselves(cli, preset, words):
-    before = preset.read_text()
-    result = cli("check", "--presets", *words)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(("error: --presets checks the packaged presets only", "error: --write takes one FILE"))
-    assert preset.read_text() == before
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -117,13 +108,6 @@ def test_write_keeps_a_mark_and_the_ends_of_lines(cli, tmp_path):
     assert raw.startswith(b"\xef\xbb\xbfarchitecture")
     assert raw.count(b"\n") == raw.count(b"\r\n") > 10
     assert cli("check", path).code == 0
-
-
-def test_a_config_json_is_not_told_to_be_written_into(cli, tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text('{"model_type": "bert"}')
-    assert "expected counts belong in a preset" in cli("check", path).err
-    assert "directly after it" in cli("check", "--write", path, "--format", "json").err
 
 
 def test_a_finding_is_one_line_whatever_the_file_is_called(cli, tmp_path):
@@ -275,14 +259,6 @@ def test_a_changed_layer_of_an_own_model_has_its_file_and_line(cli, project):
     assert cases["layers.blocks.0-1.down"].get("line") == "12"
     assert cases["layers.blocks.0-1.down"][0].get("message") == line.partition("own: ")[2].strip()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("13", "5", "0")
-
-
-def test_the_remedy_of_a_file_without_expectations_works_when_typed(cli, project):
-    path = project()
-    path.write_text(path.read_text().partition("expected:")[0])
-    (remedy,) = re.findall(r"'bertscope (.*?)'", cli("check", "--allow-code", path.name).err)
-    assert cli(*remedy.split()).code == 0
-    assert cli("check", "--allow-code", path.name).code == 0
 
 
 def test_the_peak_of_an_own_model_is_that_of_its_stored_dtypes(cli, project):

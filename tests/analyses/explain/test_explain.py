@@ -120,26 +120,6 @@ def test_a_module_that_is_no_step_is_found_with_and_without_the_prefix_of_a_head
     assert step.path.removeprefix("bert.") == "encoder.layer.0.intermediate.dense"
 
 
-@pytest.mark.parametrize(
-    ("path", "hint"),
-    [("encoder.layer.12", "the layers are 0-11"), ("pooler", "try embeddings"), ("output", "did you mean 'outputs'"),
-     ("cache", "did you mean 'caches'"),
-     ("nonsense", "try embeddings"), ("", "try embeddings")],
-)  # fmt: skip
-def test_a_path_that_no_step_has_is_refused(path, hint):
-    with pytest.raises(SelectionError, match=f"no step is called .*; {hint}"):
-        bertscope.explain(bertscope.load("bert-base-cased"), path)
-
-
-def test_the_three_vocabularies_stand_side_by_side_and_every_format_holds_the_formulas(cli):
-    for naming in ("hf", "tf", "keras"):
-        out = cli("explain", "bert-base-cased", "embeddings.word_embeddings", "--naming", naming).out
-        for name in ("bert.embeddings.word_embeddings", "bert/embeddings/word_embeddings", "Embedding-Token"):
-            assert name in out
-    for fmt in ("csv", "markdown", "json"):
-        assert "vocab_size x hidden_size" in cli("explain", "bert-tiny", "--format", fmt).out.replace("\\", "")
-
-
 def test_the_data_are_the_same_in_both_languages(cli):
     chinese, english = (
         cli("explain", "bert-large-zh", "--lang", name, "--format", "json").out for name in ("zh", "en")
@@ -306,26 +286,6 @@ def test_a_section_has_the_values_of_its_sentences_in_both_languages(language):
             words += [section_text(found, point.key) for point in found.points]
         assert bool(re.search("[\u4e00-\u9fff]", "".join(words))) == (language == "zh")
         assert "{" not in "".join(words)
-
-
-def test_the_command_shows_the_sections_last_and_each_one_by_its_name(cli):
-    out = cli("explain", "bert-tiny").out
-    places = [out.index(text) for text in ("Why do published", "Inputs of", "Outputs of", "Key and value", "Gradient")]
-    assert places == sorted(places)
-    assert cli("explain", "bert-tiny", "inputs").out.splitlines()[2] == "Inputs of BertModel.forward: 13"
-    written = "1. input\\_ids [batch, seq] = [1, 128] (torch.Tensor | None = None): "
-    assert written in cli("explain", "bert-tiny", "inputs", "-f", "markdown").out
-    assert [item["key"] for item in cli("explain", "bert-tiny", "--format", "json").json["sections"]] == list(SECTIONS)
-
-
-def test_chinese_text_fits_the_terminal_and_no_line_begins_with_its_punctuation(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    out = cli("explain", "bert-large-zh", "--lang", "zh").out
-    assert "324,472,832 个参数（统计得 324,472,832）" in out.replace("\n  ", " ")
-    assert "LayerNorm 的 2,048 个参数有什么作用？" in out
-    for line in out.splitlines():
-        assert len(line) + len(re.findall("[\u3000-\u9fff\uff00-\uff60]", line)) <= 80
-        assert not line.strip() or line.strip()[0] not in "，。；：）、"
 
 
 VIEW = ROOT / "bertscope" / "views" / "explain.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.tracing.flops import FlopsRun, flops_model
@@ -202,78 +200,3 @@ def test_any_module_is_counted_and_what_is_unknown_is_said():
     assert rows["up"] == 2 * 4 * 3 * 5
     assert rows["conv"] == 2 * 4 * 2 * 4 * 2
     assert report.unknown_operators == ("aten._fft_r2c",) or "aten._fft_r2c" in report.unknown_operators
-
-
-def test_a_module_that_cannot_run_on_meta_is_run_where_it_is():
-    class Looks(nn.Linear):
-        def forward(self, x):
-            return super().forward(x) if x.sum().item() > 0 else x
-
-    assert bertscope.flops(Looks(3, 5), torch.ones(4, 3)).rows[0].total.matmul_flops == 2 * 4 * 3 * 5
-
-
-def test_fused_attention_on_the_cpu_counts_as_on_meta():
-    class Attend(nn.Module):
-        def forward(self, q):
-            out = nn.functional.scaled_dot_product_attention(q, q, q)
-            return out * float(out.sum().item() != 0.5)  # keeps it off meta
-
-    q = torch.rand(2, 3, 8, 16)
-    assert bertscope.flops(Attend(), q).rows[0].total.matmul_flops == 2 * 2 * 2 * 3 * 8 * 8 * 16
-
-
-def test_counting_leaves_the_module_as_it_was():
-    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)).train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    bertscope.flops(model, torch.rand(4, 3), mode="training")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("batch", "seq", "words"), [(0, 8, "batch"), (1, 0, "seq"), (1, 513, "at most max_position_embeddings 512")]
-)
-def test_sizes_that_the_model_cannot_run_are_refused(batch, seq, words):
-    with pytest.raises(SelectionError, match=words):
-        FlopsRun(source=source()).at(batch, seq)
-
-
-def test_the_command_shows_the_figures(cli):
-    result = cli("flops", "bert-large-uncased", "-a", CLASSIFIER, "--mode", "training", "--checkpointing", "full")
-    for figure in ("78,922,125,312", "157,844,250,624", "78,920,024,064", "315,686,400,000", "not counted  nothing"):
-        assert figure in result.out
-    data = cli("flops", "bert-tiny", "--seq", "8,16", "--batch", "1,2", "--format", "json").json
-    assert (data["kind"], len(data["sweep"])) == ("flops", 4)
-    assert data["rows"][0]["total"]["matmul_flops"] == data["sweep"][0]["total_flops"]
-    assert "22,363,078,656" in cli("flops", "bert-base-chinese", "-a", "BertModel", "--convention", "calflops").out
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--batch", "1,,2"),
-        ("--checkpointing", "full"),
-        ("--mode", "training", "--convention", "fvcore"),
-        ("--mode", "training", "--checkpointing", "layers:7"),
-    ],
-)
-def test_a_wrong_question_about_flops_is_one_line(cli, arguments):
-    result = cli("flops", "bert-tiny", *arguments)
-    assert result.code == 2
-    assert result.err.count("\n") == 1
-
-
-def test_a_decoder_with_cross_attention_names_the_length_of_the_encoders_states(cli, tmp_path):
-    decoder = {"model_type": "bert", "is_decoder": True, "add_cross_attention": True, "num_hidden_layers": 2}
-    (tmp_path / "config.json").write_text(json.dumps(decoder))
-    assert "batch 1, seq 64, inference, encoder length 64" in cli("flops", str(tmp_path), "--seq", "64").out
-    assert cli("flops", str(tmp_path), "--seq", "64", "--format", "json").json["encoder_seq"] == 64
-    assert "encoder length" not in cli("flops", "bert-tiny", "--seq", "64").out
-
-
-def test_tree_writes_equal_shapes_once(cli, tmp_path):
-    decoder = {"model_type": "bert", "is_decoder": True, "num_hidden_layers": 4, "architectures": ["BertLMHeadModel"]}
-    (tmp_path / "config.json").write_text(json.dumps(decoder))
-    out = cli("tree", str(tmp_path), "--shapes", "--seq", "16", "--depth", "0").out
-    assert "[1, 16, 30522], 8 x [1, 12, 16, 64]" in out
