@@ -137,12 +137,6 @@ def test_expect_passes_on_the_number_of_either_convention_and_names_it(cli, numb
     assert f"as expected: {name} {int(number.replace(',', '')):,}" in result.err
 
 
-def test_expect_fails_with_the_difference(cli):
-    result = cli("count", "bert-base-uncased", "--expect", "109482241")
-    assert result.code == 1
-    assert "expected 109,482,241, got 109,482,240 unique parameters (difference -1)" in result.err
-
-
 def test_output_writes_the_file_whole_and_nothing_to_stdout(cli, tmp_path):
     path = tmp_path / "count.json"
     path.write_text("old")
@@ -344,14 +338,6 @@ def test_markdown_escapes_what_it_would_take_for_markup():
 
     text = markdown_text([Column("a|b", str)], ["*x* _y_ [z](u) <b> | \\"])
     assert text.splitlines()[-1] == r"| \*x\* \_y\_ \[z\](u) \<b> \| \\ |"
-
-
-def test_an_absurd_width_is_passed_over(cli, monkeypatch):
-    plain = cli("count", "bert-tiny").out
-    monkeypatch.setenv("COLUMNS", "9" * 5000)
-    assert cli("count", "bert-tiny").out == plain
-    monkeypatch.setenv("COLUMNS", "5")
-    assert "3,906,816" in cli("count", "bert-tiny").out
 
 
 # A word of another tool -> the option, and a command that has it.

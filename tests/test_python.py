@@ -202,29 +202,6 @@ def test_input_size_gives_the_same_numbers_as_inputs():
     assert bertscope.count(model, by="module", inputs=picture)["conv"].outputs[0].shape == (2, 8, 14, 14)
 
 
-def test_dtypes_make_ids_of_an_input_size(tiny):
-    report = bertscope.tree(bertscope.BertModel(tiny), input_size=(2, 7), dtypes=[torch.long])
-    assert report["encoder"].outputs[0].shape == (2, 7, 8)
-    assert report == bertscope.tree(bertscope.BertModel(tiny), shapes=True, batch=2, seq=7)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"input_size": (1, 3, "x")}, r"input_size is a size such as \(1, 3, 224, 224\)"),
-        ({"input_size": ()}, "input_size is a size"),
-        ({"input_size": (1, -3)}, "input_size is a size"),
-        ({"input_size": (1, 3), "dtypes": [torch.long] * 2}, "got 2 for 1 sizes"),
-        ({"dtypes": [torch.long]}, "dtypes are those of input_size"),
-        ({"input_size": (1, 3), "inputs": torch.zeros(1, 3)}, "give one of inputs, input_data and input_size"),
-        ({}, "picture cannot be derived.*input_size="),
-    ],
-)
-def test_a_wrong_size_is_one_line_with_a_remedy(given, message):
-    with pytest.raises(SelectionError, match=message):
-        bertscope.flops(Image(), **given)
-
-
 # ---- the page and the notebook ----
 
 

@@ -266,43 +266,6 @@ print(torch._dynamo.trace_rules.lookup.__module__, type(torch._dynamo.trace_rule
     ]  # fmt: skip
 
 
-def test_counting_trees_and_prints_load_no_meta_kernel_of_python_and_a_forward_loads_them(tmp_path):
-    own = tmp_path / "own.py"
-    own.write_text("import torch\ndef build():\n    return torch.nn.Linear(int(torch.arange(4.0).sum()), 2)\n")
-    code = (
-        "import io, os, sys; from contextlib import redirect_stdout, redirect_stderr\n"
-        "from bertscope import cli\n"
-        "def run(*words):\n"
-        "    sys.argv = ['bertscope', *words]\n"
-        "    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):\n"
-        "        code = cli._run()\n"
-        "    print(code, type(sys.modules['torch._meta_registrations']).__name__)\n"
-        "    return out.getvalue()\n"
-        "heads = 'MaskedLM PreTraining SequenceClassification QuestionAnswering'.split()\n"
-        "for command in (['count'], ['tree'], ['tree', '--style', 'torch']):\n"
-        "    for head in heads:\n"
-        "        run(*command, 'bert-tiny', '-a', 'BertFor' + head, '--lora', 'r=8,target=query+value')\n"
-        "run('count', 'bert-tiny', '-a', 'BertForMaskedLM', '--untie', '--freeze', 'embeddings')\n"
-        "run('count', 'bert-tiny', 'bert-mini', '--by', 'group')\n"
-        "before = run('tree', 'bert-tiny', '--depth', '3')\n"
-        "sys.stdout.flush()\n"
-        "last = SHAPES if os.fork() else OWN\n"  # two processes from here
-        "if last is SHAPES:\n"
-        "    os.wait()\n"
-        "run('tree', *last)\n"
-        "assert run('tree', 'bert-tiny', '--depth', '3') == before\n"
-        "import torch; from torch import _meta_registrations\n"
-        "print(torch._meta_registrations is sys.modules['torch._meta_registrations'])\n"
-        "ids, weight = torch.ones(2, 4, device='meta').long(), torch.ones(5, 3, device='meta')\n"
-        "print(*torch.nn.functional.embedding(ids, weight).shape)\n"
-    )
-    given = f"SHAPES, OWN = ['bert-tiny', '--shapes'], [{f'{own}:build'!r}]\n"
-    done = run_python(given + code, cwd=ROOT, check=True)
-    *without, loaded, again, is_one, shape = done.stdout.splitlines()
-    assert [loaded, again, is_one, shape] == without[-4:] == ["0 module", "0 module", "True", "2 4 3"]
-    assert (set(without[:-4]), len(without[:-4])) == ({"0 _LaterKernels"}, 15), done.stdout
-
-
 def test_meta_kernels_that_were_left_out_are_loaded_when_one_of_their_names_is_read():
     code = (
         "import sys, gc; from bertscope import torch_import\n"

@@ -103,15 +103,6 @@ def test_what_torch_saves_is_read_as_torch_loads_it(model, tmp_path, zipped):
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.int32, torch.bool]
-)
-def test_every_dtype_is_told_by_torchs_name(tmp_path, dtype):
-    (found,) = read_checkpoint(saved({"x": torch.zeros(3, 2).to(dtype)}, tmp_path)).tensors
-    assert f"torch.{found.dtype}" == str(dtype)
-    assert found.bytes == 6 * dtype.itemsize
-
-
-@pytest.mark.parametrize(
     "state",
     [
         {"epoch": 3, "state_dict": {"x": torch.ones(2)}},

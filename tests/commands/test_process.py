@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import resource
@@ -114,21 +113,6 @@ def test_want_of_memory_is_one_line_and_exit_code_3(cli, monkeypatch, error):
     assert result.err.startswith("error: memory ran out")
 
 
-def test_a_limit_on_open_files_is_named_and_exit_code_3(cli, monkeypatch):
-    raising(monkeypatch, OSError(errno.EMFILE, "Too many open files"))
-    result = cli("presets")
-    assert (result.code, result.err) == (3, "error: [Errno 24] Too many open files; raise the limit (ulimit -n)\n")
-
-
-def test_a_huggingface_hub_that_refuses_its_environment_is_one_line_that_names_the_variable():
-    done = spawn(
-        "count", "some-org/absent", "--download", env=ENV | {"HF_HUB_ETAG_TIMEOUT": "soon", "HF_TOKEN": "secret"}
-    )
-    assert (done.returncode, one_line(done.stderr, 2)) == (2, True)
-    assert "huggingface_hub cannot be imported with this HF_HUB_ETAG_TIMEOUT (ValueError" in done.stderr
-    assert "secret" not in done.stderr
-
-
 @pytest.mark.parametrize(("option", "kib"), [("-v", 500_000), ("-d", 150_000)])
 def test_a_limit_below_what_torch_needs_is_exit_code_3_and_neither_an_abort_nor_a_hang(option, kib):
     script = f"ulimit {option} {kib}; exec '{sys.executable}' -m bertscope count bert-tiny"
@@ -145,15 +129,6 @@ def test_every_exit_code_is_in_the_help_and_on_the_page(cli):
 
 
 # ---- surroundings -------------------------------------------------------------------------------
-
-STRANGE = {"HOME": "", "TMPDIR": "/nonexistent", "COLUMNS": "many", "LC_ALL": "xx_YY.ISO-8859-1",
-           "PYTHONIOENCODING": "latin-1", "PYTHONUNBUFFERED": "1"}  # fmt: skip
-
-
-def test_a_strange_environment_changes_no_answer():
-    done = spawn("presets", "--format", "csv", env=ENV | STRANGE)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "bert-tiny,BertModel,4385920" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["presets", "count"])
@@ -313,17 +288,6 @@ def test_a_signal_whose_exception_a_library_replaces_ends_the_run_all_the_same(t
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
-def test_a_signal_inside_a_destructor_is_sent_again(tmp_path):
-    (tmp_path / "yaml.py").write_text(
-        "import os, signal, time\nclass Late:\n    def __del__(self):\n"
-        "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(1)\nLate()\ntime.sleep(30)\n"
-    )
-    started = time.monotonic()
-    done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
-    assert (done.returncode, done.stderr) == (143, "")
-    assert time.monotonic() - started < 30
-
-
 # ---- output files -------------------------------------------------------------------------------
 
 
@@ -429,8 +393,3 @@ def test_a_file_is_written_to_its_end_before_a_signal_has_its_effect(torch):
     code = "try:\n    with signals.uninterrupted():\n        interrupt()\n        print('written', flush=True)\n"
     done = in_a_new_process(f"{torch}{code}    print('later')\nexcept KeyboardInterrupt:\n    os._exit(130)\n")
     assert (done.returncode, done.stdout) == (130, "written\n")
-
-
-def test_a_second_signal_does_not_wait_for_a_file():
-    code = "with signals.uninterrupted():\n    interrupt()\n    interrupt()\n    print('written', flush=True)\n"
-    assert in_a_new_process(f"sys.modules['torch'] = sys\n{code}").stdout == ""

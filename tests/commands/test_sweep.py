@@ -8,7 +8,7 @@ import re
 import pytest
 
 from bertscope.analyses.sweep.results import results_file
-from bertscope.errors import BertscopeWarning, SourceError
+from bertscope.errors import SourceError
 from tests.conftest import GRID
 
 
@@ -139,25 +139,6 @@ def test_a_row_that_no_sweep_writes_is_refused_with_its_line(cli, folder, done, 
     result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
     assert (result.code, result.err) == (2, "error: results.jsonl:2: no row of a sweep; name another file\n")
     assert (folder / "results.jsonl").read_bytes() == second + changed
-
-
-def test_rows_of_another_schema_are_refused_by_name(cli, folder, done):
-    for old, schema in ((done.replace(b'"schema":5,', b""), 1), (done.replace(b'"schema":5', b'"schema":2'), 2)):
-        for content in (done + old, done + old[:99]):  # the second ends inside a row
-            (folder / "results.jsonl").write_bytes(content)
-            result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
-            message = f"a row of schema {schema}; this version goes on from 5; name another file"
-            assert (result.code, result.err) == (2, f"error: results.jsonl:3: {message}\n")
-            assert (folder / "results.jsonl").read_bytes() == content
-
-
-def test_a_file_that_another_program_changed_is_not_replaced(folder):
-    path = folder / "results.jsonl"
-    with results_file(path, {}) as file:
-        path.write_bytes(b"a line of an editor\n")
-        with pytest.warns(BertscopeWarning, match="was changed by another program"):
-            file.finish([])
-    assert path.read_bytes() == b"a line of an editor\n"
 
 
 def test_init_writes_a_sample_that_sweep_reads_and_replaces_no_file(cli, tmp_path, monkeypatch):

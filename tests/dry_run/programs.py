@@ -181,23 +181,6 @@ def convolutions():
         update(optimizer, loss)
 
 
-@program
-def two_optimizers():
-    maker, judge = (
-        nn.Linear(16, 128).to(device()),
-        nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 1)).to(device()),
-    )
-    first, second = torch.optim.Adam(judge.parameters()), torch.optim.Adam(maker.parameters())
-    for _ in range(3):
-        noise, real = torch.randn(32, 16).to(device()), torch.randn(32, 128).to(device())
-        first.zero_grad()
-        (judge(maker(noise).detach()).mean() - judge(real).mean()).backward()
-        first.step()
-        second.zero_grad()
-        (-judge(maker(noise)).mean()).backward()
-        second.step()
-
-
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(context, x):
@@ -215,18 +198,6 @@ def own_function():
     optimizer = torch.optim.RMSprop(model.parameters())
     for _ in range(3):
         loss = Square.apply(model(torch.randn(32, 64).to(device()))).sum()
-        update(optimizer, loss)
-
-
-@program
-def distillation():
-    teacher, student = Net(layers=4).to(device()).eval(), Net(layers=2).to(device())
-    optimizer = torch.optim.AdamW(student.parameters())
-    for ids in batches(3):
-        ids = moved(ids)
-        with torch.no_grad():
-            wanted = teacher(ids).softmax(-1)
-        loss = functional.kl_div(student(ids).log_softmax(-1), wanted, reduction="batchmean")
         update(optimizer, loss)
 
 
@@ -258,27 +229,8 @@ def evaluation_with_a_larger_batch():
 
 
 @program
-def evaluation_that_keeps_ten_logits():
-    evaluated(10, 8, keep=True)
-
-
-@program
 def evaluation_that_keeps_three_hundred_logits():
     evaluated(300, 2, keep=True)
-
-
-@program
-def evaluation_in_the_middle_of_an_epoch():
-    model = Net().to(device())
-    optimizer = torch.optim.AdamW(model.parameters())
-    for number, ids in enumerate(batches(4)):
-        loss = loss_of(model, moved(ids))
-        update(optimizer, loss)
-        if number == 1:
-            model.eval()
-            with torch.no_grad():
-                model(moved(torch.cat(batches(3))))
-            model.train()
 
 
 # ---- libraries ----

@@ -15,7 +15,6 @@ import bertscope.calibrations
 from bertscope.calibrations import (
     Calibration,
     calibration_here,
-    calibration_of,
     calibrations,
     read_calibration,
     user_folder,
@@ -95,27 +94,6 @@ def test_estimate_uses_them_by_the_name_of_the_gpu_and_says_so(cli, stored):
     ignored = cli(*OF_ESTIMATE, "--no-calibration").json
     assert ignored["variants"][0]["estimated"]["cost"]["context"]["low_bytes"] != 504 * MIB
     assert not ignored["card"]["calibration"]
-
-
-def test_estimate_on_cuda_finds_the_card_of_this_machine(cli, stored, monkeypatch):
-    here = [None, (H200.card, H200.memory_bytes), ("NVIDIA L4", 2**34)]
-    notes = []
-    for card in here:
-        monkeypatch.setattr("bertscope.measure.calibration.this_card", lambda card=card: card)
-        notes.append(cli("estimate", "bert-tiny", "--device", "cuda", "-v").out)
-    assert ["calibrated on this machine" in note for note in notes] == [False, True, False]
-
-
-def test_one_that_the_project_ships_is_named_by_its_card_and_date(home, tmp_path, monkeypatch):
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    (shipped / "h200.json").write_text(calibration().to_json())
-    monkeypatch.setattr(bertscope.calibrations, "SHIPPED", shipped)
-    found = calibration_of(find_gpu("h200"))
-    assert found.text == "calibration of NVIDIA H200, 2026-11-22 (driver 580.1, torch 2.11.0)"
-    in_user_folder(calibration(replace(H200, date="2027-02-03")))  # that of the user comes first
-    assert calibration_of(find_gpu("h200")).text.startswith("calibrated on this machine, 2027-02-03")
-    assert calibration_of(find_gpu("t4")) is None
 
 
 def test_a_card_that_is_not_in_the_table_has_what_was_measured(home):
@@ -366,23 +344,6 @@ def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
     shown = cli("estimate", *words[:-2], "--precision", "autocast-bf16", "-v").out
     assert "by the dense peak of 989.5 TFLOP/s" in shown
     assert "H200 data sheet (SXM)" in shown
-
-
-NO_TIME = [
-    ("bert-tiny", "--gpu", "h200", "--precision", "fp32"),  # a step below 25 ms
-    ("bert-tiny", "--gpu", "b200", "--precision", "fp32"),  # no rates are known of a B200
-    ("bert-base-uncased", "--gpu", "t4", "--mode", "inference", "--precision", "fp32"),
-]
-
-
-@pytest.mark.parametrize("words", NO_TIME, ids=" ".join)
-def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home, words):
-    words = ["fit", *words, "--seq", "16", "--batch", "2", "--checkpointing", "none"]
-    words = words[:-2] if "inference" in words else words
-    timed = cli(*words, "--time")
-    assert timed.out == cli(*words).out
-    assert f"no time: there is no calibration of {words[3]}; 'bertscope " in timed.err
-    assert "a published peak, for steps of 25 ms and more" in timed.err
 
 
 def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(cli, home):

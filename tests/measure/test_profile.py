@@ -299,21 +299,6 @@ def test_a_module_is_not_run_on_a_device_that_is_not_there(monkeypatch):
         bertscope.profile(torch.nn.Linear(2, 2), torch.ones(1, 2), device="cuda")
 
 
-def test_a_strategy_that_saves_at_no_batch_is_measured_too(cli, folder):
-    result = cli("profile", "small.yaml", "--checkpointing", "full,every-2", "--steps", "1", "--batch", "2",
-                 "--seq", "8", "--format", "json")  # fmt: skip
-    assert result.code == 0
-    assert [variant["outlook"] for variant in result.json["variants"]] == [None, None]
-    assert all(variant["measured"] for variant in result.json["variants"])
-
-
-def test_the_same_seed_gives_the_same_step(folder):
-    run_config = RunConfig(batch=2, seq=8, mode="forward")
-    jobs = [Job(source=small(num_hidden_layers=1), run_config=run_config, steps=0, threads=1, seed=7)] * 2
-    one, two = profile_report(jobs)[0].variants
-    assert one.measured.phases == two.measured.phases
-
-
 def test_a_terminal_gets_a_bar_of_one_line_that_goes_away_and_no_file_is_left(folder):
     out = on_a_terminal("profile", str(folder / "small.yaml"), *SHORT, columns=100, NO_COLOR="1",
                         PYTHONPATH=str(ROOT), TMPDIR=str(folder / "tmp"))  # fmt: skip
@@ -349,12 +334,6 @@ def test_a_job_goes_to_the_child_as_json_and_arrives_as_it_was():
     assert replace(found, source=job.source) == job
     for name in ("name", "config", "architecture", "add_pooling_layer"):
         assert getattr(found.source, name) == getattr(job.source, name)
-
-
-def test_an_activation_without_a_name_is_refused_before_a_child_starts():
-    job = Job(source=replace(small(), config=replace(small().config, hidden_act=torch.sin)), run_config=RunConfig())
-    with pytest.raises(SelectionError, match="takes hidden_act by its name"):
-        profile_report([job])
 
 
 def test_an_answer_arrives_as_it_was():

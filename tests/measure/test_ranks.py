@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ import pytest
 
 from bertscope.commands import memory as command_module
 from bertscope.measure import profile as profile_module
-from bertscope.measure import rank
 from bertscope.measure.profile import profile_report
 from bertscope.measure.profile_job import Job, RankLaunch
 from bertscope.measure.watch import RanksWatch
@@ -24,7 +21,6 @@ from bertscope.progress import listening
 from bertscope.reports.memory import RankRow
 from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
-from bertscope.torch_access import torch
 from bertscope.views.traffic import numbers_text
 from tests.measure.test_profile import is_gone
 from tests.memory.steps import small
@@ -99,8 +95,10 @@ def job(strategy, mesh, **settings):
 
 @needs_forks
 @pytest.mark.parametrize(
-    ("strategy", "more"), [("fsdp", {"checkpointing": "full", **NO_SYNC}), ("zero1", {}), ("ddp", NO_SYNC)]
-)
+    ("strategy", "more"),
+    [("fsdp", {"checkpointing": "full", **NO_SYNC}), ("fsdp-no-reshard", {}), ("zero1", {}), ("tp", {}),
+     ("ddp", NO_SYNC)],
+)  # fmt: skip
 def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strategy, more):
     asked = job(strategy, (2,), **more)
     (variant,) = profile_report([asked], timeout_seconds=LIMIT)[0].variants
@@ -119,7 +117,7 @@ def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strat
     assert sorted(number for row in variant.rank_rows for number in row.ranks) == [0, 1]
     assert all(len(row.step_seconds) == 1 for row in variant.rank_rows)
     # Of 101 rows rank 0 has 51 and rank 1 has 50; ZeRO divides whole tensors.
-    assert len(variant.rank_rows) == (1 if strategy == "ddp" else 2)
+    assert len(variant.rank_rows) == (1 if strategy in ("ddp", "tp") else 2)
 
 
 @pytest.fixture
@@ -324,30 +322,3 @@ def test_the_rank_that_the_others_wait_for_hangs(watch, monkeypatch, stages, sta
 
 
 # ---- the launch, with fakes for what this machine lacks ----
-
-
-def test_where_ranks_are_not_forked_each_is_a_command_of_its_own(monkeypatch, tmp_path):
-    seen = []
-
-    def start(words, *, env, **streams):
-        seen.append((words, env))
-        return SimpleNamespace(pid=os.fork() or os._exit(0))
-
-    monkeypatch.setattr(rank.subprocess, "Popen", start)
-    launch = RankLaunch(nproc=2, folder=str(tmp_path))
-    assert rank.run_ranks(launch, is_forking=False) == {}
-    for number, (words, environment) in enumerate(seen):
-        assert (words[0], words[-1]) == (sys.executable, str(tmp_path))
-        assert "-I" in words
-        assert rank.RANK_ENTRY in words[-2]
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        assert [environment[name] for name in names] == [str(number), str(number), "2"]
-        assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "lo"
-
-
-def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
-    asked = job("fsdp", (4,))
-    asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(rank.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
-        rank.launch_ranks(asked, lambda *message: None)

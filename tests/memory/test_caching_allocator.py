@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ from bertscope import load
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests
-from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.memory.kernels.overhead import by_thread, overhead, workspace_bytes
 from bertscope.memory.simulator import estimate_memory
@@ -254,64 +252,7 @@ def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads,
         assert overhead(run_config, 0, find_gpu(name)).highest_bytes == threads * size + MIB
 
 
-@functools.cache
-def traces(preset: str, architecture: str) -> MemoryTraces:
-    """The traces of a preset with eager attention, with one proof for all batches and lengths."""
-    return MemoryTraces(load(preset, architecture=architecture, attention="eager"))
-
-
 # Published one-sided: what is known to run must not be estimated as out of memory.
-
-
-@pytest.mark.parametrize(
-    ("model", "seq", "batch"),
-    [("base", 64, 64), ("base", 512, 6), ("large", 320, 1)],
-)
-def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model, seq, batch):
-    """README of google-research/bert: Adam, fp32, fine-tuning with TensorFlow."""
-    run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", device="cuda")
-    trace = traces(f"bert-{model}-uncased", "BertForSequenceClassification").trace(run_config)
-    terms = step_cost(trace, {}, **device_cost(trace, run_config))
-    assert terms.max_allocated_bytes + terms.context.high_bytes <= 12e9
-    assert terms.reserved_bytes + terms.context.low_bytes <= 12 * GIB
-
-
-@pytest.mark.parametrize(
-    ("architecture", "seq", "batch", "precision", "card_gib"),
-    [
-        ("BertForPreTraining", 512, 2, "fp32", 16),
-        ("BertForPreTraining", 128, 64, "autocast-fp16", 32),
-        ("BertForQuestionAnswering", 384, 10, "autocast-fp16", 16),
-    ],
-)
-def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, precision, card_gib):
-    """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
-    run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", precision=precision, device="cuda")
-    trace = traces("bert-large-uncased", architecture).trace(run_config)
-    terms = step_cost(trace, {}, **device_cost(trace, run_config))
-    assert max(terms.max_allocated_bytes, terms.reserved_bytes) + terms.context.high_bytes <= card_gib * GIB
-
-
-# Hugging Face's documentation, "model memory anatomy" and "training on one GPU": bert-large-uncased, sequence 512,
-# two labels, one V100 of 16 GB; MiB as nvidia-smi shows them, 1343 of them before anything was loaded. The AdamW
-# of that time, transformers' own, went over one parameter after the other.
-BEFORE_MIB = 1343
-
-
-@pytest.mark.parametrize(
-    ("fields", "shown_mib"),
-    [
-        ({"batch": 4, "optimizer": "adafactor"}, 12295),
-        ({"batch": 4, "precision": "autocast-fp16"}, 13939),
-    ],  # the three others: tests/test_benchmarks.py
-    ids=str,
-)
-def test_what_a_v100_showed_is_not_exceeded_and_not_far(fields, shown_mib):
-    """nvidia-smi includes all that the allocator has cached, so 70 % is a lower bound only."""
-    source = load("bert-large-uncased", architecture="BertForSequenceClassification", attention="eager")
-    found = estimate_memory(source, RunConfig(seq=512, device="cuda", optimizer_implementation="loop", **fields))
-    shown = (shown_mib - BEFORE_MIB) * MIB
-    assert 0.7 * shown <= found.cost.max_allocated_bytes <= shown
 
 
 def test_the_reformer_posts_slope_is_what_a_layer_keeps():

@@ -19,10 +19,9 @@ from bertscope.memory import fake_run as live
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.simulator import estimate_memory
-from bertscope.memory.step import real_inputs, run_model
+from bertscope.memory.step import run_model
 from bertscope.memory.summary import memory
 from bertscope.memory.trace import FAR, Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
-from bertscope.model import build
 from bertscope.settings.optimizers import OPTIMIZERS, Optimizer
 from bertscope.settings.run_config import RunConfig
 from bertscope.tracing.module_tree import row_paths
@@ -374,49 +373,6 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, precision):
     assert two - one == batch * s * KEPT[device, attention, precision](h, a, s) + weights + seeds
 
 
-@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("dropout", [True, False])
-def test_what_is_kept_is_what_autograd_saves(attention, precision, dropout):
-    source, run_config = (
-        small(attention=attention),
-        RunConfig(batch=3, seq=24, mode="forward", precision=precision, dropout=dropout, loop="freed"),
-    )
-    model = run_model(source, run_config, "cpu")
-    inputs = real_inputs(model, run_config, "cpu")
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *inputs.values())}
-    saved = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = (tensor, storage.nbytes())  # held, so that no address comes twice
-        return tensor
-
-    autocasting = torch.autocast("cpu", dtype=torch.bfloat16, enabled=run_config.autocast is not None)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocasting:
-        loss = model(**inputs).loss
-    assert loss.requires_grad
-    truth = sum(size for _, size in saved.values())
-    assert abs(estimate_memory(source, run_config).cost.saved_bytes - truth) <= CONSTANT_BYTES
-
-
-def test_an_additive_mask_keeps_the_probabilities_in_fp32():
-    """Those of transformers 4.43.4 always add one, the built-in model as a module adds none."""
-    run_config = RunConfig(batch=4, seq=32, mode="forward", precision="autocast-bf16")
-    of_a_layer = {"padded": [], "masked": [], "without": []}
-    for layers in (1, 2):
-        source = small(attention="eager", num_hidden_layers=layers)
-        of_a_layer["padded"].append(estimate_memory(source, replace(run_config, padding=0.5)).cost.saved_bytes)
-        of_a_layer["masked"].append(estimate_memory(source, run_config).cost.saved_bytes)
-        model = build(source.config, source.architecture).train()
-        inputs = {"input_ids": torch.zeros(4, 32, dtype=torch.long, device="meta")}
-        (variant,) = bertscope.estimate(model, inputs, mode="forward", precision="autocast-bf16").variants
-        of_a_layer["without"].append(variant.estimated.cost.saved_bytes)
-    found = {name: two - one for name, (one, two) in of_a_layer.items()}
-    assert found["masked"] == found["padded"] == found["without"] + (10 - 6) * 2 * 32 * 4 * 32
-
-
 # Few layers for many.
 
 
@@ -461,15 +417,6 @@ def test_few_layers_stand_for_all_exactly(layers, fields):
 )  # fmt: skip
 def test_layers_that_are_not_alike_all_run(run_config):
     assert MemoryTraces(small(num_hidden_layers=8)).trace(run_config).traced_layers is None
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_layers_repeat_with_a_foreach_optimizer_although_a_pooler_has_no_gradient(device):
-    source = small("BertModel", num_hidden_layers=8)  # whose pooler is no part of the loss
-    run_config = RunConfig(batch=2, seq=8, device=device, optimizer_implementation="foreach")
-    short = MemoryTraces(source).trace(run_config)
-    assert short.traced_layers == 3
-    assert same_events(short, whole_trace(source, run_config))
 
 
 GROWING = (
@@ -553,22 +500,4 @@ def test_nothing_is_allocated():
     assert resident < 600 * 2**20
 
 
-def test_the_tape_rounds_up_what_comes_and_gives_back_as_much():
-    block = Block("temporaries", "", "add")
-    events = tuple(MemoryEvent(size, block, "forward", "", "add") for size in (1, 513, -513, -1))
-    trace = MemoryTrace.of((), events, granule_bytes=512)
-    assert trace.live_bytes() == [512, 1536, 512, 0]
-    assert trace.peak_bytes == 1536
-
-
 # What is asked.
-
-
-def test_a_ready_made_model_is_estimated_as_its_preset_is():
-    run_config = RunConfig(batch=2, seq=8)
-    source = small()
-    model = build(source.config, source.architecture).train()
-    model.base_model.uses_transformers_masks = True
-    inputs = real_inputs(model, run_config, "meta")
-    found = bertscope.estimate(model, inputs).variants[0].estimated
-    assert found.phases == estimate_memory(source, run_config).phases

@@ -174,14 +174,6 @@ def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     assert {row.checkpointing: row.peak_bytes for row in report.rows} == peaks
 
 
-def test_a_second_budget_traces_no_step_again(monkeypatch):
-    ways, known = [RunConfig(optimizer="sgd")], {}
-    (first,) = fit_report(small(), ways, [8], 50 * MIB, batch=4, known_steps=known).rows
-    monkeypatch.setattr(estimate, "source_trace", lambda *_: pytest.fail("the step was traced again"))
-    (second,) = fit_report(small(), ways, [8], 60 * MIB, batch=4, known_steps=known).rows
-    assert replace(second, cost=replace(second.cost, limit_bytes=first.cost.limit_bytes)) == first
-
-
 def test_flops_of_the_step_are_those_of_all_its_sequences():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("none", "full")]
     none, full = fit_report(small(), ways, [8], MIB, batch=3).rows
@@ -268,24 +260,6 @@ def test_another_common_head_is_tried_for_an_asked_batch():
 
 
 # The command.
-
-
-def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
-    """torch's memory-efficient kernel takes bf16 from compute capability 8.0 on, and flash anything."""
-    asked = ("--attention", "sdpa", "--seq", "32", "--checkpointing", "none", "--format", "json", "--precision",
-             "autocast-bf16,autocast-fp16", "--optimizer", "sgd", "--context", "0")  # fmt: skip
-    batches = {}
-    for name in ("v100-16gb", "a100-40gb"):
-        rows = json.loads(cli("fit", "small.yaml", "--gpu", name, *asked, "--batch", "64").out)["rows"]
-        batches[name] = {row["precision"]: row["cost"]["peak"]["peak_bytes"] for row in rows}
-    old, new = batches["v100-16gb"], batches["a100-40gb"]
-    scores = 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them
-    assert old["autocast-bf16"] > new["autocast-bf16"] + scores / 2
-    assert old["autocast-fp16"] < new["autocast-fp16"] + scores / 2
-    table = cli(
-        "fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2", "-v"
-    ).out
-    assert "bf16: no fused kernel for it on t4" in table
 
 
 def test_the_precisions_to_try_follow_the_card(cli, folder):
@@ -435,9 +409,3 @@ def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     assert [same(row["cost"]) for row in rows] == [same(cost), same(cost)]
     reserved = cost["reserved"]["low_bytes"]
     assert cost["peak"]["peak_bytes"] < reserved == cost["gpu_bytes"] - GPUS["t4"].context_high_bytes
-
-
-def test_gradients_that_are_kept_never_allow_a_larger_batch():
-    runs = [RunConfig(device="cuda", keep_gradients=keep, optimizer="sgd") for keep in (False, True)]
-    plain, kept = (fit_report(small(), [run], [32], 60 * MIB, context_bytes=0).rows[0] for run in runs)
-    assert 0 < kept.batch <= plain.batch

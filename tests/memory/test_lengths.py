@@ -188,20 +188,6 @@ def test_between_two_lengths_the_peak_is_not_below_that_of_the_step(attention: s
             assert exact - 4096 <= steps.peak((batch, seq)) <= 1.15 * exact
 
 
-def test_fit_finds_the_largest_batches_whose_worst_step_fits() -> None:
-    source, budget = small(**WIDE), 24 * 2**20
-    report = bertscope.lengths(source, LENGTHS * 9, search=True, budget=budget, dropout=False, **OWN)
-    batch = report["dynamic"].batch
-    exact = [bertscope.lengths(source, LENGTHS * 99, batch=size, dropout=False, **OWN)["fixed"].peak_bytes
-             for size in (batch, batch + 1)]  # fmt: skip
-    assert exact[0] <= budget < exact[1]
-    for row in report.table:
-        run = {"seq": row.high, "padding": 0.5, "dropout": False, **OWN}
-        peaks = [bertscope.estimate(source, batch=size, **run)["none"].memory.peak.peak_bytes
-                 for size in (row.batch, row.batch + 1)]  # fmt: skip
-        assert peaks[0] <= budget < peaks[1]
-
-
 FILES = {
     "numbers.txt": "5\r\n7.0\n\n5\n",
     "numbers.csv": "name,length\na,5\nb,7\nc,5\n",

@@ -15,7 +15,6 @@ from bertscope.errors import BertscopeWarning, SelectionError
 from bertscope.measure.profile import profile_report
 from bertscope.measure.profile_job import Job
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.fit import fit_report
 from bertscope.memory.trace import same_events
 from bertscope.settings.code_names import CodeName
 from bertscope.settings.run_config import RunConfig
@@ -110,18 +109,6 @@ def written(folder, family):
     return path
 
 
-def test_fit_tries_the_strategies_that_the_model_takes(cli, tmp_path, own):
-    def fit(model, *words):
-        return cli("fit", model, "--budget", "2MiB", "--seq", 16, "--precision", "fp32", "--format", "json", *words)
-
-    strategies = [[row["checkpointing"] for row in fit(model).json["rows"]]
-                  for model in (written(tmp_path, "roberta"), f"{own}:Tagger")]  # fmt: skip
-    assert strategies == [["none", "full"], ["none"]]
-    refused = fit(f"{own}:Tagger", "--checkpointing", "every-2")
-    assert (refused.code, refused.out) == (2, "")
-    assert "takes --checkpointing none" in refused.err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(("family", "precision"), [("roberta", "autocast-bf16"), ("gpt2", "fp32")], indirect=["family"])
 def test_selective_checkpointing_of_any_class_saves_the_products_and_not_what_is_between(family, precision):
     source, run_config = find(family[1]), RunConfig(batch=16, seq=32, precision=precision)
@@ -147,23 +134,6 @@ def test_fit_keeps_the_dtypes_of_own_code_unless_a_precision_is_given(cli, own):
     ((fp32, full),) = rows("--precision", "fp32")
     assert (stored, autocast, fp32) == ("stored", "autocast-bf16", "fp32")
     assert half > full
-
-
-def test_a_run_does_not_change_a_module_that_other_runs_share(own):
-    source = find(CodeName(f"{own}:ready"))
-    source.build().to(torch.bfloat16).requires_grad_(False)
-    assert {(param.dtype, param.requires_grad) for param in source.build().parameters()} == {(torch.float32, True)}
-
-
-def test_eager_attention_of_another_family_leaves_the_margin_too(tmp_path, own):
-    eager = find(written(tmp_path, "roberta"), attention="eager")
-    run_config = RunConfig(seq=8, device="cuda")
-    reports = [
-        fit_report(source, [run_config], [8], 2**31, batch=1) for source in (eager, find(CodeName(f"{own}:Tagger")))
-    ]
-    assert [report.subject.attention for report in reports] == ["eager", None]
-    assert reports[0].rows[0].cost.margin > reports[1].rows[0].cost.margin == 0
-    assert [report.other_head for report in reports] == ["", ""]  # a hint for BERTs only
 
 
 MEASURED = ("--batch", 3, "--seq", 16, "--steps", 1, "--threads", 1, "--format", "json")
@@ -257,6 +227,15 @@ def test_a_loss_over_the_valid_labels_is_estimated_with_all_of_them(family, head
     assert report.variants[0].estimated.peak.peak_bytes == pytest.approx(true, rel=1e-3)
 
 
+def test_a_decoder_with_a_cache_of_keys_has_a_plan(cli, tmp_path):
+    """A layer that runs again would add its keys to the cache again."""
+    architecture, config, *_ = DEEP["t5"]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": [architecture], **config}))
+    found = cli("plan", tmp_path, "--budget", "1KiB", "--batch", 2, "--seq", 7, "--format", "json")
+    assert found.code == 1, found.err
+    assert found.json["rows"][0]["cost"]["recompute_flops"] > 0
+
+
 @pytest.mark.parametrize("name", DEEP)
 def test_few_layers_of_each_stack_of_a_family_stand_for_all(name, tmp_path):
     architecture, config, ran, runs = DEEP[name]
@@ -308,6 +287,11 @@ OF_OTHERS = {
     "encoder and decoder": ("BartForConditionalGeneration", "BartConfig", words, {
         "vocab_size": 500, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
         "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_position_embeddings": 64}),
+    "one more stack": ("T5ForConditionalGeneration", "T5Config", words, {
+        "vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4,
+        "decoder_start_token_id": 0}),
+    "windows of a picture": ("SwinModel", "SwinConfig", lambda model: {"pixel_values": torch.rand(3, 3, 32, 32)}, {
+        "image_size": 32, "patch_size": 4, "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 3], "window_size": 4}),
     "rotary": ("LlamaForCausalLM", "LlamaConfig", masked, WORDS | {"num_key_value_heads": 2}),
     "pictures": ("ViTForImageClassification", "ViTConfig", pictures, BODY | {"image_size": 32, "patch_size": 8}),
     "no loss": ("BertModel", "BertConfig", lambda model: {"input_ids": words(model)["input_ids"]}, WORDS),

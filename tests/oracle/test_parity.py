@@ -173,14 +173,6 @@ def test_outputs_losses_and_gradients_equal_the_references(pair, name, attention
     assert_same_gradients(own, reference)
 
 
-@pytest.mark.parametrize("kind", ["bare", "padded"])
-def test_chunking_the_feed_forward_equals_the_references(pair, name, attention, kind):
-    positions = turn(name, attention, kind)
-    reference, own = same_weights(pair, name, attention, position_embedding_type=positions, chunk_size_feed_forward=4)
-    inputs = of_choices(name, case(kind))
-    assert_same(own(**inputs), reference(**inputs), TOLERANCE[attention])
-
-
 DECODERS = ("BertModel", "BertLMHeadModel")
 
 
@@ -264,33 +256,6 @@ def test_without_return_dict_a_decoders_tuple_is_the_references(pair, decoder):
     reference, own = same_weights(pair, decoder, "eager", is_decoder=True, add_cross_attention=True)
     given = case("outputs") | {"encoder_hidden_states": tensors()["encoder_hidden_states"], "return_dict": False}
     assert_same_tuple(own(**given), reference(**given))
-
-
-def test_pruned_heads_give_the_references_weights_and_outputs(pair, name, positions):
-    reference, own = same_weights(pair, name, "eager", position_embedding_type=positions)
-    for model in (reference, own):
-        model.prune_heads({0: [1, 3], 1: [0]})
-        model.prune_heads({1: [2]})
-    assert [(n, p.shape) for n, p in own.named_parameters()] == [(n, p.shape) for n, p in reference.named_parameters()]
-    assert own.config.pruned_heads == {0: (1, 3), 1: (0, 2)}
-    inputs = of_choices(name, case("padded"))
-    assert_same(own(**inputs), reference(**inputs), 1e-6)
-
-
-@pytest.mark.parametrize("size", [VOCAB + 7, VOCAB - 9])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "free"])
-def test_a_resized_vocabulary_has_the_references_shapes_and_old_rows(pair, name, size, tied):
-    reference, own = same_weights(pair, name, "eager", tie_word_embeddings=tied)
-    for model in (reference, own):
-        model.resize_token_embeddings(size)
-    assert [(n, p.shape) for n, p in own.named_parameters()] == [(n, p.shape) for n, p in reference.named_parameters()]
-    assert own.config.vocab_size == size == own.get_input_embeddings().num_embeddings
-    kept = min(size, VOCAB)
-    for one, other in zip(own.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(one[:kept], other[:kept])
-    inputs = of_choices(name, {"input_ids": tensors()["input_ids"].clamp(max=kept - 1)})
-    own.load_state_dict(reference.state_dict())
-    assert_same(own(**inputs), reference(**inputs), 1e-6)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)

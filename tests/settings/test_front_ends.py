@@ -217,18 +217,6 @@ def test_an_optimizer_has_the_implementations_that_the_table_names(name):
                     getattr(torch.optim, row.class_name)([matrix()], **arguments)
 
 
-@pytest.mark.parametrize("change", [{"checkpointing": "none"}, {"mode": "inference"}, {"optimizer": "none"}])
-def test_a_changed_run_leaves_out_what_has_no_effect_any_more(change):
-    run = RunConfig(checkpointing="full", reentrant=True, optimizer="sgd", momentum=0.9, accumulate=2)
-    changed = run.changed(**change).flat()
-    for name, value in run.flat().items():
-        assert changed[name] in (value, change.get(name), SETTINGS[name].default)
-        if not SETTINGS[name].concerns:
-            assert changed[name] == change.get(name, value)
-    assert changed["reentrant"] is (change == {"optimizer": "none"})
-    assert run.changed() == run
-
-
 def test_on_cuda_the_default_is_torchs_own():
     def foreach(name: str, **given: str) -> object:
         return RunConfig(optimizer=name, **given).optimizer_arguments.get("foreach")

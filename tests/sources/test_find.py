@@ -10,18 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-import bertscope
 from bertscope.errors import BertscopeError, ConfigError, SourceError
-from bertscope.memory.simulator import estimate_report
-from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
-from bertscope.sources.other_models import GivenModule
 from bertscope.sources.presets import preset_dir, preset_paths, read_preset
 from bertscope.text_files import read_json, read_yaml
-from bertscope.tracing.flops import FlopsRun
-from bertscope.tracing.operators import source_shapes
 from tests.conftest import ROOT, cases
 
 GOOD = """\
@@ -185,28 +178,6 @@ def test_a_config_json_names_its_model_itself_and_a_folder_has_its_own_name(tmp_
     write(tmp_path / "w", json.dumps({"model_type": "bert", **own}), "config.json")
     assert load(str(tmp_path / "w" / "config.json")).name == name
     assert load(str(tmp_path / "w")).name == "w"
-
-
-class Tagger(nn.Module):
-    """Three classes for each of 50 words."""
-
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.words, self.out = nn.Embedding(50, width), nn.Linear(width, 3)
-
-    def forward(self, input_ids):
-        return self.out(self.words(input_ids))
-
-
-def test_a_module_from_python_is_a_model_like_any_other():
-    source = GivenModule(name="tagger", module=Tagger())
-    flops = FlopsRun(source=source, run=RunConfig(mode="training", freeze=("words",))).at(2, 7).rows[0]
-    assert flops.forward.matmul_flops == 2 * 2 * 7 * 6 * 3
-    assert source_shapes(source, 2, 7)["words"][1][0].shape == (2, 7, 6)
-    memory = estimate_report(source, [RunConfig(batch=2, seq=7, precision="bf16")]).variants[0].memory
-    assert memory.peak.parts.parameters == 2 * (50 * 6 + 6 * 3 + 3)
-    difference = bertscope.diff(source, GivenModule(name="wider", module=Tagger(8)))
-    assert [row.path for row in difference.rows] == ["out.weight", "words.weight"]
 
 
 def test_only_the_sources_know_their_kinds():

@@ -225,12 +225,6 @@ def test_the_flops_are_those_of_torch_also_where_a_forward_reads_values_or_is_co
     assert counted.json["rows"][0]["total"]["matmul_flops"] == torch_counts.get_total_flops() > 0
 
 
-def test_inputs_by_position_are_given_in_the_order_of_the_signature(cli, code):
-    given = ("--input", "more=Bx4:float32", "--input", "left=Bx4:float32", "--batch", 3)
-    flops = cli("flops", f"{code}:Pair", *given, "--format", "json").json
-    assert flops["rows"][0]["forward"]["matmul_flops"] == 2 * (2 * 3 * 4 * 5)
-
-
 def test_a_file_is_imported_by_its_path_also_inside_a_package_and_beside_one_of_the_same_name(cli, tmp_path):
     code = "from torch import nn\nfrom {origin} import size\nclass Net(nn.Linear):\n    def __init__(self):\n"
     code += "        super().__init__(size, 1)\n"
@@ -352,14 +346,3 @@ def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monk
     assert "pip install 'bertscope[transformers]'" in result.err
     with pytest.raises(SelectionError, match="this is for BERTs only"):  # with the extra or without
         bertscope.load(tmp_path)
-
-
-def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):
-    torch.save(bertscope.BertModel(tiny).state_dict(), tmp_path / "pytorch_model.bin")
-    alone = cli("tree", tmp_path / "pytorch_model.bin")
-    assert "pytorch, 39 tensors" in alone.out
-    assert "pytorch, 39 tensors" in cli("tree", tmp_path).out
-    (tmp_path / "config.json").write_text(json.dumps(tiny.to_dict()))
-    assert "BertModel" in cli("tree", tmp_path / "pytorch_model.bin").out
-    assert cli("count", tmp_path, "--format", "json").json["kind"] == "count"
-    assert cli("count", tmp_path, "--stored", "--format", "json").json["kind"] == "checkpoint"

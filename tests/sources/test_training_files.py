@@ -96,13 +96,6 @@ def test_a_feature_that_is_off_has_no_effect(given, settings):
     assert key in keys(read_training_file(given(**settings)).no_effect)
 
 
-@pytest.mark.parametrize(("optim", "is_setting"), [("adamw_torch", False), ("sgd", True), ("rmsprop", True)])
-def test_weight_decay_is_a_setting_of_an_optimizer_that_copies_the_gradients(given, optim, is_setting):
-    file = read_training_file(given(optim=optim, weight_decay=0.01))
-    assert file.fields.get("weight_decay") == (0.01 if is_setting else None)
-    assert ("weight_decay" in keys(file.no_effect)) != is_setting
-
-
 def test_a_configuration_of_accelerate_is_read_as_yaml_and_as_json(tmp_path):
     (tmp_path / "default_config.yaml").write_text((DATA / "accelerate.yaml").read_text())
     plain = {"distributed_type": "MULTI_GPU", "mixed_precision": "fp16", "num_processes": 2, "use_cpu": False}
@@ -196,15 +189,6 @@ def test_what_is_no_training_file_is_one_line_that_says_what_was_expected(tmp_pa
         read_training_file(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_names_and_values_of_a_file_are_escaped(cli, given):
-    nasty = {"bad\x1b[31m\nkey": "\u202e", "full_determinism": "\x1b[2J"}
-    plain = {"gradient_accumulation_steps": 1, "gradient_checkpointing": False, "bf16": False, "optim": "sgd"}
-    result = cli(*TINY, "--from", given(**nasty, **plain))
-    assert result.code == 0
-    assert "\x1b" not in result.err + result.out
-    assert "\u202e" not in result.err + result.out
 
 
 # Files of other trainers, as their documentation writes them -> some of the settings, and keys that are not modelled.

@@ -10,17 +10,12 @@ import re
 import subprocess
 
 import pytest
-from safetensors.torch import save_file
 from torch import nn
 
 from bertscope.analyses.params import count, tree
-from bertscope.checkpoints.reading import stored_report
-from bertscope.commands.table import COMMANDS
 from bertscope.config import BertConfig
-from bertscope.model import build
 from bertscope.sources.bert import BertSource
 from bertscope.sources.building import built_for_counting
-from bertscope.sources.find import stored_alone
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.operators import source_shapes
 from bertscope.tracing.totals import freeze
@@ -96,22 +91,6 @@ def test_the_details_have_class_parameters_shapes_flops_and_tensors():
     assert "forward" not in "".join(details(items()[0], 3160))
 
 
-def test_a_checkpoint_has_the_modules_of_its_names_with_their_tensors(tmp_path):
-    path = tmp_path / "model.safetensors"
-    model = build(bert().config, "BertModel", device="cpu")
-    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, path)
-    checkpoint = stored_alone(str(path))
-    found = items_of(stored_report(checkpoint, by="tree"), stored_report(checkpoint))
-    query = next(item for item in found if item.path == QUERY.removeprefix("bert."))
-    assert list(details(query, found[0].params)) == [
-        query.path, "dtype       float32", "parameters  288 = 4 x 72, 10.08 %", "bytes       1.12 KiB",
-        "  bias [8] float32", "  weight [8, 8] float32",
-    ]  # fmt: skip
-    _, text, places = explored("slash", "=query", "enter", found=found)
-    assert places[-1] == query.path
-    assert "0-3 (4 x) float32" in text
-
-
 def test_the_tree_opens_to_three_levels_or_to_the_depth():
     _, text, _ = explored()
     assert "└ + layer ModuleList" in text
@@ -143,11 +122,6 @@ def test_a_search_goes_to_the_matches_one_after_the_other_and_round():
     _, text, places = explored("slash", "=dense", "enter", "n", "n", "n", "n", "N")
     assert places[2:] == [matches[0], *matches, matches[0], head]
     assert "4 of 4 that match 'dense'; n: the next" in text
-
-
-def test_a_search_goes_to_the_first_match_while_it_is_typed_and_without_any_stays():
-    _, text, places = explored("down", "slash", *"que", "enter", "slash", "=nothing", "enter")
-    assert (places[5], places[-1], "nothing matches 'nothing'" in text) == (QUERY, QUERY, True)
 
 
 def test_c_copies_a_path_that_get_submodule_takes():
@@ -203,14 +177,3 @@ def test_in_a_real_terminal_it_draws_without_colour_and_restores_the_screen(key,
     assert "\x1b[?1049l" in got.rpartition("4,385,920")[2]
     assert not re.search(r"\x1b\[[\d;]*(38|48);[25];", got)
     assert "Traceback" not in got
-
-
-def test_the_example_of_the_help_opens_the_app(cli, monkeypatch):
-    (example,) = [line.strip() for line in COMMANDS["tree"].text.splitlines() if "--interactive" in line]
-    opened = []
-    monkeypatch.setattr("bertscope.commands.model.check_interactive", lambda *_: None)
-    monkeypatch.setattr(Browser, "run", lambda app: opened.append(app.items[0].flops))
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    result = cli(*example.split()[1:])
-    assert (result.code, result.out) == (0, ""), result.err
-    assert opened[0] > 10**9

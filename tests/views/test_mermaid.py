@@ -9,7 +9,6 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import cycle
 
 import pytest
@@ -205,66 +204,6 @@ def test_a_self_attention_fits_on_a_page_of_900_pixels_at_its_own_size():
     )
     assert width < 900 * 3 / 4  # a CSS pixel is 3/4 pt
     assert width < height
-
-
-HEADS = {
-    **{name: {} for name in CLASSES},
-    "a causal BertLMHeadModel": {"is_decoder": True},
-    "a BertLMHeadModel with cross-attention": {"is_decoder": True, "add_cross_attention": True},
-}
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_on_a_phone_the_dataflow_of_each_head_has_all_its_words_in_358_points_and_11_point_text(head):
-    needs_graphviz()
-    config = replace(bertscope.load("bert-large-uncased").config, **HEADS[head])
-    model = build(config, head if head in CLASSES else "BertLMHeadModel")
-    layer = f"{'' if head == 'BertModel' else 'bert.'}encoder.layer.0"
-    for path in ("", layer) if head == "BertModel" or head not in CLASSES else ("",):
-        graph = bertscope.diagram(model, "forward", path, given=Given(batch=128, seq=512))
-        narrow = ElementTree.fromstring(renderer.inline_svg(graph, is_narrow=True))
-        left, top, width, _ = map(float, narrow.get("viewBox").split())
-        assert (left, top) == (0, 0)
-        assert width <= 358
-        assert {float(text.get("font-size")) for text in narrow.iter(f"{SVG}text")} == {11}
-        pictures = renderer.svg(graph), ElementTree.tostring(narrow, encoding="unicode")
-        wide, found = (sorted(re.findall(r"[^\s,:]+", texts(picture))) for picture in pictures)
-        assert found == wide
-
-
-class Links(HTMLParser):
-    """Return all that a page would fetch or run."""
-
-    found: list[str]
-
-    def handle_starttag(self, tag, attributes):
-        self.found += [f"{tag} {name}={value}" for name, value in attributes
-                       if name in ("src", "href", "xlink:href", "data", "action") or name.startswith("on")]  # fmt: skip
-        self.found += [tag] if tag in ("script", "link", "iframe", "object", "embed", "img") else []
-
-
-def test_the_page_stands_alone_and_follows_light_and_dark(reports):
-    needs_graphviz()
-    for report in reports:
-        page = renderer.html(report)
-        links = Links()
-        links.found = []
-        links.feed(page)
-        assert links.found == []
-        assert "url(" not in page
-        assert "@import" not in page
-        assert "prefers-color-scheme: dark" in page
-        assert "default-src 'none'" in page
-        assert page.count("<svg") == page.count("</svg>") == 1
-
-
-def test_the_ending_of_the_output_chooses_the_format(cli, tmp_path):
-    needs_graphviz()
-    for ending, beginning in (("svg", "<?xml"), ("html", "<!doctype html>"), ("dot", "digraph"), ("mmd", "---"),
-                              ("json", "{"), ("txt", "---")):  # fmt: skip
-        path = tmp_path / f"x.{ending}"
-        assert cli("diagram", "bert-tiny", "--kind", "tree", "--output", path).code == 0
-        assert path.read_text().startswith(beginning), ending
 
 
 def test_without_graphviz_the_extra_is_named_and_nothing_is_written(cli, monkeypatch, tmp_path):

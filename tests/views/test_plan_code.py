@@ -20,14 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 import bertscope
 from bertscope.errors import SelectionError, SourceError
-from bertscope.memory.layer_operators import layer_costs
-from bertscope.model.keep import keep_operators
 from bertscope.reports.base import Subject
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
-from bertscope.sources.other_models import GivenModule
 from bertscope.views.plan_code import FORMS, emitted
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
@@ -193,19 +190,6 @@ def test_gradients_are_those_without_the_code_bit_for_bit_and_less_is_saved(name
     assert len(again) > 10
 
 
-def test_attention_is_kept_whichever_kernel_torch_chooses():
-    """Without dropout the CPU has a fused kernel, of which 2 x 2 heads x 6 x 4 outputs and a sum for each row stay."""
-    sizes, gradients = [], []
-    for kept in ((), (ATTENTION,)):
-        torch.manual_seed(1)
-        model = bert("sdpa", attention_probs_dropout_prob=0.0).train()
-        size, found = step(installed(plan(layers("bert.encoder.layer", 4, *kept)), model))
-        sizes.append(size)
-        gradients.append(found)
-    assert sizes[1] - sizes[0] == 4 * (2 * 2 * 6 * 4 + 2 * 2 * 6) * 4
-    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
-
-
 def test_a_repeated_layer_does_not_fill_a_cache_of_keys():
     model = installed(plan(*MODELS["T5"][1]), t5("eager"))
     assert not any(module.config.use_cache for module in (model, model.encoder, model.decoder))
@@ -338,19 +322,6 @@ def lora(model: nn.Module) -> nn.Module:
     import peft
 
     return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["query", "value"]))
-
-
-def test_a_plan_of_peft_around_any_model_runs_before_and_after_it_is_put_around():
-    for build, target in ((gpt2, ["c_attn"]), (t5, ["q", "v"]), (bert, ["query", "value"])):
-        import peft
-
-        config = peft.LoraConfig(r=2, target_modules=target)
-        wrapped = GivenModule(name="own", module=peft.get_peft_model(build("eager"), config))
-        (costs, *_) = layer_costs(wrapped, RunConfig(batch=2, seq=6))
-        path = costs.layer_paths[0]
-        assert path.startswith("base_model.model.")
-        keep_operators(build("eager"), {path: set()})
-        keep_operators(peft.get_peft_model(build("eager"), config), {path: set()})
 
 
 SOME = plan(layers("model.layers", 12, *LINEAR))

@@ -147,28 +147,6 @@ def test_verify_says_what_load_state_dict_says(verified, tiny, state):
     assert (found["missing"], found["unexpected"]) == (result.missing_keys, result.unexpected_keys)
 
 
-def test_every_byte_of_a_gigabyte_is_explained_without_being_read(tmp_path, cli):
-    source = bertscope.load("bert-large-uncased", architecture="BertForPreTraining")
-    model = bertscope.build(source.config, source.architecture)
-    header, place = {}, 0
-    for name, tensor in model.state_dict().items():
-        end = place + 4 * tensor.numel()
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [place, end]}
-        place = end
-    raw = json.dumps(header).encode()
-    path = tmp_path / "model.safetensors"
-    with path.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        file.truncate(8 + len(raw) + place)  # a hole: nothing is on the disk to be read
-    result = cli("diff", "bert-large-uncased", path, "-a", "BertForPreTraining", "--format", "json")
-    assert result.code == 0
-    stored = result.json["stored"]
-    assert stored["file_bytes"] == path.stat().st_size > 1 << 30
-    assert {part["what"]: part["bytes"] for part in stored["parts"]} == {
-        "header length": 8, "header": len(raw), "tensors": place,
-    }  # fmt: skip
-
-
 def test_the_answer_is_the_exit_code(cli, tmp_path):
     torch.save(bertscope.build(bertscope.load("bert-tiny").config, device="cpu").state_dict(), tmp_path / "x.bin")
     assert cli("diff", "bert-tiny", tmp_path / "x.bin").code == 0

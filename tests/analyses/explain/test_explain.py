@@ -175,18 +175,6 @@ def sizes_of(value: object) -> str:
     return f"{len(value)} x {sizes_of(value[0])}"
 
 
-def test_the_configuration_has_the_values_types_and_defaults_of_its_fields():
-    found = section("config", is_decoder=True)
-    points = {point.name: (point.sizes, point.type) for point in found.points}
-    assert list(points)[:3] == ["vocab_size", "hidden_size", "num_hidden_layers"]
-    assert points["vocab_size"] == ("30", "int = 30522")
-    assert points["is_decoder"] == ("True", "bool = False")
-    assert points["classifier_dropout"] == ("None", "float | None = None")
-    assert "truncated_normal" in section_text(found, "initializer_range")
-    assert "here add_pooling_layer=True" in section_text(found, "pooling")
-    assert "pooling" not in section("config", "BertForMaskedLM").notes
-
-
 def test_inputs_and_outputs_have_the_names_and_types_of_the_forward_and_of_its_class():
     points = section("inputs").points
     assert [point.name for point in points] == list(inspect.signature(bertscope.BertModel.forward).parameters)[1:]
@@ -233,14 +221,6 @@ def test_the_outputs_have_the_places_and_shapes_of_a_run(architecture, fields):
     assert [point.name.partition(" ")[0] for point in points] == [f"output[{place}]" for place in range(len(points))]
 
 
-def test_a_model_without_pooler_keeps_the_place_of_the_pooled_output():
-    found = replace(small(), add_pooling_layer=False)
-    (outputs,) = bertscope.explain(found, "outputs", seq=SEQ).sections
-    assert section_text(outputs, outputs.points[1].key).startswith("None")
-    out = bertscope.BertModel(found.config, add_pooling_layer=False)(torch.zeros(1, SEQ).long(), return_dict=False)
-    assert out[1] is None
-
-
 def test_the_four_cases_have_the_shapes_of_a_decoders_cache():
     caches = section("caches", **DECODER)
     model = bertscope.BertModel(small(**DECODER).config).eval()
@@ -265,16 +245,6 @@ def test_relative_positions_have_the_table_and_the_distances_of_the_model(kind, 
     if kind != "absolute":
         attention = bertscope.BertModel(small(position_embedding_type=kind).config).encoder.layer[0].attention.self
         assert attention.distance_embedding.weight.numel() == 78
-
-
-def test_checkpointing_recomputes_the_layers_and_saves_their_inputs():
-    found = section("checkpointing")
-    assert "3 x 2 x 5 x 12 x 4 bytes = 1.41 KiB" in section_text(found, found.points[1].key)
-    again = [
-        bertscope.flops(small(), mode="training", checkpointing=how, batch=BATCH, seq=SEQ).rows[0].total.matmul_flops
-        for how in ("full", "none")
-    ]
-    assert f"= {again[0] - again[1]:,} FLOPs" in section_text(found, found.points[3].key)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -12,8 +12,7 @@ from bertscope.errors import BertscopeError, ConfigError, SelectionError
 from bertscope.model import BertModel, encoder
 from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
-from bertscope.sources.other_models import GivenModule
-from bertscope.tracing.repeat import LayerStack, equal_runs, layer_stacks, shortened
+from bertscope.tracing.repeat import LayerStack, equal_runs, layer_stacks
 from tests.memory.steps import small
 
 SIZES = {
@@ -146,17 +145,6 @@ def test_a_sequence_of_layers_is_divided_into_runs_of_equal_units(kinds, runs):
     assert list(equal_runs(kinds)) == runs
 
 
-def test_the_middle_of_each_run_is_copied_to_the_layers_that_did_not_run():
-    stack = LayerStack.of("body", "", "ccccccnnnnn")  # 0-5 and 6-10; of each run the first, the second and the last run
-    assert stack.few(3) == tuple("cccnnn")
-    placed = [[number + distance for distance in distances] for number, (_, distances) in enumerate(stack.copies(3))]
-    assert placed == [[0], [1, 2, 3, 4], [5], [6], [7, 8, 9], [10]]
-    assert (
-        shortened("layers:0-5", {"layer": [(frozenset() if kind == "c" else None,) for kind in stack.few(3)]})
-        == "layers:0-2"
-    )
-
-
 @pytest.mark.parametrize(
     ("run", "runs"),
     [({}, [(1, 8)]), ({"checkpointing": "full"}, [(1, 8)]), ({"checkpointing": "every-2"}, [(2, 4)]),
@@ -166,10 +154,3 @@ def test_the_middle_of_each_run_is_copied_to_the_layers_that_did_not_run():
 )  # fmt: skip
 def test_what_tells_layers_apart_divides_their_run_or_ends_the_repetition(run, runs):
     assert [tuple(found) for stack in layer_stacks(small(num_hidden_layers=8), **run) for found in stack.runs] == runs
-
-
-def test_a_pruned_layer_is_a_run_of_its_own_and_a_module_without_a_configuration_has_no_runs():
-    (pruned,) = layer_stacks(small(num_hidden_layers=8, pruned_heads={0: (1,)}))
-    assert [tuple(run) for run in pruned.runs] == [(1, 1), (1, 7)]
-    assert layer_stacks(small(num_hidden_layers=8, pruned_heads={7: (1,)})) == ()  # the few have no such layer
-    assert layer_stacks(GivenModule(name="linear", module=nn.Linear(2, 3))) == ()

@@ -142,22 +142,6 @@ def test_equal_layers_fold_and_a_frozen_one_splits_the_fold(tiny):
     ]
 
 
-def test_cross_attention_and_distances_have_their_place_in_the_layer(tiny):
-    config = tiny.__class__(
-        **{**tiny.to_dict(), "is_decoder": True, "add_cross_attention": True, "position_embedding_type": "relative_key"}
-    )
-    (layer,) = [row for row in bertscope.count(bertscope.build(config)).rows if row.name == "layer"]
-    square, distances = 4 * (8 * 8 + 8), 23 * 4
-    assert {part.name: part.each_params for part in layer.parts} == {
-        "self_attention": square + distances,
-        "attention_LayerNorm": 16,
-        "cross_attention": square,
-        "cross_attention_LayerNorm": 16,
-        "feed_forward": 8 * 16 + 16 + 16 * 8 + 8,
-        "LayerNorm": 16,
-    }
-
-
 @pytest.mark.parametrize(
     ("pattern", "frozen"),
     [
@@ -173,15 +157,6 @@ def test_freeze_takes_globs_and_whole_parts_of_a_path(tiny, pattern, frozen):
     assert frozen in (None, expected)
     with pytest.raises(SelectionError, match="matches no parameter"):
         freeze(model, ["encoder.layer.00"])
-
-
-def test_sorting_by_params_is_descending_and_keeps_the_rows(tiny):
-    model = bertscope.build(tiny)
-    by_size = bertscope.count(model, sort="params").rows
-    assert [row.params for row in by_size] == sorted((row.params for row in by_size), reverse=True)
-    assert set(by_size) == set(bertscope.count(model).rows)
-    paths = [row.path for row in bertscope.count(model, sort="path").rows]
-    assert paths == sorted(paths)
 
 
 def closed_form(c, *, pooler: bool) -> int:
@@ -229,16 +204,6 @@ def test_layers_tied_each_to_another_are_not_folded():
     rows = {row.path: row for row in bertscope.count(model).rows}
     assert rows["e.0-2"].copies == 3
     assert [rows[f"d.{number}"].tied_to for number in range(3)] == ["e.0.weight", "e.1.weight", "e.2.weight"]
-
-
-@pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
-def test_bytes_follow_the_dtype_and_shares_of_folded_parameters_add_up(tiny, dtype, size):
-    report = bertscope.count(bertscope.build(tiny), by="parameter", folded=True, dtype=dtype)
-    totals = report.totals
-    assert totals.param_bytes == size * totals.distinct_params
-    assert (totals.fp32_bytes, totals.bf16_bytes) == (4 * totals.distinct_params, 2 * totals.distinct_params)
-    assert any(row.copies == 2 for row in report.rows)
-    assert sum(row.share for row in report.rows) == pytest.approx(1)
 
 
 def written(model: nn.Module) -> dict[str, str]:

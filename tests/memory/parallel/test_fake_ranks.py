@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -18,12 +14,7 @@ from bertscope.memory.step import run_model
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
-from tests.conftest import ROOT
 from tests.memory.steps import small
-
-# Wide enough that what malloc adds to a block, at most a page of 4 KiB and a header, is far below 0.5 %.
-WIDE = {"vocab_size": 5000, "hidden_size": 264, "num_attention_heads": 4, "intermediate_size": 1056,
-        "num_hidden_layers": 2, "max_position_embeddings": 64}  # fmt: skip
 
 
 def traced(source, run_config, strategy, mesh):
@@ -101,53 +92,6 @@ def test_fsdp_allocates_gathered_parameters_and_reduced_gradients_in_streams_of_
     assert of_fsdp["_allgather_base_", "communication"] == of_fsdp["", "gathered_parameters"]
     assert of_fsdp["_reduce_scatter_base_", "gradients"] > 0 == of_fsdp["", "gradients"]
     assert {stream for stream, _ in blocks["ddp"]} == {""}
-
-
-# Sharded layers that are recomputed, and their micro-batches, are in tests/measure/test_ranks.py.
-REAL = (("fsdp", "none", 1), ("fsdp-no-reshard", "none", 1), ("tp", "none", 1), ("ddp", "full", 2))
-
-
-@pytest.fixture(scope="module")
-def measured(once, tmp_path_factory):
-    """The memory of two real ranks by job, and the error of their gradients with tensor parallelism."""
-    jobs = json.dumps([*((strategy, (2,), *more) for strategy, *more in REAL), WIDE])
-    program = [sys.executable, "-m", "tests.memory.parallel.gloo_rank"]
-    malloc = {"MALLOC_MMAP_THRESHOLD_": "4096", "MALLOC_TOP_PAD_": "0", "MALLOC_ARENA_MAX": "1"}
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | malloc
-
-    @once
-    def ran():
-        shared = tmp_path_factory.mktemp("ranks") / "store"
-        ranks = [
-            subprocess.Popen([*program, str(rank), "2", str(shared), jobs], text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-            for rank in range(2)
-        ]  # fmt: skip
-        try:
-            printed = [rank.communicate(timeout=900) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert all(out for out, _ in printed), printed
-        return [json.loads(out) for out, _ in printed]
-
-    return dict(zip((*REAL, "gradients"), zip(*ran(), strict=True), strict=True))
-
-
-@pytest.mark.parametrize(("strategy", "checkpointing", "accumulate"), REAL)
-def test_two_real_ranks_take_the_estimated_memory(measured, strategy, checkpointing, accumulate):
-    ranks = Parallelism(strategy=strategy, world_size=2, sync_each_batch=accumulate == 1)
-    run_config = RunConfig(batch=4, seq=61, checkpointing=checkpointing, accumulate=accumulate, parallelism=ranks)
-    trace = source_trace(small(**WIDE), run_config)
-    before = sum(size for block, size in trace.state if block.part != "gradients")  # of earlier micro-batches
-    estimated = {moment.phase: moment.live_bytes - before for moment in trace.peaks()}
-    for rank in measured[strategy, checkpointing, accumulate]:
-        assert rank == pytest.approx(estimated, rel=0.005)
-
-
-def test_the_gradients_with_tensor_parallelism_are_those_of_the_whole_model(measured):
-    """Sums of the ranks' parts differ from whole sums in the last digits of fp32."""
-    assert max(measured["gradients"]) < 1e-4
 
 
 def test_a_process_of_a_real_job_is_refused(tmp_path):

@@ -16,7 +16,7 @@ from bertscope.sources.find import load
 from bertscope.tracing.flops import FlopsRun, flops_model
 from bertscope.views.columns import Column
 from bertscope.views.page import report as page
-from bertscope.views.page.charts import flops_bars, parameter_map, role
+from bertscope.views.page.charts import flops_bars, parameter_map
 from bertscope.views.page.templating import environment
 
 
@@ -123,24 +123,6 @@ def test_the_map_holds_every_tensor_once_in_its_module(name, architecture):
     counted = {re.sub(r"layer\.[\d-]+", "layer.*", leaf) for leaf in leaves}
     assert counted <= distinct
     assert {name for name in distinct - counted if "cls." not in name} == set()
-
-
-@pytest.mark.parametrize(
-    ("path", "classes", "expected"),
-    [
-        ("h.0-11.attn.c_attn.weight", "ModuleList GPT2Block GPT2Attention Conv1D", "attention"),
-        ("h.0-11.ln_1.bias", "ModuleList GPT2Block LayerNorm", "LayerNorm"),
-        ("h.0-11.mlp.c_fc", "ModuleList GPT2Block GPT2MLP Conv1D", "feed-forward"),
-        ("wte.weight", "Embedding", "embeddings"),
-        ("score.weight", "Linear", "pooler and heads"),
-        ("encoder.layer.0-11", "BertEncoder ModuleList BertLayer", ""),
-        ("stem.conv", "Stem Conv2d", ""),
-    ],
-)
-def test_a_module_of_any_family_has_the_colour_of_its_role(path, classes, expected):
-    parts = path.split(".")
-    types = {".".join(parts[: place + 1]): name for place, name in enumerate(classes.split())}
-    assert role(path, types) == expected
 
 
 def test_the_bars_add_up_to_the_forward_pass():
