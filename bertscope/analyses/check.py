@@ -14,11 +14,11 @@ from bertscope import __version__
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected, yaml_name
-from bertscope.sources.expectations import TIES_KEY, Expectation
+from bertscope.sources.model_source import built_for_counting
 from bertscope.sources.other_models import as_source_error
-from bertscope.sources.safe_config import largest_layers
+from bertscope.sources.presets import TIES_KEY, Expectation
+from bertscope.sources.transformers_models import largest_layers
 from bertscope.tracing.saved import uncached
 from bertscope.units import decimal
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 from bertscope.config import POSITIONS, BertConfig
 from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 
 if TYPE_CHECKING:
     from bertscope.checkpoints.reading import Checkpoint

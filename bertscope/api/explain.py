@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.diagram import diagram as diagrams
-from bertscope.analyses.diagram.forward import Given
-from bertscope.analyses.explain import steps
+from bertscope.analyses import diagram as diagrams
+from bertscope.analyses import explain as steps
+from bertscope.analyses.dataflow import Given
 from bertscope.api.arguments import Model, batch_of, built, inputs_of, refuse_sizes, usual_length, with_keywords_of
 from bertscope.errors import SelectionError, name_of
 from bertscope.model import BertPreTrainedModel

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bertscope.api.arguments import Model, inputs_of
-from bertscope.api.memory import no_time_notes, timer_for
-from bertscope.api.requests import calibration_for, card_for, noted, requested, resolved, with_limit, with_settings
+from bertscope.api.memory import Work
+from bertscope.api.requests import requested, resolved, with_settings
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, suggestion
 from bertscope.gpus import Gpu, half_precision
 from bertscope.memory.plan import plan_report
+from bertscope.memory.simulator import Simulator
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.optimizers import LEANER
 from bertscope.settings.request import Request, read_settings
@@ -60,22 +60,19 @@ def plan(
             )
         request = request.without("batch", "accumulate")
     source = source_of(request.subject, name=name, inputs=own_inputs)
-    ((run, limit),) = resolved(request, source).points
-    card = card_for(limit, run)
-    memory = with_limit(request, card or limit.budget)
+    work = Work.of(request, source)
+    is_timed = work.limit.time or work.calibration is not None
+    simulator = work.simulator(known=Simulator(source, one_batch=True), is_timed=is_timed)
 
     def changed_run(changes: dict[str, Any]) -> RunConfig:
         """Return the run with other settings."""
         others = read_settings({name: value for name, value in changes.items() if name != "lora"})
         return resolved(request.over(others), source).runs[0]
 
-    is_timed = limit.time or calibration_for(limit, run)
     report = plan_report(
-        source, run, memory, changes=_changes(may_change, card), changed_run=changed_run, batch_total=batch_total,
-        context_bytes=limit.context, timer_of=lambda steps: timer_for(card, steps, limit, run) if is_timed else None,
-    )  # fmt: skip
-    why = no_time_notes(limit, run, report.rows) if is_timed else ()
-    return replace(report, training_file=noted(request, [run]), notes=(*report.notes, *why))
+        simulator, work.run, changes=_changes(may_change, work.card), changed_run=changed_run, batch_total=batch_total
+    )
+    return work.finished(report, report.rows, is_timed=is_timed)
 
 
 def _changes(may_change: str | Sequence[str], card: Gpu | None) -> list[dict[str, Any]]:

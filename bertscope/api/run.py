@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def run(
         is_module=module, steps=dry.steps, gpu=gpu, budget_bytes=budget,
         limit_bytes=None if budget is None else budget - context, context_bytes=limit.context, network=dry.network,
         expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,
-        wants_snapshot="snapshot" in request.extras,
+        wants_snapshot="snapshot" in (request.wants or ()),
     )  # fmt: skip
     if callable(code):
         own = {"args": args, "module": module, "fit": fit}
@@ -71,14 +72,10 @@ def run(
         if unused := next((name for name, given in own.items() if given), ""):
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
         return run_here(code, wanted)[0]
-
-    def once(one: ScriptRun) -> RunReport:
-        """Run the script once."""
-        report, request.extras["snapshot"] = dry_run(one, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
-        return report
-
+    once = partial(dry_run, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
     if not fit:
-        return once(wanted)
+        report, snapshot = once(wanted)
+        return request.answer(report, snapshot=snapshot)
     if budget is None:
         raise request.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
-    return fitted(wanted, fit, once, budget)
+    return request.answer(fitted(wanted, fit, lambda one: once(one)[0], budget))

@@ -15,7 +15,7 @@ from typing import Any
 
 from bertscope.dry_run.child import ScriptRun, record
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError, name_of, one_line
-from bertscope.processes.child import Child
+from bertscope.processes.child import ERROR, Child
 from bertscope.processes.folders import OwnFolder
 from bertscope.processes.worker import ENDED, GARBLED, Worker
 from bertscope.progress import progress
@@ -60,6 +60,8 @@ def dry_run(asked: ScriptRun, *, timeout_seconds: float, is_contained: bool = Tr
                     f"{name} ran for longer than {timeout_seconds:g} s; give a longer {name_of('timeout')}"
                 )
             kind, content = message
+            if kind == ERROR:
+                raise content
             if kind in (ENDED, GARBLED):
                 reason = content if kind == GARBLED else worker.death()
                 raise WorkerError(f"the process of {name} {reason}")

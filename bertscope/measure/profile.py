@@ -11,11 +11,11 @@ from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
-from bertscope.errors import SelectionError, one_line
+from bertscope.errors import one_line
 from bertscope.measure.profile_job import Job, Sent, read_message
 from bertscope.measure.system_memory import available_bytes
 from bertscope.measure.watch import RanksWatch
-from bertscope.processes.child import Child, ForkedChild, starting
+from bertscope.processes.child import ERROR, Child, ForkedChild, starting
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
@@ -39,7 +39,7 @@ def profile_report(
     Memory is measured in one child after the other. Then the children run their timed steps in turn, so that a
     change of the machine's speed affects all of them; a child whose state does not leave room for the others is
     timed before the next one starts. If a child cannot finish, its variant has a `failure`; an interruption skips
-    the jobs that follow. Raises SelectionError for a job that the child refuses.
+    the jobs that follow. Raises the BertscopeError of a child.
     """
     children: list[_Child] = []
     with _starting(jobs) as start:
@@ -126,7 +126,7 @@ class _Child:
         self.job = job if self.watch is None else self.watch.job
         self.timeout_seconds = timeout_seconds
         self.sent = Sent()
-        self.problem: tuple[str, str] | None = None
+        self.problem: tuple[str, Any] | None = None
         self.is_in_turn = False
         self.name = job.run_config.checkpointing
         self.worker = Worker(start(), read_message)
@@ -140,11 +140,11 @@ class _Child:
         return self.sent.timing.warmup_seconds if self.sent.timing else 0.0
 
     def measure(self) -> None:
-        """Give the child its job and wait until it has measured the memory; raise SelectionError if it refuses."""
+        """Give the child its job and wait until it has measured the memory; raise its BertscopeError."""
         answer = "timing" if self.watch is None else "ended"
         self._ask(self.job.to_json(), answer, lambda: detailed(self.name, self.sent.stage))
-        if self.problem is not None and self.problem[0] == "refused":
-            raise SelectionError(self.problem[1])
+        if self.problem is not None and self.problem[0] == ERROR:
+            raise self.problem[1]
         if self.problem is None:
             self.sent.stage = "waiting for its timed steps"
 
@@ -274,7 +274,7 @@ class _Child:
         return CalibrationReport(machine=sent.card, rates=sent.rates, steps=(step,))
 
 
-def _failure(job: Job, sent: Sent, who: str, kind: str, text: str) -> str:
+def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:
     taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
     limit: str = ""
     if job.memory_limit_bytes:

@@ -16,12 +16,13 @@ from typing import Any, get_args, get_type_hints
 
 from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
 from bertscope.measure.system_memory import proc_bytes
-from bertscope.processes.child import die_with_parent
+from bertscope.processes.child import ERROR, die_with_parent, error_message
+from bertscope.processes.worker import read_error
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
-from bertscope.settings.code_names import permits_of, with_permits
+from bertscope.settings.rows import permits_of, with_permits
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource
@@ -110,12 +111,14 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "seconds": float,
     "pid": int,  # this and the next of a rank
     "row": RankRow,
-    **dict.fromkeys(("refused", "out of memory", "files", "failed"), str),
+    **dict.fromkeys(("out of memory", "files", "failed"), str),
 }
 
 
 def read_message(line: bytes) -> tuple[str, Any]:
     """Return the kind and the content of a message; raises an error for any other line."""
+    if (error := read_error(line)) is not None:
+        return ERROR, error
     kind, content = json.loads(line)
     return kind, typed(MESSAGES[kind], content, kind)
 
@@ -168,10 +171,10 @@ def set_memory_limit(job: Job, send: Say) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
 
 
-def job_error(error: Exception, job: Job) -> tuple[str, str]:
-    """Return the kind of message and the text for an error of a job."""
+def job_error(error: Exception, job: Job) -> tuple[str, Any]:
+    """Return the message for an error of a job."""
     if isinstance(error, BertscopeError):
-        return "refused", f"{error.where}: {error.text}" if error.where else error.text
+        return error_message(error)
     text = str(error)
     if (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)) or _TOO_MANY in text:
         return "files", "has too many open files"
@@ -183,18 +186,17 @@ def job_error(error: Exception, job: Job) -> tuple[str, str]:
 
 def estimate_job(job: Job, send: Say) -> int:
     """Send the estimate, and return the FLOPs of a step."""
-    from bertscope.memory.simulator import Simulator, break_even, estimate_memory
+    from bertscope.memory.simulator import Simulator
 
     send("stage", "estimating")
     steps = Simulator(job.source)
     if job.source.bert_config is None:
         send("subject", steps.facts(job.run_config).subject)
     with suppress(UnknownValueError):  # then there is only the measurement
-        found = estimate_memory(job.source, job.run_config, steps)
+        found = steps.memory(job.run_config)
         send("estimated", found)
         if job.beside is not None and job.source.layer_path and found.cost.peak_bytes >= job.beside_peak_bytes:
-            growths = steps.growth(job.beside), steps.growth(job.run_config)
-            send("outlook", break_even(*growths, above=job.beside.batch))
+            send("outlook", steps.break_even(job.beside, job.run_config))
     return steps.flops(job.run_config)
 
 

@@ -164,7 +164,7 @@ def module_memory(
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = module_trace(module, inputs, run_config, loss)
     trace = trace.in_loop(run_config)
-    found = estimated(trace, trace.other_peak_bytes, run_config, row_paths(module))
+    found = estimated(trace, run_config, row_paths(module))
     return found, uncounted_notes(trace, run_config)
 
 

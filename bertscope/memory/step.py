@@ -20,8 +20,7 @@ from bertscope.settings.losses import MODEL
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import CUDA, FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.sources.building import built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, storage_key, torch, tree_map
 from bertscope.torch_access.compiled import compiled
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients

@@ -8,9 +8,9 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from bertscope.gpus import CONTEXT_BYTES, Gpu, card_threads, sdpa_kernel
+from bertscope.gpus import Gpu, card_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
-from bertscope.memory.kernels.overhead import by_thread, card_workspace_bytes
+from bertscope.memory.kernels.overhead import by_thread, card_workspace_bytes, context_of
 from bertscope.memory.trace import MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Sample, Variant
@@ -138,9 +138,7 @@ def _highest(live: list[int], width: int) -> Iterator[int]:
 # ---- the report of an estimate, and on CUDA what the allocator, cuBLAS and the context add ----
 
 
-def estimated(
-    trace: MemoryTrace, other_peak_bytes: int, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None
-) -> Memory:
+def estimated(trace: MemoryTrace, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None) -> Memory:
     """Return the memory of a step, with the peak of the same step in another loop."""
     device = device_cost(trace, run_config, card)
     if device:
@@ -149,7 +147,7 @@ def estimated(
         found = [device["max_allocated_bytes"], *(allocated for allocated, _ in others)]
         device["allocated"] = ByteRange(low_bytes=min(found), high_bytes=max(found))
         device["reserved_loaded_bytes"] = others[0][1]
-    return memory(trace, "estimated", rows, other_loop_bytes=other_peak_bytes, **device)
+    return memory(trace, "estimated", rows, other_loop_bytes=trace.other_peak_bytes, **device)
 
 
 def allocator_bytes(
@@ -171,13 +169,13 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = No
         return {}
     workspaces = card_workspace_bytes(run_config, card)
     allocated, reserved = allocator_bytes(trace, run_config, workspaces)
-    low, high = (card.context_low_bytes, card.context_high_bytes) if card else CONTEXT_BYTES
+    context = context_of(card)
     return {
         "max_allocated_bytes": allocated,
         "workspace_bytes": workspaces,
         "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
-        "context": ByteRange(low_bytes=low, high_bytes=high),
-        "gpu_bytes": reserved + high,
+        "context": context,
+        "gpu_bytes": reserved + context.high_bytes,
     }
 
 

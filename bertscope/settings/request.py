@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bertscope.errors import name_of, suggestion
 from bertscope.frozen import dataclass
-from bertscope.settings.code_names import NO_PERMIT, CodeName
-from bertscope.settings.rows import SettingError, Settings, no_effect, quoted, rows
+from bertscope.settings.rows import NO_PERMIT, CodeName, SettingError, Settings, no_effect, quoted, rows
 from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Limit, RunConfig
+
+Report = TypeVar("Report")
 
 
 class Value(NamedTuple):
@@ -118,8 +119,8 @@ class Combination(NamedTuple):
 class Request:
     """A question: the public function, what it is about, and the sources of its settings, highest precedence first.
 
-    A front end passes it to the public function instead of the model. `extras` are what it wants besides the report,
-    such as the snapshot of a step; the function puts them there.
+    A front end passes it to the public function instead of the model. With `wants`, such as the snapshot of a step, the
+    function returns a pair: the report, and a dictionary of what is wanted.
     """
 
     question: str
@@ -129,7 +130,7 @@ class Request:
     compared: Collection[str] = ()  # the settings that may have several values
     training_file: Any = None
     plan: Any = None
-    extras: dict[str, Any] = field(default_factory=dict)
+    wants: Collection[str] | None = None  # None: the report alone
 
     @classmethod
     def of(cls, name: str, subject: Any, sources: Sequence[Source] = (), **others: Any) -> Request:
@@ -253,6 +254,11 @@ class Request:
                 raise placed(point.error, self.values(weakest))
             found[point.records] = None
         return Resolved(tuple(found))
+
+    def answer(self, report: Report, **others: Any) -> Report:
+        """Return the report, or for a front end that wants more the pair of it and of what is wanted."""
+        pair: Any = (report, {name: others.get(name) for name in self.wants or ()})
+        return report if self.wants is None else pair
 
     def error(self, text: str, *names: str) -> SettingError:
         """Return the error about these settings, which the text names in braces, each in the form of its origin."""

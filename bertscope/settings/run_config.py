@@ -21,7 +21,6 @@ from bertscope.settings.checkpointing import (
     split_strategies,
     takes_reentrant,
 )
-from bertscope.settings.code_names import is_code
 from bertscope.settings.losses import FORMS, LOSSES, MODEL, loss_parts, loss_text, losses_with, takes
 from bertscope.settings.optimizers import (
     ADAMW,
@@ -33,7 +32,7 @@ from bertscope.settings.optimizers import (
     takers,
 )
 from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
-from bertscope.settings.rows import RULES, Row, Rule, Settings, row, rows
+from bertscope.settings.rows import RULES, Row, Rule, Settings, is_code, row, rows
 from bertscope.settings.training_arguments import (
     clips,
     flag,

@@ -21,8 +21,7 @@ from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.settings.checkpointing import NONE, with_eager_attention
 from bertscope.settings.losses import MODEL
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
-from bertscope.sources.building import built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
 from bertscope.tracing.inputs import arguments, inputs_for, loss_of, running_module

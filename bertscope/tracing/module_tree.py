@@ -20,7 +20,7 @@ from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError
 from bertscope.reports.base import Shape, TensorShape
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written_apart
-from bertscope.sources.building import REPEATED
+from bertscope.sources.model_source import REPEATED
 from bertscope.torch_access import nn, torch
 
 

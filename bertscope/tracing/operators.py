@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from bertscope.reports.flops import Work
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.reports.params import ModuleCall
-from bertscope.sources.building import REPEATED, built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import REPEATED, ModelSource, built_for_counting
 from bertscope.torch_access import is_plain_meta, load_dynamo_later, nn, operator_packet, torch
 from bertscope.tracing.fake_tensors import (
     META_ATTENTION,

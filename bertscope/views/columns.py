@@ -45,10 +45,15 @@ def values(*names: str, of: str = "") -> dict[str, Callable[[Any], Any]]:
     return {name.replace(".", "_"): attrgetter(f"{of}.{name}" if of else name) for name in names}
 
 
+def attribute(title: str, *names: str, text: Callable[[Any], str] = str, of: str = "", **options: Any) -> Column:
+    """Return a column of an attribute of a row, or of its attribute `of`, as text; CSV has all attributes named."""
+    read = attrgetter(f"{of}.{names[0]}" if of else names[0])
+    return Column(title, lambda row: text(read(row)), values(*names, of=of), **options)
+
+
 def number(title: str, name: str, text: Callable[[Any], str] = count_text, of: str = "", **options: Any) -> Column:
     """Return a column of numbers: an attribute of a row, or of its attribute `of`, as text and as a value in CSV."""
-    read = attrgetter(f"{of}.{name}" if of else name)
-    return Column(title, lambda row: text(read(row)), values(name, of=of), right=True, **options)
+    return attribute(title, name, text=text, of=of, right=True, **options)
 
 
 def optional(text: Callable[[Any], str], missing: str = "") -> Callable[[Any], str]:

@@ -70,9 +70,9 @@ def test_an_estimate_is_the_same_from_a_file_without_a_cache_and_at_another_batc
 
 
 def module_report(run: RunConfig):
-    from bertscope.memory.simulator import estimate_report
+    from bertscope.memory.simulator import Simulator
 
-    return estimate_report(small(num_hidden_layers=2), [run])
+    return Simulator(small(num_hidden_layers=2)).report([run])
 
 
 COMMANDS = (

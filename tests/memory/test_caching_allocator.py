@@ -15,7 +15,7 @@ from bertscope.gpus import find_gpu
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests
 from bertscope.memory.kernels.cuda_kernels import cuda_semantics
 from bertscope.memory.kernels.overhead import by_thread, overhead, workspace_bytes
-from bertscope.memory.simulator import estimate_memory
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import device_cost, step_cost
 from bertscope.memory.trace import Block, MemoryEvent, MemoryTrace
 from bertscope.settings.run_config import RunConfig
@@ -220,7 +220,7 @@ INDEPENDENT = [
 @pytest.mark.parametrize(("name", "settings", "phase", "gib"), INDEPENDENT)
 def test_the_figures_of_an_independent_program_come_out(name, settings, phase, gib):
     source = load(name, architecture="BertForMaskedLM", attention="sdpa")
-    found = estimate_memory(source, RunConfig(device="cuda", loop="freed", **settings))
+    found = Simulator(source).memory(RunConfig(device="cuda", loop="freed", **settings))
     peaks = {found.phase: found.peak_bytes / GIB for found in found.phases}
     assert peaks[phase] == pytest.approx(gib, rel=1e-4 if name == BASE else 0.01)
     assert found.cost.reserved_bytes >= found.cost.max_allocated_bytes > found.cost.peak_bytes
@@ -232,7 +232,7 @@ def test_torch_is_as_it_was_after_cuda_has_been_imitated():
     with cuda_semantics(RunConfig(device="cuda")):
         assert functional.dropout is not before["dropout"]
     with pytest.raises(SelectionError):
-        estimate_memory(small(), RunConfig(seq=4096, device="cuda"))
+        Simulator(small()).memory(RunConfig(seq=4096, device="cuda"))
     assert dict(vars(functional)) == before
 
 
@@ -266,7 +266,7 @@ def test_the_reformer_posts_slope_is_what_a_layer_keeps():
     source = load("bert-base-uncased", architecture="BertForMaskedLM", attention="eager")
     run_config = RunConfig(batch=8, seq=512, optimizer="none", device="cuda")
     four, eight = (
-        estimate_memory(replace(source, config=replace(source.config, num_hidden_layers=layers)), run_config)
+        Simulator(replace(source, config=replace(source.config, num_hidden_layers=layers))).memory(run_config)
         for layers in (4, 8)
     )
     assert (eight.cost.saved_bytes - four.cost.saved_bytes) / 4 == 8 * 512 * (66 * 768 + 9 * 12 * 512 + 16)

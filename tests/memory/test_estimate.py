@@ -18,7 +18,7 @@ from bertscope.errors import SelectionError
 from bertscope.memory import fake_run as live
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.simulator import estimate_memory
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import run_model
 from bertscope.memory.summary import memory
 from bertscope.memory.trace import FAR, Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
@@ -285,7 +285,7 @@ def test_what_hangs_on_values_or_chance_is_told_to_be_measured(name):
 
 def reports(run_config: RunConfig, **model):
     source = small(**model)
-    yield estimate_memory(source, run_config)
+    yield Simulator(source).memory(run_config)
     if run_config.device == "cpu":
         yield memory(real_trace(source, run_config), "measured", row_paths(run_model(source, run_config)))
 
@@ -308,7 +308,7 @@ def test_the_parts_add_up_to_every_peak(run_config):
 def test_the_state_is_the_model_its_inputs_and_two_moments():
     source, run_config = small(), RunConfig(batch=2, seq=8)
     model = run_model(source, run_config)
-    parts = estimate_memory(source, run_config).phases[-1].parts
+    parts = Simulator(source).memory(run_config).phases[-1].parts
     params = sum(param.numel() for param in model.parameters())
     steps = len(list(model.parameters()))
     assert parts.parameters == parts.gradients == 4 * params
@@ -318,7 +318,7 @@ def test_the_state_is_the_model_its_inputs_and_two_moments():
 
 
 def kept_but_random_states(run_config: RunConfig, **model) -> int:
-    rows = estimate_memory(small(**model), run_config).kept
+    rows = Simulator(small(**model)).memory(run_config).kept
     return sum(row.kept_bytes for row in rows if row.operator != "get_rng_state")
 
 
@@ -364,7 +364,7 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, precision):
     run_config = RunConfig(batch=batch, seq=s, mode="forward", precision=precision, device=device)
     sizes = {"hidden_size": h, "intermediate_size": 4 * h, "num_attention_heads": a, "attention": attention}
     one, two = (
-        estimate_memory(small(**sizes, num_hidden_layers=layers), run_config).cost.saved_bytes for layers in (1, 2)
+        Simulator(small(**sizes, num_hidden_layers=layers)).memory(run_config).cost.saved_bytes for layers in (1, 2)
     )
     weights = (
         2 * (4 * h * h + 2 * h * 4 * h) if precision == "autocast-bf16" else 0
@@ -487,9 +487,9 @@ def test_a_growth_is_the_same_from_json():
 def test_nothing_is_allocated():
     """BERT-large at 32 x 512 would take 65 GiB; what counts here is the process."""
     code = (
-        "import re; from bertscope import load; from bertscope.memory.simulator import estimate_memory;"
+        "import re; from bertscope import load; from bertscope.memory.simulator import Simulator;"
         "from bertscope.settings.run_config import RunConfig;"
-        "found = estimate_memory(load('bert-large-zh'), RunConfig(batch=32, seq=512, optimizer='sgd'));"
+        "run = RunConfig(batch=32, seq=512, optimizer='sgd');found = Simulator(load('bert-large-zh')).memory(run);"
         # not getrusage: its mark is inherited from the process that started this one
         "mark = re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1];"
         "print(found.peak.peak_bytes, 1024 * int(mark))"

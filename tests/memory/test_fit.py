@@ -16,7 +16,6 @@ from bertscope.gpus import GPUS, find_gpu
 from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.fit import Fitter, fit_report, other_head
 from bertscope.memory.kernels.overhead import by_thread, overhead
 from bertscope.memory.simulator import Simulator, largest
 from bertscope.memory.trace import SMALLEST, Block, Kind, MemoryTrace, ordered_frees
@@ -38,7 +37,7 @@ from bertscope.units import parse_bytes
 from bertscope.views.console import Target
 from bertscope.views.views import view_of
 from tests.conftest import GOLDEN
-from tests.memory.steps import estimated_trace, small
+from tests.memory.steps import estimated_trace, fit_report, small
 from tests.smoke import (  # noqa: F401  # pytest does not collect that file by itself
     test_estimates_are_the_known_numbers,
     test_fit_finds_the_known_batch,
@@ -163,8 +162,8 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
 def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("full", "every-2", "none", "selective")]
     source = small(num_hidden_layers=2)
-    fitter = Fitter(Simulator(source), 0)
-    peaks = {way.checkpointing: fitter.needed_bytes(replace(way, seq=32, batch=64)) for way in ways}
+    simulator = Simulator(source)
+    peaks = {way.checkpointing: simulator.needed_bytes(replace(way, seq=32, batch=64)) for way in ways}
     report = fit_report(source, ways, [32], peaks["none"] - 1, batch=64)
     assert [row.fits for row in report.rows] == [True, True, True, False]
     costs = [row.cost.extra_flops for row in report.rows if row.fits]
@@ -243,9 +242,6 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_
 
 def test_another_common_head_is_tried_for_an_asked_batch():
     masked, classifier = small(vocab_size=5000), small("BertForSequenceClassification", vocab_size=5000)
-    assert other_head(masked).architecture == "BertForSequenceClassification"
-    assert other_head(classifier).architecture == "BertForMaskedLM"
-    assert other_head(small("BertModel")) is None
     run_config = RunConfig(batch=200, seq=32)
     peaks = [estimated_trace(source, run_config).peak_bytes for source in (classifier, masked)]
     between = sum(peaks) // 2

@@ -16,7 +16,7 @@ from bertscope.measure.profile import profile_report
 from bertscope.measure.profile_job import Job
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.trace import same_events
-from bertscope.settings.code_names import CodeName
+from bertscope.settings.rows import CodeName
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule

@@ -15,7 +15,7 @@ from torch import nn
 from bertscope.analyses.params import count, tree
 from bertscope.config import BertConfig
 from bertscope.sources.bert import BertSource
-from bertscope.sources.building import built_for_counting
+from bertscope.sources.model_source import built_for_counting
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.operators import source_shapes
 from bertscope.tracing.totals import freeze

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bertscope import load
-from bertscope.memory.simulator import estimate_report
+from bertscope.memory.simulator import Simulator
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import MemoryReport, Variant
 from bertscope.reports.step import Parts
@@ -36,7 +36,7 @@ def reporting(*variants: Variant, name: str = "bert-tiny") -> MemoryReport:
 def report() -> MemoryReport:
     """A step of bert-tiny without and with checkpointing, short enough to hold every event."""
     run_configs = [RunConfig(batch=2, seq=16, checkpointing=strategy) for strategy in ("none", "full")]
-    return reporting(*estimate_report(load("bert-tiny"), run_configs).variants)
+    return reporting(*Simulator(load("bert-tiny")).report(run_configs).variants)
 
 
 def records(report: MemoryReport) -> list[dict[str, str]]:

@@ -23,9 +23,8 @@ from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.sweep import REFUSED, SweepRow
-from bertscope.settings.code_names import permits_of, with_permits
 from bertscope.settings.request import Combination, Request, Source, read_settings, unknown_setting
-from bertscope.settings.rows import rows
+from bertscope.settings.rows import permits_of, rows, with_permits
 from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find
 from bertscope.sources.model_source import ModelSource

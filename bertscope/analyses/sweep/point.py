@@ -10,8 +10,6 @@ from functools import lru_cache
 
 from bertscope.analyses.sweep.grid import Task, versions
 from bertscope.errors import BertscopeError, MissingExtraError, one_line
-from bertscope.memory.fit import Fitter
-from bertscope.memory.kernels.overhead import overhead
 from bertscope.memory.parallel.collectives import traffic
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import device_cost, on_card, step_cost
@@ -84,9 +82,9 @@ def _row(task: Task) -> SweepRow:
     for call in calls:
         moved[call.collective] = moved.get(call.collective, 0) + call.full_bytes
     cost = step_cost(trace, facts.rows, **device_cost(trace, run_config, task.card))
-    if task.budget_bytes is not None:
-        room = overhead(run_config, task.context_bytes, task.card, facts.subject.attention)
-        cost = Fitter(steps, task.budget_bytes, room).cost(run_config, cost)
+    memory = task.card or task.budget_bytes
+    if memory is not None:
+        cost = steps.limited(run_config, memory, task.context_bytes).cost(run_config, cost)
     return task.row(
         cost=replace(cost, step_flops=steps.flops(run_config)),
         phases={moment.phase: moment.live_bytes for moment in trace.peaks()},

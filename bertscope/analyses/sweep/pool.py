@@ -21,6 +21,7 @@ from bertscope.analyses.sweep.grid import Task
 from bertscope.analyses.sweep.point import are_kept
 from bertscope.errors import MissingExtraError, SelectionError, WorkerError, one_line
 from bertscope.processes.child import (
+    ERROR,
     Child,
     ForkedChild,
     child_command,
@@ -144,6 +145,8 @@ class Pool:
                 self._start()
             while self.workers:
                 worker, kind, content = self.inbox.get()
+                if kind == ERROR:
+                    raise content
                 if worker in self.workers:
                     yield from self._ended(worker) if kind in (ENDED, GARBLED) else self._received(worker, content)
         finally:
@@ -249,7 +252,7 @@ def local_rows(tasks: Sequence[Task], workers: int, functions: Functions | None 
     """Yield the rows of tasks as processes of this machine complete them; torch is imported only if a trace is lacking.
 
     A worker that ends is replaced; its task is tried again, and has the outcome `failed` if that worker ends too.
-    Raises WorkerError if workers end before they are ready.
+    Raises WorkerError if workers end before they are ready, and the BertscopeError of one.
     """
     functions = functions or (KEPT_POINT if are_kept(tasks) else POINT)
     with _starting(functions) as start:

@@ -3,6 +3,7 @@
 from bertscope.frozen import dataclass
 from bertscope.gpus import CONTEXT_BYTES, Gpu, capability, may_have_cuda
 from bertscope.reports.memory import BACKWARD, FORWARD
+from bertscope.reports.step import ByteRange
 from bertscope.settings.run_config import RunConfig
 
 # cuBLAS's workspace for each thread, from capability 9 on and below (parseChosenWorkspaceSize of torch's
@@ -71,35 +72,39 @@ class Overhead:
     """
 
     workspace_bytes: int = 0
-    context_low_bytes: int = 0
-    context_high_bytes: int = 0
+    context: ByteRange = ByteRange()
     margin: float = 0.0
 
     @property
     def lowest_bytes(self) -> int:
         """Return the bytes with the context at the lower end."""
-        return self.workspace_bytes + self.context_low_bytes
+        return self.workspace_bytes + self.context.low_bytes
 
     @property
     def highest_bytes(self) -> int:
         """Return the bytes with the context at the upper end."""
-        return self.workspace_bytes + self.context_high_bytes
+        return self.workspace_bytes + self.context.high_bytes
 
     def limit_bytes(self, budget_bytes: int) -> int:
         """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
-        return int((budget_bytes - self.context_high_bytes) * (1 - self.margin))
+        return int((budget_bytes - self.context.high_bytes) * (1 - self.margin))
 
 
 def overhead(
     run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
 ) -> Overhead:
     """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
-    if run_config.device != "cuda":
-        return Overhead(0, context_bytes or 0, context_bytes or 0)
-    workspaces = card_workspace_bytes(run_config, known)
-    if context_bytes is not None:
-        return Overhead(workspaces, context_bytes, context_bytes)
-    published = (known.context_low_bytes, known.context_high_bytes) if known and known.context_high_bytes else None
+    is_cuda = run_config.device == "cuda"
+    workspaces = card_workspace_bytes(run_config, known) if is_cuda else 0
+    if context_bytes is not None or not is_cuda:
+        size = context_bytes or 0
+        return Overhead(workspaces, ByteRange(low_bytes=size, high_bytes=size))
     is_measured = known is not None and bool(known.calibration)
-    margin = MARGIN if attention == EAGER and not is_measured else 0.0
-    return Overhead(workspaces, *(published or CONTEXT_BYTES), margin)
+    return Overhead(workspaces, context_of(known), MARGIN if attention == EAGER and not is_measured else 0.0)
+
+
+def context_of(card: Gpu | None) -> ByteRange:
+    """Return the CUDA context of a GPU; without a known one the range over all GPUs."""
+    is_known = card is not None and card.context_high_bytes
+    low, high = (card.context_low_bytes, card.context_high_bytes) if card and is_known else CONTEXT_BYTES
+    return ByteRange(low_bytes=low, high_bytes=high)

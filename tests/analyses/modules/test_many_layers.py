@@ -10,8 +10,8 @@ from bertscope.analyses.params import counts, tree
 from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS
 from bertscope.errors import BertscopeError, ConfigError, SelectionError
 from bertscope.model import BertModel, encoder
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
+from bertscope.sources.model_source import built_for_counting
 from bertscope.tracing.repeat import LayerStack, equal_runs, layer_stacks
 from tests.memory.steps import small
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertscope.analyses.diagram.diagram import tree_diagram
+from bertscope.analyses.diagram import tree_diagram
 from bertscope.analyses.params import count, tree
 from bertscope.memory.estimate import module_memory
 from bertscope.reports.layer_ranges import expand

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bertscope
-from bertscope.analyses.explain.modules import value_of
+from bertscope.analyses.explain_modules import value_of
 from bertscope.analyses.params import BY, count
 from bertscope.errors import SelectionError
 from bertscope.tracing.totals import freeze

