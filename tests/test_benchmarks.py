@@ -17,7 +17,7 @@ from bertscope.errors import BertscopeWarning
 from bertscope.memory.simulator import Simulator
 from bertscope.reports.step import NO, YES
 from bertscope.sources.find import find
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 
 def loaded():
@@ -83,6 +83,50 @@ def test_the_published_memory_of_llama_lies_between_full_and_selective_checkpoin
     full, selective = (variant.estimated.peak.peak_bytes for variant in report.variants)
     assert full < published.value_bytes < selective
     assert report.units == "32 x LlamaDecoderLayer"
+
+
+def test_every_published_row_has_a_source_and_every_figure_a_value():
+    for row in ROWS:
+        assert row.source
+        assert (row.value_bytes > 0) == (
+            row.quantity in (PUBLISHED.NVIDIA_SMI, PUBLISHED.ALLOCATED, PUBLISHED.RESERVED)
+        )
+        assert (row.value_seconds > 0) == (row.quantity == PUBLISHED.SECONDS)
+
+
+FORKED = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if not os.fork():
+    while time.process_time() < 0.3: pass
+    os._exit(0)
+try: os.wait()
+except ChildProcessError: pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is needed")
+def test_the_time_of_a_process_that_nobody_waits_for_is_counted():
+    code = (
+        "import sys, pathlib, tempfile\nfrom benchmarks import speed\nspeed.adopt_orphans()\n"
+        "print(speed.measured([sys.executable, '-S', '-c', sys.argv[1]], pathlib.Path(tempfile.mkdtemp())).cpu_seconds)"
+    )
+    done = run_python(code, FORKED, cwd=ROOT, check=True)
+    assert float(done.stdout) > 0.25
+
+
+def test_the_code_of_every_peer_is_valid_and_every_target_is_used():
+    found = [*speed.works(10)]
+    for work in found:
+        if work.command[1] == "-c":
+            compile(work.command[2], work.tool, "exec")
+    assert {work.target for work in found} - {""} == set(speed.TARGETS)
+
+
+def test_the_files_that_check_gets_are_right(cli, tmp_path):
+    for number in (0, 9):
+        (tmp_path / f"{number}.bertscope.yaml").write_text(speed.expectation(30522 + number))
+    assert cli("check", tmp_path).code == 0
 
 
 def test_the_page_shows_the_tables_of_its_file():

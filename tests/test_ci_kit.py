@@ -86,6 +86,18 @@ def test_a_nested_pytest_gives_one_test_for_each_expectation(plugin, tmp_path):
     assert properties == {"expected": "28199092224", "got": "28199092224"}
 
 
+def test_an_unexpected_error_in_one_file_is_a_failing_test_and_the_others_run(plugin, tmp_path):
+    project(tmp_path, a=HOLDS, b=HOLDS)
+    (tmp_path / "conftest.py").write_text(
+        "from bertscope.sources import expectation_files as module\nreal = module.read_expectation_file\n\n"
+        "def read(path, **options):\n    return real(path, **options) if path.name[0] == 'b' else {}['slip']\n\n"
+        "module.read_expectation_file = read\n"
+    )
+    done = run(*loaded("pytest"), *plugin, "-q", cwd=tmp_path)
+    assert (done.returncode, "1 failed, 1 passed" in done.stdout) == (1, True), done.stdout
+    assert "a.bertscope.yaml:1: unexpected error: KeyError (conftest.py:5)" in done.stdout
+
+
 def test_one_expectation_can_be_named_and_is_collected_without_torch(plugin, tmp_path):
     both = DIFFERS + "  layer_params: 4385920\n"
     project(tmp_path, wrong=both, other=both)
@@ -101,6 +113,14 @@ def test_one_expectation_can_be_named_and_is_collected_without_torch(plugin, tmp
         "wrong.bertscope.yaml::distinct_params",
         "wrong.bertscope.yaml::layer_params",
     ]
+
+
+def test_a_run_without_expectation_files_imports_nothing_for_them(plugin, tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n\ndef test_it():\n"
+        "    assert not {'torch', 'yaml', 'rich', 'typer', 'bertscope.config'} & set(sys.modules)\n"
+    )
+    assert "1 passed" in run(*PYTEST, *plugin, "-q", cwd=tmp_path).stdout
 
 
 def test_assert_params_knows_both_conventions_and_what_is_trainable():
@@ -195,6 +215,17 @@ def test_pre_commit_passes_holds_back_and_passes_over(hooked):
     assert "3 files: 3 expectations passed, 1 failed" in done.stdout  # one process for all
 
 
+def test_pre_commit_checks_a_link_and_an_ending_in_capitals(hooked):
+    repository, precommit = hooked
+    (repository / "text").write_text(DIFFERS)
+    (repository / "wrong.bertscope.yaml").symlink_to("text")
+    done = precommit()
+    assert (done.returncode, "expected 4,385,921, got 4,385,920" in done.stdout) == (1, True), done.stdout
+    (repository / "wrong.bertscope.yaml").rename(repository / "wrong.bertscope.YAML")
+    done = precommit()
+    assert (done.returncode, "expected 4,385,921, got 4,385,920" in done.stdout) == (1, True), done.stdout
+
+
 def test_pre_commit_imports_code_only_with_its_documented_argument(hooked):
     repository, precommit = hooked
     project(repository, own=OWN)
@@ -274,6 +305,26 @@ def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
     assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations passed, 0 failed\n")
 
 
+def test_the_action_fails_in_a_repository_without_expectation_files(installed, tmp_path):
+    (tmp_path / "models.yaml").write_text(HOLDS)
+    for files in ("", ".", " \n"):
+        done = step("Check", tmp_path, {"files": files}, **installed)
+        assert (done.returncode, "no *.bertscope.yaml at or below" in done.stderr) == (2, True), done.stdout
+
+
+def test_the_action_imports_code_only_with_its_input(tmp_path):
+    program = with_torch_loaded(tmp_path / "bin")
+    project(tmp_path, own=OWN)
+    (tmp_path / "my_models.py").write_text(CODE)
+    done = step("Check", tmp_path, {}, **program)
+    assert (done.returncode, "add --allow-code" in done.stderr) == (2, True), done.stdout + done.stderr
+    assert not (tmp_path / "imported").exists()
+    done = step("Check", tmp_path, {"allow-code": "true"}, **program)
+    place, _, message = OWN_LINE.partition(":4: ")
+    assert done.returncode == 1
+    assert f"::error title=bertscope check,file={place},line=4::{message}\n" in done.stdout
+
+
 def test_the_actions_steps_run_nothing_of_the_workspace_and_take_a_name_for_a_name(installed, tmp_path):
     for name in ("pip", "typing", "json"):
         (tmp_path / f"{name}.py").write_text("open('canary', 'w')\n")
@@ -283,6 +334,16 @@ def test_the_actions_steps_run_nothing_of_the_workspace_and_take_a_name_for_a_na
     assert (done.returncode, "expected 4,385,921, got 4,385,920" in done.stdout) == (1, True)
     assert (tmp_path / "victim.bertscope.yaml").read_text() == HOLDS
     assert not (tmp_path / "canary").exists()
+
+
+def test_an_installed_bertscope_is_a_plugin_by_itself_and_can_be_left_out(installed, tmp_path):
+    project(tmp_path, broken="model: bert-tony\n")
+    pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    done = run(*pytest_here, cwd=tmp_path, **installed)
+    line = "\nbroken.bertscope.yaml:1: no preset or file named 'bert-tony'"
+    assert (done.returncode, line in done.stdout) == (1, True), done.stdout + done.stderr
+    done = run(*pytest_here, "-p", "no:bertscope", cwd=tmp_path, **installed)
+    assert "no tests ran" in done.stdout
 
 
 def test_the_junit_command_of_the_readme_writes_a_report(cli, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ import pytest
 
 import bertscope
 from bertscope.commands.table import COMMANDS, REMOVED
+from bertscope.errors import SelectionError
 from tests.child_server import loaded
 from tests.conftest import ROOT, data, default_signals, needs_graphviz, run_python, shortened
 
@@ -123,6 +124,19 @@ def test_a_wrong_question_is_one_line_and_exit_code_2(cli, tmp_path, monkeypatch
     assert said in last
 
 
+WRONG = [(row["command"], row["file"], *case) for row in data("wrong_files.yaml") for case in row["texts"]]
+
+
+@pytest.mark.parametrize(("command", "name", "text", "said"), WRONG, ids=[case[-1] for case in WRONG])
+def test_what_is_wrong_in_a_file_is_one_line_with_its_place(cli, tmp_path, monkeypatch, command, name, text, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text)
+    result = cli(*command.split())
+    assert (result.code, result.err.count("\n")) == (2, 1), result.err
+    assert result.err[:-1].isprintable()
+    assert all(words in result.err for words in said.split("|")), result.err
+
+
 def test_nothing_asked_shows_the_help_and_is_exit_code_2(cli):
     result = cli()
     assert (result.code, result.out) == (2, "")
@@ -135,6 +149,22 @@ def test_expect_passes_on_the_number_of_either_convention_and_names_it(cli, numb
     assert result.code == 0
     name = "unique parameters" if number.startswith("108") else "sum over layers"
     assert f"as expected: {name} {int(number.replace(',', '')):,}" in result.err
+
+
+def test_expect_fails_with_the_difference(cli):
+    result = cli("count", "bert-base-uncased", "--expect", "109482241")
+    assert result.code == 1
+    assert "expected 109,482,241, got 109,482,240 unique parameters (difference -1)" in result.err
+
+
+@pytest.mark.parametrize("command", ["count", "tree", "presets"])
+def test_csv_holds_raw_values_row_by_row(cli, command):
+    arguments = (command,) if command == "presets" else (command, "bert-tiny")
+    records = list(csv.DictReader(io.StringIO(cli(*arguments, "--format", "csv").out)))
+    rows = cli(*arguments, "--format", "json").json["rows"]
+    parts = sum(len(row.get("parts", ())) for row in rows)
+    assert len(records) == len(rows) + parts
+    assert all(record["distinct_params"].isdecimal() for record in records)
 
 
 def test_output_writes_the_file_whole_and_nothing_to_stdout(cli, tmp_path):
@@ -309,6 +339,22 @@ def test_a_path_that_is_none_is_one_line(cli, tmp_path, monkeypatch, name):
         assert result.err.count("\n") == 1
 
 
+def test_a_locked_folder_is_told_as_one(cli, tmp_path, monkeypatch):
+    from pathlib import Path
+
+    is_dir = Path.is_dir
+
+    def refuse(self, *args, **kwargs):
+        if self.is_relative_to(tmp_path):
+            raise PermissionError(13, "Permission denied")
+        return is_dir(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "is_dir", refuse)  # the tests may run as root, whom nothing keeps out
+    for result in (cli("count", tmp_path / "mine.yaml"), cli("presets", "--output", tmp_path / "x")):
+        assert result.code == 2
+        assert "Permission denied" in result.err
+
+
 def test_text_from_a_file_cannot_break_a_line_or_reach_the_terminal(cli, tmp_path):
     path = tmp_path / "a\nb[red]\x1b[31m.json"
     path.write_text('{"model_type": "bert", "a\\nb\\u001b[31m": 1, "\\ud800": 2, "num_hidden_layers": 1}')
@@ -340,6 +386,32 @@ def test_markdown_escapes_what_it_would_take_for_markup():
     assert text.splitlines()[-1] == r"| \*x\* \_y\_ \[z\](u) \<b> \| \\ |"
 
 
+def test_every_golden_file_belongs_to_a_test():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    assert all(path.name in tests for path in (ROOT / "tests" / "golden").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("count", "--by", "rows"), "'rows' is not one of 'group', "),
+        (("count", "--batch", "many"), "'many' is not a valid int"),
+        (("estimate", "--rows", "-1"), "-1 is not in the range"),
+        (("explain", "bert-tiny", "pooler", "more"), "unexpected extra argument(s) (more)"),
+        (("count", "--lora"), "Option '--lora' requires an argument"),
+    ],
+)
+def test_a_message_of_click_is_one_line_with_the_next_command(cli, words, said):
+    result = cli(*words)
+    assert (result.code, said in result.err, result.err.count("\n")) == (2, True, 1), result.err
+    assert result.err.endswith(f"see 'bertscope {words[0]} --help'\n")
+
+
+def test_an_option_of_other_commands_suggests_no_option_of_this_one(cli):
+    err = cli("estimate", "--budget", "8GiB").err
+    assert err.startswith("error: No such option: --budget; --budget is an option of report, run, fit, ")
+
+
 # A word of another tool -> the option, and a command that has it.
 WORDS = {
     "--fp16": "--precision autocast-fp16", "--bf16": "--precision autocast-bf16", "--amp": "--precision",
@@ -363,3 +435,8 @@ def test_a_command_of_another_tool_is_answered_with_the_own_one(cli, word):
     result = cli(word, "bert-tiny")
     assert (result.code, result.out) == (2, "")
     assert result.err == f"error: no command {word!r}; type 'bertscope {REMOVED[word]}'\n"
+
+
+def test_a_keyword_of_another_tool_is_answered_with_the_own_one():
+    with pytest.raises(SelectionError, match="precision autocast-fp16"):
+        bertscope.estimate("bert-tiny", fp16=True)

@@ -8,6 +8,7 @@ import select
 import shlex
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -147,3 +148,25 @@ def test_strange_words_are_completed_without_a_word_on_stderr(completed, shell):
         f"bertscope count {'x' * 100_000}",
     ):  # fmt: skip
         completed(shell, words)
+
+
+def test_an_option_that_prints_and_ends_prints_nothing_while_a_later_word_is_completed(completed):
+    for words in ("bertscope --version cou", "bertscope --show-completion bash cou"):
+        assert completed("bash", words) == "count\n"
+
+
+def test_a_project_prints_no_note_in_the_line_that_is_completed(completed, tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text("[tool.bertscope]\ngpu = 't4'\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "version_info", (3, 10))  # without a reader of TOML a note says that the table is ignored
+    assert completed("bash", "bertscope cou") == "count\n"
+
+
+def test_the_variable_of_tab_without_its_words_is_one_line_and_exit_code_2(cli, monkeypatch):
+    for name in tab("bash", ""):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("_BERTSCOPE_COMPLETE", "complete_bash")
+    result = cli()
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "_BERTSCOPE_COMPLETE is set without the words" in result.err
+    assert "unset it" in result.err

@@ -28,6 +28,12 @@ def test_a_wrong_value_is_named_with_what_is_allowed(field, value, words):
     assert "\n" not in str(caught.value)
 
 
+def test_a_config_error_is_a_value_error_and_means_exit_code_2():
+    with pytest.raises(ValueError, match="vocab_size") as caught:
+        BertConfig(vocab_size=0)
+    assert caught.value.exit_code == 2
+
+
 @pytest.mark.parametrize("name", RULES)
 @given(value=st.one_of(st.integers(), st.floats(), st.text(), st.booleans(), st.none(), st.lists(st.integers())))
 def test_any_value_is_either_kept_or_refused_in_one_line(name, value):
@@ -46,6 +52,30 @@ def test_the_configuration_is_frozen_and_knows_its_fields():
         config.vocab_size = 5  # type: ignore[misc]
     with pytest.raises(TypeError, match="vocabulary"):
         BertConfig(vocabulary=5)
+
+
+def test_integers_are_taken_for_numbers():
+    assert BertConfig(hidden_dropout_prob=0).hidden_dropout_prob == 0.0
+    assert isinstance(BertConfig(hidden_dropout_prob=0).hidden_dropout_prob, float)
+
+
+def test_a_callable_activation_is_taken_and_shown_by_name():
+    import math
+
+    config = BertConfig(hidden_act=math.tanh)
+    assert config.hidden_act is math.tanh
+    assert config.to_dict()["hidden_act"] == "tanh"
+
+
+def test_from_dict_lists_what_does_not_shape_a_bert():
+    config = BertConfig.from_dict({"vocab_size": 100, "directionality": "bidi", "pooler_fc_size": 768})
+    assert config.vocab_size == 100
+    assert config.ignored == ("directionality", "pooler_fc_size")
+
+
+def test_from_dict_takes_the_number_of_labels_from_their_names():
+    assert BertConfig.from_dict({"id2label": {"0": "a", "1": "b", "2": "c"}}).num_labels == 3
+    assert BertConfig.from_dict({"num_labels": 4}).num_labels == 4
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,13 @@ def test_the_chinese_readme_has_the_same_blocks_commands_and_links_in_the_same_o
     assert [code for code in "0123" if f"{code} " in CHINESE.partition("退出码")[2].partition("\n")[0]] == list("0123")
 
 
+def test_the_cells_of_the_comparison_are_the_same_in_chinese():
+    words = {"yes": "是", "partly": "部分", "no": "否"}
+    english, chinese = (re.findall(r"\| (yes|partly|no|是|部分|否)(?= \|)", page) for page in (README, CHINESE))
+    assert chinese == [words[word] for word in english]
+    assert len(chinese) > 40
+
+
 def test_the_picture_in_the_readme_is_what_its_command_draws(cli, tmp_path):
     (command,) = re.findall(r"```sh\n(bertscope estimate .*?)\n```", README)
     path = tmp_path / "step.svg"
@@ -261,6 +268,18 @@ def test_the_examples_of_the_models_page_run(capsys):
     assert capsys.readouterr() == ("torch.Size([2, 16, 30522])\ntorch.Size([2, 768])\n", "")
 
 
+def test_the_install_of_the_readme_has_the_extras_of_its_commands():
+    setup = r"^python3 -m venv .venv && .*-e '\.\[([a-z,]+)\]' && \.venv/bin/bertscope count bert-large-zh$"
+    (extras,) = re.findall(setup, README, re.MULTILINE)
+    needed = {"--timeline": "plot", "bertscope report": "plot", "--interactive": "interactive"}
+    assert all(words in README and extra in extras.split(",") for words, extra in needed.items())
+
+
+def test_ci_runs_the_readmes_test_command():
+    assert len(re.findall(r"^python3 -m venv .*pytest$", README, re.MULTILINE)) == 1
+    assert "README.md" in (ROOT / ".ci" / "run").read_text()
+
+
 def test_the_figures_of_the_conventions_are_the_tools(cli):
     text = re.sub(r"\s+", " ", (DOCS / "conventions.md").read_text())
     totals = cli("count", "--format", "json").json["totals"]
@@ -269,6 +288,15 @@ def test_the_figures_of_the_conventions_are_the_tools(cli):
     flops = cli("flops", "bert-base-chinese", "-a", "BertModel", "--format", "json").json
     values = {item["name"]: f"{item['value']:,}" for item in flops["conventions"]}
     assert all(values[name] in text for name in ("torch", "macs", "calflops"))
+
+
+def test_every_dependency_has_its_line_in_contributing():
+    declared = re.search(
+        r"dependencies = \[(.*?)\n\[project.scripts\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL
+    )
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r'"([a-z]+)[>=<\[]', declared[1]):
+        assert name in text or name == "bertscope", name
 
 
 PAGE = (ROOT / "SECURITY.md").read_text()

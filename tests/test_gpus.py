@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bertscope import gpus
-from bertscope.gpus import GPUS, Gpu, capability, card_threads, find_gpu, sdpa_kernel
+from bertscope.gpus import CONTEXT_BYTES, GPUS, Gpu, capability, card_threads, find_gpu, sdpa_kernel
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -36,6 +36,13 @@ def test_a_gpu_without_a_published_context_has_the_range_of_its_compute_capabili
     assert (card.context_low_bytes, card.context_high_bytes) == (106 * 2**20, 507 * 2**20)
     assert "rtx-4060" in card.context_source
     assert "l40, " in card.context_source
+
+
+def test_a_gpu_whose_compute_capability_has_no_range_has_that_of_all():
+    for name in ("b200", "titan-x-12gb"):  # of 6.1 there is one figure, which is no range
+        card = find_gpu(name)
+        assert (card.context_low_bytes, card.context_high_bytes) == CONTEXT_BYTES
+        assert card.context_source == ""
 
 
 def test_a_published_context_of_the_gpu_itself_comes_first():

@@ -202,6 +202,19 @@ def test_input_size_gives_the_same_numbers_as_inputs():
     assert bertscope.count(model, by="module", inputs=picture)["conv"].outputs[0].shape == (2, 8, 14, 14)
 
 
+def test_dtypes_make_ids_of_an_input_size(tiny):
+    report = bertscope.tree(bertscope.BertModel(tiny), input_size=(2, 7), dtypes=[torch.long])
+    assert report["encoder"].outputs[0].shape == (2, 7, 8)
+    assert report == bertscope.tree(bertscope.BertModel(tiny), shapes=True, batch=2, seq=7)
+
+
+def test_fit_tries_the_settings_of_the_command(cli):
+    report = bertscope.fit("bert-tiny", gpu="t4", seq=[16], checkpointing="none", precision="fp32", batch=4)
+    options = "--gpu t4 --seq 16 --checkpointing none --precision fp32 --batch 4 --format json"
+    command = cli("fit", "bert-tiny", *options.split())
+    assert json.loads(report.to_json()) == command.json
+
+
 # ---- the page and the notebook ----
 
 

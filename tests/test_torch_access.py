@@ -87,12 +87,28 @@ def test_one_more_reference_raises_the_use_counts():
     assert after[1] == before[1] + 1, view
 
 
+def test_without_use_counts_there_are_none(monkeypatch):
+    monkeypatch.delattr(torch._C, "_storage_Use_Count")
+    assert torch_access.use_counts(torch.ones(4)) is None
+
+
 def test_backward_and_its_node_are_known_while_it_runs_only():
     assert torch_access.in_backward() is False
     assert torch_access.autograd_node() is None
     seen = backward()
     assert all(inside for inside, _ in seen)
     assert any("Exp" in node.name() for _, node in seen if node is not None)
+
+
+def test_without_the_task_the_node_tells_that_backward_runs(monkeypatch):
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    assert torch_access.in_backward() is False
+    assert any(inside for inside, _ in backward())
+
+
+def test_without_the_node_backward_is_known_and_belongs_to_no_module(monkeypatch):
+    monkeypatch.delattr(torch._C, "_current_autograd_node")
+    assert set(backward()) == {(True, None)}
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
@@ -151,6 +167,16 @@ def test_an_operator_has_a_name_a_packet_and_a_schema():
         (operator, (one, other), []),  # it returns what it writes
     ):
         assert list(map(id, torch_access.written_tensors(op, given))) == list(map(id, changed))
+
+
+def test_an_operator_without_private_names_keeps_its_packet():
+    class Operator:
+        def name(self):
+            return "aten::add.Tensor"
+
+    assert torch_access.operator_packet(Operator()) is aten.add
+    assert torch_access.is_view(Operator()) is False
+    assert torch_access.written_tensors(Operator(), (1,)) == []
 
 
 def test_a_closed_library_leaves_no_kernel():
@@ -264,6 +290,43 @@ print(torch._dynamo.trace_rules.lookup.__module__, type(torch._dynamo.trace_rule
         "True False None False", "True", "False", "True", "1 True True True False",
         "torch._dynamo.trace_rules module",
     ]  # fmt: skip
+
+
+def test_counting_trees_and_prints_load_no_meta_kernel_of_python_and_a_forward_loads_them(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("import torch\ndef build():\n    return torch.nn.Linear(int(torch.arange(4.0).sum()), 2)\n")
+    code = (
+        "import io, os, sys; from contextlib import redirect_stdout, redirect_stderr\n"
+        "from bertscope import cli\n"
+        "def run(*words):\n"
+        "    sys.argv = ['bertscope', *words]\n"
+        "    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):\n"
+        "        code = cli._run()\n"
+        "    print(code, type(sys.modules['torch._meta_registrations']).__name__)\n"
+        "    return out.getvalue()\n"
+        "heads = 'MaskedLM PreTraining SequenceClassification QuestionAnswering'.split()\n"
+        "for command in (['count'], ['tree'], ['tree', '--style', 'torch']):\n"
+        "    for head in heads:\n"
+        "        run(*command, 'bert-tiny', '-a', 'BertFor' + head, '--lora', 'r=8,target=query+value')\n"
+        "run('count', 'bert-tiny', '-a', 'BertForMaskedLM', '--untie', '--freeze', 'embeddings')\n"
+        "run('count', 'bert-tiny', 'bert-mini', '--by', 'group')\n"
+        "before = run('tree', 'bert-tiny', '--depth', '3')\n"
+        "sys.stdout.flush()\n"
+        "last = SHAPES if os.fork() else OWN\n"  # two processes from here
+        "if last is SHAPES:\n"
+        "    os.wait()\n"
+        "run('tree', *last)\n"
+        "assert run('tree', 'bert-tiny', '--depth', '3') == before\n"
+        "import torch; from torch import _meta_registrations\n"
+        "print(torch._meta_registrations is sys.modules['torch._meta_registrations'])\n"
+        "ids, weight = torch.ones(2, 4, device='meta').long(), torch.ones(5, 3, device='meta')\n"
+        "print(*torch.nn.functional.embedding(ids, weight).shape)\n"
+    )
+    given = f"SHAPES, OWN = ['bert-tiny', '--shapes'], [{f'{own}:build'!r}]\n"
+    done = run_python(given + code, cwd=ROOT, check=True)
+    *without, loaded, again, is_one, shape = done.stdout.splitlines()
+    assert [loaded, again, is_one, shape] == without[-4:] == ["0 module", "0 module", "True", "2 4 3"]
+    assert (set(without[:-4]), len(without[:-4])) == ({"0 _LaterKernels"}, 15), done.stdout
 
 
 def test_meta_kernels_that_were_left_out_are_loaded_when_one_of_their_names_is_read():

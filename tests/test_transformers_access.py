@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import warnings
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import bertscope
 from bertscope import transformers_access
+from bertscope.errors import SelectionError
 from bertscope.measure.profiler_run import measured
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.step import ModelStep
@@ -144,10 +146,42 @@ def test_every_name_of_transformers_is_there():
         assert checks == ["_flash_attn_can_dispatch"]
 
 
+def test_a_class_without_flash_attention_says_so():
+    config = CONFIG_MAPPING["albert" if FAMILY == "distilbert" else "longformer"](
+        vocab_size=9, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, attn_implementation="flash_attention_2"
+    )
+    kind = transformers.AlbertModel if FAMILY == "distilbert" else transformers.LongformerModel
+    with transformers_access.flash_attn_stand_in(), pytest.raises(ValueError, match="has no flash attention in this"):
+        kind(config)
+
+
+def test_an_item_comes_back_at_the_end():
+    items = {"held": 1}
+    with ExitStack() as stack:
+        transformers_access.replace_item(stack, items, "held", 2)
+        transformers_access.replace_item(stack, items, "new", 3)
+        assert items == {"held": 2, "new": 3}
+    assert items == {"held": 1}
+
+
 def source(folder, **keys):
     path = folder / "config.json"
     path.write_text(json.dumps({"model_type": FAMILY, "architectures": [MODEL], **CONFIG, **keys}))
     return path
+
+
+def test_a_config_may_name_flash_attention_which_an_estimate_takes_for_a_card_only(tmp_path):
+    path = source(tmp_path, _attn_implementation="flash_attention_2")
+    half = {"batch": 4, "seq": 32, "precision": "bf16"}
+    report = bertscope.estimate(path, device="cuda", **half)
+    assert report.subject.attention == "flash_attention_2"
+    with pytest.raises(SelectionError, match="flash_attention_2 runs on a GPU only: estimate it for a card with gpu"):
+        bertscope.estimate(path, **half)
+    if FAMILY == "modernbert" and transformers.__version__ < "5":  # which converts its queries to bf16
+        assert bertscope.estimate(path, device="cuda", **half | {"precision": "fp32"}).variants
+        return
+    with pytest.raises(SelectionError, match=r"takes fp16 and bf16 .* got float32 and 16; add precision bf16"):
+        bertscope.estimate(path, device="cuda", **half | {"precision": "fp32"})
 
 
 def test_packed_attention_has_the_peak_of_the_valid_tokens(tmp_path):

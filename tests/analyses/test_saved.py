@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import hashlib
 import json
 import os
 import random
 import re
+import subprocess
 import tempfile
 import zlib
 from dataclasses import replace
@@ -22,6 +24,7 @@ from bertscope.memory.simulator import Simulator
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import CACHE_VARIABLE, RunConfig
 from bertscope.tracing import saved as module
+from tests.child_server import loaded
 from tests.conftest import ROOT, run_python
 from tests.memory.steps import small
 
@@ -92,6 +95,33 @@ def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(comma
     )
     done = run_python(code, cwd=ROOT, env=os.environ)
     assert (done.returncode, done.stdout) == (0, first), done.stderr
+
+
+def test_the_second_sweep_of_the_same_kinds_prints_the_same_and_imports_no_torch(folder, cli, tmp_path, monkeypatch):
+    from bertscope.analyses.sweep import pool
+
+    monkeypatch.chdir(tmp_path)
+    Path("grid.yaml").write_text("model: bert-tiny\nseq: 8\nbatch: [2, 3, 4]\nthreads: 1\ngpu: t4\n")
+    cli("sweep", "grid.yaml", "-o", "one.jsonl")
+    functions, real = [], pool._starting
+    monkeypatch.setattr(pool, "_starting", lambda given: functions.append(given) or real(given))
+    cli("sweep", "grid.yaml", "-o", "two.jsonl")
+    assert functions == [pool.KEPT_POINT]
+    assert Path("two.jsonl").read_bytes() == Path("one.jsonl").read_bytes()
+
+
+def test_a_number_of_threads_that_somebody_chose_has_its_own_file():
+    """A new process knows only that torch will take its default."""
+    code = (
+        "from bertscope.tracing.saved import choose_threads, threads; before = threads();"
+        "from bertscope.torch_access import threads_of_import, torch; now, default = threads(), threads_of_import();"
+        "torch.set_num_threads(default + 1); more = threads(); choose_threads(default);"
+        "print([before, now, more, threads(), default])"
+    )
+    done = run_python(code, cwd=ROOT, check=True)
+    before, now, more, chosen, default = ast.literal_eval(done.stdout)
+    assert before == now
+    assert (more, chosen) == (str(default + 1), str(default))
 
 
 def test_a_report_of_flops_is_the_same_from_a_file(folder):
@@ -215,6 +245,26 @@ def test_another_model_kind_of_run_or_version_has_its_own_file(folder, monkeypat
     assert len(list(folder.iterdir())) == 8
 
 
+def test_an_input_of_which_a_large_batch_is_no_tensor_is_estimated_at_its_own(tmp_path):
+    """At batch 1,021, of the growth, these images have 3.2 * 10**9 elements, more than 2**31."""
+    pytest.importorskip("transformers")
+    fields = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 1024,
+              "patch_size": 512, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    report = bertscope.estimate(tmp_path / "config.json", batch=2, input=["pixel_values=Bx3x1024x1024:float32"])
+    assert {phase.parts.inputs for phase in report.variants[0].estimated.phases} == {2 * 3 * 1024 * 1024 * 4}
+
+
+def test_another_dtype_of_new_tensors_has_its_own_file(folder):
+    peak_bytes()
+    try:
+        torch.set_default_dtype(torch.float64)
+        peak_bytes()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_a_model_of_own_code_is_computed_each_time(folder, tmp_path):
     (tmp_path / "own.py").write_text("import torch\n\n\ndef build():\n    return torch.nn.Linear(4, 4)\n")
     bertscope.estimate(f"{tmp_path / 'own.py'}:build", input=["input=2x4:float32"], precision="stored")
@@ -300,6 +350,12 @@ def test_without_a_home_there_is_no_cache(monkeypatch):
     assert peak_bytes() > 0
 
 
+def test_the_cache_of_a_user_is_in_xdg_cache_home(monkeypatch, tmp_path):
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert module.cache_folder() == (tmp_path / "bertscope", "")
+
+
 def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder, monkeypatch):
     monkeypatch.setattr(module, "MOST_FILES", 3)
     monkeypatch.setattr(module, "_tidy", TIDY)
@@ -316,3 +372,15 @@ def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder
         peak_bytes(replace(RUN, seq=seq))
     assert all(path.read_text() == "kept" for path in foreign)
     assert len(list(module.entries(folder))) == 4  # with the foreign one that has such a name
+
+
+def test_several_processes_may_write_at_once(folder, tmp_path):
+    (tmp_path / "writes.py").write_text(
+        "from bertscope.memory.simulator import Simulator, Simulator\n"
+        "from bertscope.settings.run_config import RunConfig; from bertscope import load; s = load('bert-tiny')\n"
+        "print([Simulator(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])\n"
+    )
+    processes = [subprocess.Popen(loaded("writes"), stdout=subprocess.PIPE, text=True, cwd=tmp_path) for _ in range(2)]
+    printed = {process.communicate()[0] for process in processes}
+    assert len(printed) == 1
+    assert len(list(folder.iterdir())) == 3

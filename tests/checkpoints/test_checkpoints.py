@@ -103,6 +103,15 @@ def test_what_torch_saves_is_read_as_torch_loads_it(model, tmp_path, zipped):
 
 
 @pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.int32, torch.bool]
+)
+def test_every_dtype_is_told_by_torchs_name(tmp_path, dtype):
+    (found,) = read_checkpoint(saved({"x": torch.zeros(3, 2).to(dtype)}, tmp_path)).tensors
+    assert f"torch.{found.dtype}" == str(dtype)
+    assert found.bytes == 6 * dtype.itemsize
+
+
+@pytest.mark.parametrize(
     "state",
     [
         {"epoch": 3, "state_dict": {"x": torch.ones(2)}},
@@ -115,6 +124,11 @@ def test_what_torch_saves_is_read_as_torch_loads_it(model, tmp_path, zipped):
 def test_the_weights_are_found_among_other_things(tmp_path, state):
     (found,) = read_checkpoint(saved(state, tmp_path)).tensors
     assert (found.name, found.shape) == ("x", (2,))
+
+
+def test_a_table_as_python_2_pickled_it_is_read():
+    pairs = b"](](U\x01aK\x01ee"
+    assert described(io.BytesIO(b"ccollections\nOrderedDict\n(" + pairs + b"tR."), Budget(Path())) == {"a": 1}
 
 
 def test_an_index_brings_its_shards_together(tmp_path):
@@ -189,6 +203,13 @@ def test_a_pickle_with_code_runs_nothing(cli, tmp_path, protocol, form):
     assert "nothing was loaded or run" in result.err
     if form == "zip" and protocol > 1:
         assert "it calls posix.system" in result.err
+
+
+def test_a_whole_model_is_refused_with_what_to_save_instead(cli, tmp_path):
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "model.pt")
+    result = cli("count", tmp_path / "model.pt")
+    assert result.code == 2
+    assert "weights are what torch.save(model.state_dict(), ...) writes; nothing was loaded or run" in result.err
 
 
 def test_a_file_beyond_reason_is_not_read(cli, tmp_path):
@@ -275,6 +296,12 @@ def test_an_index_that_does_not_hold_is_one_line(cli, tmp_path, places, words):
     result = cli("count", write(tmp_path, json.dumps(places).encode(), "model.safetensors.index.json"))
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert words in result.err
+
+
+def test_links_are_followed(cli, tmp_path):
+    good = write(tmp_path, header({"a": entry()}, bytes(8)), "blob")
+    (tmp_path / "link.safetensors").symlink_to(good)
+    assert cli("count", tmp_path / "link.safetensors").code == 0  # the cache of the hub is made of links
 
 
 @settings(max_examples=300, deadline=None)

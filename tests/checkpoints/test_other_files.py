@@ -136,6 +136,15 @@ def test_a_file_of_tensorflow_keras_or_flax_is_named_in_one_line_that_says_how_t
     assert "safetensors" in result.err.partition(READ)[2]  # what to do
 
 
+@pytest.mark.parametrize("name", ["bert_model.ckpt.index", "tf_model.h5", "flax_model.msgpack", "saved_model.pb"])
+def test_a_folder_with_a_file_of_another_framework_alone_is_refused_by_that_file(cli, tmp_path, name):
+    write(tmp_path / name, bytes(99))
+    result = cli("count", tmp_path)
+    assert (result.code, f"{name}: " in result.err, READ in result.err) == (2, True, True)
+    write(tmp_path / "m.gguf", gguf({"a": ((2,), 0, 0)}, data=8))  # which is read
+    assert stored(tmp_path).weights == 2
+
+
 def test_a_tensorflow_checkpoint_is_known_by_the_front_of_its_names_and_hdf5_by_its_first_bytes(cli, tmp_path):
     write(tmp_path / "m.ckpt.index", bytes(99))
     assert "m.ckpt.index: a TensorFlow checkpoint; " in cli("count", tmp_path / "m.ckpt").err
@@ -295,6 +304,36 @@ def test_a_part_of_a_tensor_parallel_model_is_refused(cli, tmp_path):
         assert "part of a model in 2 (mp_rank_00, mp_rank_01)" in result.err
 
 
+@pytest.fixture
+def sentences(tmp_path, tiny):
+    """A folder of sentence-transformers: a BERT, mean pooling and a Dense of 8 to 3."""
+    model = bertscope.BertModel(tiny)
+    folder = tmp_path / "st"
+    folder.mkdir()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "bert", "architectures": ["BertModel"], **tiny.to_dict()})
+    )
+    parts = ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense")
+    listed = [
+        {"idx": idx, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for idx, (path, kind) in enumerate(parts)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    write(folder / "1_Pooling/config.json", b'{"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true}')
+    packed(folder / "2_Dense", {"linear.weight": ("F32", (3, 8)), "linear.bias": ("F32", (3,))})
+    return folder, sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_folder_of_sentence_transformers_is_counted_with_its_dense(cli, sentences):
+    folder, params = sentences
+    found = stored(folder)
+    assert found.weights == params + 3 * 8 + 3
+    assert found.metadata["modules"] == "Transformer, Pooling (mean), Dense"
+    assert f"{found.weights:,}" in cli("count", folder).out
+    assert cli("diff", folder).code == 0  # the Dense is no part of the BERT
+
+
 # ---- verify, tree, diff ----
 
 
@@ -315,6 +354,27 @@ def test_a_prefix_of_all_names_is_one_finding_and_can_be_left_out(tmp_path, sour
         assert (report.fits, report.rows) == (True, ())
     with pytest.raises(SelectionError, match="no name in the checkpoint begins with"):
         bertscope.verify(source, tmp_path / "a.bin", strip_prefix="x.")
+
+
+def test_a_prefix_is_one_line_of_the_answer(cli, tmp_path):
+    model = bertscope.load("bert-tiny", architecture="BertModel").build(device="cpu")
+    state = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
+    torch.save(state, tmp_path / "a.bin")
+    result = cli("diff", "bert-tiny", tmp_path / "a.bin", "--architecture", "BertModel")
+    assert result.code == 1
+    assert result.out.splitlines()[0].endswith(f"{len(state)} names begin with module. (--strip-prefix module.)")
+    assert len(result.out.splitlines()) < 12
+    assert cli("diff", "bert-tiny", tmp_path / "a.bin", "-a", "BertModel", "--strip-prefix", "auto").code == 0
+
+
+def test_a_head_that_the_file_does_not_have_is_named(cli, tmp_path, source):
+    state = bertscope.BertForSequenceClassification(source.config).state_dict()
+    body = {name: tensor for name, tensor in state.items() if not name.startswith("classifier")}
+    torch.save(body, tmp_path / "a.bin")
+    assert bertscope.verify(source, tmp_path / "a.bin").new_modules == ("classifier",)
+    del body["bert.embeddings.LayerNorm.bias"]  # then the file does not hold the body either
+    torch.save(body, tmp_path / "a.bin")
+    assert bertscope.verify(source, tmp_path / "a.bin").new_modules == ()
 
 
 def test_the_names_of_llama_cpp_are_those_of_the_model(tmp_path, tiny):

@@ -71,11 +71,29 @@ def test_the_content_of_a_file_decides_and_not_its_name(tmp_path, name, is_zip):
     assert run_cli("count", tmp_path / name, "--format", "json").json["stored"]["distinct_params"] == PARAMS
 
 
+def test_a_safetensors_file_without_its_suffix_is_read(tmp_path):
+    written(tmp_path / "weights", [3, 2])
+    assert run_cli("count", tmp_path / "weights", "--format", "json").json["stored"]["distinct_params"] == 6
+
+
+def test_two_tables_whose_keys_have_one_text_are_both_counted(tmp_path):
+    torch.save({1: nn.Linear(3, 4).state_dict(), "1": nn.Linear(5, 6).state_dict()}, tmp_path / "two.pt")
+    found = run_cli("count", tmp_path / "two.pt", "--format", "json").json
+    assert found["stored"]["distinct_params"] == 3 * 4 + 4 + 5 * 6 + 6
+
+
 def test_a_table_that_contains_itself_is_read_once(tmp_path):
     saved = {"model": WEIGHTS}
     saved["self"] = saved
     torch.save(saved, tmp_path / "x.pt")
     assert run_cli("count", tmp_path / "x.pt", "--format", "json").json["stored"]["distinct_params"] == PARAMS
+
+
+def test_arrays_alone_are_named_and_are_no_weights(tmp_path):
+    torch.save({"w": numpy.ones((3, 2))}, tmp_path / "x.pt")
+    result = run_cli("count", tmp_path / "x.pt")
+    assert (result.code, result.out) == (2, "")
+    assert "NumPy" in result.err
 
 
 def test_quantized_tensors_of_torch_are_counted_in_their_dtype(tmp_path):

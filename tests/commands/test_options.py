@@ -8,7 +8,9 @@ import re
 import pytest
 
 import bertscope
+from bertscope.commands.output import Progress
 from bertscope.commands.registry import TableCommand
+from bertscope.progress import detailed
 from bertscope.settings.checkpointing import COMPARED
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.run_config import DEVICES, KERNELS, MODES, RUN_PRECISIONS
@@ -80,6 +82,26 @@ def test_the_bar_of_progress_is_one_line_with_whole_words(monkeypatch, columns):
     begin = line.partition(" \u2501")[0].removesuffix(" ...").strip()
     assert begin
     assert f"{words} ".startswith(f"{begin} ")
+
+
+@pytest.mark.parametrize(
+    ("debug", "lines"),
+    [
+        ("0", ["none (1 of 4, 1 s)", "full (2 of 4, 10 s)", "timing step 2 (4 of 4, 16 s)"]),
+        ("1", ["none: loading torch (1 of 4, 0 s)", "none: timing (1 of 4, 1 s)", "full: loading torch (2 of 4, 10 s)",
+               "timing step 1: none (3 of 4, 11 s)", "timing step 2: none (4 of 4, 16 s)"]),
+    ],
+)  # fmt: skip
+def test_progress_outside_a_terminal_is_at_most_a_line_for_each_stage(capsys, monkeypatch, debug, lines):
+    monkeypatch.setenv("BERTSCOPE_DEBUG", debug)
+    progress = Progress(total=4)
+    stages = (("none", "loading torch"), ("none", "timing"), ("none", "timing"), ("full", "loading torch"),
+              ("timing step 1", "none"), ("timing step 2", "none"))  # fmt: skip
+    for seconds, stage in zip((0, 1, 8, 1, 1, 5), stages, strict=True):
+        text = detailed(*stage)
+        progress.started -= seconds
+        progress(text)
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
@@ -122,6 +123,21 @@ def test_want_of_memory_is_one_line_and_exit_code_3(cli, monkeypatch, error):
     assert result.err.startswith("error: memory ran out")
 
 
+def test_a_limit_on_open_files_is_named_and_exit_code_3(cli, monkeypatch):
+    raising(monkeypatch, OSError(errno.EMFILE, "Too many open files"))
+    result = cli("presets")
+    assert (result.code, result.err) == (3, "error: [Errno 24] Too many open files; raise the limit (ulimit -n)\n")
+
+
+def test_a_huggingface_hub_that_refuses_its_environment_is_one_line_that_names_the_variable():
+    done = spawn(
+        "count", "some-org/absent", "--download", env=ENV | {"HF_HUB_ETAG_TIMEOUT": "soon", "HF_TOKEN": "secret"}
+    )
+    assert (done.returncode, one_line(done.stderr, 2)) == (2, True)
+    assert "huggingface_hub cannot be imported with this HF_HUB_ETAG_TIMEOUT (ValueError" in done.stderr
+    assert "secret" not in done.stderr
+
+
 @pytest.mark.parametrize(("option", "kib"), [("-v", 500_000), ("-d", 150_000)])
 def test_a_limit_below_what_torch_needs_is_exit_code_3_and_neither_an_abort_nor_a_hang(option, kib):
     script = f"ulimit {option} {kib}; exec '{sys.executable}' -m bertscope count bert-tiny"
@@ -135,6 +151,16 @@ def test_every_exit_code_is_in_the_help_and_on_the_page(cli):
     for code, meaning in process.EXIT_CODES.items():
         assert f"{code} {meaning.partition(' (')[0]}" in shown
         assert f"| {code} | {meaning} |" in page
+
+
+STRANGE = {"HOME": "", "TMPDIR": "/nonexistent", "COLUMNS": "many", "LC_ALL": "xx_YY.ISO-8859-1",
+           "PYTHONIOENCODING": "latin-1", "PYTHONUNBUFFERED": "1"}  # fmt: skip
+
+
+def test_a_strange_environment_changes_no_answer():
+    done = spawn("presets", "--format", "csv", env=ENV | STRANGE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bert-tiny,BertModel,4385920" in done.stdout
 
 
 # ---- surroundings -------------------------------------------------------------------------------
@@ -297,6 +323,17 @@ def test_a_signal_whose_exception_a_library_replaces_ends_the_run_all_the_same(t
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
+def test_a_signal_inside_a_destructor_is_sent_again(tmp_path):
+    (tmp_path / "yaml.py").write_text(
+        "import os, signal, time\nclass Late:\n    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(1)\nLate()\ntime.sleep(30)\n"
+    )
+    started = time.monotonic()
+    done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert (done.returncode, done.stderr) == (143, "")
+    assert time.monotonic() - started < 30
+
+
 # ---- output files -------------------------------------------------------------------------------
 
 
@@ -341,6 +378,29 @@ def test_two_outputs_of_one_name_and_an_unknown_ending_are_said_before_the_work(
         result = cli(command, "bert-tiny", *options)
         assert (result.code, result.err) == (2, "error: two outputs name x.csv; give each its own file\n")
     assert "written as html, svg, png, csv, json" in cli(command, "bert-tiny", "--timeline", "x.gif").err
+
+
+def test_a_device_may_be_named_twice(cli):
+    assert cli("estimate", "bert-tiny", "--output", os.devnull, "--snapshot", os.devnull, "--seq", "8").code == 0
+
+
+@needs_full
+def test_a_picture_that_fails_comes_after_the_table_and_keeps_the_other_outputs(cli, folder, monkeypatch):  # noqa: F811
+    from bertscope.views import timeline
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(timeline, "check_suffix", lambda suffix: suffix)  # /dev/full has none
+    monkeypatch.setattr(timeline, "timeline", lambda *_: b"picture")
+    for command in ("estimate", "profile"):
+        steps = ("--steps", "1") if command == "profile" else ()
+        result = cli(command, "small.yaml", "--batch", "1", *steps, "--timeline", FULL, "--snapshot", "step.pickle")
+        assert result.code == 2
+        assert result.err.splitlines()[-1].startswith("error: /dev/full cannot be written: No space left")
+        assert "saved for backward" in result.out
+        assert (folder / "step.pickle").exists() == (command == "profile")
+        (folder / "step.pickle").unlink(missing_ok=True)
 
 
 # ---- names that look like options ---------------------------------------------------------------
@@ -402,3 +462,8 @@ def test_a_file_is_written_to_its_end_before_a_signal_has_its_effect(torch):
     code = "try:\n    with signals.uninterrupted():\n        interrupt()\n        print('written', flush=True)\n"
     done = in_a_new_process(f"{torch}{code}    print('later')\nexcept KeyboardInterrupt:\n    os._exit(130)\n")
     assert (done.returncode, done.stdout) == (130, "written\n")
+
+
+def test_a_second_signal_does_not_wait_for_a_file():
+    code = "with signals.uninterrupted():\n    interrupt()\n    interrupt()\n    print('written', flush=True)\n"
+    assert in_a_new_process(f"sys.modules['torch'] = sys\n{code}").stdout == ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import bertscope
+from bertscope.commands.call import _read
 from bertscope.sources.presets import config_paths, preset_paths
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no reader of TOML")
@@ -60,6 +61,13 @@ def test_a_precision_of_the_project_is_that_of_estimate_unless_one_is_given(cli,
     assert result.json["run"]["precision"] == precision
 
 
+def test_a_training_file_replaces_the_precision_of_the_project_only(cli, folder):
+    Path("args.json").write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": false}')
+    result = cli("estimate", "bert-tiny", "--from", "args.json", "--seq", "8", "--format", "json")
+    assert (result.json["run"]["precision"], result.json["run"]["batch"]) == ("fp32", 2)
+    assert result.json["subject"]["architecture"] == "BertForSequenceClassification"
+
+
 def test_check_takes_the_files_of_the_project_unless_some_are_given(cli, folder):
     assert cli("check").out == "1 file: 1 expectation passed, 0 failed\n"
     assert cli("check", "-a", "BertForMaskedLM").code == 1
@@ -70,43 +78,36 @@ def test_check_takes_the_files_of_the_project_unless_some_are_given(cli, folder)
     assert cli("check", "--help").code == 0
 
 
+def test_the_head_of_the_project_is_not_for_counts_and_other_models(cli, folder):
+    assert cli("count", "bert-tiny", "--format", "json").json["subject"]["architecture"] == "BertModel"
+    Path("net.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n"
+                              "        super().__init__(2, 3)\n")  # fmt: skip
+    result = cli("flops", "net.py:Net", "--input", "input=Bx2:float32", "--format", "json")
+    assert result.json["rows"][0]["forward"]["matmul_flops"] == 2 * 2 * 3
+
+
 def test_the_table_is_for_the_command_line_only(folder):
     assert bertscope.estimate("bert-tiny", seq=8).run.precision == "fp32"
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('gpus = "t4"', "there is no setting 'gpus'; did you mean 'gpu'?"),
-        ("gpu = 4", "gpu takes a word such as "),
-        (
-            'gpu = "t5"',
-            "gpu: no GPU is known as 't5'; did you mean 't4'? or give its memory, budget 16GiB with device cuda",
-        ),
-        ('check = "a.yaml"', "check must be a list of files; got 'a.yaml'"),
-        (
-            'precision = "bf17"',
-            "precision takes one of fp32, bf16, fp16, autocast-bf16, autocast-fp16, stored; got 'bf17'; did you mean",
-        ),
-        ('head = "BertModel"', "there is no setting 'head'; it is architecture here"),
-        ('architecture = "Bert"', "architecture: unknown architecture 'Bert'; did you mean 'BertModel'?"),
-        ('lang = "zh"', "lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'"),
-        ("gpu = ", "not valid TOML"),
-        ("[[tool.bertscope.gpu]]", "gpu takes a word such as "),
-        (f"check = {'[' * 5000}", "not valid TOML"),
-        ('gpu = "\\u001b[31m"', "no GPU is known as"),
-    ],
-)
-def test_a_wrong_table_is_one_line_with_the_file(cli, folder, line, message):
-    path = folder / "pyproject.toml"
-    path.write_text(f"[tool.bertscope]\n{line}\n")
-    result = cli("count", "bert-tiny")
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert result.err.startswith(f"error: {path}: ")
-    assert message in result.err
-    assert "\x1b" not in result.err
+def test_a_table_of_another_type_and_a_file_that_is_too_large_are_one_line(cli, folder):
+    for text, message in (("[tool]\nbertscope = 3\n# [tool.bertscope]", "must be a table"),
+                          ("[tool.bertscope]\n#" + " " * 2**20, "has more than 1,048,576 bytes")):  # fmt: skip
+        (folder / "pyproject.toml").write_text(text)
+        _read.cache_clear()
+        result = cli("count", "bert-tiny")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert message in result.err
 
 
 def test_a_project_without_the_table_is_not_parsed(cli, folder):
     (folder / "pyproject.toml").write_text("this is no TOML")
     assert cli("count", "bert-tiny").err == ""
+
+
+def test_python_3_10_says_that_it_ignores_the_table(folder, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "version_info", (3, 10, 0))
+        found = _read.__wrapped__(folder / "pyproject.toml")
+    assert found is None
+    assert "[tool.bertscope] needs Python 3.11; it is ignored" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 
 import bertscope
 from bertscope.reports.step import Parts
+from bertscope.units import count_text
 
 # Published by google-research/bert: 4.4M and 11.3M.
 MODELS = {"bert-tiny": 4_385_920, "bert-mini": 11_170_560}
@@ -50,6 +51,12 @@ def test_by_group_the_models_are_columns_whose_groups_add_up(cli):
         assert column.pop("sum over layers") == column.pop("unique parameters") == params == sum(column.values())
 
 
+def test_a_group_that_a_model_lacks_is_empty_there(cli, own_model):
+    out = cli("count", "bert-tiny", own_model, "--by", "group").out
+    (line,) = (line for line in out.splitlines() if line.startswith(" embeddings"))
+    assert line.split()[1:] == ["3,972,864", "--"]  # (30,522 + 512 + 2) x 128, and a LayerNorm of 2 x 128
+
+
 def test_flops_of_several_models_is_one_row_for_each_at_each_size(cli):
     rows = records(cli("flops", *MODELS, "--batch", "1,2", "--seq", "16", "--format", "csv").out)
     found = {(row["model"], int(row["batch"])): int(row["forward_flops"]) for row in rows}
@@ -72,6 +79,18 @@ def test_the_json_of_several_models_contains_the_reports_of_single_calls(cli, co
         {key: value for key, value in single.items() if key not in ("schema", "kind")} for single in singles
     ]
     assert [report.kind for report in bertscope.from_json(text).reports] == [data["of"]] * len(MODELS)
+
+
+@pytest.mark.parametrize("command", ["count", "flops", "estimate"])
+def test_a_model_that_cannot_be_read_ends_the_call_with_its_name(cli, tmp_path, command):
+    broken = tmp_path / "broken" / "config.json"
+    broken.parent.mkdir()
+    broken.write_text('{"model_type": "bert", "hidden_size": -1}')
+    for name in ("no-such-model", str(broken)):
+        result = cli(command, "bert-tiny", name)
+        assert (result.code, result.out) == (2, "")
+        assert name in result.err
+        assert result.err.count("\n") == 1
 
 
 def test_estimate_of_several_models_is_one_row_for_each_and_each_strategy(cli):
@@ -102,6 +121,16 @@ def test_fit_on_several_gpus_has_the_rows_of_each(cli, batch):
         assert own == [row for row in rows if row["gpu"] == name]
 
 
+def test_fit_on_several_gpus_answers_for_each_gpu_first(cli):
+    result = cli(*TINY, "--gpu", "t4,a10", "-v")
+    rows = records(cli(*TINY, "--gpu", "t4,a10", "--format", "csv").out)
+    answers = [line.split() for line in result.out.splitlines() if " yes " in line]
+    most = {name: max(int(row["batch"]) for row in rows if row["gpu"] == name) for name in ("t4", "a10")}
+    assert [words[0] for words in answers] == ["t4", "a10"]
+    assert all(count_text(most[words[0]]) in words for words in answers)
+    assert result.out.count("1 MiB = 2**20 B") == 1
+
+
 def test_fit_of_a_batch_on_several_gpus_is_fine_if_it_fits_on_one(cli):
     plain = [word.removesuffix(",full") for word in TINY]
     few = cli(*plain, "--batch", "20000", "--gpu", "t4,h200")
@@ -109,3 +138,10 @@ def test_fit_of_a_batch_on_several_gpus_is_fine_if_it_fits_on_one(cli):
     assert [line.split()[1].strip(",") for line in lines] == ["no", "yes"]
     assert few.code == 0
     assert cli(*plain, "--batch", "20000", "--gpu", "t4,t4").code == 1
+
+
+def test_every_model_is_found_before_the_work_for_the_first_begins(cli, monkeypatch):
+    monkeypatch.setattr("bertscope.memory.simulator.Simulator.report", None)
+    result = cli("estimate", "bert-tiny", "bert-tinny")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "'bert-tinny'; did you mean 'bert-tiny'" in result.err

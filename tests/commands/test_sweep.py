@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+import bertscope
 from bertscope.analyses.sweep.results import results_file
-from bertscope.errors import SourceError
+from bertscope.errors import BertscopeWarning, SelectionError, SourceError
 from tests.conftest import GRID
 
 
@@ -46,12 +47,47 @@ def test_a_sweep_goes_on_from_its_file_and_puts_the_rows_in_order(cli, folder):
     assert (folder / "results.jsonl").read_bytes().splitlines(keepends=True) == [lines[1], lines[3], lines[0], lines[2]]
 
 
+def test_a_sweep_of_python_has_the_rows_of_the_command_and_goes_on_from_its_file(cli, folder):
+    grid = {"model": ["bert-tiny", "bert-mini"], "batch": [8, 32], "gpu": "t4", "seq": 8, "optimizer": "sgd"}
+    (folder / "same.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in grid.items()))
+    assert cli("sweep", "same.yaml", "-o", "results.jsonl", "--workers", "1").code == 0
+    (folder / "mine.jsonl").write_bytes((folder / "results.jsonl").read_bytes().splitlines(keepends=True)[2])
+    with pytest.warns(BertscopeWarning, match="mine.jsonl has 1 of 4 points; 3 are left"):
+        report = bertscope.sweep(grid, folder / "mine.jsonl", workers=1)
+    assert (folder / "mine.jsonl").read_bytes() == (folder / "results.jsonl").read_bytes()
+    assert report.rows == bertscope.sweep(grid, workers=1).rows
+    with pytest.raises(SelectionError, match="there is no setting 'bacth'; did you mean 'batch'"):
+        bertscope.sweep({"bacth": 8})
+
+
 def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
     (folder / "grid.yaml").write_text("model: bert-tiny\nstrategy: none\nworld_size: 2\n")
     result = cli("sweep", "grid.yaml", "-o", "results.jsonl", "--format", "csv")
     assert result.code == 1
     assert "2 ranks need strategy" in result.out
     assert json.loads((folder / "results.jsonl").read_text())["outcome"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("grid.yaml -o notes.txt", "notes.txt:1: no row of a sweep; name another file"),
+        ("grid.yaml -o results.jsonl --address tcp://a:1", "--address names a cluster; give --engine dask too"),
+        (
+            "grid.yaml -o results.jsonl --sort peek_bytes",
+            "no column 'peek_bytes' to sort by; did you mean 'peak_byte",
+        ),
+        ("absent.yaml -o results.jsonl", "absent.yaml does not exist; a grid is lines of"),
+        ("grid.yaml -o /dev/null", "/dev/null is no regular file, which a sweep needs to go on from"),
+    ],
+)
+def test_a_mistake_is_an_error_before_the_work_and_changes_no_file(cli, folder, words, message):
+    (folder / "notes.txt").write_text("my notes, without a line break at the end")
+    result = cli("sweep", *words.split())
+    assert result.code == 2
+    assert message in result.err
+    assert (folder / "notes.txt").read_text() == "my notes, without a line break at the end"
+    assert not (folder / "results.jsonl").exists()
 
 
 def test_two_sweeps_do_not_write_to_one_file(tmp_path):
@@ -76,6 +112,18 @@ def test_a_grid_runs_code_only_with_allow_code(cli, folder, name):
     assert not (folder / "results.jsonl").exists()
     assert cli("sweep", "grid.yaml", "-o", "results.jsonl", "--allow-code").code in (0, 1)
     assert (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--address", "local"]])
+def test_no_engine_starts_a_cluster(monkeypatch, words):
+    from bertscope.analyses.sweep.pool import cluster_address
+
+    monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
+    with pytest.raises(SelectionError, match="--engine dask computes on a cluster that runs already; give its addr"):
+        cluster_address(words[-1] if words else None)
+    assert cluster_address("tcp://127.0.0.1:1") == "tcp://127.0.0.1:1"
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:2")
+    assert cluster_address(None) == "tcp://127.0.0.1:2"
 
 
 @pytest.fixture
@@ -139,6 +187,25 @@ def test_a_row_that_no_sweep_writes_is_refused_with_its_line(cli, folder, done, 
     result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
     assert (result.code, result.err) == (2, "error: results.jsonl:2: no row of a sweep; name another file\n")
     assert (folder / "results.jsonl").read_bytes() == second + changed
+
+
+def test_rows_of_another_schema_are_refused_by_name(cli, folder, done):
+    for old, schema in ((done.replace(b'"schema":5,', b""), 1), (done.replace(b'"schema":5', b'"schema":2'), 2)):
+        for content in (done + old, done + old[:99]):  # the second ends inside a row
+            (folder / "results.jsonl").write_bytes(content)
+            result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
+            message = f"a row of schema {schema}; this version goes on from 5; name another file"
+            assert (result.code, result.err) == (2, f"error: results.jsonl:3: {message}\n")
+            assert (folder / "results.jsonl").read_bytes() == content
+
+
+def test_a_file_that_another_program_changed_is_not_replaced(folder):
+    path = folder / "results.jsonl"
+    with results_file(path, {}) as file:
+        path.write_bytes(b"a line of an editor\n")
+        with pytest.warns(BertscopeWarning, match="was changed by another program"):
+            file.finish([])
+    assert path.read_bytes() == b"a line of an editor\n"
 
 
 def test_init_writes_a_sample_that_sweep_reads_and_replaces_no_file(cli, tmp_path, monkeypatch):

@@ -15,20 +15,24 @@ import bertscope.calibrations
 from bertscope.calibrations import (
     Calibration,
     calibration_here,
+    calibration_of,
     calibrations,
     read_calibration,
     user_folder,
 )
 from bertscope.errors import SourceError
 from bertscope.gpus import find_device, find_gpu, peak_flops
+from bertscope.measure import calibration as measuring
 from bertscope.measure import profile
+from bertscope.measure.profile_job import Job
 from bertscope.memory.step import step_flops
 from bertscope.memory.step_time import Rates, _work, rates_of, step_work
 from bertscope.reports.calibration import COPY, CardWork
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
+from bertscope.torch_access import torch
 from tests.child_server import ForkedChild
-from tests.memory.fake_card import ALLOCATED, CONTEXT, H200, MIB, RESERVED, calibration
+from tests.memory.fake_card import ALLOCATED, CONTEXT, H200, MIB, RESERVED, calibration, calls_of_cuda
 
 OF_FIT = (
     "fit",
@@ -86,6 +90,20 @@ def test_the_name_that_torch_gives_is_found_in_the_table(name, mib, gpu):
     assert (found and found.name) == gpu
 
 
+def test_fit_uses_the_measured_memory_and_context(cli, stored):
+    cost = cli(*OF_FIT, "--format", "json").json["rows"][0]["cost"]
+    assert cost["context"] == {"low_bytes": 504 * MIB, "high_bytes": 532 * MIB}
+    assert cost["workspace_bytes"] == (64 + 1) * MIB  # cuBLAS's of Hopper, and cuBLASLt's
+    assert cost["limit_bytes"] == H200.memory_bytes
+    assert "calibrated on this machine, 2026-11-22 (driver 580.1, torch 2.11.0)" in cli(*OF_FIT).out
+    inference = cli(*OF_FIT, "--mode", "inference", "--format", "json").json
+    assert inference["rows"][0]["cost"]["workspace_bytes"] == (32 + 1) * MIB
+
+
+def test_eager_attention_needs_no_margin_once_the_context_is_measured(cli, stored):
+    assert cli(*OF_FIT, "--attention", "eager", "--format", "json").json["rows"][0]["cost"]["margin"] == 0
+
+
 def test_estimate_uses_them_by_the_name_of_the_gpu_and_says_so(cli, stored):
     found = cli(*OF_ESTIMATE)
     context = found.json["variants"][0]["estimated"]["cost"]["context"]
@@ -94,6 +112,36 @@ def test_estimate_uses_them_by_the_name_of_the_gpu_and_says_so(cli, stored):
     ignored = cli(*OF_ESTIMATE, "--no-calibration").json
     assert ignored["variants"][0]["estimated"]["cost"]["context"]["low_bytes"] != 504 * MIB
     assert not ignored["card"]["calibration"]
+
+
+def test_estimate_on_cuda_finds_the_card_of_this_machine(cli, stored, monkeypatch):
+    here = [None, (H200.card, H200.memory_bytes), ("NVIDIA L4", 2**34)]
+    notes = []
+    for card in here:
+        monkeypatch.setattr("bertscope.measure.calibration.this_card", lambda card=card: card)
+        notes.append(cli("estimate", "bert-tiny", "--device", "cuda", "-v").out)
+    assert ["calibrated on this machine" in note for note in notes] == [False, True, False]
+
+
+def test_a_budget_is_the_memory_of_a_calibrated_card_that_is_not_named(cli, stored, monkeypatch):
+    monkeypatch.setattr("bertscope.measure.calibration.this_card", lambda: (H200.card, H200.memory_bytes))
+    step = ("bert-tiny", "--device", "cuda", "--budget", "2GiB")
+    found = cli("fit", *step, "--seq", "8", "--checkpointing", "none", "--format", "json").json
+    assert found["budget_bytes"] == 2**31
+    assert found["rows"][0]["cost"]["gpu_bytes"] <= 2**31
+    assert cli("plan", *step, "--batch", "8", "--format", "json").json["budget_bytes"] == 2**31
+
+
+def test_one_that_the_project_ships_is_named_by_its_card_and_date(home, tmp_path, monkeypatch):
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / "h200.json").write_text(calibration().to_json())
+    monkeypatch.setattr(bertscope.calibrations, "SHIPPED", shipped)
+    found = calibration_of(find_gpu("h200"))
+    assert found.text == "calibration of NVIDIA H200, 2026-11-22 (driver 580.1, torch 2.11.0)"
+    in_user_folder(calibration(replace(H200, date="2027-02-03")))  # that of the user comes first
+    assert calibration_of(find_gpu("h200")).text.startswith("calibrated on this machine, 2027-02-03")
+    assert calibration_of(find_gpu("t4")) is None
 
 
 def test_a_card_that_is_not_in_the_table_has_what_was_measured(home):
@@ -271,6 +319,28 @@ def test_save_without_a_cuda_card_is_an_error_that_says_what_to_do(cli, monkeypa
     assert not (tmp_path / "card.json").exists()
 
 
+def test_a_file_that_cannot_be_written_is_an_error_before_the_run(cli, card, tmp_path):
+    card("main_without_rates")  # a run would be noticed
+    result = cli(*STEP, "--save", tmp_path / "missing" / "card.json")
+    assert result.code == 2
+    assert "cannot be written" in result.err
+
+
+def test_the_matrices_of_the_rates_fit_in_the_memory_that_is_left(monkeypatch):
+    calls_of_cuda(monkeypatch.setattr)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**37))
+    sides, sent = [], {}
+    monkeypatch.setattr(measuring, "_product_rate", lambda side, *_: sides.append(side) or 1.0)
+    job = Job(source=load("bert-tiny"), run_config=RunConfig(batch=1, seq=8, device="cuda", optimizer="none"))
+    measuring.measure_card(job, "cpu", sent.__setitem__)
+    assert (sides, sent["rates"]["fp32"]) == ([128], 1.0)
+    assert sent["rates"][COPY] > 0
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**36, 2**37))
+    limited = replace(job, memory_limit_bytes=RESERVED + 64 * MIB)
+    measuring.measure_card(limited, "cpu", sent.__setitem__)
+    assert sides[-1] == 1024  # of 64 MiB / 64
+
+
 __all__ = ["home", "stored"]  # fixtures
 RUN = RunConfig(batch=2, seq=16, device="cuda", optimizer_implementation="loop")
 TINY = load("bert-tiny", architecture="BertForMaskedLM")
@@ -344,6 +414,27 @@ def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
     shown = cli("estimate", *words[:-2], "--precision", "autocast-bf16", "-v").out
     assert "by the dense peak of 989.5 TFLOP/s" in shown
     assert "H200 data sheet (SXM)" in shown
+
+
+NO_TIME = [
+    ("bert-tiny", "--gpu", "h200", "--precision", "fp32"),  # a step below 25 ms
+    ("bert-tiny", "--gpu", "b200", "--precision", "fp32"),  # no rates are known of a B200
+    ("bert-base-uncased", "--gpu", "t4", "--mode", "inference", "--precision", "fp32"),
+]
+
+
+@pytest.mark.parametrize("words", NO_TIME, ids=" ".join)
+def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home, words):
+    words = ["fit", *words, "--seq", "16", "--batch", "2", "--checkpointing", "none"]
+    words = words[:-2] if "inference" in words else words
+    timed = cli(*words, "--time")
+    assert timed.out == cli(*words).out
+    assert f"no time: there is no calibration of {words[3]}; 'bertscope " in timed.err
+    assert "a published peak, for steps of 25 ms and more" in timed.err
+
+
+def test_a_time_is_predicted_for_cuda_only(cli):
+    assert "predicted for CUDA only" in cli("estimate", "bert-tiny", "--time").err
 
 
 def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(cli, home):

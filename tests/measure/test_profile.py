@@ -150,6 +150,15 @@ def measured(tmp_path_factory):
     return folder, done.json, done.err
 
 
+def test_stdout_is_data_and_stderr_is_progress(measured):
+    _, data, err = measured
+    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (5, "memory", "measured")
+    assert [variant["checkpointing"] for variant in data["variants"]] == ["none", "full"]
+    assert "none: " in err
+    assert "full: " in err
+    assert "\x1b" not in err
+
+
 def test_every_phase_is_measured_as_it_was_estimated(measured):
     _, data, _ = measured
     for variant in data["variants"]:
@@ -184,6 +193,13 @@ def test_time_work_and_the_process_are_reported(measured):
         assert 0 < process["resident_before_bytes"] <= process["high_water_bytes"] <= process["run_high_water_bytes"]
     plain, full = (variant["timing"]["flops"] for variant in data["variants"])
     assert full > plain
+
+
+def test_the_strategies_run_their_timed_steps_in_turn(measured):
+    _, data, err = measured
+    shown = [line.partition(" (")[0] for line in err.splitlines() if line.startswith("timing step")]
+    assert shown == [f"timing step {step} of 2: {name}" for step in (1, 2) for name in ("none", "full")]
+    assert [variant["timing"]["is_in_turn"] for variant in data["variants"]] == [True, True]
 
 
 def test_the_timeline_and_the_snapshot_are_written(measured):
@@ -299,6 +315,36 @@ def test_a_module_is_not_run_on_a_device_that_is_not_there(monkeypatch):
         bertscope.profile(torch.nn.Linear(2, 2), torch.ones(1, 2), device="cuda")
 
 
+def test_a_strategy_that_saves_at_no_batch_is_measured_too(cli, folder):
+    result = cli("profile", "small.yaml", "--checkpointing", "full,every-2", "--steps", "1", "--batch", "2",
+                 "--seq", "8", "--format", "json")  # fmt: skip
+    assert result.code == 0
+    assert [variant["outlook"] for variant in result.json["variants"]] == [None, None]
+    assert all(variant["measured"] for variant in result.json["variants"])
+
+
+def test_a_model_that_is_frozen_whole_is_one_line(cli, folder):
+    result = cli("profile", "small.yaml", "--freeze", "bert", "--freeze", "cls")
+    assert (result.code, result.out) == (2, "")
+    assert "nothing that is trained" in result.err.splitlines()[-1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
+    result = cli("profile", "small.yaml", "--device", "cuda")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines()[-1] == (
+        "error: torch finds no CUDA device here; use --device cpu, or estimate with --device cuda"
+    )
+
+
+def test_the_same_seed_gives_the_same_step(folder):
+    run_config = RunConfig(batch=2, seq=8, mode="forward")
+    jobs = [Job(source=small(num_hidden_layers=1), run_config=run_config, steps=0, threads=1, seed=7)] * 2
+    one, two = profile_report(jobs)[0].variants
+    assert one.measured.phases == two.measured.phases
+
+
 def test_a_terminal_gets_a_bar_of_one_line_that_goes_away_and_no_file_is_left(folder):
     out = on_a_terminal("profile", str(folder / "small.yaml"), *SHORT, columns=100, NO_COLOR="1",
                         PYTHONPATH=str(ROOT), TMPDIR=str(folder / "tmp"))  # fmt: skip
@@ -334,6 +380,12 @@ def test_a_job_goes_to_the_child_as_json_and_arrives_as_it_was():
     assert replace(found, source=job.source) == job
     for name in ("name", "config", "architecture", "add_pooling_layer"):
         assert getattr(found.source, name) == getattr(job.source, name)
+
+
+def test_an_activation_without_a_name_is_refused_before_a_child_starts():
+    job = Job(source=replace(small(), config=replace(small().config, hidden_act=torch.sin)), run_config=RunConfig())
+    with pytest.raises(SelectionError, match="takes hidden_act by its name"):
+        profile_report([job])
 
 
 def test_an_answer_arrives_as_it_was():

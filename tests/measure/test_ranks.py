@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,9 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from bertscope.commands import memory as command_module
+from bertscope.errors import SourceError
 from bertscope.measure import profile as profile_module
+from bertscope.measure import rank
 from bertscope.measure.profile import profile_report
-from bertscope.measure.profile_job import Job, RankLaunch
+from bertscope.measure.profile_job import Job, RankLaunch, Sent, job_error
 from bertscope.measure.watch import RanksWatch
 from bertscope.memory.simulator import Simulator
 from bertscope.processes.child import can_fork
@@ -21,6 +26,7 @@ from bertscope.progress import listening
 from bertscope.reports.memory import RankRow
 from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
+from bertscope.torch_access import torch
 from bertscope.views.traffic import numbers_text
 from tests.measure.test_profile import is_gone
 from tests.memory.steps import small
@@ -191,6 +197,21 @@ def test_the_folder_of_a_killed_run_is_removed_by_the_next_and_no_other_folder(t
     running.close()
 
 
+def test_an_error_of_a_job_has_a_kind_and_its_own_words():
+    for error in (OSError(errno.EMFILE, "x"), RuntimeError(f"gloo: {os.strerror(errno.EMFILE)}")):
+        assert job_error(error, job("fsdp", (2,)))[0] == "files"
+    asked = job("fsdp", (2,))
+    assert job_error(RuntimeError("strange"), asked) == ("failed", "RuntimeError: strange")
+    for error in (RuntimeError("CUDA out of memory. Tried"), MemoryError()):
+        assert job_error(error, asked)[0] == "out of memory"
+    assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("refused", "own.py:3: it fails")
+    text = profile_module._failure(asked, Sent(), "the child", "files", "has too many open files")
+    assert text == (
+        "the child has too many open files while loading torch; raise the limit that 'ulimit -n' shows, such as "
+        "'ulimit -n 1024'"
+    )
+
+
 @needs_forks
 def test_ctrl_c_leaves_no_rank(cli, own, monkeypatch):
     pid = own / "pid"
@@ -319,6 +340,56 @@ def test_the_rank_that_the_others_wait_for_hangs(watch, monkeypatch, stages, sta
     list(watch.read())
     found, _, (kind, _) = watch.failure(None, ("timeout", "ran for longer than 1 s"))
     assert (found, kind) == (who, "timeout" if who == "the ranks" else "hung")
+
+
+def test_where_ranks_are_not_forked_each_is_a_command_of_its_own(monkeypatch, tmp_path):
+    seen = []
+
+    def start(words, *, env, **streams):
+        seen.append((words, env))
+        return SimpleNamespace(pid=os.fork() or os._exit(0))
+
+    monkeypatch.setattr(rank.subprocess, "Popen", start)
+    launch = RankLaunch(nproc=2, folder=str(tmp_path))
+    assert rank.run_ranks(launch, is_forking=False) == {}
+    for number, (words, environment) in enumerate(seen):
+        assert (words[0], words[-1]) == (sys.executable, str(tmp_path))
+        assert "-I" in words
+        assert rank.RANK_ENTRY in words[-2]
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        assert [environment[name] for name in names] == [str(number), str(number), "2"]
+        assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_a_rank_with_cuda_has_the_gpu_of_its_number_and_nccl(monkeypatch):
+    class Stop(Exception):
+        """The end of the test."""
+
+    seen = {}
+
+    def join(backend, **settings):
+        seen["backend"] = backend
+        raise Stop
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: seen.update(device=number))
+    monkeypatch.setattr(torch.distributed, "init_process_group", join)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    asked = job("fsdp", (4,))
+    asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
+    with pytest.raises(Stop):
+        rank._run(asked, asked.launch, lambda *message: None)
+    assert seen == {"device": 3, "backend": "nccl"}
+
+
+def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
+    asked = job("fsdp", (4,))
+    asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(rank.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
+        rank.launch_ranks(asked, lambda *message: None)
 
 
 # ---- the launch, with fakes for what this machine lacks ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import bertscope
+from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces
+from bertscope.memory.fit import largest_by_bytes
 from bertscope.memory.kernels.overhead import by_thread, overhead
-from bertscope.memory.simulator import Simulator, largest
-from bertscope.memory.trace import SMALLEST, Block, Kind, MemoryTrace, ordered_frees
+from bertscope.memory.simulator import Simulator, largest, near
+from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace, ordered_frees
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import (
     BreakEven,
@@ -37,7 +40,7 @@ from bertscope.units import parse_bytes
 from bertscope.views.console import Target
 from bertscope.views.views import view_of
 from tests.conftest import GOLDEN
-from tests.memory.steps import estimated_trace, fit_report, small
+from tests.memory.steps import estimated_trace, fit_report, small, whole_trace
 from tests.smoke import (  # noqa: F401  # pytest does not collect that file by itself
     test_estimates_are_the_known_numbers,
     test_fit_finds_the_known_batch,
@@ -101,6 +104,18 @@ def test_of_30_bytes_a_sequence_and_100_for_the_model_as_many_fit_as_a_hand_find
     assert largest(lambda size: trace.scaled(size).peak_bytes <= budget) == batch
 
 
+def test_the_search_needs_no_memory_growth(monkeypatch):
+    source, ways = small(), [RunConfig(optimizer="sgd"), RunConfig(optimizer="sgd", device="cuda")]
+    budgets = dict(zip(ways, (MIB // 2, 60 * MIB), strict=True))
+
+    def rows():
+        return [fit_report(source, [way], [8], budgets[way], context_bytes=0).rows for way in ways]
+
+    by_growth = rows()
+    monkeypatch.setattr(Simulator, "growth", lambda steps, run_config: None)
+    assert rows() == by_growth
+
+
 DEEP = small(num_hidden_layers=8)
 
 
@@ -113,6 +128,25 @@ def test_a_search_from_any_guess_finds_the_largest_with_few_tries(most, answer, 
     assert found == min(answer, most)
     assert len(tries) <= 44  # 22 doubled steps, and 22 halves
     assert all(1 <= number <= most for number in tries)
+
+
+def test_a_peak_that_grows_little_up_to_the_batch_of_the_growth_is_searched_in_few_steps(monkeypatch):
+    """Checkpointed sequences of one token: at batch 1,021 the peak is still that of the optimizer step.
+
+    There a sequence adds 152 bytes, those of its inputs and outputs, and above thousands.
+    """
+    steps, run = Simulator(small("BertModel", vocab_size=100_000)), RunConfig(seq=1, checkpointing="full")
+
+    def peak_bytes(batch):
+        return steps.growth(run).scaled(batch).peak_bytes
+
+    assert peak_bytes(FAR) - peak_bytes(SMALLEST) == (FAR - SMALLEST) * 152
+    budget = peak_bytes(300_000)
+    assert abs(near(peak_bytes, budget) - 300_000) < 10
+    tried, real = [], steps.trace
+    monkeypatch.setattr(steps, "trace", lambda run: tried.append(run.batch) or real(run))
+    assert largest_by_bytes(steps.limited(run, budget), run) == 300_000
+    assert len(tried) < 50
 
 
 OWN = """import torch
@@ -137,6 +171,21 @@ def test_a_model_that_takes_no_batch_above_100_has_an_answer(tmp_path):
     assert 20 < report.rows[0].batch < 100
     peaks = [report.rows[0].peak_bytes, report.rows[0].next_peak_bytes]
     assert peaks[0] <= 8_000 < peaks[1]
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_two_shallow_runs_give_the_growth_of_a_deep_model_and_verify_it(device, checkpointing, monkeypatch):
+    run_config = RunConfig(seq=8, device=device, checkpointing=checkpointing, optimizer="sgd")
+    runs, traced = [], estimate.source_trace
+    monkeypatch.setattr(
+        estimate, "source_trace", lambda source, run: runs.append((source.layers, run.batch)) or traced(source, run)
+    )
+    growth = MemoryTraces(DEEP).growth(run_config)
+    assert runs == [(3, SMALLEST), (4, FAR)]
+    for batch in (2, 7):
+        whole = whole_trace(DEEP, replace(run_config, batch=batch))
+        assert (growth.scaled(batch).state, growth.scaled(batch).peaks()) == (whole.state, whole.peaks())
 
 
 def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
@@ -171,6 +220,14 @@ def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     assert report.rows[0].checkpointing == "selective"
     assert report.rows[-1].checkpointing == "none"
     assert {row.checkpointing: row.peak_bytes for row in report.rows} == peaks
+
+
+def test_a_second_budget_traces_no_step_again(monkeypatch):
+    ways, known = [RunConfig(optimizer="sgd")], Simulator(small())
+    (first,) = fit_report(small(), ways, [8], 50 * MIB, batch=4, known=known).rows
+    monkeypatch.setattr(estimate, "source_trace", lambda *_: pytest.fail("the step was traced again"))
+    (second,) = fit_report(small(), ways, [8], 60 * MIB, batch=4, known=known).rows
+    assert replace(second, cost=replace(second.cost, limit_bytes=first.cost.limit_bytes)) == first
 
 
 def test_flops_of_the_step_are_those_of_all_its_sequences():
@@ -255,6 +312,24 @@ def test_another_common_head_is_tried_for_an_asked_batch():
     assert "the head matters" not in view_of("fit").table(report, Target())
 
 
+def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
+    """torch's memory-efficient kernel takes bf16 from compute capability 8.0 on, and flash anything."""
+    asked = ("--attention", "sdpa", "--seq", "32", "--checkpointing", "none", "--format", "json", "--precision",
+             "autocast-bf16,autocast-fp16", "--optimizer", "sgd", "--context", "0")  # fmt: skip
+    batches = {}
+    for name in ("v100-16gb", "a100-40gb"):
+        rows = json.loads(cli("fit", "small.yaml", "--gpu", name, *asked, "--batch", "64").out)["rows"]
+        batches[name] = {row["precision"]: row["cost"]["peak"]["peak_bytes"] for row in rows}
+    old, new = batches["v100-16gb"], batches["a100-40gb"]
+    scores = 64 * 2 * 32 * 32 * (4 + 1 + 4)  # probabilities, masks and what is left of them
+    assert old["autocast-bf16"] > new["autocast-bf16"] + scores / 2
+    assert old["autocast-fp16"] < new["autocast-fp16"] + scores / 2
+    table = cli(
+        "fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2", "-v"
+    ).out
+    assert "bf16: no fused kernel for it on t4" in table
+
+
 # The command.
 
 
@@ -276,6 +351,16 @@ def test_the_exit_code_is_0_only_if_it_fits_for_certain(cli, folder, budget, cod
 @pytest.mark.parametrize("written", ["T4", "RTX 3090", "rtx_4090", "Titan-X", "a100-40gb"])
 def test_a_card_is_found_however_it_is_written(written):
     assert find_gpu(written).memory_bytes > 10 * 2**30
+
+
+def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
+    for known in GPUS.values():
+        assert known.source
+        assert 0 < known.context_low_bytes <= known.context_high_bytes < known.memory_bytes / 5
+        if known.name.endswith("gb"):
+            assert known.memory_bytes <= int(known.name.rpartition("-")[2][:-2]) * 2**30
+    with pytest.raises(SelectionError, match="or give its memory, budget 16GiB with device cuda"):
+        find_gpu("abacus")
 
 
 @pytest.mark.parametrize(
@@ -372,6 +457,16 @@ def test_a_report_looks_as_it_did(name):
     assert GOLDENS[name]() == (GOLDEN / name).read_text(), "the form has changed; where that is meant, write it anew"
 
 
+def test_parts_below_a_thousandth_of_every_peak_are_one_row():
+    memory = made_up(100, "estimated")
+    parts = replace(memory.phases[1].parts, buffers=8, inputs=16)
+    phases = (replace(memory.phases[1], parts=parts, peak_bytes=parts.total),)
+    memory = replace(memory, phases=phases, cost=cost_of(phases))
+    report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
+    assert re.search(r"^ buffers, inputs +24 B$", view_of("memory").table(report, Target()), re.MULTILINE)
+    assert re.search(r"^ inputs +16 B$", view_of("memory").table(report, Target(verbose=True)), re.MULTILINE)
+
+
 def same(cost: dict[str, Any]) -> dict[str, Any]:
     """What two reports both say about a step."""
     names = ("peak", "saved_bytes", "workspace_bytes", "reserved", "context", "gpu_bytes", "limit_bytes", "margin",
@@ -405,3 +500,26 @@ def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     assert [same(row["cost"]) for row in rows] == [same(cost), same(cost)]
     reserved = cost["reserved"]["low_bytes"]
     assert cost["peak"]["peak_bytes"] < reserved == cost["gpu_bytes"] - GPUS["t4"].context_high_bytes
+
+
+def test_gradients_that_are_kept_never_allow_a_larger_batch():
+    runs = [RunConfig(device="cuda", keep_gradients=keep, optimizer="sgd") for keep in (False, True)]
+    plain, kept = (fit_report(small(), [run], [32], 60 * MIB, context_bytes=0).rows[0] for run in runs)
+    assert 0 < kept.batch <= plain.batch
+
+
+def test_a_fit_without_a_calibration_is_that_of_no_calibration(cli):
+    words = (
+        "fit",
+        "bert-tiny",
+        "--gpu",
+        "t4",
+        "--seq",
+        "16",
+        "--precision",
+        "fp32",
+        "--checkpointing",
+        "none",
+        "--time",
+    )
+    assert cli(*words, "-f", "json").json == cli(*words, "--no-calibration", "-f", "json").json

@@ -15,13 +15,16 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bertscope
+from bertscope.errors import SelectionError
 from bertscope.memory.kernels import cpu_scratch as cpu
 from bertscope.memory.kernels import cuda_kernels as cuda
 from bertscope.memory.kernels.cpu_scratch import cpu_scratch
 from bertscope.memory.kernels.cuda_kernels import _flash_attn_scratch, kernel_for
 from bertscope.memory.kernels.scratch_rules import Scratch
+from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import fake_tensor_mode, has_bf16_products
+from tests.memory.steps import small
 
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -294,6 +297,16 @@ def test_the_kernel_follows_dtype_mask_and_heads(dtype, has_mask, more, kernel):
 
 
 @pytest.mark.parametrize(
+    ("kernel", "fields"),
+    [("flash", {}), ("flash", {"precision": "autocast-bf16", "padding": 0.5})],
+    ids=["fp32", "mask"],
+)
+def test_a_kernel_that_cannot_compute_it_is_refused(kernel, fields):
+    with pytest.raises(SelectionError, match="sdpa_kernel auto"):
+        Simulator(small()).memory(RunConfig(batch=2, seq=16, device="cuda", sdpa_kernel=kernel, **fields))
+
+
+@pytest.mark.parametrize(
     ("told", "operator"),
     [({"keys": 2}, "flash"), ({"keys": 2, "masked": True}, "_safe_softmax"), ({"flat": True}, "_safe_softmax"),
      ({"heads": 16, "width": 4}, "flash")], ids=str,
@@ -332,6 +345,15 @@ def test_an_embedding_sums_the_rows_of_many_ids_in_fp32_before_it_adds_them(ids,
     sums = 4 * 64 * (ids // 10 + min(ids, rows)) if scratch else 0
     numbers = 0 if ids <= 3072 else 8 * (3 * ids + 3 * min(ids, rows) + ids // 10)
     assert backward.peak_bytes == pytest.approx(2 * table + gradient + given + sums + numbers, abs=8 * ids)
+
+
+def test_dropout_in_place_has_no_fused_kernel():
+    dtypes = {}
+    for inplace in (False, True):
+        module = nn.Sequential(nn.Linear(8, 1000), nn.Dropout(inplace=inplace))
+        dtypes[inplace] = {row.dtype for row in on_cuda(module, 16, 8).kept}
+    assert "bool" in dtypes[False]
+    assert "bool" not in dtypes[True]
 
 
 def test_flash_attns_backward_sums_gradients_in_fp32():

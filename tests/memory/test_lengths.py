@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import combinations
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.nn import functional
 
 import bertscope
-from bertscope.errors import BertscopeError
+from bertscope.errors import BertscopeError, SourceError
 from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
@@ -185,6 +186,25 @@ def test_between_two_lengths_the_peak_is_not_below_that_of_the_step(attention: s
             assert exact - 4096 <= steps.peak((batch, seq)) <= 1.15 * exact
 
 
+def test_the_mean_peak_is_not_above_the_worst_of_one_sequence() -> None:
+    row = bertscope.lengths(small(**WIDE), [5], batch=8, dropout=False, **OWN)["fixed"]
+    assert row.expected_bytes == row.peak_bytes
+
+
+def test_fit_finds_the_largest_batches_whose_worst_step_fits() -> None:
+    source, budget = small(**WIDE), 24 * 2**20
+    report = bertscope.lengths(source, LENGTHS * 9, search=True, budget=budget, dropout=False, **OWN)
+    batch = report["dynamic"].batch
+    exact = [bertscope.lengths(source, LENGTHS * 99, batch=size, dropout=False, **OWN)["fixed"].peak_bytes
+             for size in (batch, batch + 1)]  # fmt: skip
+    assert exact[0] <= budget < exact[1]
+    for row in report.table:
+        run = {"seq": row.high, "padding": 0.5, "dropout": False, **OWN}
+        peaks = [bertscope.estimate(source, batch=size, **run)["none"].memory.peak.peak_bytes
+                 for size in (row.batch, row.batch + 1)]  # fmt: skip
+        assert peaks[0] <= budget < peaks[1]
+
+
 FILES = {
     "numbers.txt": "5\r\n7.0\n\n5\n",
     "numbers.csv": "name,length\na,5\nb,7\nc,5\n",
@@ -207,6 +227,14 @@ def test_texts_are_counted_by_a_tokenizer(tmp_path: Any) -> None:
     rows = [{"query": "a", "pos": ["a b b", "a b"]}, {"query": "b a a", "pos": ["a"]}]
     (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert read_lengths(tmp_path / "pairs.jsonl", field="pos", tokenizer=str(tmp_path)) == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_package_that_only_some_files_need_is_named_if_it_is_missing(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "texts.jsonl").write_text('{"text": "a b"}\n')
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(SourceError, match="pip install --upgrade tokenizers"):
+        read_lengths(tmp_path / "texts.jsonl", field="text", tokenizer=str(tmp_path))
 
 
 def test_a_normal_distribution_is_cut_to_its_limits() -> None:
@@ -240,12 +268,27 @@ def test_what_has_no_lengths_is_an_error_of_one_line(name: str, tmp_path: Any) -
     assert len(str(error.value)) < 300
 
 
+def test_there_is_a_limit_to_the_number_of_lengths(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("bertscope.sources.lengths.MAX_LENGTHS", 3)
+    (tmp_path / "many.txt").write_text("5\n" * 4)
+    with pytest.raises(BertscopeError, match="more than 3 lengths"):
+        read_lengths(tmp_path / "many.txt")
+
+
 def test_code_beside_a_tokenizer_does_not_run(tmp_path: Any) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.py", "Own"]}}')
     (tmp_path / "code.py").write_text("raise SystemExit")
     (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(BertscopeError, match=r"tokenizer\.json"):
         read_lengths(tmp_path / "texts.jsonl", tokenizer=str(tmp_path))
+
+
+def test_inference_answers_with_the_most_tokens_of_a_batch() -> None:
+    settings = {"mode": "inference", "checkpointing": "none", "precision": "fp32,autocast-bf16"}
+    report = bertscope.fit(small(**WIDE), "16MiB", seq=16, **settings)
+    assert f"({16 * max(own.batch for own in report.rows):,} tokens)" in report.shown("printed").replace("\n", " ")
+    with pytest.raises(BertscopeError, match="there is no tei of this report"):
+        report.shown("tei")
 
 
 # ---- serving, and what loading leaves ----

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.memory import optimizers
+from bertscope.errors import SelectionError
+from bertscope.memory import fake_run, optimizers
+from bertscope.memory.estimate import module_trace
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.step import TORCH_DTYPES, make_optimizer
+from bertscope.memory.step import TORCH_DTYPES, make_optimizer, meta_inputs, run_model
+from bertscope.memory.trace import MemoryTrace
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig
 from tests.memory.plain_loop import peak_bytes
@@ -114,6 +117,23 @@ def test_the_estimate_is_the_peak_of_a_plain_loop_whose_peak_is_in_the_optimizer
     highest = max(trace.peaks(), key=lambda moment: moment.live_bytes)
     is_in_place = run_config.optimizer_implementation == "fused" or run_config.optimizer == "adamw-8bit"
     assert highest.phase == ("backward" if is_in_place else "optimizer")
+
+
+def test_no_optimizer_state_exists_for_a_parameter_without_gradient():
+    trace = estimated_trace(small("BertModel"), RunConfig(batch=1, seq=8))
+    state = {block.path for block, _ in trace.state if block.part == "optimizer_state"}
+    assert "encoder.layer.0.output.dense.weight.exp_avg" in state
+    assert not any(path.startswith("pooler") for path in state)  # the loss is the sum of the hidden states
+
+
+def test_profile_measures_what_estimate_predicts_for_a_loop():
+    module = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
+    report = bertscope.profile(module, torch.rand(8, 64), steps=1, optimizer="sgd", momentum=0.9, accumulate=2)
+    (variant,) = report.variants
+    assert abs(variant.error) < TOLERANCE
+    kept = variant.estimated.cost.saved_bytes  # of one micro-batch; the number of them is a scalar of the real loop
+    assert variant.measured.cost.saved_bytes == pytest.approx(kept, abs=8)
+    assert len(variant.measured.phases) >= 2
 
 
 FACTORY = """
@@ -250,6 +270,12 @@ def test_lion_and_lamb_compute_their_papers_step():
     assert torch.allclose(lamb, torch.full((4,), 1.5))
 
 
+def test_a_module_with_fp16_parameters_takes_no_grad_scaler():
+    module = torch.nn.Linear(4, 4).half()
+    with pytest.raises(SelectionError, match="GradScaler takes no fp16 gradients"):
+        bertscope.estimate(module, torch.rand(2, 4).half(), grad_scaler=True)
+
+
 @pytest.mark.parametrize("name", [name for name, row in OPTIMIZERS.items() if row.in_torch])
 def test_the_table_says_which_optimizers_copy_the_gradient_for_weight_decay(name):
     """A second copy of one parameter, 1 MiB, in the step's peak."""
@@ -280,6 +306,40 @@ def test_the_peak_in_the_other_loop_is_that_of_an_estimate_there(loop, batch):
     simulator = Simulator(small())
     other = simulator.trace(replace(run_config, loop=run_config.other_loop))
     assert simulator.trace(run_config).other_peak_bytes == other.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "loop"), [("adamw", {"checkpointing": "full"}), ("adafactor", {"keep_gradients": True}), ("sgd", {})]
+)
+def test_a_reused_optimizer_step_has_the_events_of_one_that_runs(monkeypatch, optimizer, loop):
+    first, second = (RunConfig(batch=batch, seq=8, optimizer=optimizer, **loop) for batch in (2, 5))
+    monkeypatch.setattr(fake_run, "_UPDATES", {})
+    fresh = step_trace(second)
+    fake_run._UPDATES.clear()
+    step_trace(first)
+    reused = dict(fake_run._UPDATES)
+    assert step_trace(second) == fresh
+    assert reused == fake_run._UPDATES  # so nothing was recorded anew
+    assert len(reused) == 1
+
+
+def test_an_optimizer_step_of_other_parameters_or_gradients_runs_anew(monkeypatch):
+    monkeypatch.setattr(fake_run, "_UPDATES", {})
+    run_config = RunConfig(batch=2, seq=8)
+    others = [replace(run_config, precision="bf16"), replace(run_config, freeze=("embeddings",)),
+              replace(run_config, optimizer="sgd"), replace(run_config, precision="autocast-bf16")]  # fmt: skip
+    for number, other in enumerate([run_config, *others], start=1):
+        step_trace(other)
+        assert len(fake_run._UPDATES) == number
+    step_trace(run_config, hidden_size=32)
+    assert len(fake_run._UPDATES) == 1 + len(others) + 1
+
+
+def step_trace(run_config: RunConfig, **fields: int) -> MemoryTrace:
+    """The trace of a step of a small model, which runs anew."""
+    source = small(**fields)
+    model = run_model(source, run_config)
+    return module_trace(model, meta_inputs(model, run_config), run_config, None)
 
 
 # ---- an optimizer step that is recorded once ----

@@ -198,6 +198,16 @@ def test_two_batches_give_the_memory_of_a_matrix_of_all_pairs_at_any_batch():
     assert abs(sizes[300, 900]) == 1_080_000
 
 
+@pytest.mark.parametrize("negatives", [0, 2])
+def test_two_batches_give_the_memory_of_mini_batches_on_a_card(negatives):
+    run = replace(run_of({"loss": "cached-mnrl:4", "hard_negatives": negatives}), device="cuda")
+    steps, alone = Simulator(ENCODER), Simulator(ENCODER, one_batch=True)
+    for batch in (4, 6, 301):
+        at = replace(run, batch=batch)
+        assert steps.trace(at).peak_bytes == alone.trace(at).peak_bytes
+    assert steps._grown(replace(run, batch=2)) is not None
+
+
 @pytest.mark.parametrize(("settings", "texts"), [({"loss": "mnrl"}, 2), ({"loss": "cached-mnrl:2"}, 2)], ids=str)
 def test_the_flops_of_in_batch_negatives_grow_with_the_square_of_the_batch(settings, texts):
     step = cached(2) if "cached" in settings["loss"] else mnrl
@@ -211,3 +221,8 @@ def test_the_flops_of_in_batch_negatives_grow_with_the_square_of_the_batch(setti
     assert [convention.name for convention in report.conventions] == ["torch", "macs"]
     one, two = (step_flops(ENCODER, run_of(settings, batch)) for batch in (1, 2))
     assert two - 2 * one == 3 * 2 * 64 * (2 * 2 - 2)  # 3 products of 64 multiply-adds for each further pair
+
+
+def test_a_function_of_model_and_batch_is_a_loss():
+    found = bertscope.estimate("bert-tiny", batch=2, seq=16, loss=lambda model, batch: model(**batch)[0].sum())
+    assert found.variants[0].memory == bertscope.estimate("bert-tiny", batch=2, seq=16).variants[0].memory

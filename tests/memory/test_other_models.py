@@ -22,8 +22,8 @@ from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.repeat import layer_stacks
-from tests.memory.plain_loop import peak_bytes
-from tests.memory.steps import whole_trace
+from tests.memory.plain_loop import peak_bytes, tokenized
+from tests.memory.steps import fit_report, whole_trace
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -109,6 +109,45 @@ def written(folder, family):
     return path
 
 
+def plain_peak(family, batch, seq):
+    """The peak of a plain training loop over a model that transformers itself builds."""
+    model_class, fields = FAMILIES[family]
+
+    def make_model():
+        config = transformers.AutoConfig.for_model(family, **fields)
+        return getattr(transformers, model_class)(config)
+
+    def make_inputs(model):
+        ids = torch.randint(2, 99, (batch, seq))
+        return tokenized(ids, segments=family == "electra") | {"labels": ids.clone()}
+
+    return peak_bytes(make_model, make_inputs, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("family", ["roberta", "gpt2"], indirect=True)
+def test_the_batch_that_fit_finds_fits_a_plain_loop_and_one_more_does_not(family):
+    name, path = family
+    source, run_config = find(path), RunConfig(batch=5, seq=16)
+    budget = MemoryTraces(source).trace(run_config).peak_bytes
+    (row,) = fit_report(source, [run_config], [16], budget).rows
+    assert row.batch == 5
+    tolerance = 1 + 1e-3  # of an estimate in fp32
+    assert plain_peak(name, row.batch, 16) <= budget * tolerance
+    assert plain_peak(name, row.batch + 1, 16) > budget
+
+
+def test_fit_tries_the_strategies_that_the_model_takes(cli, tmp_path, own):
+    def fit(model, *words):
+        return cli("fit", model, "--budget", "2MiB", "--seq", 16, "--precision", "fp32", "--format", "json", *words)
+
+    strategies = [[row["checkpointing"] for row in fit(model).json["rows"]]
+                  for model in (written(tmp_path, "roberta"), f"{own}:Tagger")]  # fmt: skip
+    assert strategies == [["none", "full"], ["none"]]
+    refused = fit(f"{own}:Tagger", "--checkpointing", "every-2")
+    assert (refused.code, refused.out) == (2, "")
+    assert "takes --checkpointing none" in refused.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(("family", "precision"), [("roberta", "autocast-bf16"), ("gpt2", "fp32")], indirect=["family"])
 def test_selective_checkpointing_of_any_class_saves_the_products_and_not_what_is_between(family, precision):
     source, run_config = find(family[1]), RunConfig(batch=16, seq=32, precision=precision)
@@ -136,6 +175,23 @@ def test_fit_keeps_the_dtypes_of_own_code_unless_a_precision_is_given(cli, own):
     assert half > full
 
 
+def test_a_run_does_not_change_a_module_that_other_runs_share(own):
+    source = find(CodeName(f"{own}:ready"))
+    source.build().to(torch.bfloat16).requires_grad_(False)
+    assert {(param.dtype, param.requires_grad) for param in source.build().parameters()} == {(torch.float32, True)}
+
+
+def test_eager_attention_of_another_family_leaves_the_margin_too(tmp_path, own):
+    eager = find(written(tmp_path, "roberta"), attention="eager")
+    run_config = RunConfig(seq=8, device="cuda")
+    reports = [
+        fit_report(source, [run_config], [8], 2**31, batch=1) for source in (eager, find(CodeName(f"{own}:Tagger")))
+    ]
+    assert [report.subject.attention for report in reports] == ["eager", None]
+    assert reports[0].rows[0].cost.margin > reports[1].rows[0].cost.margin == 0
+    assert [report.other_head for report in reports] == ["", ""]  # a hint for BERTs only
+
+
 MEASURED = ("--batch", 3, "--seq", 16, "--steps", 1, "--threads", 1, "--format", "json")
 
 
@@ -144,6 +200,19 @@ def peaks(result):
     assert result.code == 0, result.err
     (variant,) = result.json["variants"]
     return [max(phase["peak_bytes"] for phase in variant[part]["phases"]) for part in ("estimated", "measured")]
+
+
+@pytest.mark.parametrize("family", ["electra", "distilbert"], indirect=True)
+def test_profile_measures_what_a_plain_loop_allocates_and_what_it_estimates(cli, family):
+    name, path = family
+    result = cli("profile", path, *MEASURED)
+    estimated, measured = peaks(result)
+    plain = plain_peak(name, 3, 16)
+    assert estimated == pytest.approx(plain, rel=1e-3)
+    assert measured == pytest.approx(plain, rel=1e-3)
+    subject = result.json["subject"]
+    assert (subject["architecture"], subject["obtained"]) == (FAMILIES[name][0], "measured")
+    assert subject["config"]["model_type"] == name
 
 
 @pytest.mark.parametrize("attribute", ["Own", "half"])
@@ -174,6 +243,15 @@ def test_inputs_that_nothing_describes_are_given_by_an_option(cli, own):
     refused = cli("profile", f"{own}:Pairs", *given[:2], *MEASURED)
     assert (refused.code, refused.out) == (2, "")
     assert "add --input right=SHAPE:DTYPE" in refused.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"), [("ready", "a real run needs a function or class"), ("fails", "ValueError (own_")]
+)
+def test_own_code_that_no_child_can_build_is_one_line(cli, own, attribute, words):
+    result = cli("profile", f"{own}:{attribute}", *MEASURED)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err.splitlines()[-1]
 
 
 def test_a_source_of_another_family_goes_to_the_child_as_it_is(tmp_path):

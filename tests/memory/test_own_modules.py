@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertscope import estimate, profile
+from bertscope import estimate, fit, profile
 from bertscope.errors import SelectionError
 from tests.memory.plain_loop import peak_bytes
 
@@ -137,6 +137,18 @@ def test_an_estimate_for_a_cpu_says_that_the_scratch_of_convolutions_and_lstms_i
     assert not_counted(make(), given, mode=mode) == [expected]
     assert expected not in not_counted(make(), given, mode=mode, device="cuda")
     assert expected not in str(profile(make(), given, mode=mode, steps=1))  # which measures it
+
+
+def test_an_estimate_without_the_scratch_of_a_convolution_is_below_the_measured_peak():
+    given = torch.rand(4, 3, 64, 64)
+    found = profile(nn.Conv2d(3, 40, 5), given, mode="inference", steps=1)["none"]
+    assert found.estimated.peak.peak_bytes < found.measured.peak.peak_bytes
+
+
+def test_fit_for_a_cpu_says_that_the_scratch_of_convolutions_is_not_counted():
+    found = fit(patches(), "1GiB", input_size=(4, 3, 16, 16), device="cpu", checkpointing="none")
+    assert "\nscratch of convolutions on a CPU is not counted" in str(found)
+    assert "not counted" not in str(fit(nn.Linear(4, 4), "1GiB", input_size=(4, 4), device="cpu"))
 
 
 SCRIPTED = """

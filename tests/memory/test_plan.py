@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from itertools import product
 
@@ -293,6 +294,14 @@ def test_a_plan_for_another_model_or_attention_is_refused(cli, plan_file):
         assert "the plan is for another" in result.err
 
 
+def test_a_configuration_in_a_plan_without_a_field_is_that_with_its_default_of_none(cli, plan_file, tmp_path):
+    config = json.loads(plan_file.read_text())["subject"]["config"]
+    less = changed(plan_file, tmp_path, config={key: value for key, value in config.items() if value is not None})
+    assert cli("estimate", "bert-tiny", "--plan", less).code == 0
+    other = changed(plan_file, tmp_path, config=config | {"hidden_size": 99})
+    assert "hidden_size 99, and this model has hidden_size 128" in cli("estimate", "bert-tiny", "--plan", other).err
+
+
 def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_file, tmp_path):
     old = changed(plan_file, tmp_path, torch_version="2.6.0")
     assert bertscope.estimate("bert-tiny", plan=old).variants
@@ -310,6 +319,12 @@ def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_f
 def test_a_hostile_strategy_in_a_plan_is_refused(plan_file, tmp_path, strategy):
     with pytest.raises(BertscopeError):
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, checkpointing=strategy))
+
+
+def test_a_plan_that_is_a_pipe_or_a_folder_is_one_line(cli, tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "pipe.json", tmp_path, tmp_path / "absent.json"):
+        assert cli("estimate", "bert-tiny", "--plan", path).code == 2
 
 
 STEP = RunConfig()
@@ -359,3 +374,43 @@ def test_the_first_strategy_wins_of_equals_and_ends_the_search(source, peaks):
     budget = max(peaks["ddp"][1], peaks["fsdp"][1])
     report = fewest_report(source, budget)
     assert [(row.strategy, row.ranks) for row in report.rows] == [("ddp", 2)]
+
+
+def test_python_takes_the_settings_of_ranks():
+    one, eight = (bertscope.estimate("bert-tiny", seq=8, **ranks)["none"].memory.peak.parts
+                  for ranks in ({}, {"strategy": "fsdp", "world_size": 8}))  # fmt: skip
+    assert 7 < one.optimizer_state / eight.optimizer_state < 8
+    settings = {"seq": 8, "checkpointing": "none", "precision": "fp32"}
+    report = bertscope.fit("bert-tiny", "120MiB", batch_total=64, strategy="ddp", world_size=2, **settings)
+    assert [(row.strategy, row.ranks, row.batch) for row in report.rows] == [("ddp", 2, 32)]
+    with pytest.raises(SelectionError, match="strategy is determined by the module"):
+        bertscope.estimate(torch.nn.Linear(2, 2), input_size=(1, 2), strategy="fsdp", world_size=2)
+    with pytest.raises(SelectionError, match="batch_total searches the number of ranks"):
+        bertscope.fit("bert-tiny", "1GiB", batch_total=64, rank=1)
+    with pytest.raises(SelectionError, match="nproc starts 2 ranks; mesh has 4"):
+        bertscope.profile("bert-tiny", nproc=2, strategy="hsdp", mesh="2x2")
+
+
+def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(cli):
+    def rows(*words):
+        result = cli("fit", "bert-tiny", "--budget", "120MiB", "--batch-total", "64", "--seq", "8", "--checkpointing",
+                     "none", "--precision", "fp32", "--optimizer", "sgd", "--format", "json", *words)  # fmt: skip
+        assert result.code == 0, result.err
+        return {row["strategy"]: (row["ranks"], row["cost"]["peak"]["peak_bytes"]) for row in result.json["rows"]}
+
+    plain, gathered = rows("--world-size", "4"), rows("--world-size", "4", "--param-dtype", "bf16")
+    assert {ranks for ranks, _ in plain.values()} == {4}
+    assert set(plain) == set(gathered) == set(SEARCHED)
+    assert {name for name in plain if plain[name] != gathered[name]} == {"fsdp", "fsdp-no-reshard"}
+    assert rows("--world-size", "4", "--strategy", "fsdp").keys() == {"fsdp"}
+
+
+def test_a_plan_changes_the_run_only_if_no_plan_without_a_change_fits():
+    source, run = small(num_hidden_layers=3), {"batch": 2, "seq": 8}
+    none, full = (bertscope.estimate(source, checkpointing=name, **run).variants[0].estimated.peak.peak_bytes
+                  for name in ("none", "full"))  # fmt: skip
+    unchanged = bertscope.plan(source, none - 1, may_change="lora,sgd", **run)
+    assert (unchanged.answer, unchanged.first.changes) == ("yes", {})
+    changed = bertscope.plan(source, full - 1, may_change="lora", **run)
+    assert (changed.answer, changed.first.changes.keys()) == ("yes", {"lora"})
+    assert "no longer fine-tuned in full" in str(changed).split(":")[0]

@@ -131,6 +131,11 @@ def test_it_works_in_train_mode_alone_and_can_be_switched_off(model):
     assert layer_runs(model) == [1, 1, 1, 1]
 
 
+def test_the_configuration_can_ask_for_it(tiny):
+    assert bertscope.BertForMaskedLM(replace(tiny, gradient_checkpointing=True)).is_gradient_checkpointing
+    assert not bertscope.BertForMaskedLM(tiny).is_gradient_checkpointing
+
+
 def test_the_cache_is_switched_off_with_a_warning(tiny, monkeypatch):
     monkeypatch.setattr(attention_module, "_said", set())
     model = bertscope.BertLMHeadModel(replace(tiny, is_decoder=True)).train()
@@ -156,3 +161,33 @@ def test_torch_refuses_two_runs_of_selective_checkpointing_in_one_autocast_block
         loss = model(IDS, MASK, labels=IDS).loss + model(IDS, MASK, labels=IDS).loss
     with pytest.raises(RuntimeError, match="_to_copy"):
         loss.backward()
+
+
+@pytest.mark.parametrize("strategy", ["full", "layers:1-2"])
+def test_two_runs_in_one_autocast_block_have_the_same_gradients(model, strategy):
+    def gradients() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(IDS, MASK, labels=IDS).loss + model(IDS, MASK, labels=IDS).loss
+        loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    model.gradient_checkpointing_enable(strategy=strategy)
+    for one, other in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_reentrant_checkpointing_does_not_train_the_layers_above_frozen_embeddings(model, reentrant):
+    """As in torch, which warns that none of the inputs requires a gradient."""
+    model.bert.embeddings.requires_grad_(False)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model(IDS, MASK, labels=IDS).loss.backward()
+    is_trained = {parameter.grad is not None for parameter in model.bert.encoder.parameters()}
+    assert is_trained == {not reentrant}
+    assert all(
+        parameter.grad is not None for name, parameter in model.cls.named_parameters() if "decoder.w" not in name
+    )

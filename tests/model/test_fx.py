@@ -64,6 +64,23 @@ def test_a_traced_graph_has_the_outputs_of_the_model_at_every_size(architecture,
         assert_equal_outputs(traced(model, names), model, names)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_implementation": "eager"}, {"attn_implementation": "sdpa"}, {"is_decoder": True},
+        {"problem_type": "single_label_classification"},
+        {"output_attentions": True, "output_hidden_states": True, "attn_implementation": "eager"},
+        {"position_embedding_type": "relative_key_query", "attn_implementation": "eager"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_graph_of_ids_only_has_the_default_mask_and_types(fields):
+    names = ("input_ids", "labels")
+    torch.manual_seed(0)
+    model = build(BertConfig(**SMALL, **fields), "BertForSequenceClassification", device="cpu").eval()
+    assert_equal_outputs(traced(model, names), model, names)
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_graph_takes_every_input_but_a_cache(attention):
     torch.manual_seed(0)
@@ -80,6 +97,19 @@ def test_a_graph_takes_every_input_but_a_cache(attention):
         }
         inputs |= {"head_mask": torch.tensor([1.0, 0.0])} if attention == "eager" else {}
         assert torch.equal(graph(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+
+
+def test_a_graph_checks_its_inputs_as_the_model_does():
+    graph = traced(model_of("BertModel"), TEXT)
+    good = inputs_of(model_of("BertModel"), TEXT, 2, 5)
+    for name, wrong, words in (
+        ("input_ids", torch.zeros(5, dtype=torch.long), "must be \\(batch, sequence\\)"),
+        ("attention_mask", torch.ones(2, 4), "attention_mask has shape \\(2, 4\\)"),
+        ("token_type_ids", torch.zeros(2, 4, dtype=torch.long), "token_type_ids has shape"),
+        ("input_ids", torch.zeros(2, 33, dtype=torch.long), "33 long and max_position_embeddings is 32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            graph(**good | {name: wrong})
 
 
 def test_an_exported_model_has_the_same_outputs_at_every_size():

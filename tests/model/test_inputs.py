@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -87,6 +88,13 @@ def test_masks_of_three_and_four_dimensions_say_the_same_as_two(tiny):
     torch.testing.assert_close(model(IDS, mask.float())[0], flat)
 
 
+def test_a_callable_activation_runs(tiny):
+    model = bertscope.BertModel(replace(tiny, hidden_act=torch.tanh)).eval()
+    named = bertscope.BertModel(replace(tiny, hidden_act="tanh")).eval()
+    named.load_state_dict(model.state_dict())
+    assert torch.equal(model(IDS)[0], named(IDS)[0])
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_runs_on_fake_tensors_with_a_mask(tiny, name, attention):
@@ -129,6 +137,49 @@ def test_autocast_computes_in_bf16_and_stays_near(tiny):
         torch.testing.assert_close(output.logits.float(), exact, atol=0.02, rtol=0.05)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_with_padding(tiny, dtype):
+    model = bertscope.BertModel(tiny).eval().to(dtype)
+    output = model(IDS, (IDS > 0).long())[0]
+    assert output.dtype == dtype
+    assert output.isfinite().all()
+
+
+def test_functional_call_runs_with_other_weights(tiny):
+    model = bertscope.BertForMaskedLM(tiny).eval()
+    other = bertscope.BertForMaskedLM(tiny).eval()
+    output = torch.func.functional_call(model, dict(other.named_parameters()), (IDS,))
+    assert torch.equal(output.logits, other(IDS).logits)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertLMHeadModel"])
+def test_a_model_can_be_traced_with_tuples(tiny, name):
+    is_decoder = name == "BertLMHeadModel"
+    model = build(replace(tiny, return_dict=False, is_decoder=is_decoder, use_cache=False), name, device="cpu").eval()
+    given = (IDS,) if is_decoder else (IDS, (IDS > 0).long())
+    torch.testing.assert_close(torch.jit.trace(model, given)(*given)[0], model(*given)[0])
+
+
+def test_gradients_reach_hidden_states_and_attentions(tiny):
+    model = bertscope.BertModel(replace(tiny, attn_implementation="eager"))
+    output = model(IDS, output_hidden_states=True, output_attentions=True)
+    for tensor in (output.hidden_states[0], output.attentions[0]):
+        tensor.retain_grad()
+    output[0].flatten()[0].backward()
+    assert output.hidden_states[0].grad is not None
+    assert output.attentions[0].grad is not None
+
+
+def test_a_deep_copy_is_another_model_with_the_same_outputs(tiny):
+    model = bertscope.BertForPreTraining(tiny).eval()
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(IDS)[0], model(IDS)[0])
+    with torch.no_grad():
+        twin.bert.pooler.dense.weight.add_(1)
+    assert not torch.equal(twin(IDS)[1], model(IDS)[1])
+
+
 def test_a_cache_without_encoder_states_continues_with_them(decoder):
     past = decoder(IDS[:, :3]).past_key_values
     outputs = [
@@ -155,3 +206,17 @@ def test_a_model_compiles_without_a_graph_break_and_takes_a_second_length(tiny, 
         ids = IDS[:, :length].clone()
         given = (ids,) if decodes else (ids, torch.ones_like(ids))
         torch.testing.assert_close(compiled(*given)[0], model(*given)[0])
+
+
+def test_positions_may_be_one_row_for_all(tiny):
+    model = bertscope.BertModel(tiny).eval()
+    torch.testing.assert_close(model(IDS, position_ids=torch.arange(4))[0], model(IDS)[0])
+    choice = bertscope.BertForMultipleChoice(tiny).eval()
+    torch.testing.assert_close(choice(IDS[None], position_ids=torch.arange(4)[None])[0], choice(IDS[None])[0])
+
+
+def test_the_model_maps_over_samples(tiny):
+    model = bertscope.BertModel(replace(tiny, attn_implementation="eager")).eval()
+    weights = dict(model.named_parameters())
+    mapped = torch.func.vmap(lambda row: torch.func.functional_call(model, weights, (row[None],)).pooler_output[0])(IDS)
+    torch.testing.assert_close(mapped, model(IDS).pooler_output)

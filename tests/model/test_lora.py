@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bertscope
+from bertscope.analyses.dataflow import Given
 from bertscope.config import LORA_BIASES, Lora
+from bertscope.measure.profile_job import Job
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.step import run_model
 from bertscope.memory.trace import same_events
@@ -129,6 +133,11 @@ def test_the_flops_of_a_deep_model_are_those_of_all_its_layers():
     assert more == 8 * 2 * (2 * 8) * 2 * 2 * (16 + 16)  # layers x targets x tokens x 2 FLOPs x r x (in + out)
 
 
+def test_a_job_for_the_child_of_profile_keeps_the_adapters():
+    source = replace(adapted("r=2,rslora=true,save=classifier"), config_lines={})
+    assert Job.from_json(Job(source=source, run_config=RunConfig()).to_json()).source.lora == source.lora
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -150,8 +159,53 @@ def test_every_command_takes_adapters_and_shows_them(cli, words):
     assert shown in result.out or words[0] == "diff"  # the adapters of both sides are equal
 
 
+def test_diff_shows_what_adapters_add(cli, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps(
+            {"peft_type": "LORA", "base_model_name_or_path": "bert-tiny", "r": 4, "task_type": "FEATURE_EXTRACTION"}
+        )
+    )
+    report = cli("diff", "bert-tiny", str(tmp_path), "--format", "json").json
+    assert {row["path"] for row in report["rows"]} == {
+        f"encoder.layer.0-1.attention.self.{layer}.lora_{part}.default.weight"
+        for layer in ("query", "value") for part in "AB"
+    }  # fmt: skip
+    assert {"field": "lora", "a": None, "b": "r=4,alpha=8,target=query+value"} in report["fields"]
+    of_adapters = 2 * 2 * 4 * (128 + 128)
+    assert report["totals_b"]["distinct_params"] - report["totals_a"]["distinct_params"] == of_adapters
+
+
+def test_a_forward_diagram_has_the_adapters():
+    model = adapted("r=2,target=query", "BertModel").build()
+    path, given = "encoder.layer.0.attention.self.query", Given(seq=8)
+    report = bertscope.diagram(model, "forward", path, given=given)
+    same = bertscope.diagram(model, "forward", f"base_model.model.{path}", given=given)
+    assert report == same
+    assert "lora_B" in " ".join(node.path for node in report.nodes)
+
+
+def test_explain_has_a_step_for_each_matrix_of_the_adapters(cli):
+    report = bertscope.explain(adapted("r=2,target=query", "BertModel"), "encoder.layer.0.attention.self.query", seq=8)
+    assert [(step.name.rpartition("query.")[2], step.params.value) for step in report.steps] == [
+        ("base_layer", 16 * 16 + 16), ("lora_A.default", 16 * 2), ("lora_B.default", 2 * 16),
+    ]  # fmt: skip
+    assert all(item.agrees for item in report.sums)
+    assert "leave --naming out" in cli("explain", "bert-tiny", "--lora", "r=2", "--naming", "tf").err
+
+
 def test_another_family_takes_no_adapters(cli, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     result = cli("count", str(tmp_path), "--lora", "r=8")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "--lora is for BERTs" in result.err
+
+
+def test_an_expectation_file_may_have_adapters(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.bertscope.yaml"
+    path.write_text(f"model: bert-tiny\nlora: r=4\nexpected: {{distinct_params: {4_385_920 + 2 * 2 * 4 * 256}}}\n")
+    assert cli("check", str(path)).code == 0
+    path.write_text("model: bert-tiny\nlora: r=x\nexpected: {distinct_params: 1}\n")
+    result = cli("check", str(path))
+    assert result.code == 2
+    assert "tiny.bertscope.yaml:2: lora r must be an integer" in result.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import bertscope
 from bertscope.errors import BertscopeWarning
@@ -68,6 +70,18 @@ def test_the_decoder_stays_tied(tiny, change):
     assert len(list(model.parameters())) == len(list(build(tiny, "BertForMaskedLM").parameters()))
 
 
+def test_the_decoder_is_free_when_the_configuration_says_so(tiny):
+    model = bertscope.BertForMaskedLM(replace(tiny, tie_word_embeddings=False))
+    assert model.cls.predictions.decoder.weight is not model.bert.embeddings.word_embeddings.weight
+    assert model.cls.predictions.decoder.bias is model.cls.predictions.bias
+
+
+def test_the_kernel_shows_in_the_print(tiny):
+    assert "BertSdpaSelfAttention" in str(build(tiny))
+    eager = str(build(replace(tiny, attn_implementation="eager")))
+    assert "(self): BertSelfAttention(" in eager
+
+
 def test_a_real_models_padding_does_not_reach_the_other_tokens(tiny):
     model = bertscope.BertModel(tiny).eval()
     ids = torch.tensor([[5, 6, 7, 8]])
@@ -117,6 +131,14 @@ def test_sdpa_says_once_that_it_falls_back(tiny, monkeypatch):
         model(ids, output_attentions=True)
 
 
+def test_chunking_runs_the_feed_forward_in_pieces(tiny):
+    model = bertscope.BertModel(replace(tiny, chunk_size_feed_forward=2)).eval()
+    lengths = []
+    model.encoder.layer[0].intermediate.register_forward_hook(lambda module, given, out: lengths.append(out.shape[1]))
+    model(torch.ones(1, 6, dtype=torch.long))
+    assert lengths == [2, 2, 2]
+
+
 def test_a_decoder_that_the_user_untied_stays_untied(tiny):
     model = bertscope.BertForMaskedLM(tiny)
     decoder = model.cls.predictions.decoder
@@ -124,3 +146,24 @@ def test_a_decoder_that_the_user_untied_stays_untied(tiny):
     for change in (model.double, model.float, lambda: model.to("meta")):
         change()
         assert decoder.weight is not model.bert.embeddings.word_embeddings.weight
+
+
+def test_parametrised_and_pruned_decoders_can_be_moved(tiny):
+    model = bertscope.BertForMaskedLM(tiny)
+    nn.utils.parametrizations.weight_norm(model.cls.predictions.decoder)
+    model.double().float()
+    model = bertscope.BertForMaskedLM(tiny)
+    prune.random_unstructured(model.cls.predictions.decoder, "weight", 0.5)
+    model(torch.ones(1, 2, dtype=torch.long))
+    model.float()
+    model(torch.ones(1, 2, dtype=torch.long))
+
+
+def test_question_answering_with_another_number_of_labels_counts_and_does_not_run(tiny, tmp_path, cli):
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.to_dict(), "num_labels": 3}))
+    question = (tmp_path / "config.json", "-a", "BertForQuestionAnswering")
+    assert cli("count", *question).code == 0
+    for command in ("estimate", "flops"):
+        result = cli(command, *question, "--batch", "1", "--seq", "4")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert "question answering has two labels, start and end; num_labels is 3" in result.err

@@ -27,6 +27,12 @@ def equal(one, other) -> bool:
     return all(torch.equal(tensor, theirs[name]) for name, tensor in one.state_dict().items())
 
 
+def test_a_state_dict_goes_out_and_back(model, other):
+    assert not equal(model, other)
+    other.load_state_dict(model.state_dict())
+    assert equal(model, other)
+
+
 def test_old_checkpoints_names_of_layer_norm_load(model, other):
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
@@ -34,6 +40,12 @@ def test_old_checkpoints_names_of_layer_norm_load(model, other):
     }
     assert "bert.embeddings.LayerNorm.gamma" in old
     other.load_state_dict(old)
+    assert equal(model, other)
+
+
+def test_stored_position_ids_are_passed_over(model, other):
+    stored = model.state_dict() | {"bert.embeddings.position_ids": torch.arange(12)[None]}
+    other.load_state_dict(stored)
     assert equal(model, other)
 
 
@@ -55,6 +67,13 @@ def test_a_tied_weight_that_the_file_leaves_out_is_filled_from_its_other_address
     only_decoder = {name: t for name, t in model.state_dict().items() if "word_embeddings" not in name}
     other.load_state_dict(only_decoder)
     assert equal(model, other)
+
+
+def test_a_missing_and_an_unexpected_name_are_told(model, other):
+    state = model.state_dict()
+    state["bert.surprise"] = state.pop("bert.pooler.dense.bias")
+    with pytest.raises(RuntimeError, match=r"(?s)bert.pooler.dense.bias.*bert.surprise"):
+        other.load_state_dict(state)
 
 
 def test_tensorflow_names_are_refused_with_a_word_on_what_to_do(model):
@@ -116,6 +135,14 @@ def test_input_embeddings_can_be_exchanged_and_the_decoder_follows(tiny):
     assert (model(torch.ones(1, 4, dtype=torch.long)).logits.shape, model.config.vocab_size) == ((1, 4, 40), 40)
 
 
+def test_the_output_embeddings_can_be_exchanged(tiny):
+    model = bertscope.BertForMaskedLM(replace(tiny, tie_word_embeddings=False))
+    new = torch.nn.Linear(8, 32)
+    model.set_output_embeddings(new)
+    assert model.get_output_embeddings() is new
+    assert model.cls.predictions.bias is new.bias
+
+
 def test_resizing_to_a_multiple_pads_and_resizing_to_nothing_changes_nothing(tiny):
     model = bertscope.BertForMaskedLM(tiny)
     before = model.get_input_embeddings().weight
@@ -124,6 +151,12 @@ def test_resizing_to_a_multiple_pads_and_resizing_to_nothing_changes_nothing(tin
     assert model.config.vocab_size == model.bert.config.vocab_size == 40
     assert model(torch.tensor([[39]])).logits.shape == (1, 1, 40)
     assert len(list(bertscope.build(tiny, "BertForMaskedLM").parameters())) == len(list(model.parameters()))
+
+
+def test_a_frozen_embedding_stays_frozen_when_resized(tiny):
+    model = bertscope.BertForMaskedLM(tiny).requires_grad_(False)
+    model.resize_token_embeddings(50)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
@@ -148,3 +181,31 @@ def test_safetensors_saves_and_loads_the_model(tiny, tmp_path, name):
     safetensors.save_model(one, tmp_path / "x")
     assert safetensors.load_model(other, tmp_path / "x") == (set(), [])
     assert equal(one, other)
+
+
+def test_pruning_one_layer_leaves_the_parameters_of_another_in_place(tiny):
+    model = bertscope.BertModel(tiny)
+    model.prune_heads({0: [0]})
+    before = list(model.encoder.layer[0].parameters())
+    model.prune_heads({1: [0]})
+    assert all(one is other for one, other in zip(before, model.encoder.layer[0].parameters(), strict=True))
+
+
+def test_layers_may_be_counted_from_the_last(tiny):
+    model = bertscope.BertModel(tiny)
+    model.prune_heads({-1: [0]})
+    assert model.config.pruned_heads == {1: (0,)}
+    assert bertscope.BertModel(replace(tiny, pruned_heads={-1: [0]})).config.pruned_heads == {1: (0,)}
+
+
+def test_a_block_refuses_heads_that_it_does_not_have(tiny):
+    block = bertscope.BertModel(tiny).encoder.layer[0].attention
+    for heads in ([99], [-1], [0, 1]):
+        with pytest.raises(ValueError, match="cannot be pruned"):
+            block.prune_heads(heads)
+    assert block.self.num_attention_heads == 2
+
+
+def test_a_multiple_that_is_no_integer_is_refused(tiny):
+    with pytest.raises(ValueError, match=r"integer; got 1\.3"):
+        bertscope.BertModel(tiny).resize_token_embeddings(40, pad_to_multiple_of=1.3)

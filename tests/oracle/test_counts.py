@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
+from bertscope.errors import BertscopeWarning
 from bertscope.tracing.inputs import example_inputs
+from tests.sources.test_families import FAMILIES
 
 
 @st.composite
@@ -58,6 +61,12 @@ def test_a_report_on_the_references_model_equals_ours_row_by_row(pair, name, by)
     assert own.rows == reference.rows
     assert own.ties == reference.ties
     assert bertscope.tree(both.own).rows == bertscope.tree(both.reference).rows
+
+
+def test_torchscript_frees_the_decoder_as_in_the_reference(pair):
+    both = pair("BertForMaskedLM", "meta", vocab_size=40, hidden_size=24, num_hidden_layers=1, torchscript=True)
+    assert bertscope.count(both.own).totals == bertscope.count(both.reference).totals
+    assert both.own.config.ignored.count("torchscript") == 0
 
 
 # Distinct parameters of published configurations, each from transformers 4.43.4 on meta.
@@ -109,6 +118,14 @@ def test_every_presets_expected_counts_are_the_references(pair):
             sums[path.removeprefix("bert.").split(".")[0]] += parameter.numel()
         assert source.expected_params("groups.embeddings") == sums["embeddings"], preset
         assert source.expected_params("groups.encoder") == sums["encoder"], preset
+
+
+@pytest.mark.parametrize("kind", ["swin", "beit"])
+def test_a_model_that_is_not_built_on_meta_is_noted(cli, kind, tmp_path):
+    name, settings = next((name, settings) for found, name, settings, _ in FAMILIES if found == kind)
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": kind, "architectures": [name]}))
+    with pytest.warns(BertscopeWarning, match="its constructor reads values, so it was built with its parameters on m"):
+        assert cli("count", tmp_path).code == 0
 
 
 def counted(model, inputs: dict) -> int:

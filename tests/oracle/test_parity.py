@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bertscope.config import ACTIVATIONS
-from bertscope.model import CLASSES
+from bertscope.model import CLASSES, BertModel
 from bertscope.model.encoder import activation
 
 # That sdpa falls back to eager is said once; here it may be said.
@@ -173,6 +173,14 @@ def test_outputs_losses_and_gradients_equal_the_references(pair, name, attention
     assert_same_gradients(own, reference)
 
 
+@pytest.mark.parametrize("kind", ["bare", "padded"])
+def test_chunking_the_feed_forward_equals_the_references(pair, name, attention, kind):
+    positions = turn(name, attention, kind)
+    reference, own = same_weights(pair, name, attention, position_embedding_type=positions, chunk_size_feed_forward=4)
+    inputs = of_choices(name, case(kind))
+    assert_same(own(**inputs), reference(**inputs), TOLERANCE[attention])
+
+
 DECODERS = ("BertModel", "BertLMHeadModel")
 
 
@@ -218,6 +226,25 @@ def test_each_step_with_a_cache_equals_the_references(pair, decoder, positions, 
             assert_same(got, expected, TOLERANCE[attention])
 
 
+@pytest.mark.parametrize("crossed", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("pieces", [[1] * S, [3, 1, 4], [S - 1, 1]], ids=["one", "pieces", "last"])
+def test_decoding_in_steps_equals_decoding_at_once(pair, positions, attention, crossed, pieces):
+    fields = {"position_embedding_type": positions, "is_decoder": True, "add_cross_attention": crossed}
+    _, own = same_weights(pair, "BertLMHeadModel", attention, **fields)
+    given = {key: tensors()[key] for key in ("encoder_hidden_states", "encoder_attention_mask")} if crossed else {}
+    ids = tensors()["input_ids"]
+    with torch.no_grad():
+        whole = own(ids, **given).logits
+        logits, past, start = [], None, 0
+        for length in pieces:
+            output = own(ids[:, start : start + length], **given, past_key_values=past, use_cache=True)
+            logits.append(output.logits)
+            past, start = output.past_key_values, start + length
+    torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=1e-4, atol=1e-4)
+    assert past[0][0].shape == (B, HEADS, S, H // HEADS)
+    assert len(past[0]) == (4 if crossed else 2)
+
+
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
@@ -258,6 +285,33 @@ def test_without_return_dict_a_decoders_tuple_is_the_references(pair, decoder):
     assert_same_tuple(own(**given), reference(**given))
 
 
+def test_pruned_heads_give_the_references_weights_and_outputs(pair, name, positions):
+    reference, own = same_weights(pair, name, "eager", position_embedding_type=positions)
+    for model in (reference, own):
+        model.prune_heads({0: [1, 3], 1: [0]})
+        model.prune_heads({1: [2]})
+    assert [(n, p.shape) for n, p in own.named_parameters()] == [(n, p.shape) for n, p in reference.named_parameters()]
+    assert own.config.pruned_heads == {0: (1, 3), 1: (0, 2)}
+    inputs = of_choices(name, case("padded"))
+    assert_same(own(**inputs), reference(**inputs), 1e-6)
+
+
+@pytest.mark.parametrize("size", [VOCAB + 7, VOCAB - 9])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "free"])
+def test_a_resized_vocabulary_has_the_references_shapes_and_old_rows(pair, name, size, tied):
+    reference, own = same_weights(pair, name, "eager", tie_word_embeddings=tied)
+    for model in (reference, own):
+        model.resize_token_embeddings(size)
+    assert [(n, p.shape) for n, p in own.named_parameters()] == [(n, p.shape) for n, p in reference.named_parameters()]
+    assert own.config.vocab_size == size == own.get_input_embeddings().num_embeddings
+    kept = min(size, VOCAB)
+    for one, other in zip(own.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one[:kept], other[:kept])
+    inputs = of_choices(name, {"input_ids": tensors()["input_ids"].clamp(max=kept - 1)})
+    own.load_state_dict(reference.state_dict())
+    assert_same(own(**inputs), reference(**inputs), 1e-6)
+
+
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_in_train_mode_the_same_seed_drops_the_same(pair, name, attention, positions):
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.5}
@@ -268,6 +322,13 @@ def test_in_train_mode_the_same_seed_drops_the_same(pair, name, attention, posit
         torch.manual_seed(11)
         outputs.append(model.train()(**inputs))
     assert_same(*outputs, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering"])
+def test_a_decoders_cache_is_in_the_tuple_of_every_head(pair, name):
+    reference, own = same_weights(pair, name, "eager", is_decoder=True)
+    given = {"input_ids": tensors()["input_ids"], "return_dict": False}
+    assert_same_tuple(own(**given), reference(**given))
 
 
 def test_every_forward_has_the_references_parameters_in_its_order(pair, name):
@@ -284,3 +345,14 @@ def test_every_activation_equals_the_references():
     values = torch.linspace(-6, 6, 101)
     for hidden_act in ACTIVATIONS:
         torch.testing.assert_close(activation(hidden_act)(values), ACT2FN[hidden_act](values), msg=hidden_act)
+
+
+def test_a_model_without_pooler_gives_the_same_hidden_states(pair):
+    reference, own = same_weights(pair, "BertModel", "eager")
+    bare = BertModel(own.config, add_pooling_layer=False).eval()
+    bare.load_state_dict({key: value for key, value in own.state_dict().items() if not key.startswith("pooler")})
+    ids = tensors()["input_ids"]
+    output = bare(ids)
+    torch.testing.assert_close(output[0], reference(ids)[0], rtol=1e-6, atol=1e-5)
+    assert output.pooler_output is None
+    assert bare(ids, return_dict=False)[1] is None

@@ -60,12 +60,38 @@ def test_a_child_runs_no_module_of_the_working_directory(probe, hostile):
     assert not (hostile / CANARY).exists()
 
 
+def test_a_child_imports_from_the_working_directory_if_pythonpath_names_it(probe, monkeypatch):
+    (probe / "optional.py").write_text("")
+    monkeypatch.chdir(probe)
+    monkeypatch.setenv("PYTHONPATH", str(probe))
+    assert asked()["optional"]
+
+
 def test_a_child_runs_the_package_that_the_parent_runs_from_the_working_directory(probe, monkeypatch):
     """As `python -m bertscope` in a checkout does."""
     root = os.path.dirname(os.path.dirname(bertscope.__file__))
     monkeypatch.chdir(root)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert asked()["bertscope"] == bertscope.__file__
+
+
+def test_a_child_sees_the_packages_of_the_users_own_site(probe, tmp_path, monkeypatch):
+    import site
+
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "optional.py").write_text("")
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+    monkeypatch.setattr(site, "USER_SITE", str(tmp_path / "user"))
+    assert asked()["optional"]
+
+
+def test_a_deleted_working_directory_changes_nothing(probe, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert asked()["helper"]
 
 
 @pytest.fixture
@@ -109,8 +135,21 @@ def test_forks_share_the_imports_of_their_server_and_end_alone(served):
     assert children[0].stderr.read().startswith(b"to stderr")
 
 
+def test_a_child_of_a_server_that_cannot_load_ends_without_a_word(served):
+    child = served("def load():\n    raise ImportError('no torch')\n").start()
+    assert child.stdout.read() == b""
+    assert child.wait(60) != 0
+    child.kill_group()
+
+
 def test_a_server_whose_parent_was_killed_before_it_ran_ends(served, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("bertscope.processes.child.os.getpid", lambda: 2**22)  # a process that is gone
         server = served("import time\ndef load():\n    time.sleep(600)\n")
     assert server.process.wait(60) == 1
+
+
+def test_a_child_that_is_killed_before_it_exists_ends_its_server(served):
+    child = served("import time\ndef load():\n    time.sleep(600)\n").start()
+    child.kill_group()
+    assert child.wait(60) == -9

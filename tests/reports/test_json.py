@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -18,6 +19,7 @@ import bertscope
 from bertscope.config import BertConfig
 from bertscope.errors import ConfigError, SelectionError, SourceError
 from bertscope.reports import base
+from bertscope.reports.base import to_json
 from bertscope.reports.json import report_classes, schema, typed
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost, StepTime
 from bertscope.reports.tool import PresetRow, PresetsReport
@@ -65,6 +67,50 @@ def test_every_report_has_its_schema_and_every_schema_its_test(cli):
     assert kinds >= {*OUTPUTS, "memory", "fit"}
     for kind in kinds:
         Draft202012Validator.check_schema(schema(kind))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data.pop("totals"),
+        lambda data: data.update(more=1),
+        lambda data: data.update(schema=1),
+        lambda data: data.update(kind="tree"),
+        lambda data: data["totals"].update(distinct_params="4385920"),
+        lambda data: data["rows"][0].update(params=None),
+        lambda data: data["rows"][-2]["parts"][0].pop("path"),
+        lambda data: data["rows"][0].update(shapes=[["a"]]),
+    ],
+)
+def test_what_is_not_as_the_schema_says_is_found(cli, spoil):
+    data = cli("count", "bert-tiny", "--format", "json").json
+    validator = Draft202012Validator(schema("count"))
+    assert validator.is_valid(data)
+    spoil(data)
+    assert not validator.is_valid(data)
+
+
+def test_a_schema_is_json_and_a_kind_that_is_not_there_is_told(cli):
+    assert cli("schema", "count", "--format", "json").json == schema("count")
+    assert "did you mean 'count'" in cli("schema", "coun").err
+    assert cli("schema", "count", "--format", "csv").code == 2
+
+
+def test_pairs_and_mappings_have_their_schema():
+    @dataclasses.dataclass(frozen=True)
+    class Example:
+        """One."""
+
+        pair: tuple[int, str]
+        table: dict[str, int]
+        maybe: tuple[float, ...] | None
+
+    from bertscope.reports.json import _object_schema
+
+    made = Draft202012Validator(_object_schema(Example, {}))
+    assert made.is_valid({"pair": [1, "a"], "table": {"x": 1}, "maybe": None})
+    for wrong in ({"pair": [1]}, {"pair": [1, "a", 2]}, {"pair": ["a", 1]}, {"table": {"x": "y"}}, {"maybe": ["x"]}):
+        assert not made.is_valid({"pair": [1, "a"], "table": {}, "maybe": []} | wrong)
 
 
 def test_the_schema_of_a_config_takes_what_a_config_takes(cli):
@@ -178,6 +224,14 @@ def test_a_report_that_a_reader_can_check_by_hand_is_read_back():
         '"path": "tiny.yaml"}]}'
     )
     assert bertscope.from_json(text) == bertscope.from_json(text.encode()) == PresetsReport(rows=(row,))
+
+
+@pytest.mark.parametrize("field", ["schema", "kind", "subject", "totals", "rows"])
+def test_a_report_without_a_field_it_needs_is_refused(field):
+    data = json.loads(to_json(bertscope.count(bertscope.build(bertscope.load("bert-tiny").config))))
+    del data[field]
+    with pytest.raises(SourceError):
+        bertscope.from_json(json.dumps(data))
 
 
 @pytest.mark.parametrize("number", [2**200, -(10**4000)], ids=["2**200", "-10**4000"])

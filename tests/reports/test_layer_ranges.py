@@ -50,14 +50,35 @@ def test_runs_keep_every_item_with_its_key(items):
     assert all({key for _, key in found} == {key} for _, key, found in merged)
 
 
+def test_the_first_number_of_a_path_becomes_a_range():
+    paths = [f"encoder.block.{block}.layer.{part}.weight" for block in range(12) for part in range(2)]
+    assert ranges_of(paths) == ["encoder.block.0-11.layer.0.weight", "encoder.block.0-11.layer.1.weight"]
+    assert list(expand("b.0-1.l.0-1")) == ["b.0.l.0", "b.0.l.1", "b.1.l.0", "b.1.l.1"]
+
+
 def test_a_gap_ends_a_range():
     assert ranges_of(["h.0", "h.1", "h.3", "h.4", "h.6"]) == ["h.0-1", "h.3-4", "h.6"]
+
+
+def test_equal_names_with_other_keys_are_apart():
+    assert [(path, key) for path, key, _ in collapse([("h.0.w", 1, 0), ("h.1.w", 1, 1), ("h.2.w", 2, 2)])] == [
+        ("h.0-1.w", 1),
+        ("h.2.w", 2),
+    ]
 
 
 @pytest.mark.parametrize("name", [word for word in WORDS if word != "1-2"])
 def test_a_name_that_only_looks_like_a_number_is_none(name):
     assert number_of(name) is None
     assert LayerRange.parse(name) is None
+
+
+def test_a_range_knows_its_numbers():
+    layers = LayerRange.parse("2-4")
+    assert (list(layers), len(layers), str(layers), layers.is_run) == ([2, 3, 4], 3, "2-4", True)
+    assert 2 in layers
+    assert 5 not in layers
+    assert (str(LayerRange(7, 7)), LayerRange(7, 7).is_run) == ("7", False)
 
 
 def test_a_path_in_the_stack_of_layers_can_be_renumbered():

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import bertscope
-from bertscope.errors import RowError
+from bertscope.errors import BertscopeError, MissingExtraError, RowError
 from bertscope.reports.base import Report, TableReport
 from bertscope.reports.json import report_classes
 from bertscope.views.views import view_of
@@ -43,6 +43,13 @@ def test_a_report_becomes_the_data_of_its_json(model):
     assert bertscope.from_json(report.to_json()) == report
 
 
+def test_a_notebook_shows_the_whole_text_escaped(model):
+    html = bertscope.tree(model, name="<script>")._repr_html_()
+    assert html.startswith("<div>")
+    assert "&lt;script&gt;: BertModel" in html
+    assert "<script>" not in html
+
+
 def test_a_notebook_has_tables_with_sums_in_bold_bars_of_shares_and_the_answer(model):
     html = bertscope.count(model)._repr_html_()
     rows = re.findall(r"<tr style=.*?</tr>", html, re.DOTALL)
@@ -60,6 +67,16 @@ def test_a_notebook_has_tables_with_sums_in_bold_bars_of_shares_and_the_answer(m
     assert "<pre" not in html + fit._repr_html_()
 
 
+def test_a_memory_report_is_drawn_by_matplotlib_or_says_what_is_missing(monkeypatch):
+    report = bertscope.estimate("bert-tiny", batch=2, seq=16)
+    figure = report.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert figure.axes[0].get_ylim()[1] * 2**20 > report.variants[0].memory.peak.peak_bytes
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BertscopeError, match=r"pip install 'bertscope\[plot\]'"):
+        report.plot()
+
+
 def test_a_row_is_found_by_path_end_of_a_path_or_name(model):
     report = bertscope.tree(model)
     linear = 128 * 128 + 128
@@ -68,6 +85,10 @@ def test_a_row_is_found_by_path_end_of_a_path_or_name(model):
     assert report["encoder.layer.0.attention.self.query"].each_params == linear
     assert [key in report for key in ("encoder", "decoder", 3)] == [True, False, False]
     assert next(iter(report)).params == report.totals.layer_params
+
+
+def test_a_part_of_a_layer_is_found_in_a_count(model):
+    assert bertscope.count(model)["feed_forward"].params == 2 * (2 * 128 * 512 + 128 + 512)
 
 
 @pytest.mark.parametrize("by", ["layer", "group", "parameter"])
@@ -92,6 +113,12 @@ def test_a_name_of_no_row_or_of_several_is_a_key_error_with_a_suggestion(model, 
     with pytest.raises(RowError, match=message) as found:
         bertscope.tree(model)[key]
     assert isinstance(found.value, KeyError)
+
+
+def test_without_pandas_one_line_says_how_to_install_it(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match="'pandas'"):
+        bertscope.tree(model).to_pandas()
 
 
 def test_pandas_gets_the_columns_of_the_csv(model, monkeypatch):

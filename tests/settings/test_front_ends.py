@@ -17,8 +17,9 @@ from bertscope.commands.table import Command
 from bertscope.errors import SelectionError
 from bertscope.memory import optimizers
 from bertscope.memory.step import TORCH_DTYPES, make_optimizer
+from bertscope.settings import checkpointing as tables
 from bertscope.settings import generate
-from bertscope.settings.checkpointing import Checkpointing
+from bertscope.settings.checkpointing import Checkpointing, Strategy
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import Row, SettingError, rows
@@ -132,6 +133,14 @@ def test_equal_words_are_the_equal_run_in_every_front_end(name, here):
     assert by_project(settings, here) == expected
 
 
+def test_a_file_instead_of_yes_or_no_is_the_equal_setting_in_every_front_end(here):
+    settings = {"calibration": "card.json"}
+    expected = plain(settings)
+    assert (expected[0].device, expected[1].calibration) == ("cuda", "card.json")
+    assert by_python(settings) == by_command(settings) == by_grid(settings, here) == expected
+    assert by_project(settings, here) == expected
+
+
 @pytest.mark.parametrize("name", [name for name in rows(RunConfig) if name not in ("batch", "seq")])
 def test_an_expectation_file_takes_each_setting_of_a_run(name, here):
     settings = {**settings_of(name, rows(RunConfig)), "batch": 2, "seq": 8}
@@ -185,6 +194,12 @@ def test_each_setting_has_a_keyword_a_line_of_help_and_words_in_a_report():
     assert generate.KEYWORDS.read_text() == generate.keywords()
 
 
+def test_reentrant_checkpointing_is_answered_for_a_gpu_as_for_a_cpu():
+    run = {"seq": 8, "checkpointing": "full", "reentrant": True, "gpu": "t4"}
+    assert bertscope.estimate("bert-tiny", batch=1, **run).variants[0].answer == "yes"
+    assert bertscope.fit("bert-tiny", batch=1, precision="fp32", **run).rows[0].fits
+
+
 def matrix() -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.ones(2, 3))
 
@@ -217,6 +232,18 @@ def test_an_optimizer_has_the_implementations_that_the_table_names(name):
                     getattr(torch.optim, row.class_name)([matrix()], **arguments)
 
 
+@pytest.mark.parametrize("change", [{"checkpointing": "none"}, {"mode": "inference"}, {"optimizer": "none"}])
+def test_a_changed_run_leaves_out_what_has_no_effect_any_more(change):
+    run = RunConfig(checkpointing="full", reentrant=True, optimizer="sgd", momentum=0.9, accumulate=2)
+    changed = run.changed(**change).flat()
+    for name, value in run.flat().items():
+        assert changed[name] in (value, change.get(name), SETTINGS[name].default)
+        if not SETTINGS[name].concerns:
+            assert changed[name] == change.get(name, value)
+    assert changed["reentrant"] is (change == {"optimizer": "none"})
+    assert run.changed() == run
+
+
 def test_on_cuda_the_default_is_torchs_own():
     def foreach(name: str, **given: str) -> object:
         return RunConfig(optimizer=name, **given).optimizer_arguments.get("foreach")
@@ -225,6 +252,27 @@ def test_on_cuda_the_default_is_torchs_own():
     assert foreach("adafactor", device="cuda") is None
     assert foreach("adamw", device="cuda", optimizer_implementation="loop") is False
     assert foreach("adamw") is None
+
+
+def test_a_row_more_is_a_strategy_more(monkeypatch):
+    row = Strategy(
+        form="from-K", example="from-2", pattern=r"from-(\d)",
+        settings=lambda first: {"layers": frozenset(range(int(first), 12))}, reentrant=False,
+    )  # fmt: skip
+    with pytest.raises(SelectionError, match="unknown checkpointing strategy 'from-2'"):
+        RunConfig(checkpointing="from-2")
+    assert not tables.are_strategies("none,from-2")
+    monkeypatch.setattr(tables, "_STRATEGIES", (*tables._STRATEGIES, row))
+    assert tables.are_strategies("none,from-2")
+    assert tables.parse_strategies("none,from-2,full") == ("none", "from-2", "full")
+    assert not tables.takes_reentrant(RunConfig(checkpointing="from-2").checkpointing)
+    chosen = Checkpointing.parse("from-2")
+    assert chosen.kept_in("encoder.layer", 4) == [None, None, frozenset(), frozenset()]
+
+
+def test_the_default_strategies_of_fit_are_strategies_and_each_example_is_one():
+    assert tables.are_strategies(tables.CHEAPEST_FIRST)
+    assert all(tables.are_strategies(example) for example in tables.EXAMPLE_STRATEGIES)
 
 
 def test_a_period_begins_with_the_first_layer():

@@ -63,6 +63,12 @@ def test_the_base_model_is_next_to_the_adapter_before_any_other(adapter, tmp_pat
     assert load(adapter(base_model_name_or_path=None)).config.vocab_size == 77
 
 
+def test_options_change_the_base_model_but_not_the_adapters(adapter):
+    assert load(adapter(), attention="eager").config.attn_implementation == "eager"
+    with pytest.raises(BertscopeError, match=r"has adapters already .*; leave lora out, or name its base model"):
+        load(adapter(), lora="r=4")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -83,6 +89,18 @@ def test_what_is_not_supported_is_one_line_with_its_place(adapter, cli, changes,
     assert "adapter_config.json:" in str(raised.value)
     result = cli("count", str(folder))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+
+
+def test_a_name_that_the_base_model_does_not_have_is_one_line(adapter, cli):
+    result = cli("count", str(adapter(target_modules=["q_proj"])))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "lora target 'q_proj' matches no module" in result.err
+
+
+def test_a_base_model_of_another_family_is_one_line(adapter, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(BertscopeError, match="is a gpt2 of transformers, and adapters are for BERTs here"):
+        load(adapter(base_model_name_or_path=str(tmp_path)))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from bertscope.errors import BertscopeError
 from bertscope.sources.expectation_files import read_expectation_file, with_expected
 from bertscope.sources.presets import Expectation
 from bertscope.text_files import read_yaml
-from tests.conftest import cases, data
+from tests.conftest import ROOT, cases, data
 
 TINY_MLM = "model: bert-tiny\narchitecture: BertForMaskedLM\nexpected:\n"
 TIES = """\
@@ -108,55 +108,32 @@ def test_a_tolerance_is_a_share_either_way(value, share, off):
     assert [got for got in (94, 95, 100, 105, 106) if five_percent.accepts(got)] == [95, 100, 105]
 
 
-RUN = "batch: 1, seq: 8, mode: training"
-MEMORY = TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: 1,\n     "
-FLOPS = TINY_MLM + "  flops:\n    x: "
-FORM = "  memory:\n    x:\n      batch: {}\n      seq: {}\n      mode: training\n      peak_bytes: 1\n"
+def test_a_path_is_one_beside_the_file(cli, tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 1}')
+    (tmp_path / "tests").mkdir()
+    text = "model: MODEL\nexpected: {groups: {encoder: 7087872}}\n"
+    monkeypatch.chdir("/")
+    for number, model in enumerate(("../configs", "../configs/config.json", str(tmp_path / "configs"))):
+        path = tmp_path / "tests" / f"{number}.bertscope.yaml"
+        path.write_text(text.replace("MODEL", model))
+        assert cli("check", path).code == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
-        ("expected: {}\n", 1, "the key 'model' is missing"),
-        ("model: bert-tony\n", 1, "did you mean 'bert-tiny'"),
-        ("\nmodel: [a]\n", 2, "model must be a preset's name or a path"),
-        ("model: bert-tiny\nconfig: {}\n", 2, "give model or config, not both"),
-        ("model: bert-tiny\narchitektur: x\n", 2, "did you mean 'architecture'"),
-        ("model: bert-tiny\narchitecture: Bert\n", 2, "unknown architecture 'Bert'; did you mean 'BertModel'?"),
-        ("model: bert-tiny\nadd_pooling_layer: 1\n", 2, "must be one of true, false"),
-        ("model: ./absent.yaml\n", 1, "cannot be read"),
-        (TINY_MLM + "  tiess: {}\n", 4, "did you mean 'ties'"),
-        (TINY_MLM + "  ties: 5\n", 4, "expected.ties must hold 'key: value' lines"),
-        (TINY_MLM + "  ties:\n    a: 5\n", 5, "the address that it is tied to"),
-        (TINY_MLM + "  distinct_params: many\n", 4, "integer of at least 0"),
-        (TINY_MLM + "  flops: 5\n", 4, "expected.flops must hold"),
-        (FLOPS + "{batch: 1, seq: 8, matmul_flops: 1}\n", 5, "'mode' is missing"),
-        (FLOPS + f"{{{RUN}}}\n", 5, "'matmul_flops' is missing"),
-        (FLOPS + f"\n      {{{RUN},\n      device: cuda, matmul_flops: 1}}\n", 7, "there is no setting 'device'"),
-        (FLOPS + "{batch: 1, seq: 8, mode: forward, matmul_flops: 1}\n", 5, "inference or training"),
-        (TINY_MLM + FORM.format("many", 8), 6,
-         "batch takes a whole number"),
-        (TINY_MLM + FORM.format("1", 0), 7,
-         "seq takes a whole number from 1"),
-        (MEMORY + "freeze: 5}\n", 6, "freeze takes a text, or a list"),
-        (MEMORY + "dtype: bf16}\n", 6, "there is no setting 'dtype'; it is precision here"),
-        (MEMORY + "momentum: 0.9}\n", 6, "momentum has no effect with optimizer adamw"),
-        (MEMORY + "tolerance: 200 %}\n", 6, "a share from 0 to below 1"),
-        (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: much}}\n", 5, "such as 8589934592 or 8 GiB"),
-        (TINY_MLM + f"  memory:\n    x: {{{RUN}, peak_bytes: -1}}\n", 5, "integer of at least 0"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_in_a_file_is_one_line_with_its_place(cli, tmp_path, monkeypatch, text, line, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.bertscope.yaml").write_text(text)
-    result = cli("check", "mine.bertscope.yaml", "--format", "github")
-    assert result.code == 2
-    assert result.err.startswith(f"error: mine.bertscope.yaml:{line}: "), result.err
-    assert result.err.count("\n") == 1
-    assert words in result.err
-    assert f"file=mine.bertscope.yaml,line={line}::" in result.out
-    with pytest.raises(BertscopeError):
-        read_expectation_file(tmp_path / "mine.bertscope.yaml")
+def test_a_file_can_describe_its_model_in_place(checked):
+    text = (ROOT / "presets" / "bert-tiny.yaml").read_text()
+    result, found = checked(text)
+    assert (result.code, len(found)) == (0, 15)
+    assert {finding["model"] for finding in found.values()} == {"mine"}
+
+
+def test_class_attention_and_pooler_are_as_the_file_says(tmp_path):
+    path = tmp_path / "x.bertscope.yaml"
+    path.write_text("model: bert-tiny\nattention: eager\nadd_pooling_layer: false\n")
+    source = read_expectation_file(path).source
+    assert (source.config.attn_implementation, source.add_pooling_layer) == ("eager", False)
+    path.write_text(TINY_MLM)
+    assert read_expectation_file(path).source.architecture == "BertForMaskedLM"
 
 
 @pytest.mark.parametrize(
@@ -247,6 +224,27 @@ def test_a_file_that_cannot_be_checked_is_named_and_the_others_are_reported(cli,
     assert f",{name}," in cli("check", *files, "--format", "csv").out
 
 
+@pytest.mark.parametrize("place", ["load_expected", "Witness.got"])
+def test_an_unexpected_error_is_one_of_its_file(cli, tmp_path, monkeypatch, place):
+    from bertscope.analyses import check
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.bertscope.yaml").write_text("model: bert-tiny\nexpected: {distinct_params: 4385920}\n")
+    real = check.Witness.got if "got" in place else check.load_expected
+
+    def fail(given, *more, **options):
+        if "a.bertscope" in str(getattr(given, "model", given)):
+            raise KeyError("a slip")
+        return real(given, *more, **options)
+
+    monkeypatch.setattr(f"bertscope.analyses.check.{place}", fail)
+    result = cli("check")
+    assert (result.code, result.out) == (2, "2 files: 1 expectation passed, 0 failed, 1 could not be checked\n")
+    assert "error: a.bertscope.yaml:" in result.err
+    assert "unexpected error: KeyError (test_expectations.py:" in result.err
+
+
 @pytest.mark.parametrize("head", [TINY_MLM.partition("expected")[0], "architecture: BertForMaskedLM\nconfig: {}\n"])
 def test_write_records_counts_and_ties_that_hold(cli, tmp_path, head):
     path = tmp_path / "mine.bertscope.yaml"
@@ -256,6 +254,12 @@ def test_write_records_counts_and_ties_that_hold(cli, tmp_path, head):
     assert path.read_text().startswith(head + "expected:\n")
     assert "    cls.predictions.decoder.weight: bert.embeddings.word_embeddings.weight\n" in path.read_text()
     assert cli("check", path).code == 0
+
+
+def test_a_preset_file_takes_the_same_expectations(cli, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text((ROOT / "presets" / "bert-tiny.yaml").read_text() + "  ties: {}\n  flops: {}\n")
+    assert cli("check", path).out == "1 file: 16 expectations passed, 0 failed\n"
 
 
 def test_the_layers_of_all_memory_runs_of_a_file_are_bounded(cli, tmp_path):

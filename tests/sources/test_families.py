@@ -164,3 +164,13 @@ def test_the_memory_of_an_encoder_is_that_of_a_plain_loop(tmp_path, model_type, 
         return getattr(transformers, name)(transformers.CONFIG_MAPPING[model_type].from_dict(deepcopy(settings)))
 
     assert found.peak.peak_bytes == pytest.approx(peak_bytes(build, inputs, torch.optim.AdamW), rel=1e-3)
+
+
+def test_count_names_the_version_of_transformers_whose_classes_decide_the_number(cli, tmp_path):
+    import transformers
+
+    settings = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 10, "n_positions": 4}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    version = f"torch {torch.__version__}, transformers {transformers.__version__}\n"
+    assert version in cli("count", str(tmp_path)).out
+    assert "transformers" not in cli("count", "bert-tiny").out

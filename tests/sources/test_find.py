@@ -8,13 +8,21 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import bertscope
 from bertscope.errors import BertscopeError, ConfigError, SourceError
+from bertscope.memory.simulator import Simulator
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
+from bertscope.sources.other_models import GivenModule
 from bertscope.sources.presets import preset_dir, preset_paths, read_preset
 from bertscope.text_files import read_json, read_yaml
+from bertscope.tracing.flops import FlopsRun
+from bertscope.tracing.operators import source_shapes
 from tests.conftest import ROOT, cases
 
 GOOD = """\
@@ -135,6 +143,17 @@ def test_a_folder_a_missing_file_and_a_pipe_are_told(tmp_path):
         load("n" * 5000)
 
 
+def test_a_file_without_permission_is_told(tmp_path, monkeypatch):
+    path = write(tmp_path, GOOD)
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # the tests may run as root, whom no mode keeps out
+    with pytest.raises(SourceError, match="Permission denied; check the path and its permissions"):
+        load(path)
+
+
 def test_a_pooler_is_asked_for_of_bert_model_alone():
     assert load("bert-large-zh").add_pooling_layer is False
     assert load("bert-large-zh", add_pooling_layer=True).add_pooling_layer is True
@@ -156,6 +175,11 @@ def test_scalars_are_read_by_the_rules_of_yaml_1_2(text, value):
     assert type(got) is type(value)
 
 
+def test_a_small_json_file_has_the_values_that_it_shows():
+    text = '{"a": [1, 2.5, null], "b": "\\u00e9", "c": true}'
+    assert read_json(text, Path("x.json")).plain() == {"a": [1, 2.5, None], "b": "é", "c": True}
+
+
 _values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 
 
@@ -163,6 +187,13 @@ _values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 @given(st.dictionaries(st.text(max_size=5), _values | st.lists(_values, max_size=3), max_size=5))
 def test_json_is_read_as_the_standard_library_reads_it(data):
     assert read_json(json.dumps(data, indent=1), Path("x.json")).plain() == data
+
+
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+def test_the_dtype_of_the_weights_is_read_under_both_of_its_names(tmp_path, key):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", key: "float16"}))
+    assert load(path).stored_dtype == "float16"
 
 
 @pytest.mark.parametrize(("own", "name"), [
@@ -178,6 +209,43 @@ def test_a_config_json_names_its_model_itself_and_a_folder_has_its_own_name(tmp_
     write(tmp_path / "w", json.dumps({"model_type": "bert", **own}), "config.json")
     assert load(str(tmp_path / "w" / "config.json")).name == name
     assert load(str(tmp_path / "w")).name == "w"
+
+
+class Tagger(nn.Module):
+    """Three classes for each of 50 words."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, width), nn.Linear(width, 3)
+
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids))
+
+
+def test_a_module_from_python_is_a_model_like_any_other():
+    source = GivenModule(name="tagger", module=Tagger())
+    flops = FlopsRun(source=source, run=RunConfig(mode="training", freeze=("words",))).at(2, 7).rows[0]
+    assert flops.forward.matmul_flops == 2 * 2 * 7 * 6 * 3
+    assert source_shapes(source, 2, 7)["words"][1][0].shape == (2, 7, 6)
+    memory = Simulator(source).report([RunConfig(batch=2, seq=7, precision="bf16")]).variants[0].memory
+    assert memory.peak.parts.parameters == 2 * (50 * 6 + 6 * 3 + 3)
+    difference = bertscope.diff(source, GivenModule(name="wider", module=Tagger(8)))
+    assert [row.path for row in difference.rows] == ["out.weight", "words.weight"]
+
+
+def test_a_module_from_python_stays_as_it_is():
+    module = Tagger()
+    GivenModule(name="tagger", module=module).build().to(torch.bfloat16).requires_grad_(False)
+    assert {(tensor.device.type, tensor.dtype, tensor.requires_grad) for tensor in module.parameters()} == {
+        ("cpu", torch.float32, True)
+    }
+
+
+def test_a_tie_of_a_module_from_python_stays_a_tie():
+    module = nn.ModuleDict({"one": nn.Linear(3, 3), "two": nn.Linear(3, 3)})
+    module["two"].weight = module["one"].weight
+    built = GivenModule(name="tied", module=module).build()
+    assert built["one"].weight is built["two"].weight
 
 
 def test_only_the_sources_know_their_kinds():

@@ -72,6 +72,17 @@ def test_fit_scales_given_inputs_along_their_batch():
         bertscope.fit(net, "64MiB", inputs={"scale": 3})
 
 
+def test_a_module_with_inputs_has_an_answer_for_a_gpu():
+    net, size = torch.nn.Linear(100, 10), (4, 100)
+    on_cuda = bertscope.estimate(net, input_size=size, device="cuda")["none"]
+    on_card = bertscope.estimate(net, input_size=size, gpu="t4")["none"]
+    assert (on_card.answer, on_cuda.answer) == ("yes", "")
+    assert on_card.memory.peak.parts.inputs == on_cuda.memory.peak.parts.inputs
+    assert on_card.memory.peak.peak_bytes == on_cuda.memory.peak.peak_bytes
+    with pytest.raises(SelectionError, match="gpu and budget are for an estimate without loss"):
+        bertscope.estimate(net, input_size=size, gpu="t4", loss=lambda module, inputs: None)
+
+
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
@@ -86,6 +97,12 @@ def test_a_default_length_is_at_most_that_of_the_model_and_a_given_one_is_an_err
         bertscope.estimate(short, seq=128)
 
 
+def test_a_default_length_leaves_out_the_positions_that_padding_takes():
+    pytest.importorskip("transformers")
+    short = {"model_type": "roberta", "vocab_size": 99, "max_position_embeddings": 42, "pad_token_id": 1, **SMALL}
+    assert bertscope.estimate(short).run.seq == 40  # positions begin after that of the padding: 2 to 41
+
+
 @pytest.mark.parametrize("name", ["estimate", "profile", "plan", "fit", "fits", "flops"])
 def test_the_keywords_of_a_function_have_the_defaults_of_its_command(name):
     keywords, own = inspect.signature(getattr(bertscope, name)).parameters, QUESTIONS[name].defaults
@@ -95,3 +112,11 @@ def test_the_keywords_of_a_function_have_the_defaults_of_its_command(name):
         elif key not in ("batch", "budget") or name not in ("fit", "fits", "plan"):  # which search them
             assert keywords[key].default == own.get(key, row.default)
     assert name != "estimate" or keywords["batch"].default == 8
+
+
+def test_fit_shows_no_length_where_the_inputs_fix_it():
+    sizes = {"budget": "1GiB", "precision": "stored", "checkpointing": "none", "batch": 2}
+    report = bertscope.fit(torch.nn.Linear(4, 4), input_size=(1, 4), **sizes)
+    assert report.length_given
+    assert "seq" not in str(report)
+    assert "seq" in str(bertscope.fit({"model_type": "bert", **SMALL}, seq=8, **sizes | {"precision": "fp32"}))

@@ -198,6 +198,18 @@ def test_the_guard_holds_without_the_refusals(cli, trap, monkeypatch):
             trap.check()
 
 
+def test_the_code_runs_where_nothing_guards(trap, cli, monkeypatch):
+    """This shows that the trap works."""
+    import transformers
+
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        pytest.skip("transformers 5 does not take a folder for a backbone")
+    monkeypatch.setattr("bertscope.sources.transformers_models._refusal", lambda key, value: "")
+    monkeypatch.setattr("bertscope.sources.transformers_models.confined", contextlib.nullcontext)
+    assert cli("count", trap.write(ISSUE)).code == 2
+    assert trap.canary.exists()
+
+
 def test_code_named_by_auto_map_is_left_out(cli, trap):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     poison = {key: value for key, value in trap.poison().items() if key in ("auto_map", "_name_or_path")}

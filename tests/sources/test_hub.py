@@ -15,7 +15,7 @@ import pytest
 import bertscope
 from bertscope.sources.find import find, is_hub_name
 from tests.child_server import loaded
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 12, "num_attention_heads": 3,
@@ -173,8 +173,30 @@ def test_download_fetches_the_configuration_alone_and_then_it_is_cached(hub):
     assert len(_Hub.asked) == asked > 0
 
 
+def test_verify_downloads_the_weights_and_nothing_else(hub):
+    done = ask("diff", "someone/fresh", "--download", **hub)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("yes: ")
+    assert not any("README" in path for path in _Hub.asked)
+
+
+def test_a_model_that_the_hub_has_not_is_one_line(hub):
+    done = ask("count", "someone/absent", "--download", **hub)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
 @pytest.mark.parametrize(
     "name", ["../../etc", "a/b/c", "a--b", "/etc", "a/../b", "", "-x", "a b", "a/", "/a", ".a", "x" * 200]
 )
 def test_what_can_be_no_hub_name_is_never_looked_up(name):
     assert not is_hub_name(name)
+
+
+def test_a_preset_needs_neither_the_cache_nor_its_library():
+    code = (
+        "import sys; from bertscope import cli; sys.argv = ['bertscope', 'count', 'google-bert/bert-base-cased'];"
+        "cli._run(); unwanted = {'huggingface_hub', 'transformers', 'bertscope.checkpoints.reading'};"
+        "sys.exit(' '.join(unwanted & set(sys.modules)) or 0)"
+    )
+    done = run_python(code)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -225,6 +225,12 @@ def test_the_flops_are_those_of_torch_also_where_a_forward_reads_values_or_is_co
     assert counted.json["rows"][0]["total"]["matmul_flops"] == torch_counts.get_total_flops() > 0
 
 
+def test_inputs_by_position_are_given_in_the_order_of_the_signature(cli, code):
+    given = ("--input", "more=Bx4:float32", "--input", "left=Bx4:float32", "--batch", 3)
+    flops = cli("flops", f"{code}:Pair", *given, "--format", "json").json
+    assert flops["rows"][0]["forward"]["matmul_flops"] == 2 * (2 * 3 * 4 * 5)
+
+
 def test_a_file_is_imported_by_its_path_also_inside_a_package_and_beside_one_of_the_same_name(cli, tmp_path):
     code = "from torch import nn\nfrom {origin} import size\nclass Net(nn.Linear):\n    def __init__(self):\n"
     code += "        super().__init__(size, 1)\n"
@@ -328,6 +334,16 @@ def test_what_cannot_be_run_or_imported_is_one_line_with_a_remedy(cli, code, tmp
     assert words.format(code=code) in result.err.splitlines()[-1]
 
 
+def test_a_factory_is_printed_drawn_and_compared(cli, code):
+    assert "(words): Embedding(50, 6)" in cli("tree", f"{code}:Tagger", "--style", "torch").out
+    assert "Embedding" in cli("diagram", f"{code}:Tagger", "--kind", "tree").out
+    rows = cli("diff", f"{code}:Tagger", f"{code}:Own", "--format", "json").json["rows"]
+    assert {row["path"]: row["status"] for row in rows}["words.weight"] == "removed"
+    same = cli("diff", f"{code}:Tagger", f"{code}:Tagger", "--exit-code")
+    assert same.code == 0
+    assert "do not differ" in same.out
+
+
 def test_a_file_of_that_name_is_no_factory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a:b").write_text("x")
@@ -346,3 +362,14 @@ def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monk
     assert "pip install 'bertscope[transformers]'" in result.err
     with pytest.raises(SelectionError, match="this is for BERTs only"):  # with the extra or without
         bertscope.load(tmp_path)
+
+
+def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):
+    torch.save(bertscope.BertModel(tiny).state_dict(), tmp_path / "pytorch_model.bin")
+    alone = cli("tree", tmp_path / "pytorch_model.bin")
+    assert "pytorch, 39 tensors" in alone.out
+    assert "pytorch, 39 tensors" in cli("tree", tmp_path).out
+    (tmp_path / "config.json").write_text(json.dumps(tiny.to_dict()))
+    assert "BertModel" in cli("tree", tmp_path / "pytorch_model.bin").out
+    assert cli("count", tmp_path, "--format", "json").json["kind"] == "count"
+    assert cli("count", tmp_path, "--stored", "--format", "json").json["kind"] == "checkpoint"

@@ -238,6 +238,28 @@ def test_the_input_that_an_error_proposes_runs(layer):
     assert layer.to("meta")(given).shape[0] == BATCH
 
 
+class Both(nn.Linear):
+    """A forward that fails without its second tensor."""
+
+    def __init__(self):
+        super().__init__(WIDTH, 3)
+
+    def forward(self, input_ids, scale: torch.Tensor | None = None, is_loud: bool = False):
+        return super().forward(input_ids.float() * scale.sum())
+
+
+@pytest.mark.parametrize("command", ["flops", "estimate"])
+def test_the_error_of_a_forward_names_the_tensors_that_it_did_not_get(cli, command):
+    ids = ("--input", f"input_ids=Bx{WIDTH}:int64")
+    refused = cli(command, f"{__name__}:Both", *ids)
+    assert refused.code == 2
+    assert (
+        "Both.forward takes input_ids=BxS:int64, scale; --input NAME=SHAPE:DTYPE gives forward other inputs"
+        in refused.err.splitlines()[-1]
+    )
+    assert cli(command, f"{__name__}:Both", *ids, "--input", "scale=3:float32").code == 0
+
+
 class Fails(nn.Linear):
     """A forward that raises an error, with `on_values` only for tensors that have values."""
 
@@ -272,3 +294,19 @@ def test_an_error_of_the_users_forward_is_one_line_with_its_file_and_line_and_ex
     assert (result.code, result.out) == (2, "")
     assert last.startswith(f"error: {__name__}:{name} cannot be run on ")
     assert re.search(r"KeyError \(test_own_modules.py:\d+\): 'of my own'; \w+.forward takes x; --input", last)
+
+
+def test_an_error_inside_torch_names_the_line_of_the_user(cli):
+    result = cli("estimate", f"{__name__}:FailsOnValues", "--input", "x=Bx7:float32")
+    assert re.search(r"RuntimeError \(test_own_modules.py:\d+\)", result.err.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda: bertscope.flops(Fails(), torch.ones(2, WIDTH)), lambda: bertscope.estimate(Fails(), torch.ones(2, WIDTH)),
+     lambda: bertscope.profile(FailsOnValues(), torch.ones(2, WIDTH), steps=1)],
+)  # fmt: skip
+def test_an_error_of_forward_is_a_bertscope_error_in_python_that_keeps_its_cause(run):
+    with pytest.raises(bertscope.BertscopeError, match="KeyError") as found:
+        run()
+    assert isinstance(found.value.__cause__, KeyError)

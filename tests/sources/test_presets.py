@@ -31,6 +31,11 @@ def test_the_config_json_of_a_preset_of_another_family_has_no_member_of_bertscop
     assert cli("presets", name, "--config").json == members
 
 
+def test_a_note_says_that_a_config_json_describes_a_pooler(cli):
+    assert "describes the model with its pooler" in cli("presets", "bert-large-zh", "--config").err
+    assert cli("presets", "bert-base-cased", "--config").err == ""
+
+
 def test_the_reference_reads_the_config_json(tmp_path, cli):
     transformers = pytest.importorskip("transformers", reason="the oracle is in the extra 'test'")
     assert cli("presets", "bert-base-uncased", "--config", "-o", tmp_path / "config.json").code == 0
@@ -54,6 +59,14 @@ def test_what_only_a_preset_says_is_read_from_a_config_json_too(cli, tmp_path):
     done = cli("check", path)
     assert done.code == 1
     assert "721" in done.out
+
+
+def test_further_members_of_a_presets_config_json_are_a_mapping(cli, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("architecture: BertModel\nconfig: {}\nextra: 5\n")
+    result = cli("count", path)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "extra must hold" in result.err
 
 
 COUNTS = {"modernbert-base": 149_655_232, "modernbert-large": 395_881_664}  # of Warner et al. 2024 (arXiv:2412.13663)
@@ -82,6 +95,10 @@ def test_a_preset_of_another_family_has_its_counts(name):
     # embedding, its norm and the last one; the head's dense and norm, and the decoder's bias
     h, f, n, v = (config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"))
     assert totals.distinct_params == n * (4 * h * h + 3 * h * f + 2 * h) - h + v * h + 2 * h + h * h + h + v
+
+
+def test_a_name_on_the_hub_is_that_of_its_preset():
+    assert find("answerdotai/ModernBERT-large").name == "modernbert-large"
 
 
 def test_a_published_detr_is_built_with_a_resnet_of_transformers(tmp_path, cli):

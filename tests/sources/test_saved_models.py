@@ -9,11 +9,14 @@ import pytest
 import safetensors
 import torch
 import transformers
+from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.checkpoints.reading import read_checkpoint, stored_report
 from bertscope.model import CLASSES
+from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
+from bertscope.tracing.flops import FlopsRun, flops_model
 
 SMALL = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
          "intermediate_size": 20, "max_position_embeddings": 40}  # fmt: skip
@@ -125,6 +128,32 @@ def test_another_familys_model_is_counted_as_transformers_counts_it(kept, family
     assert bertscope.verify(find(folder), read_checkpoint(folder)).fits
 
 
+def test_another_familys_training_step_is_that_of_a_run_on_the_cpu(kept, family):
+    model, folder = kept(family)
+    ids = torch.ones(2, 9, dtype=torch.long)
+    inputs = {"input_ids": ids, "attention_mask": ids} | ({"decoder_input_ids": ids} if family == "t5" else {})
+    model.train()
+    with FlopCounterMode(display=False) as counter:
+        model(**inputs)[0].sum().backward()
+    model.eval()
+    report = flops_model(FlopsRun(source=find(folder), run=RunConfig(mode="training")), [2], [9])
+    assert report.rows[0].total.matmul_flops == counter.get_total_flops()
+    assert report.unknown_operators == ()
+
+
+def test_shared_layers_hold_their_parameters_once_and_work_each_time(cli, kept):
+    _, folder = kept("albert")
+    config = json.loads((folder / "config.json").read_text())
+    counts, works = [], []
+    for layers in (1, 2, 4):
+        (folder / "more.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+        counts.append(cli("count", folder / "more.json", "--format", "json").json["totals"]["distinct_params"])
+        rows = cli("flops", folder / "more.json", "--seq", 8, "--format", "json").json["rows"]
+        works.append(next(row for row in rows if row["name"] == "albert_layer_groups")["forward"]["matmul_flops"])
+    assert len(set(counts)) == 1
+    assert works == [works[0], 2 * works[0], 4 * works[0]]
+
+
 @pytest.mark.parametrize("family", ["albert", "t5"])
 def test_every_command_answers_for_another_family(cli, kept, family):
     _, folder = kept(family)
@@ -142,27 +171,9 @@ def test_every_command_answers_for_another_family(cli, kept, family):
     assert (result.code, result.err.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"model_type": "no-bert"}, "does not know the model type 'no-bert'; a newer one may"),
-        ({"model_type": "mine", "auto_map": {}}, "auto_map) is not run"),
-        ({"model_type": "roberta", "architectures": ["RobertaForMasked"]}, "did you mean 'RobertaForMaskedLM'"),
-        ({"model_type": "roberta", "architectures": ["BertModel"]}, "unknown architecture 'BertModel' for a roberta"),
-        ({"model_type": "roberta", "architectures": ["logging"]}, "unknown architecture 'logging'"),
-        ({"model_type": "roberta", "num_hidden_layers": 10**6}, "num_hidden_layers may be at most 150 here"),
-        ({"model_type": "gpt2", "n_layer": 10**6}, "n_layer may be at most 150 here"),
-        ({"model_type": "t5", "num_decoder_layers": 10**6}, "num_decoder_layers may be at most 150 here"),
-        ({"model_type": "roberta", "num_labels": 10**9}, "num_labels may be at most 100,000 here"),
-        ({"model_type": "roberta", "hidden_size": 10}, "multiple of the number of attention heads"),
-        ({"model_type": "mixtral", "num_hidden_layers": 128, "num_local_experts": 256},
-         "128 layers of 256 experts are 32,768 modules; at most 24,576"),
-        ({"model_type": "../roberta"}, "must be the name of a model family"),
-        ({"model_type": 5}, "must be the name of a model family"),
-    ],
-)  # fmt: skip
-def test_a_configuration_that_cannot_be_built_is_one_line(cli, tmp_path, fields, words):
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    result = cli("count", tmp_path)
-    assert (result.code, result.err.count("\n")) == (2, 1), result.err
-    assert words in result.err
+def test_another_class_of_the_family_can_be_asked_for(cli, kept):
+    _, folder = kept("roberta")
+    data = cli("count", folder, "-a", "RobertaForSequenceClassification", "--format", "json").json
+    assert data["subject"]["architecture"] == "RobertaForSequenceClassification"
+    eager = cli("tree", kept("gpt2")[1], "--style", "torch", "--attention", "eager").out
+    assert "GPT2Attention" in eager

@@ -96,6 +96,13 @@ def test_a_feature_that_is_off_has_no_effect(given, settings):
     assert key in keys(read_training_file(given(**settings)).no_effect)
 
 
+@pytest.mark.parametrize(("optim", "is_setting"), [("adamw_torch", False), ("sgd", True), ("rmsprop", True)])
+def test_weight_decay_is_a_setting_of_an_optimizer_that_copies_the_gradients(given, optim, is_setting):
+    file = read_training_file(given(optim=optim, weight_decay=0.01))
+    assert file.fields.get("weight_decay") == (0.01 if is_setting else None)
+    assert ("weight_decay" in keys(file.no_effect)) != is_setting
+
+
 def test_a_configuration_of_accelerate_is_read_as_yaml_and_as_json(tmp_path):
     (tmp_path / "default_config.yaml").write_text((DATA / "accelerate.yaml").read_text())
     plain = {"distributed_type": "MULTI_GPU", "mixed_precision": "fp16", "num_processes": 2, "use_cpu": False}
@@ -111,6 +118,14 @@ def test_a_configuration_of_accelerate_is_read_as_yaml_and_as_json(tmp_path):
 def test_a_token_is_not_repeated(given):
     file = read_training_file(given(hub_token="hf_secret"))
     assert "hf_secret" not in str(file)
+
+
+def test_the_settings_are_arguments_of_the_library(given):
+    import torch
+
+    file = bertscope.read_training_file(given(full_determinism=False))
+    report = bertscope.estimate(torch.nn.Linear(4, 4), torch.rand(2, 4), **file.module_fields)
+    assert (report.run.accumulate, report.run.autocast, report.run.clip_grad_norm) == (4, "bf16", True)
 
 
 # ---- the command line ----
@@ -144,6 +159,19 @@ def test_an_option_replaces_the_file_and_this_is_said(cli, given):
     assert "batch 16: an option sets 2" in result.err
 
 
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_option_for_the_precision_replaces_that_of_the_file_as_a_whole(cli, given, place):
+    path = given(bf16=False, fp16=True)
+    words = ("--precision", "fp16", "--from", path) if place == "before" else ("--from", path, "--precision", "fp16")
+    run = cli(*TINY, *words, "--format", "json").json["run"]
+    assert (run["precision"], run["grad_scaler"]) == ("fp16", False)
+
+
+def test_another_optimizer_does_not_get_the_implementation_of_the_file_s(cli, given):
+    result = cli(*TINY, "--from", given(optim="adamw_torch_fused"), "--optimizer", "rmsprop", "--format", "json")
+    assert (result.code, result.json["run"]["optimizer_implementation"]) == (0, "default")
+
+
 def test_fit_searches_the_batch_and_takes_the_rest(cli, given):
     result = cli("fit", "bert-tiny", "--budget", "1GiB", "--seq", "16", "--from", given(), "--format", "json")
     report = result.json
@@ -151,6 +179,13 @@ def test_fit_searches_the_batch_and_takes_the_rest(cli, given):
     assert (report["asked_batch"], report["run"]["accumulate"]) == (None, 4)
     assert [(row["key"], row["effect"]) for row in report["training_file"]["replaced"]] == [("batch", "it is searched")]
     assert "batch 16: it is searched" in result.err
+
+
+def test_notes_go_to_stderr_only(cli, given):
+    result = cli(*TINY, "--from", given(), "--format", "csv")
+    assert result.err.startswith("note: ")
+    assert "my_key" in result.err
+    assert "my_key" not in result.out
 
 
 def test_the_notes_on_the_page_are_those_of_the_command(printed):
@@ -189,6 +224,15 @@ def test_what_is_no_training_file_is_one_line_that_says_what_was_expected(tmp_pa
         read_training_file(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_names_and_values_of_a_file_are_escaped(cli, given):
+    nasty = {"bad\x1b[31m\nkey": "\u202e", "full_determinism": "\x1b[2J"}
+    plain = {"gradient_accumulation_steps": 1, "gradient_checkpointing": False, "bf16": False, "optim": "sgd"}
+    result = cli(*TINY, "--from", given(**nasty, **plain))
+    assert result.code == 0
+    assert "\x1b" not in result.err + result.out
+    assert "\u202e" not in result.err + result.out
 
 
 # Files of other trainers, as their documentation writes them -> some of the settings, and keys that are not modelled.

@@ -10,10 +10,15 @@ import pytest
 import torch
 
 import bertscope
+from bertscope import load
+from bertscope.memory import fake_run
+from bertscope.memory.estimate import module_trace
+from bertscope.memory.step import meta_inputs, run_model
 from bertscope.model import CLASSES, build
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.sources.find import find
-from bertscope.torch_access import is_plain_meta, storage_key
+from bertscope.torch_access import is_plain_meta, operator_name, storage_key
+from bertscope.tracing import fake_tensors as fake_tensors_module
 from bertscope.tracing.fake_tensors import OperatorResults, fake_tensors
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.operators import shapes
@@ -84,6 +89,58 @@ def test_the_first_result_and_a_second_are_like_one_of_torch(operator, args, kwa
         assert [described(known, operator, args(torch.empty), kwargs) for _ in range(2)] == [of_torch] * 2
 
 
+def test_each_operator_that_runs_on_meta_gives_what_fake_tensors_give(monkeypatch):
+    on_meta, met = fake_tensors_module._described_on_meta, set()
+
+    def plain(found):
+        """The description without the strides of dimensions of size 1, which lead nowhere."""
+        results, is_tuple = found
+        return is_tuple, [
+            result if result is None or isinstance(result, int) else
+            (result[0][0], [stride for size, stride in zip(*result[0][:2], strict=True) if size > 1], *result[0][2:],
+             result[1])
+            for result in results
+        ]  # fmt: skip
+
+    def compared(operator, args, kwargs):
+        found = on_meta(operator, args, kwargs)
+        if found is not None:
+            by_torch = fake_tensors_module._described(operator(*args, **kwargs), args, args)
+            assert plain(found) == plain(by_torch), operator
+            met.add(operator_name(operator))
+        return found
+
+    monkeypatch.setattr(fake_tensors_module, "_described_on_meta", compared)
+    for head, attention, device, settings in (
+        ("BertForMaskedLM", "eager", "cpu", {"precision": "autocast-bf16"}),
+        (
+            "BertForSequenceClassification",
+            "sdpa",
+            "cuda",
+            {"precision": "autocast-fp16", "optimizer_implementation": "loop"},
+        ),
+        ("BertModel", "sdpa", "cpu", {"checkpointing": "full", "precision": "bf16"}),
+        ("BertForQuestionAnswering", "eager", "cuda", {"optimizer": "adafactor"}),
+    ):
+        monkeypatch.setattr(fake_run, "_RESULTS", OperatorResults())
+        source = load("bert-tiny", architecture=head, attention=attention)
+        run_config = RunConfig(batch=3, seq=7, device=device, **settings)
+        model = run_model(source, run_config)
+        module_trace(model, meta_inputs(model, run_config), run_config, None)
+    listed = fake_tensors_module._SAME_EVERYWHERE | {fake_tensors_module._LAYER_NORM}
+    assert met == listed  # none is in the list without need
+
+
+@pytest.mark.parametrize("other", ["cpu", "meta"])
+def test_an_operator_between_devices_is_left_to_torch(other):
+    with fake_tensors():
+        given = torch.empty(2, 3, device="cuda")
+        kwargs = {"dtype": torch.half, "device": torch.device(other)}
+        assert fake_tensors_module._described_on_meta(aten._to_copy.default, (given,), kwargs) is None
+        made = OperatorResults().run(aten._to_copy.default, (given,), kwargs)
+    assert made.device.type == other
+
+
 def test_arguments_that_differ_in_layout_dtype_or_kind_of_number_have_own_results():
     known = OperatorResults()
     with fake_tensors():
@@ -96,6 +153,23 @@ def test_arguments_that_differ_in_layout_dtype_or_kind_of_number_have_own_result
         ]
     assert found == [torch.long, torch.float, torch.long, torch.half, torch.half, torch.half]
     assert turned == [(3, 1), (1, 3)]
+
+
+def test_an_operator_that_fails_fails_each_time():
+    known = OperatorResults()
+    with fake_tensors():
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                known.run(aten.mm.default, (torch.ones(2, 3), torch.ones(2, 3)), {})
+
+
+def test_so_many_results_are_kept_and_no_more(monkeypatch):
+    monkeypatch.setattr(fake_tensors_module, "_MOST_OPERATIONS", 3)
+    known = OperatorResults()
+    with fake_tensors():
+        sizes = [known.run(aten.t.default, (torch.empty(2, size),), {}).shape for size in range(1, 9)]
+    assert sizes == [(size, 2) for size in range(1, 9)]
+    assert len(known.known) == 3
 
 
 def test_an_error_of_a_bert_whose_inputs_are_derived_stays_an_internal_error(cli, monkeypatch):
@@ -146,6 +220,14 @@ def test_folded_layers_stay_folded_and_sums_do_not_change(tiny):
             (row.path, row.params, row.copies) for row in shaped.rows
         ]
         assert plain.totals == shaped.totals
+
+
+def test_parts_of_a_layer_show_what_goes_in_and_comes_out(tiny):
+    model = build(tiny)
+    (layer,) = [row for row in bertscope.count(model, shapes=shapes(model, 2, 5)).rows if row.name == "layer"]
+    parts = {part.name: part for part in layer.parts}
+    assert parts["feed_forward"].inputs[0].shape == parts["feed_forward"].outputs[0].shape == (2, 5, 8)
+    assert parts["self_attention"].outputs[0].shape == (2, 5, 8)
 
 
 with warnings.catch_warnings():

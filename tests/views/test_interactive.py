@@ -10,11 +10,16 @@ import re
 import subprocess
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from bertscope.analyses.params import count, tree
+from bertscope.checkpoints.reading import stored_report
 from bertscope.config import BertConfig
+from bertscope.model import build
 from bertscope.sources.bert import BertSource
+from bertscope.sources.find import stored_alone
 from bertscope.sources.model_source import built_for_counting
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.operators import source_shapes
@@ -79,6 +84,12 @@ def test_each_row_has_the_parameters_of_tree_and_the_forward_flops_of_flops(fold
     assert {item.path: item.flops for item in same} == {item.path: work[item.path] for item in same}
 
 
+def test_the_flops_of_300_layers_of_which_two_are_built_are_those_of_all():
+    source = bert(300)
+    root, *_ = items(source, has_shapes=True)
+    assert root.flops == FlopsRun(source=source).at(2, 5).rows[0].forward.matmul_flops
+
+
 def test_the_details_have_class_parameters_shapes_flops_and_tensors():
     found = {item.path: item for item in items(has_shapes=True, frozen=("query.bias",))}
     assert list(details(found[QUERY], 3160)) == [
@@ -89,6 +100,38 @@ def test_the_details_have_class_parameters_shapes_flops_and_tensors():
     decoder = details(found["cls.predictions.decoder"], 3160)
     assert "  weight [32, 8] 256, tied to bert.embeddings.word_embeddings.weight" in decoder
     assert "forward" not in "".join(details(items()[0], 3160))
+
+
+def test_a_module_that_is_used_again_names_its_first_path():
+    layer = nn.Linear(2, 2)
+    *_, again = items(model=nn.Sequential(layer, nn.ReLU(), layer))
+    assert "class       Linear, same module as '0'" in details(again, 6)
+
+
+def test_a_checkpoint_has_the_modules_of_its_names_with_their_tensors(tmp_path):
+    path = tmp_path / "model.safetensors"
+    model = build(bert().config, "BertModel", device="cpu")
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, path)
+    checkpoint = stored_alone(str(path))
+    found = items_of(stored_report(checkpoint, by="tree"), stored_report(checkpoint))
+    query = next(item for item in found if item.path == QUERY.removeprefix("bert."))
+    assert list(details(query, found[0].params)) == [
+        query.path, "dtype       float32", "parameters  288 = 4 x 72, 10.08 %", "bytes       1.12 KiB",
+        "  bias [8] float32", "  weight [8, 8] float32",
+    ]  # fmt: skip
+    _, text, places = explored("slash", "=query", "enter", found=found)
+    assert places[-1] == query.path
+    assert "0-3 (4 x) float32" in text
+
+
+def test_a_checkpoint_whose_layers_fold_in_several_ways_keeps_every_row(tmp_path):
+    path = tmp_path / "model.safetensors"
+    sizes = {"layer.0.a.w": 2, "layer.1.a.w": 2, "layer.2.a.w": 2, "layer.0.b.w": 3, "layer.1.b.w": 4, "layer.2.b.w": 4}
+    save_file({name: torch.zeros(size) for name, size in sizes.items()}, path)
+    checkpoint = stored_alone(str(path))
+    root, *others = items_of(stored_report(checkpoint, by="tree"), stored_report(checkpoint))
+    assert sum(tensor.params for item in (root, *others) for tensor in item.tensors) == root.params == 17
+    assert all(item in item.parent.below for item in others)
 
 
 def test_the_tree_opens_to_three_levels_or_to_the_depth():
@@ -124,6 +167,12 @@ def test_a_search_goes_to_the_matches_one_after_the_other_and_round():
     assert "4 of 4 that match 'dense'; n: the next" in text
 
 
+def test_escape_leaves_a_search_and_goes_back_to_where_it_began():
+    app, text, places = explored("down", "slash", "=query", "escape")
+    assert places[1:] == ["bert", "bert", QUERY, "bert"]
+    assert (app.search.display, "q quit" in text) == (False, True)
+
+
 def test_c_copies_a_path_that_get_submodule_takes():
     app, text, _ = explored("slash", "=selfattention", "enter", "c")
     assert app.clipboard == "bert.encoder.layer.0.attention.self"
@@ -147,6 +196,29 @@ def test_letters_of_a_name_that_move_a_terminal_are_shown_as_escapes():
     _, text, _ = explored("down", found=items(model=root))
     assert r"a\x1b[2Jb\nc[red] Linear" in text
     assert r"a\x1b[2Jb\nc[red]" in text.partition("───")[2]
+
+
+def test_q_leaves_without_an_error_and_control_c_with_an_interrupt():
+    assert explored("q")[0].return_value is None
+    assert isinstance(explored("slash", "a", "ctrl+c")[0].return_value, KeyboardInterrupt)
+
+
+def test_an_error_inside_the_app_reaches_the_command(monkeypatch):
+    monkeypatch.setattr("bertscope.views.interactive.details", lambda *_: 1 / 0)
+    assert isinstance(Browser("tiny", items()).run(headless=True), ZeroDivisionError)
+
+
+def test_without_a_terminal_it_names_the_command_for_a_pipe(cli):
+    result = cli("tree", "bert-tiny", "--interactive")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "error: --interactive needs a terminal; 'bertscope tree' without it writes to a pipe\n"
+
+
+def test_without_textual_it_names_the_extra(cli, monkeypatch):
+    monkeypatch.setattr("bertscope.commands.model.find_spec", lambda name: None)
+    result = cli("tree", "--interactive")
+    assert result.code == 2
+    assert result.err == "error: --interactive needs the extra 'interactive': pip install 'bertscope[interactive]'\n"
 
 
 # The command.

@@ -9,6 +9,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from html.parser import HTMLParser
 from itertools import cycle
 
 import pytest
@@ -138,6 +139,13 @@ def test_mermaid_parses_names_that_look_like_its_own_markup(parse, tiny):
     assert verdicts == {"graph": "flowchart-v2", "class": "classDiagram"}
 
 
+def test_labels_are_quoted_and_no_quote_is_left_inside(tiny):
+    graph, _ = nasty_reports(tiny)
+    for line in mermaid(graph).splitlines()[4:]:
+        assert line.count('"') in (0, 2), line
+        assert line.strip() != "end_"
+
+
 def test_a_diagram_that_mermaid_would_refuse_is_refused_with_a_remedy(parse, tiny):
     report = bertscope.diagram(build(tiny), "tree")
     many = tuple(DiagramEdge(source="m0", target=f"m{number % 9}") for number in range(501))
@@ -204,6 +212,41 @@ def test_a_self_attention_fits_on_a_page_of_900_pixels_at_its_own_size():
     )
     assert width < 900 * 3 / 4  # a CSS pixel is 3/4 pt
     assert width < height
+
+
+class Links(HTMLParser):
+    """Return all that a page would fetch or run."""
+
+    found: list[str]
+
+    def handle_starttag(self, tag, attributes):
+        self.found += [f"{tag} {name}={value}" for name, value in attributes
+                       if name in ("src", "href", "xlink:href", "data", "action") or name.startswith("on")]  # fmt: skip
+        self.found += [tag] if tag in ("script", "link", "iframe", "object", "embed", "img") else []
+
+
+def test_the_page_stands_alone_and_follows_light_and_dark(reports):
+    needs_graphviz()
+    for report in reports:
+        page = renderer.html(report)
+        links = Links()
+        links.found = []
+        links.feed(page)
+        assert links.found == []
+        assert "url(" not in page
+        assert "@import" not in page
+        assert "prefers-color-scheme: dark" in page
+        assert "default-src 'none'" in page
+        assert page.count("<svg") == page.count("</svg>") == 1
+
+
+def test_the_ending_of_the_output_chooses_the_format(cli, tmp_path):
+    needs_graphviz()
+    for ending, beginning in (("svg", "<?xml"), ("html", "<!doctype html>"), ("dot", "digraph"), ("mmd", "---"),
+                              ("json", "{"), ("txt", "---")):  # fmt: skip
+        path = tmp_path / f"x.{ending}"
+        assert cli("diagram", "bert-tiny", "--kind", "tree", "--output", path).code == 0
+        assert path.read_text().startswith(beginning), ending
 
 
 def test_without_graphviz_the_extra_is_named_and_nothing_is_written(cli, monkeypatch, tmp_path):

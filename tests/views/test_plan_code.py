@@ -20,11 +20,14 @@ from torch.utils._pytree import tree_leaves
 
 import bertscope
 from bertscope.errors import SelectionError, SourceError
+from bertscope.memory.layer_operators import layer_costs
+from bertscope.model.keep import keep_operators
 from bertscope.reports.base import Subject
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
+from bertscope.sources.other_models import GivenModule
 from bertscope.views.plan_code import FORMS, emitted
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
@@ -190,9 +193,35 @@ def test_gradients_are_those_without_the_code_bit_for_bit_and_less_is_saved(name
     assert len(again) > 10
 
 
+def test_attention_is_kept_whichever_kernel_torch_chooses():
+    """Without dropout the CPU has a fused kernel, of which 2 x 2 heads x 6 x 4 outputs and a sum for each row stay."""
+    sizes, gradients = [], []
+    for kept in ((), (ATTENTION,)):
+        torch.manual_seed(1)
+        model = bert("sdpa", attention_probs_dropout_prob=0.0).train()
+        size, found = step(installed(plan(layers("bert.encoder.layer", 4, *kept)), model))
+        sizes.append(size)
+        gradients.append(found)
+    assert sizes[1] - sizes[0] == 4 * (2 * 2 * 6 * 4 + 2 * 2 * 6) * 4
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
 def test_a_repeated_layer_does_not_fill_a_cache_of_keys():
     model = installed(plan(*MODELS["T5"][1]), t5("eager"))
     assert not any(module.config.use_cache for module in (model, model.encoder, model.decoder))
+
+
+def test_the_repetition_keeps_the_same_calls():
+    """torch 2.6 asks the policy again in backward; 2.13 remembers."""
+    names: dict[str, Any] = {}
+    exec(emitted(plan(ENCODER), "torch"), names)
+    names["create_selective_checkpoint_contexts"] = lambda policy: policy
+    policy = names["keep_contexts"]({"addmm.0", "addmm.2"})
+    answers = [
+        [policy(SimpleNamespace(is_recompute=again), torch.ops.aten.addmm.default).name for _ in range(3)]
+        for again in (False, True)
+    ]
+    assert answers == [["MUST_SAVE", "PREFER_RECOMPUTE", "MUST_SAVE"]] * 2
 
 
 def test_an_example_by_hand():
@@ -233,6 +262,13 @@ def test_the_name_of_an_operator_and_a_precision_in_a_file_are_no_code():
     assert not any(isinstance(node, ast.Name) and node.id == "open" for node in ast.walk(tree))
 
 
+def test_layers_are_at_their_paths():
+    names: dict[str, Any] = {}
+    lists = (layers("a{b}.c", 6, "mm.0", recomputed=(0, 1, 2, 5)), layers("d", 1, layer_paths=("d.first",)))
+    exec(emitted(plan(*lists), "torch"), names)
+    assert names["PLAN"] == {**{f"a{{b}}.c.{number}": {"mm.0"} for number in (0, 1, 2, 5)}, "d.first": set()}
+
+
 @pytest.mark.parametrize("is_same", [True, False], ids=["all layers alike", "a layer whole"])
 def test_a_trainer_takes_a_step_with_the_emitted_arguments(is_same, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
@@ -268,6 +304,16 @@ def test_a_callback_of_lightning_recomputes_the_model_once(monkeypatch):
         assert isinstance(model.blocks[1].forward, partial) == (stage == "fit")
     assert not isinstance(model.blocks[1].forward.args[0], partial)
     assert not isinstance(model.blocks[0].forward, partial)
+
+
+def test_a_trainer_form_says_why_it_does_not_use_the_keywords():
+    uneven = emitted(plan(layers("encoder.layer", 4, *LINEAR, recomputed=(0, 1))), "trainer")
+    assert "# it is of all layers: encoder.layer recomputes 2 of its 4 layers" in uneven
+    parts = (layers("encoder.layer", 4, *LINEAR, recomputed=(0, 1)), layers("encoder.layer", 4, recomputed=(2,)))
+    assert "encoder.layer recomputes 3 of its 4 layers" in emitted(plan(*parts), "trainer")
+    assert "gradient_checkpointing=True" in emitted(plan(ENCODER), "trainer")
+    assert "bf16=True" in emitted(plan(ENCODER, precision="autocast-bf16"), "trainer")
+    assert "other modules" in emitted(plan(layers("vit", 1, layer_paths=("vit.embeddings",))), "trainer")
 
 
 CONFIG = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 40, "hidden_size": 8,
@@ -322,6 +368,19 @@ def lora(model: nn.Module) -> nn.Module:
     import peft
 
     return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["query", "value"]))
+
+
+def test_a_plan_of_peft_around_any_model_runs_before_and_after_it_is_put_around():
+    for build, target in ((gpt2, ["c_attn"]), (t5, ["q", "v"]), (bert, ["query", "value"])):
+        import peft
+
+        config = peft.LoraConfig(r=2, target_modules=target)
+        wrapped = GivenModule(name="own", module=peft.get_peft_model(build("eager"), config))
+        (costs, *_) = layer_costs(wrapped, RunConfig(batch=2, seq=6))
+        path = costs.layer_paths[0]
+        assert path.startswith("base_model.model.")
+        keep_operators(build("eager"), {path: set()})
+        keep_operators(peft.get_peft_model(build("eager"), config), {path: set()})
 
 
 SOME = plan(layers("model.layers", 12, *LINEAR))

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import accumulate, chain
@@ -14,9 +15,10 @@ from xml.etree import ElementTree
 import pytest
 
 from bertscope import load
+from bertscope.errors import BertscopeError
 from bertscope.memory.simulator import Simulator
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import MemoryReport, Variant
+from bertscope.reports.memory import MemoryReport, Sample, Variant
 from bertscope.reports.step import Parts
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import bytes_text
@@ -64,6 +66,19 @@ def test_the_highest_record_of_a_phase_is_the_reported_peak(report):
                 if (record["variant"], record["phase"]) == (variant.checkpointing, phase.phase)
             ]
             assert max(totals) == phase.peak_bytes
+
+
+def test_the_json_is_what_the_report_holds(report):
+    data = json.loads(timeline(report, "json"))
+    assert (data["schema"], data["kind"], data["subject"]["name"]) == (5, "timeline", "bert-tiny")
+    for variant, found in zip(report.variants, data["variants"], strict=True):
+        samples = [
+            Sample(**{name: item[name] for name in ("phase", "path", "operator")}, parts=Parts(**item["parts"]))
+            for item in found["timeline"]
+        ]
+        assert tuple(samples) == variant.memory.timeline
+        assert [item["total_bytes"] for item in found["timeline"]] == [sample.parts.total for sample in samples]
+        assert found["peak"]["peak_bytes"] == variant.memory.peak.peak_bytes
 
 
 def words(report: MemoryReport) -> set[str]:
@@ -167,6 +182,15 @@ def test_the_same_report_gives_the_same_bytes(report, suffix):
     assert timeline(report, suffix) == timeline(report, f".{suffix.upper()}")
 
 
+@pytest.mark.parametrize("suffix", ["svg", "png", "html", "csv", "json"])
+def test_a_variant_without_a_measurement_says_why(report, suffix):
+    failed = Variant(checkpointing="none", reentrant=False, failure="the child ran out of memory")
+    content = timeline(replace(report, variants=(failed, report.variants[1])), suffix)
+    if suffix not in ("png", "csv"):
+        assert "ran out of memory" in content.decode()
+    assert timeline(replace(report, variants=(failed,)), suffix)
+
+
 @pytest.mark.parametrize("suffix", ["svg", "html"])
 def test_a_name_is_text_and_never_markup(report, suffix):
     name = "</script><script>alert(1)</script> a$b$ &amp; %{y}"
@@ -174,3 +198,11 @@ def test_a_name_is_text_and_never_markup(report, suffix):
     text = timeline(replace(report, subject=replace(SUBJECT, name=name)), suffix).decode()
     assert text.count("<script>") == plain.count("<script>")
     assert "a$b$ &amp;amp; %{y}" in text
+
+
+@pytest.mark.parametrize(("suffix", "library"), [("svg", "matplotlib"), ("png", "matplotlib")])
+def test_a_missing_library_is_named_with_the_extra_that_brings_it(report, monkeypatch, suffix, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(BertscopeError, match=rf"needs {library}.*pip install 'bertscope\[plot\]'"):
+        timeline(report, suffix)
+    assert timeline(report, "csv")

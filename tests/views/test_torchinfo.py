@@ -44,6 +44,15 @@ def test_parents_show_their_own_parameters_and_frozen_leaves_have_parentheses():
     assert shown(Mixed()) == (GOLDEN / "torchinfo-mixed.txt").read_text()
 
 
+def test_a_module_at_the_largest_depth_shows_the_sum_below_it():
+    assert "├─ModuleList: 1-4                        12\n" in shown(Mixed(), depth=1)
+
+
+def test_the_root_without_its_children_counts_a_tied_parameter_once_and_a_module_used_again_keeps_its_rows():
+    assert "Again                                    23\n" in shown(Again(), depth=0)
+    assert "├─Sequential: 1-2                        (recursive)\n│    └─Linear: 2-3" in shown(Again(), depth=2)
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 @pytest.mark.parametrize("module", [Mixed, Again, lambda: nn.Transformer(8, 2, 1, 1, 8), lambda: nn.LSTM(3, 4)])
 def test_the_text_is_that_of_torchinfo(module, depth):
@@ -104,6 +113,13 @@ def test_each_call_has_the_row_of_torchinfo(request, model, given, is_exact):
     columns = ("input_size", "output_size", "num_params", "kernel_size", "mult_adds", "trainable")
     ours = bertscope.tree(model(), **given).to_torchinfo(9, columns)
     assert ours == theirs if is_exact else without(ours, "Mult-Adds") == without(theirs, "Mult-Adds")
+
+
+def test_a_module_called_inside_another_counts_where_torchinfo_counts_it():
+    shown = bertscope.tree(Reused(), depth=1, input_size=(2, 3, 16, 16)).to_torchinfo(1, ("num_params", "mult_adds"))
+    rows = [line.split() for line in shown.split("\n") if line.startswith("├─")]
+    assert rows[1:3] == [["├─Sequential:", "1-2", "576", "294,912"], ["├─Sequential:", "1-3", "(recursive)", "294,912"]]
+    assert rows[4][-2:] == ["2,585", "5,220"]  # 2 x (512 x 5 + 5 x 5 + 5 x 5), the sum of a list too
 
 
 def test_the_multiply_adds_of_the_table_have_the_products_of_attention():

@@ -110,6 +110,22 @@ def test_write_keeps_a_mark_and_the_ends_of_lines(cli, tmp_path):
     assert cli("check", path).code == 0
 
 
+def test_a_finding_is_one_line_whatever_the_file_is_called(cli, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text('architecture: BertModel\nconfig: {}\nexpected: {groups: {"a\\nb": 5, "\\uFFFF": 1}}\n')
+    assert len(cli("check", path).out.splitlines()) == 3
+    suite = ElementTree.fromstring(cli("check", path, "--format", "junit").out)[0]
+    assert suite.get("failures") == "2"
+
+
+def test_another_class_can_be_checked_against_the_expectations(cli, preset):
+    result = cli("check", "mine.yaml", "--architecture", "BertForSequenceClassification")
+    assert result.code == 1
+    assert "distinct_params: expected 4,385,920, got 4,386,178, difference +258" in result.out
+    assert cli("check", "mine.yaml", "--architecture", "BertModel").code == 0
+    assert cli("check", "mine.yaml", "--architecture", "BertForChess").code == 2
+
+
 CODE = """\
 import torch
 
@@ -245,6 +261,19 @@ def test_a_changed_layer_of_an_own_model_has_its_file_and_line(cli, project):
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("13", "5", "0")
 
 
+def test_the_peak_of_an_own_model_is_that_of_its_stored_dtypes(cli, project):
+    path = project(CODE.replace("return Tagger()", "return Tagger().bfloat16()"))
+    run = "batch: 2, seq: 8, mode: inference, loop: freed, peak_bytes: 1, tolerance: 1 %"
+    path.write_text(path.read_text().partition("expected:")[0] + f"expected: {{memory: {{x: {{{run}}}}}}}\n")
+    (found,) = cli("check", "--allow-code", path, "--format", "json").json["findings"]
+    model = path.read_text().split()[5]
+    run = ("--batch", "2", "--seq", "8", "--mode", "inference", "--loop", "freed", "--format", "json")
+    assert found["got"] == peak_bytes(cli("estimate", model, *run).json)
+    # In bf16: 202 parameters; at the relu of a block its input (2, 8, 4), and input and output of the relu (2, 8, 8).
+    # In int64: the input ids (2, 8).
+    assert found["got"] == 2 * (202 + 2 * 8 * (4 + 8 + 8)) + 8 * 2 * 8
+
+
 def test_a_model_of_another_family_is_checked_with_its_own_class(cli, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
@@ -285,6 +314,15 @@ def test_update_shows_what_differs_and_writes_only_the_values_that_differ(cli, p
     assert cli("check", "--allow-code", "own.bertscope.yaml").code == 0
 
 
+def test_update_without_a_difference_writes_nothing(cli, project):
+    path = project()
+    path.chmod(0o444)
+    stat = path.stat()
+    result = cli("check", "--update", "--allow-code", path)
+    assert (result.code, result.err, result.out) == (0, "", "1 file: 13 expectations passed, 0 failed\n")
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (stat.st_mtime_ns, stat.st_ino)
+
+
 def test_update_replaces_rows_and_ties_that_are_gone(cli, project):
     path = project(CODE.replace("range(2)", "range(3)").replace("self.head.weight = ", "self.words.extra = "))
     result = cli("check", "--update", "--allow-code", path)
@@ -295,3 +333,27 @@ def test_update_replaces_rows_and_ties_that_are_gone(cli, project):
     assert "    blocks.0-2: 76\n    blocks.0-2.up: 40\n    blocks.0-2.down: 36   # narrow\n    head: 50\n" in text
     assert "0-1" not in text
     assert "    # from the paper\n    words: 40\n" in text
+
+
+def test_update_leaves_a_file_with_an_error_alone(cli, project):
+    path = project(NARROW)
+    path.write_text(path.read_text() + "    long: {batch: 1, seq: 1, mode: training, freeze: [x], matmul_flops: 1}\n")
+    before = path.read_text()
+    assert cli("check", "--update", "--allow-code", path).code == 2
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--update takes FILES"),
+        (("own.bertscope.yaml", "-a", "BertModel"), "leave --architecture out"),
+        (("bert-tiny",), "--update rewrites YAML files, and 'bert-tiny' is none"),
+        (("--write", "own.bertscope.yaml"), "--write takes one FILE"),
+    ],
+)
+def test_update_writes_only_files_that_are_named(cli, project, words, message):
+    project()
+    result = cli("check", "--update", *words)
+    assert result.code == 2
+    assert message in result.err

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import bertscope
 from bertscope.analyses import doctor
-from bertscope.analyses.doctor import EXTRAS, NEEDED
+from bertscope.analyses.doctor import EXTRAS, NEEDED, tell
 from bertscope.sources.presets import preset_dir, preset_paths
 from tests.conftest import ROOT
 
@@ -48,6 +50,26 @@ def test_its_tables_of_packages_are_those_of_the_project():
     assert extras == {name: packages for name, (packages, _) in EXTRAS.items()}
 
 
+def test_a_missing_extra_has_the_command_that_installs_it(cli, monkeypatch):
+    from importlib import metadata
+
+    version = metadata.version
+
+    def lacking(name: str) -> str:
+        if name in ("transformers", "rich"):
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", lacking)
+    rows = {row["name"]: row for row in cli("doctor", "--format", "json").json["packages"]}
+    assert (rows["transformers"]["version"], rows["transformers"]["remedy"]) == (
+        None, "pip install 'bertscope[transformers]'",
+    )  # fmt: skip
+    assert rows["rich"]["remedy"] == "pip install rich"
+    assert "missing" in cli("doctor").out
+    assert "to install" in cli("doctor", "--format", "markdown").out
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -71,3 +93,19 @@ def test_without_torch_the_command_line_says_so_and_presets_are_listed(tmp_path)
                               capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         assert words == "presets" or "torch does not load: ValueError: unknown log setting" in done.stdout
+
+
+def test_cards_are_listed_and_a_driver_that_fails_is_a_problem(monkeypatch, capsys):
+    card = SimpleNamespace(name="Some Gpu", major=9, minor=0, total_memory=2**37)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    tell()
+    (found,) = json.loads(capsys.readouterr().out)["cards"]
+    assert found == {"name": "cuda:0", "description": "Some Gpu, compute capability 9.0", "memory_bytes": 2**37}
+
+    def fail() -> int:
+        raise RuntimeError("driver too old")
+
+    monkeypatch.setattr(torch.cuda, "device_count", fail)
+    tell()
+    assert json.loads(capsys.readouterr().out)["problems"] == ["CUDA does not answer: driver too old"]

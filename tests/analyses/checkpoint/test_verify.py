@@ -121,6 +121,13 @@ def test_bert_in_front_is_taken_off_or_put_on(verified, tiny, architecture):
     assert renamed.note == f"prefix bert. only in the {'file' if architecture == 'BertModel' else 'model'}"
 
 
+def test_a_name_under_two_spellings_is_told(verified, state):
+    state["bert.embeddings.LayerNorm.gamma"] = torch.ones(8)
+    (row,) = verified(state).rows
+    assert (row.status, row.name) == ("unexpected", "bert.embeddings.LayerNorm.gamma")
+    assert "stored as well" in row.note
+
+
 def test_dtypes_are_compared_where_they_are_said(verified, state, source):
     half = {name: tensor.half() for name, tensor in state.items()}
     assert verified(half).fits
@@ -147,6 +154,28 @@ def test_verify_says_what_load_state_dict_says(verified, tiny, state):
     assert (found["missing"], found["unexpected"]) == (result.missing_keys, result.unexpected_keys)
 
 
+def test_every_byte_of_a_gigabyte_is_explained_without_being_read(tmp_path, cli):
+    source = bertscope.load("bert-large-uncased", architecture="BertForPreTraining")
+    model = bertscope.build(source.config, source.architecture)
+    header, place = {}, 0
+    for name, tensor in model.state_dict().items():
+        end = place + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [place, end]}
+        place = end
+    raw = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + place)  # a hole: nothing is on the disk to be read
+    result = cli("diff", "bert-large-uncased", path, "-a", "BertForPreTraining", "--format", "json")
+    assert result.code == 0
+    stored = result.json["stored"]
+    assert stored["file_bytes"] == path.stat().st_size > 1 << 30
+    assert {part["what"]: part["bytes"] for part in stored["parts"]} == {
+        "header length": 8, "header": len(raw), "tensors": place,
+    }  # fmt: skip
+
+
 def test_the_answer_is_the_exit_code(cli, tmp_path):
     torch.save(bertscope.build(bertscope.load("bert-tiny").config, device="cpu").state_dict(), tmp_path / "x.bin")
     assert cli("diff", "bert-tiny", tmp_path / "x.bin").code == 0
@@ -158,6 +187,19 @@ def test_the_answer_is_the_exit_code(cli, tmp_path):
     for arguments in (("diff", "bert-tiny"), ("diff", "bert-tiny", tmp_path / "x.bin", "--allow", "all")):
         result = cli(*arguments)
         assert (result.code, result.err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(("by", "rows"), [("layer", 23), ("parameter", 39), ("module", 21)])
+def test_count_shows_what_is_stored(cli, tmp_path, by, rows):
+    torch.save(bertscope.build(bertscope.load("bert-tiny").config, device="cpu").state_dict(), tmp_path / "x.bin")
+    data = cli("count", tmp_path / "x.bin", "--by", by, "--format", "json").json
+    assert (data["kind"], len(data["rows"])) == ("checkpoint", rows)
+    assert sum(row["params"] for row in data["rows"]) == data["stored"]["stored_params"] == 4_385_920
+    for fmt in ("csv", "markdown", "table"):
+        assert cli("count", tmp_path / "x.bin", "--by", by, "--format", fmt).code == 0
+    if by == "layer":
+        assert "as expected" in cli("count", tmp_path / "x.bin", "--expect", "4385920").err
+        assert "no groups" in cli("count", tmp_path / "x.bin", "--by", "group").err
 
 
 # ---- what `diff` takes for a checkpoint ----

@@ -293,6 +293,14 @@ def test_equal_layers_are_drawn_once_and_a_pruned_one_apart():
     assert {node.shape.shape for node in attention.nodes if node.name == "query_layer"} == {(1, 10, 128, 64)}
 
 
+def test_caches_and_head_masks_of_equal_layers_have_one_name():
+    report = bertscope.diagram(base(is_decoder=True), "forward", given=Given(cache=4, head_mask=True))
+    names = set(labels(report).values())
+    assert {"past_key_values[0-11][0]", "past_key_values[0-11][1]", "head_mask", "last_hidden_state"} <= names
+    (edge,) = [edge for edge in report.edges if edge.source == "head_mask"]
+    assert edge.views[-1] == "[0-11]"
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_architecture_flows_from_its_ids_to_its_outputs(tiny, name):
     report = bertscope.diagram(build(tiny, name), "forward", given=Given(seq=5))
@@ -304,6 +312,27 @@ def test_every_architecture_flows_from_its_ids_to_its_outputs(tiny, name):
     outputs = {node.id for node in report.nodes if node.role == "output"}
     assert outputs
     assert outputs <= reached
+
+
+def test_a_diagram_leaves_the_model_as_it_was(tiny):
+    model = bertscope.BertModel(tiny).train()  # real weights
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = bertscope.diagram(model, "forward", SELF, given=Given(seq=4))
+    assert report.nodes
+    assert model.training
+    assert len(model.encoder.layer) == 2
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_model_without_layers_has_a_diagram(tiny):
+    report = bertscope.diagram(build(replace(tiny, num_hidden_layers=0)), "forward", given=Given(seq=4))
+    assert ("embeddings", "last_hidden_state") in chains(report)
+
+
+def test_what_dropout_passes_on_unchanged_is_still_drawn_as_its_result(tiny):
+    report = bertscope.diagram(build(tiny), "forward", "embeddings", given=Given(seq=4))
+    assert {("LayerNorm", "dropout"), ("dropout", "output")} <= chains(report)
+    assert ("LayerNorm", "output") not in chains(report)
 
 
 # ---- tree ----
@@ -373,8 +402,49 @@ def test_the_classes_of_any_module_are_those_of_its_package():
     assert {box.name for box in bertscope.diagram(Net(), around="Block").classes} == {"Module", "Block"}
 
 
+class Step(torch.nn.Module):
+    """A residual step of an own model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.dense(x)
+
+
+class Simulator(torch.nn.Module):
+    """Layers one after the other, and heads that read the same tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = torch.nn.ModuleList(Step() for _ in range(5))
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(8, 4) for _ in range(3))
+        self.last = torch.nn.Linear(12, 2)
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return self.last(torch.cat([head(x) for head in self.heads], -1))
+
+    def example_inputs(self, batch, seq):
+        return torch.empty(batch, 8, device="meta")
+
+
 def _boxes(report) -> list[tuple[str, int]]:
     return [(node.path, node.copies) for node in report.nodes if node.role == "module"]
+
+
+def test_an_own_model_has_a_dataflow_with_equal_layers_once_where_that_keeps_the_shapes():
+    report = bertscope.diagram(Simulator(), "forward", given=Given(batch=2))
+    assert _boxes(report) == [("steps.0-4", 5), ("heads.0", 1), ("heads.1", 1), ("heads.2", 1), ("last", 1)]
+    shapes = {(edge.source, edge.target): edge.shape for edge in report.edges}
+    assert shapes["cat", "last"].shape == (2, 12)
+    inner = bertscope.diagram(Simulator(), "forward", "steps.3", given=Given(batch=2))
+    assert inner.path == "steps.0-4"
+    assert [(node.role, node.name) for node in inner.nodes] == [
+        ("input", "x"), ("module", "dense"), ("function", "+"), ("output", "output"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -402,6 +472,16 @@ def test_a_model_of_another_family_has_a_dataflow_with_its_layers_once(kind, siz
     inputs, outputs = ({node.id for node in report.nodes if node.role == role} for role in ("input", "output"))
     assert inputs & {edge.source for edge in report.edges}
     assert outputs <= {edge.target for edge in report.edges}
+
+
+def test_a_private_base_is_not_drawn_and_its_attributes_are_those_of_its_subclass():
+    report = bertscope.diagram(bertscope.load("bert-tiny", architecture="BertForMaskedLM"), "class")
+    boxes = {box.name: box for box in report.classes}
+    assert not [name for name in boxes if name.startswith("_")]
+    assert boxes["BertForMaskedLM"].bases == ("WithHead",)
+    assert "cls" in [attribute.name for attribute in boxes["BertForMaskedLM"].attributes]
+    parts = [link.part for link in report.links if (link.owner, link.attribute) == ("BertForMaskedLM", "cls")]
+    assert parts == ["BertOnlyMLMHead"]
 
 
 class Identities(torch.nn.Module):

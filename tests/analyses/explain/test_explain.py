@@ -120,6 +120,15 @@ def test_a_module_that_is_no_step_is_found_with_and_without_the_prefix_of_a_head
     assert step.path.removeprefix("bert.") == "encoder.layer.0.intermediate.dense"
 
 
+def test_the_three_vocabularies_stand_side_by_side_and_every_format_holds_the_formulas(cli):
+    for naming in ("hf", "tf", "keras"):
+        out = cli("explain", "bert-base-cased", "embeddings.word_embeddings", "--naming", naming).out
+        for name in ("bert.embeddings.word_embeddings", "bert/embeddings/word_embeddings", "Embedding-Token"):
+            assert name in out
+    for fmt in ("csv", "markdown", "json"):
+        assert "vocab_size x hidden_size" in cli("explain", "bert-tiny", "--format", fmt).out.replace("\\", "")
+
+
 def test_the_data_are_the_same_in_both_languages(cli):
     chinese, english = (
         cli("explain", "bert-large-zh", "--lang", name, "--format", "json").out for name in ("zh", "en")
@@ -175,6 +184,18 @@ def sizes_of(value: object) -> str:
     return f"{len(value)} x {sizes_of(value[0])}"
 
 
+def test_the_configuration_has_the_values_types_and_defaults_of_its_fields():
+    found = section("config", is_decoder=True)
+    points = {point.name: (point.sizes, point.type) for point in found.points}
+    assert list(points)[:3] == ["vocab_size", "hidden_size", "num_hidden_layers"]
+    assert points["vocab_size"] == ("30", "int = 30522")
+    assert points["is_decoder"] == ("True", "bool = False")
+    assert points["classifier_dropout"] == ("None", "float | None = None")
+    assert "truncated_normal" in section_text(found, "initializer_range")
+    assert "here add_pooling_layer=True" in section_text(found, "pooling")
+    assert "pooling" not in section("config", "BertForMaskedLM").notes
+
+
 def test_inputs_and_outputs_have_the_names_and_types_of_the_forward_and_of_its_class():
     points = section("inputs").points
     assert [point.name for point in points] == list(inspect.signature(bertscope.BertModel.forward).parameters)[1:]
@@ -221,6 +242,14 @@ def test_the_outputs_have_the_places_and_shapes_of_a_run(architecture, fields):
     assert [point.name.partition(" ")[0] for point in points] == [f"output[{place}]" for place in range(len(points))]
 
 
+def test_a_model_without_pooler_keeps_the_place_of_the_pooled_output():
+    found = replace(small(), add_pooling_layer=False)
+    (outputs,) = bertscope.explain(found, "outputs", seq=SEQ).sections
+    assert section_text(outputs, outputs.points[1].key).startswith("None")
+    out = bertscope.BertModel(found.config, add_pooling_layer=False)(torch.zeros(1, SEQ).long(), return_dict=False)
+    assert out[1] is None
+
+
 def test_the_four_cases_have_the_shapes_of_a_decoders_cache():
     caches = section("caches", **DECODER)
     model = bertscope.BertModel(small(**DECODER).config).eval()
@@ -247,6 +276,16 @@ def test_relative_positions_have_the_table_and_the_distances_of_the_model(kind, 
         assert attention.distance_embedding.weight.numel() == 78
 
 
+def test_checkpointing_recomputes_the_layers_and_saves_their_inputs():
+    found = section("checkpointing")
+    assert "3 x 2 x 5 x 12 x 4 bytes = 1.41 KiB" in section_text(found, found.points[1].key)
+    again = [
+        bertscope.flops(small(), mode="training", checkpointing=how, batch=BATCH, seq=SEQ).rows[0].total.matmul_flops
+        for how in ("full", "none")
+    ]
+    assert f"= {again[0] - again[1]:,} FLOPs" in section_text(found, found.points[3].key)
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_section_has_the_values_of_its_sentences_in_both_languages(language):
     for key in SECTIONS:
@@ -256,6 +295,16 @@ def test_a_section_has_the_values_of_its_sentences_in_both_languages(language):
             words += [section_text(found, point.key) for point in found.points]
         assert bool(re.search("[\u4e00-\u9fff]", "".join(words))) == (language == "zh")
         assert "{" not in "".join(words)
+
+
+def test_chinese_text_fits_the_terminal_and_no_line_begins_with_its_punctuation(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = cli("explain", "bert-large-zh", "--lang", "zh").out
+    assert "324,472,832 个参数（统计得 324,472,832）" in out.replace("\n  ", " ")
+    assert "LayerNorm 的 2,048 个参数有什么作用？" in out
+    for line in out.splitlines():
+        assert len(line) + len(re.findall("[\u3000-\u9fff\uff00-\uff60]", line)) <= 80
+        assert not line.strip() or line.strip()[0] not in "，。；：）、"
 
 
 VIEW = ROOT / "bertscope" / "views" / "explain.py"

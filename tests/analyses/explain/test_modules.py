@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
+from bertscope.errors import SelectionError
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
 from bertscope.views.explain import sentence
@@ -93,6 +94,15 @@ def test_each_step_has_the_formulas_of_its_class():
     assert "does not call" in sentence(steps["unused"])
 
 
+def test_a_path_shows_one_layer_and_a_range_all_equal_ones():
+    one, all_of_them = (explained(Net(), f"blocks.{name}.norm").steps for name in ("1", "0-2"))
+    assert [(step.name, step.copies) for step in one] == [("blocks.1.norm", 1)]
+    assert [(step.name, step.copies) for step in all_of_them] == [("blocks.0-2.norm", 1)]
+    for path in ("blocks.3", "block", ""):
+        with pytest.raises(SelectionError, match="no module is called"):
+            explained(Net(), path)
+
+
 class Shared(nn.Module):
     """A block that runs three times and a layer without sizes."""
 
@@ -136,6 +146,13 @@ def test_a_forward_that_reads_values_is_explained_by_a_run_on_the_cpu():
     assert all(item.agrees for item in report.sums)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning", "ignore:.*its forward reads values")
+def test_the_products_of_torchscript_are_those_of_its_root():
+    report = explained(torch.jit.script(nn.Sequential(nn.Linear(WIDTH, 3))), batch=5, inputs=["input=Bx8:float32"])
+    assert report.sums[-1].counted_flops == 2 * 5 * WIDTH * 3
+    assert all(item.agrees for item in report.sums)
+
+
 FAMILIES = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50, "architectures": ["GPT2LMHeadModel"]},
     "vit": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
@@ -164,3 +181,38 @@ def test_the_sums_of_other_families_are_those_of_transformers(family, tmp_path):
     products = [step.flops.symbols for step in report.steps if "Attention" in step.type]
     start = {"albert": "calls x "}.get(family, "")
     assert set(products) == {f"{start}2 x 2 x positions x keys x width"}
+
+
+class Odd(nn.Module):
+    """A forward whose input has no usual name, and more tensors than a formula names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors = nn.ParameterList(torch.ones(2, 3) for _ in range(9))
+        self.two = nn.ParameterList(torch.ones(4) for _ in range(2))
+        self.dense = nn.Linear(5, 6)
+
+    def forward(self, speed):
+        return self.dense(speed)
+
+
+def test_without_inputs_the_note_has_the_reason_and_input_is_the_remedy(cli):
+    report = explained(Odd())
+    assert (report.batch, report.seq) == (None, None)
+    assert "speed cannot be derived; add input speed=SHAPE:DTYPE" in report.notes[0].values["reason"]
+    assert [(step.params.symbols, step.params.numbers, step.params.value) for step in report.steps] == [
+        ("9 tensors", "9 x 2 x 3", 54), ("_0 + _1", "4 + 4", 8),
+        ("in_features x out_features + out_features", "5 x 6 + 6", 36),
+    ]  # fmt: skip
+    assert report.sums[-1].params == report.sums[-1].counted_params == 98
+    assert not any(step.flops or step.output for step in report.steps)
+    given = explained(Odd(), inputs=["speed=Bx5:float32"], batch=3)
+    assert given.steps[-1].flops.value == given.sums[-1].counted_flops == 2 * 3 * 5 * 6
+    with pytest.raises(SelectionError, match="no sped"):
+        explained(Odd(), inputs=["sped=Bx5:float32"])
+    with pytest.raises(SelectionError, match="leave input out"):
+        bertscope.explain(bertscope.load("bert-tiny"), inputs=["speed=Bx5:float32"])
+    shown = cli("explain", f"{__name__}:Odd")
+    assert shown.code == 0
+    assert "without shapes and FLOPs" in shown.out
+    assert "FLOPs (counted" not in shown.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -200,3 +201,45 @@ def test_any_module_is_counted_and_what_is_unknown_is_said():
     assert rows["up"] == 2 * 4 * 3 * 5
     assert rows["conv"] == 2 * 4 * 2 * 4 * 2
     assert report.unknown_operators == ("aten._fft_r2c",) or "aten._fft_r2c" in report.unknown_operators
+
+
+def test_a_module_that_cannot_run_on_meta_is_run_where_it_is():
+    class Looks(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum().item() > 0 else x
+
+    assert bertscope.flops(Looks(3, 5), torch.ones(4, 3)).rows[0].total.matmul_flops == 2 * 4 * 3 * 5
+
+
+def test_fused_attention_on_the_cpu_counts_as_on_meta():
+    class Attend(nn.Module):
+        def forward(self, q):
+            out = nn.functional.scaled_dot_product_attention(q, q, q)
+            return out * float(out.sum().item() != 0.5)  # keeps it off meta
+
+    q = torch.rand(2, 3, 8, 16)
+    assert bertscope.flops(Attend(), q).rows[0].total.matmul_flops == 2 * 2 * 2 * 3 * 8 * 8 * 16
+
+
+def test_counting_leaves_the_module_as_it_was():
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    bertscope.flops(model, torch.rand(4, 3), mode="training")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_decoder_with_cross_attention_names_the_length_of_the_encoders_states(cli, tmp_path):
+    decoder = {"model_type": "bert", "is_decoder": True, "add_cross_attention": True, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(decoder))
+    assert "batch 1, seq 64, inference, encoder length 64" in cli("flops", str(tmp_path), "--seq", "64").out
+    assert cli("flops", str(tmp_path), "--seq", "64", "--format", "json").json["encoder_seq"] == 64
+    assert "encoder length" not in cli("flops", "bert-tiny", "--seq", "64").out
+
+
+def test_tree_writes_equal_shapes_once(cli, tmp_path):
+    decoder = {"model_type": "bert", "is_decoder": True, "num_hidden_layers": 4, "architectures": ["BertLMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(decoder))
+    out = cli("tree", str(tmp_path), "--shapes", "--seq", "16", "--depth", "0").out
+    assert "[1, 16, 30522], 8 x [1, 12, 16, 64]" in out

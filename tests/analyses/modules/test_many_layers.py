@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import weakref
+
 import pytest
 from torch import nn
 
 import bertscope
+from bertscope.analyses import check as checks
 from bertscope.analyses.params import counts, tree
 from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS
 from bertscope.errors import BertscopeError, ConfigError, SelectionError
 from bertscope.model import BertModel, encoder
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import built_for_counting
-from bertscope.tracing.repeat import LayerStack, equal_runs, layer_stacks
+from bertscope.sources.other_models import GivenModule
+from bertscope.tracing.module_tree import fold, read
+from bertscope.tracing.operators import shapes_of, source_shapes
+from bertscope.tracing.repeat import LayerStack, equal_runs, layer_stacks, repeated, shortened
 from tests.memory.steps import small
 
 SIZES = {
@@ -76,6 +84,14 @@ def test_the_flops_of_many_layers_grow_as_those_of_few(run):
         assert thousand == four + 996 * (five - four)
 
 
+def test_the_flops_next_to_shapes_are_those_of_all_layers():
+    found = source_shapes(source_of(config(1_000)), 1, 8)
+    assert found.matmul_flops == bertscope.flops(config(1_000), batch=1, seq=8)[""].forward.matmul_flops
+    twelve = source_of(config(12)).build()
+    given = {"input_ids": bertscope.BertModel(config(1)).embeddings.position_ids[:, :8].to("meta")}
+    assert shapes_of(twelve.eval(), given).matmul_flops == bertscope.flops(config(12), seq=8)[""].forward.matmul_flops
+
+
 @pytest.mark.parametrize(
     "run", [{"checkpointing": "full", "device": "cuda"}, {"strategy": "zero1", "world_size": 8, "optimizer": "adamw"}]
 )
@@ -118,6 +134,48 @@ def test_a_question_that_needs_every_layer_is_refused_with_what_to_do(make):
         config(MAX_LAYERS + 1)
 
 
+def test_layers_that_a_pattern_makes_differ_are_refused(cli, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **config(300).to_dict()}))
+    assert cli("count", tmp_path, "--freeze", "LayerNorm").code == 0
+    done = cli("count", tmp_path, "--freeze", "encoder.layer.0")
+    assert (done.code, done.out) == (2, "")
+    assert "error: 300 layers are counted from two equal ones, and those of encoder.layer differ" in done.err
+    assert cli("count", tmp_path, "--freeze", "encoder.layer.299").code == 2
+    assert "has a line for each of 300 layers" in cli("tree", tmp_path, "--style", "torchinfo").err
+    assert cli("count", tmp_path).err.startswith("note: 300 equal layers: ")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Return 3 files of models with different vocabularies, the last with 10,000 layers."""
+    for number, layers in enumerate((3, 12, MAX_LAYERS)):
+        fields = SIZES | {"vocab_size": 30 + number, "num_hidden_layers": layers}
+        (tmp_path / f"m{number}.bertscope.yaml").write_text(
+            f"architecture: BertModel\nconfig: {json.dumps(fields)}\n"
+            f"expected: {{distinct_params: {REST + 4 * number + layers * LAYER}, layers: {{layer: {LAYER}}}}}\n"
+        )
+    return tmp_path
+
+
+def test_check_builds_two_layers_and_frees_each_model_after_its_file(files, monkeypatch):
+    models = []
+
+    def built(source, **options):
+        models.append(weakref.ref(model := built_for_counting(source, **options)))
+        assert len(model.encoder.layer) == 2
+        assert sum(found() is not None for found in models) == 1
+        return model
+
+    monkeypatch.setattr(checks, "built_for_counting", built)
+    gc.disable()  # as on the command line: a cycle would keep a model
+    try:
+        report = checks.check(files)
+        assert [found() for found in models] == [None] * 3
+    finally:
+        gc.enable()
+    assert len(report.having("passed")) == len(report.findings) == 6
+
+
 # ---- check ----
 
 
@@ -136,6 +194,32 @@ def copies(layers: int, kinds: str = "a", ran: int = 3) -> dict:
     return {"body": LayerStack.of("body", "", (kinds * layers)[:layers]).copies(ran)}
 
 
+def test_a_repeated_tree_has_the_parameters_of_the_deep_module():
+    tree = repeated(fold(read(stack(4, 4, 4))), copies(10))
+    assert tree is not None
+    assert sum(held.numel for held in tree.root.params) == 10 * (4 * 4 + 4) + 4 * 2 + 2
+    assert [node.path for node in tree.root.walk()] == ["", "body", "body.0-9", "head"]
+    paths = ("body.0", "body.1", "body.2", "head", "bodyguard")
+    assert [tree.scaled(path, 6) for path in paths] == [6, (10 - 2) * 6, 6, 6, 6]
+
+
+def test_layers_that_alternate_repeat_in_pairs():
+    ran = nn.ModuleDict({"body": nn.Sequential(*(nn.Linear(4, 4, bias=n % 2 == 0) for n in range(6)))})
+    tree = repeated(fold(read(ran)), copies(10, "ab"))
+    assert tree is not None
+    assert sum(held.numel for held in tree.root.params) == 5 * (4 * 4 + 4) + 5 * 4 * 4
+    assert [node.path for node in tree.root.walk()] == ["", "body", *(f"body.{n}" for n in range(10))]
+    assert sum(tree.scaled(f"body.{n}", 1) for n in range(6)) == 10
+    assert repeated(fold(read(ran)), copies(10)) is None
+    assert repeated(fold(read(ran)), copies(10, "ab", 4)) is None
+
+
+def test_a_tree_whose_layers_differ_is_not_repeated():
+    assert repeated(fold(read(stack(4, 4, 5))), copies(10)) is None
+    assert repeated(fold(read(stack(4, 4))), {"no.such.path": copies(10)["body"]}) is None
+    assert [node.name for node in fold(read(stack(4, 4, 5))).descend("body").children] == ["0-1", "2"]
+
+
 @pytest.mark.parametrize(
     ("kinds", "runs"),
     [("aaaaaaa", [(1, 7)]), ("abababab", [(2, 4)]), ("gllgllgllgllg", [(3, 4), (1, 1)]),
@@ -143,6 +227,17 @@ def copies(layers: int, kinds: str = "a", ran: int = 3) -> dict:
 )  # fmt: skip
 def test_a_sequence_of_layers_is_divided_into_runs_of_equal_units(kinds, runs):
     assert list(equal_runs(kinds)) == runs
+
+
+def test_the_middle_of_each_run_is_copied_to_the_layers_that_did_not_run():
+    stack = LayerStack.of("body", "", "ccccccnnnnn")  # 0-5 and 6-10; of each run the first, the second and the last run
+    assert stack.few(3) == tuple("cccnnn")
+    placed = [[number + distance for distance in distances] for number, (_, distances) in enumerate(stack.copies(3))]
+    assert placed == [[0], [1, 2, 3, 4], [5], [6], [7, 8, 9], [10]]
+    assert (
+        shortened("layers:0-5", {"layer": [(frozenset() if kind == "c" else None,) for kind in stack.few(3)]})
+        == "layers:0-2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,3 +249,15 @@ def test_a_sequence_of_layers_is_divided_into_runs_of_equal_units(kinds, runs):
 )  # fmt: skip
 def test_what_tells_layers_apart_divides_their_run_or_ends_the_repetition(run, runs):
     assert [tuple(found) for stack in layer_stacks(small(num_hidden_layers=8), **run) for found in stack.runs] == runs
+
+
+def test_a_pruned_layer_is_a_run_of_its_own_and_a_module_without_a_configuration_has_no_runs():
+    (pruned,) = layer_stacks(small(num_hidden_layers=8, pruned_heads={0: (1,)}))
+    assert [tuple(run) for run in pruned.runs] == [(1, 1), (1, 7)]
+    assert layer_stacks(small(num_hidden_layers=8, pruned_heads={7: (1,)})) == ()  # the few have no such layer
+    assert layer_stacks(GivenModule(name="linear", module=nn.Linear(2, 3))) == ()
+
+
+def test_the_layers_of_every_class_lie_at_the_path_of_its_source():
+    for source in (small(architecture, num_hidden_layers=2) for architecture in ARCHITECTURES):
+        assert len(source.build().get_submodule(source.layer_path)) == source.layers == 2

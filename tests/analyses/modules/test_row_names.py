@@ -69,6 +69,14 @@ def test_every_report_shows_the_rows_of_the_folded_tree_and_every_module_is_in_o
     assert row_paths(model) == {path: row for row in rows for path in expand(row)}
 
 
+def test_flops_leaves_a_module_of_two_addresses_as_it_is():
+    model = t5()
+    before = dict(model.named_parameters(remove_duplicate=False))
+    flops(model, MODELS["T5"][1])
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(after[name] is tensor for name, tensor in before.items())
+
+
 def test_a_module_whose_own_name_reads_as_a_range_is_one_module():
     model = nn.ModuleDict({"0-3": nn.Linear(2, 2), "0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
     assert row_paths(model) == {"": "", "0-3": "0-3'", "0": "0-1", "1": "0-1"}
@@ -102,3 +110,23 @@ def test_every_name_of_a_tensor_has_a_tensor_of_its_own():
     names = sum(p.numel() for n, p in model.named_parameters(remove_duplicate=False) if "again.1" not in n)
     assert untie(model) == 6 + 8  # the weight of `two`, and `again.0`
     assert sum(p.numel() for n, p in model.named_parameters() if "again.1" not in n) == names == 24
+
+
+def test_a_cycle_ends_and_frozen_parameters_stay_frozen():
+    model = Shared()
+    model.one.weight.requires_grad_(False)
+    untie(model)
+    assert not model.two.weight.requires_grad
+
+
+def test_the_bias_of_the_head_itself_is_a_part_of_its_row(cli):
+    out = cli("count", "bert-tiny", "-a", "BertForPreTraining", "--untie", "--by", "layer").out
+    rows = [line.split() for line in out[out.index(" cls.predictions ") : out.index(" cls.seq_")].splitlines()]
+    assert [row[0] for row in rows] == ["cls.predictions", "(own)", "transform", "decoder"]
+    assert "30,522" in rows[1]
+    assert "3,984,628" in rows[0]  # 30,522 + 16,768 + 3,937,338
+
+
+def test_a_checkpoint_cannot_be_untied(cli, user_folder):
+    result = cli("count", user_folder / "my-bert" / "model.safetensors", "--untie")
+    assert (result.code, result.out) == (2, "")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import bertscope
+from bertscope.sources.presets import preset_dir
 
 
 def source(preset: str = "bert-tiny", architecture: str | None = None, **fields):
@@ -55,3 +56,30 @@ def test_equal_changes_of_neighbouring_layers_are_one_row():
         ("encoder.layer.2-4.attention.self.query.weight", 3, "added")
     ]
     assert [(change.field, change.a, change.b) for change in report.fields] == [("num_hidden_layers", 2, 5)]
+
+
+def test_a_body_and_the_same_body_under_a_head_agree():
+    report = bertscope.diff(source(), source(architecture="BertForSequenceClassification"))
+    assert {row.path for row in report.rows} == {"classifier.weight", "classifier.bias"}
+
+
+def test_both_models_take_the_attention_that_is_asked_for(cli, tmp_path):
+    mine = tmp_path / "config.json"
+    mine.write_text('{"model_type": "bert", "attn_implementation": "eager"}')
+    kinds = [cli("diff", mine, mine, *asked, "--format", "json").json["a"]["attention"]
+             for asked in ((), ("--attention", "sdpa"))]  # fmt: skip
+    assert kinds == ["eager", "sdpa"]
+
+
+def test_the_command_shows_what_differs_and_exits_as_asked(cli, tmp_path):
+    result = cli("diff", "bert-base-uncased", "bert-large-uncased", "-a", "BertModel")
+    assert result.code == 0
+    assert "encoder.layer.12-23.attention.self.query.weight (12 x)" in result.out
+    assert "+225,659,648" in result.out
+    assert cli("diff", "bert-tiny", "bert-mini", "--exit-code").code == 1
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((preset_dir() / "bert-tiny.yaml").read_text())
+    same = cli("diff", mine, "bert-tiny", "--exit-code")
+    assert (same.code, same.out.splitlines()[-1]) == (0, "the two do not differ")
+    data = cli("diff", "bert-tiny", "bert-mini", "--format", "json").json
+    assert (data["kind"], data["fields"][0]["field"]) == ("diff", "hidden_size")

@@ -11,6 +11,13 @@ import pytest
 from torch import nn
 
 import bertscope
+from bertscope.analyses.page import page_report
+from bertscope.errors import SelectionError
+from bertscope.memory import estimate
+from bertscope.memory.trace import FAR, SMALLEST
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import load
+from bertscope.tracing.repeat import RAN
 from bertscope.views.page.report import estimate_command, fit_command, flops_command, page_command
 
 OPTIONS = ("--optimizer", "sgd", "--momentum", "0.5", "--accumulate", "2", "--freeze", "embeddings")
@@ -26,6 +33,21 @@ def test_the_batches_of_the_page_are_those_of_fit_and_its_memory_is_that_of_the_
     assert model.asked.rows == bertscope.fit("bert-tiny", "2GiB", batch=3, **same).rows
     memory = [variant.estimated.cost.gpu_bytes for variant in model.memory.variants]
     assert [row.cost.gpu_bytes for row in model.asked.rows] == memory
+
+
+def test_a_deep_model_is_run_with_few_layers_and_few_batches(monkeypatch):
+    traces = []
+    traced = estimate.source_trace
+
+    def counted(source, run_config):
+        traces.append((source.layers, run_config.batch))
+        return traced(source, run_config)
+
+    monkeypatch.setattr(estimate, "source_trace", counted)
+    runs = [RunConfig(batch=2, seq=16, optimizer="sgd", checkpointing=name) for name in ("none", "full")]
+    page_report([load("bert-base-uncased")], [runs], 8 * 2**30)
+    assert traces == 2 * [(RAN, SMALLEST), (RAN + 1, FAR)]  # for both strategies
+    assert max(layers for layers, _ in traces) == 4
 
 
 def test_the_options_of_the_step_reach_every_part_and_every_command(cli):
@@ -48,6 +70,15 @@ def test_the_options_of_the_step_reach_every_part_and_every_command(cli):
     flops = said(flops_command(model, "--seq 16", is_training=True))
     assert flops["rows"] == part["training"]["rows"]
     assert said(page_command(report))["models"] == [part]
+
+
+def test_a_page_has_one_limit_and_a_mode_of_inference_one_strategy(cli):
+    result = cli("report", "bert-tiny", "--gpu", "t4", "--budget", "1GiB", "--format", "json")
+    assert (result.code, "give either --gpu or --budget" in result.err) == (2, True)
+    with pytest.raises(SelectionError, match="no GPU is known"):
+        bertscope.report("bert-tiny", gpu="t5")
+    data = cli("report", "bert-tiny", "--batch", 2, "--seq", 16, "--mode", "inference", "--format", "json").json
+    assert [row["checkpointing"] for row in data["models"][0]["fit"]["rows"]] == ["none"]
 
 
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 99, "n_positions": 40, "n_embd": 16,
@@ -82,6 +113,14 @@ def test_an_input_that_nothing_describes_is_an_option_of_the_page(cli, tmp_path)
         (line, *_) = re.findall(f"bertscope {command} [^<]*", text)
         found = cli(*shlex.split(html.unescape(line))[1:])
         assert found.code == 0, (line, found.err)
+
+
+def test_diff_of_models_that_cannot_be_run_has_no_flops(cli):
+    result = cli("diff", f"{__name__}:Scorer", f"{__name__}:Tagger", "--seq", 4)
+    assert result.code == 0
+    assert f"no FLOPs of {__name__}:Scorer: its forward pass did not run" in result.out
+    data = cli("diff", f"{__name__}:Scorer", f"{__name__}:Tagger", "--seq", 4, "--format", "json").json
+    assert (data["forward_flops_a"], data["forward_flops_b"]) == (None, 2 * 4 * 6 * 3)
 
 
 @pytest.fixture

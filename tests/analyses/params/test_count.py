@@ -16,7 +16,7 @@ from bertscope.analyses.explain_modules import value_of
 from bertscope.analyses.params import BY, count
 from bertscope.errors import SelectionError
 from bertscope.tracing.totals import freeze
-from tests.models import TRAPS, Tied, shared
+from tests.models import TRAPS, Tied, cycle, nested, shared
 
 
 def numel(module: nn.Module) -> int:
@@ -131,6 +131,17 @@ def test_a_module_under_two_names_counts_once_and_is_named():
     assert same == [None, None, "a"]
 
 
+def test_parameters_held_by_containers_have_rows():
+    report = bertscope.count(nested())
+    assert {row.path: row.params for row in report.rows} == {"inner": 6, "inner.extra": 4, "": 3}
+
+
+def test_a_module_with_nothing_in_it_has_zero_everywhere():
+    report = bertscope.count(nn.ReLU())
+    assert (report.rows, report.totals.distinct_params) == ((), 0)
+    assert bertscope.tree(nn.ReLU()).rows[0].share == 0
+
+
 def test_equal_layers_fold_and_a_frozen_one_splits_the_fold(tiny):
     model = bertscope.build(tiny.__class__(**{**tiny.to_dict(), "num_hidden_layers": 4}))
     freeze(model, ["encoder.layer.1"])
@@ -140,6 +151,22 @@ def test_equal_layers_fold_and_a_frozen_one_splits_the_fold(tiny):
         ("encoder.layer.1", 1, False),
         ("encoder.layer.2-3", 2, True),
     ]
+
+
+def test_cross_attention_and_distances_have_their_place_in_the_layer(tiny):
+    config = tiny.__class__(
+        **{**tiny.to_dict(), "is_decoder": True, "add_cross_attention": True, "position_embedding_type": "relative_key"}
+    )
+    (layer,) = [row for row in bertscope.count(bertscope.build(config)).rows if row.name == "layer"]
+    square, distances = 4 * (8 * 8 + 8), 23 * 4
+    assert {part.name: part.each_params for part in layer.parts} == {
+        "self_attention": square + distances,
+        "attention_LayerNorm": 16,
+        "cross_attention": square,
+        "cross_attention_LayerNorm": 16,
+        "feed_forward": 8 * 16 + 16 + 16 * 8 + 8,
+        "LayerNorm": 16,
+    }
 
 
 @pytest.mark.parametrize(
@@ -157,6 +184,23 @@ def test_freeze_takes_globs_and_whole_parts_of_a_path(tiny, pattern, frozen):
     assert frozen in (None, expected)
     with pytest.raises(SelectionError, match="matches no parameter"):
         freeze(model, ["encoder.layer.00"])
+
+
+def test_sorting_by_params_is_descending_and_keeps_the_rows(tiny):
+    model = bertscope.build(tiny)
+    by_size = bertscope.count(model, sort="params").rows
+    assert [row.params for row in by_size] == sorted((row.params for row in by_size), reverse=True)
+    assert set(by_size) == set(bertscope.count(model).rows)
+    paths = [row.path for row in bertscope.count(model, sort="path").rows]
+    assert paths == sorted(paths)
+
+
+def test_counting_changes_nothing_in_the_model():
+    model = Tied()
+    before = {name: (id(p), p.requires_grad) for name, p in model.named_parameters()}
+    bertscope.count(model)
+    assert {name: (id(p), p.requires_grad) for name, p in model.named_parameters()} == before
+    assert model.training
 
 
 def closed_form(c, *, pooler: bool) -> int:
@@ -179,6 +223,12 @@ def test_the_count_is_the_closed_form(heads, size, layers, intermediate, vocab, 
     )  # fmt: skip
     report = bertscope.count(bertscope.build(config, add_pooling_layer=pooler))
     assert report.totals.distinct_params == report.totals.layer_params == closed_form(config, pooler=pooler)
+
+
+def test_a_parameter_that_parent_and_child_of_a_cycle_hold_counts_once():
+    parent = cycle()
+    parent.child.shared = parent.weight  # now both hold it, all around the cycle
+    assert bertscope.count(parent).totals.distinct_params == 9
 
 
 def pair_of_tied_linears() -> nn.Module:
@@ -204,6 +254,26 @@ def test_layers_tied_each_to_another_are_not_folded():
     rows = {row.path: row for row in bertscope.count(model).rows}
     assert rows["e.0-2"].copies == 3
     assert [rows[f"d.{number}"].tied_to for number in range(3)] == ["e.0.weight", "e.1.weight", "e.2.weight"]
+
+
+def test_layers_of_another_dtype_are_not_folded():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).half()])
+    assert [row.copies for row in bertscope.count(model).rows] == [1, 1]
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
+def test_bytes_follow_the_dtype_and_shares_of_folded_parameters_add_up(tiny, dtype, size):
+    report = bertscope.count(bertscope.build(tiny), by="parameter", folded=True, dtype=dtype)
+    totals = report.totals
+    assert totals.param_bytes == size * totals.distinct_params
+    assert (totals.fp32_bytes, totals.bf16_bytes) == (4 * totals.distinct_params, 2 * totals.distinct_params)
+    assert any(row.copies == 2 for row in report.rows)
+    assert sum(row.share for row in report.rows) == pytest.approx(1)
+
+
+def test_numbers_at_a_depth_go_on_after_a_fold():
+    model = nn.Sequential(nn.ModuleList([nn.ReLU(), nn.ReLU(), nn.ReLU()]), nn.ModuleList([nn.Tanh()]))
+    assert [row.depth_index for row in bertscope.tree(model).rows] == ["", "1-1", "2-1", "1-2", "2-4"]
 
 
 def written(model: nn.Module) -> dict[str, str]:
@@ -255,3 +325,8 @@ def test_equal_neighbours_are_one_term_and_a_weight_without_bias_is_written_as_s
         "b": "3 x 4 = 12",
         "c": "4 x 2 + 2 = 10",
     }
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 4), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))])
+def test_a_model_without_repeated_layers_has_no_sums(model):
+    assert written(model) == {}

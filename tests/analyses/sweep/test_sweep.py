@@ -8,7 +8,8 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import dask
@@ -20,9 +21,11 @@ from bertscope.analyses.sweep import grid as grids
 from bertscope.analyses.sweep import pool
 from bertscope.analyses.sweep.grid import KEYS, Task, read_grid, tasks_of
 from bertscope.analyses.sweep.point import compute
+from bertscope.analyses.sweep.pool import _starting as starting_of_the_product
 from bertscope.analyses.sweep.pool import local_rows
 from bertscope.errors import SelectionError, WorkerError
 from bertscope.reports.sweep import SweepRow
+from bertscope.settings.run_config import RunConfig
 from bertscope.tracing import saved
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded
@@ -150,6 +153,32 @@ def test_a_point_has_the_temporaries_of_its_own_threads(tmp_path):
     assert len({row.cost.peak_bytes for row in rows}) > 1, rows
 
 
+def test_two_workers_share_the_groups_so_that_they_trace_little_twice(tmp_path):
+    from bertscope.analyses.sweep.pool import Queue
+
+    grid = "model: bert-tiny\nprecision: [fp32, autocast-bf16]\ncheckpointing: [none, full]\nbatch: [1, 2]\n"
+    queue = Queue(tasks(tmp_path, grid))
+    order = [(worker, queue.next(worker).point) for worker in "abababab"]
+    assert [(worker, point["precision"], point["checkpointing"]) for worker, point in order] == [
+        ("a", "fp32", "none"), ("b", "autocast-bf16", "none"), ("a", "fp32", "none"), ("b", "autocast-bf16", "none"),
+        ("a", "fp32", "full"), ("b", "autocast-bf16", "full"), ("a", "fp32", "full"), ("b", "autocast-bf16", "full"),
+    ]  # fmt: skip
+
+
+def test_a_killed_fork_server_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    with starting_of_the_product(FUNCTIONS) as start:
+        first = start()
+        first._server.process.kill()
+        first._server.process.wait()
+        again = start()
+        assert again.pid
+        again.kill_group()
+        again.wait()
+        assert again._server is not first._server
+
+
 @pytest.fixture
 def cluster():
     """The address of a cluster of one worker, in processes of this machine; the system chooses the ports."""
@@ -168,6 +197,29 @@ def test_a_sweep_on_a_cluster_has_the_rows_of_the_function(cli, tmp_path, monkey
     assert (result.code, "error" in result.err) == (0, False)
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     assert lines == [compute(task.to_json()) for task in given]
+
+
+def test_a_point_whose_worker_on_the_cluster_ends_is_a_row_that_failed(tmp_path, monkeypatch):
+    def end(text: str, functions: object) -> str:
+        raise BrokenPipeError if '"batch":1,' in text.replace(" ", "") else SystemExit
+
+    class Client:
+        """A client whose executor is that of threads of this process."""
+
+        def __init__(self, address: str) -> None:
+            self.address = address
+
+        def get_executor(self, *, pure: bool) -> ThreadPoolExecutor:
+            return ThreadPoolExecutor(1)
+
+        def close(self) -> None:
+            """Close nothing."""
+
+    monkeypatch.setattr(distributed, "Client", Client)
+    monkeypatch.setattr(pool, "compute_apart", end)
+    rows = list(pool.dask_rows(tasks(tmp_path, "batch: [1, 2]\nmodel: bert-tiny\nseq: 8\n"), "tcp://a:1"))
+    assert {row.outcome for row in rows} == {"failed"}
+    assert {row.error for row in rows} == {"its worker ended: BrokenPipeError", "its worker ended: SystemExit"}
 
 
 def test_a_cluster_that_does_not_answer_is_one_line():
@@ -196,6 +248,12 @@ def test_a_grid_is_the_product_of_its_settings_in_the_order_of_its_lines(points)
     assert [(task.run_config.seq, task.run_config.batch) for task in found] == [(8, 4), (8, 2), (16, 4), (16, 2)]
     assert {(task.run_config.dtype, task.run_config.autocast) for task in found} == {("stored", "bf16")}
     assert set(found[0].point) == set(KEYS)
+
+
+def test_an_empty_grid_is_the_run_that_estimate_has_by_default(points):
+    (task,) = points("{}")
+    assert task.run_config == RunConfig(batch=8)
+    assert task.point["model"] == "bert-base-cased"
 
 
 @pytest.mark.parametrize(
@@ -264,3 +322,10 @@ def test_a_row_has_the_numbers_of_estimate_and_fit(points, cli, setting, words):
         fit = cli("fit", "bert-tiny", "--gpu", "t4", "--batch", "8", "--seq", "16", "--optimizer", "sgd",
                   "--precision", "autocast-fp16", "--checkpointing", "none", "--format", "json").json  # fmt: skip
         assert all(asdict(row.cost)[name] == fit["rows"][0]["cost"][name] for name in ("verdict", "step_flops"))
+
+
+def test_a_worker_with_other_versions_does_not_compute(points):
+    (task,) = points(TINY)
+    row = SweepRow.from_line(compute(replace(task, versions=task.versions | {"torch": "1.0"}).to_json()))
+    assert row.outcome == "failed"
+    assert "the sweep began with bertscope 0.1.0, torch 1.0" in row.error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -12,10 +13,11 @@ import bertscope
 from bertscope.analyses.why.findings import findings
 from bertscope.analyses.why.history import HeldBlock, History
 from bertscope.analyses.why.messages import message_report
-from bertscope.analyses.why.stacks import StackKind, stack_kind
+from bertscope.analyses.why.stacks import NO_STACK, StackKind, stack_kind
 from bertscope.errors import SelectionError, SourceError
 from bertscope.units import parse_bytes
 from tests.analyses.why.recording import GIB, Loop, Recording, documented, forward, frame, load, optimizer, own
+from tests.analyses.why.test_faults import explained
 from tests.conftest import OOM, data
 
 
@@ -93,6 +95,27 @@ def test_a_message_with_a_model_says_which_batches_fit(tmp_path):
     assert found == {row.checkpointing: row.batch for row in fit.rows}
 
 
+def test_a_message_with_a_model_asks_for_the_step_that_failed(tmp_path):
+    (tmp_path / "oom.log").write_text(OOM)
+    for given in ({}, {"batch": 8}, {"seq": 128}):
+        with pytest.raises(SelectionError, match="batch and seq"):
+            bertscope.why(tmp_path / "oom.log", "bert-tiny", **given)
+
+
+def test_that_the_step_is_too_large_comes_before_fragmentation(tmp_path):
+    (tmp_path / "oom.log").write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 500.00 "
+        "MiB of which 5.00 MiB is free. Including non-PyTorch memory, this process has 495.00 MiB memory in use. Of "
+        "the allocated memory 100.00 MiB is allocated by PyTorch, and 337.00 MiB is reserved by PyTorch but unallocated"
+    )
+    report = bertscope.why(tmp_path / "oom.log", "bert-tiny", batch=512, seq=512)
+    first = report.findings[0]
+    assert first.key == "why_fits"
+    assert first.values["batch"] < 512
+    assert first.values["size_needed"] > 500 << 20
+    assert "why_fragmentation" in {finding.key for finding in report.findings[1:]}
+
+
 @pytest.mark.parametrize("times", [2, 3, 5])
 def test_a_model_that_a_loop_keeps_is_counted(times):
     sizes = [4 << 20, *([(1 << 19) * (1 + number % 3) + 512 * number for number in range(40)])]
@@ -100,6 +123,13 @@ def test_a_model_that_a_loop_keeps_is_counted(times):
     history = History([HeldBlock(size, kind) for size in sizes * times]).complete()
     (found,) = (reason for reason in findings(history) if reason.key == "why_models")
     assert (found.values["times"], found.values["size"]) == (times, (times - 1) * sum(sizes))
+
+
+def test_the_diagnosis_is_the_same_if_equal_frames_are_one_object_or_several(snapshot, tmp_path):
+    data = pickle.loads(snapshot.read_bytes())
+    (tmp_path / "other.pickle").write_bytes(pickle.dumps(json.loads(json.dumps(data)), protocol=4))
+    one, other = bertscope.why(snapshot), bertscope.why(tmp_path / "other.pickle")
+    assert replace(other, name=one.name) == one
 
 
 def test_standard_input_is_a_text_and_settings_need_a_model(cli, monkeypatch, tmp_path):
@@ -153,6 +183,19 @@ def test_the_frames_tell_phase_and_part(frames, phase, part):
     assert (stack_kind(frames).phase, stack_kind(frames).part) == (phase, part)
 
 
+def test_what_is_no_stack_is_none():
+    assert [stack_kind(frames) for frames in (None, [], 7, "x", {})] == [NO_STACK] * 5
+
+
+def test_two_moments_at_two_lines_of_an_own_optimizer_are_one_state():
+    card = Recording()
+    for line in (82, 84):
+        step = [frame("/home/me/my/optimizers.py", line, "step"), *optimizer("", own(34))[1:]]
+        for _ in range(40):
+            card.alloc(2**20, step)
+    assert [finding.key for finding in explained(card).findings] == ["why_optimizer"]
+
+
 PUBLISHED = data("messages.yaml")
 
 
@@ -183,6 +226,11 @@ def test_the_traceback_before_a_message_tells_phase_and_line():
     log = f"step 1\nTraceback (most recent call last):\n{lines}\n{PUBLISHED['indonlu#35']['text']}\nend\n"
     report = message_report(log, "log")
     assert (report.phase, report.line) == ("backward", "train.py:31 (train)")
+
+
+def test_the_last_message_of_a_log_is_read():
+    log = f"{PUBLISHED['lerf#73']['text']}\nanother run\n{PUBLISHED['indonlu#35']['text']}\n"
+    assert message_report(log, "log").tried_bytes == 120 * 2**20
 
 
 @pytest.mark.parametrize(

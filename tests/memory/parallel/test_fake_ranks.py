@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import gloo_rank
 from bertscope.errors import SelectionError
 from bertscope.memory.estimate import source_trace
 from bertscope.memory.parallel.fake_ranks import fake_ranks
@@ -59,6 +60,16 @@ def test_a_step_gathers_the_padded_parameters_twice_and_scatters_the_gradients_o
     assert found == expected
 
 
+def test_of_five_rows_of_three_numbers_two_ranks_gather_six():
+    source, run_config = small(vocab_size=5, hidden_size=4, num_attention_heads=2), RunConfig(batch=1, seq=8)
+    trace = traced(source, run_config, "fsdp", (2,))
+    (words,) = [block for block, _ in trace.state if block == block._replace(part="parameters", path=WORDS)]
+    assert words.shape == (3, 4)  # of 5 x 4: rank 0 has 3 rows, and rank 1 has 2 and one of padding
+
+
+WORDS = "bert.embeddings.word_embeddings.weight"
+
+
 def test_of_a_million_ranks_the_last_has_the_padding_of_each_parameter_and_no_moments():
     source = small(num_hidden_layers=1)
     run_config = RunConfig(batch=1, seq=8, parallelism=Parallelism(strategy="fsdp", world_size=2**20, rank=2**20 - 1))
@@ -94,6 +105,21 @@ def test_fsdp_allocates_gathered_parameters_and_reduced_gradients_in_streams_of_
     assert {stream for stream, _ in blocks["ddp"]} == {""}
 
 
+def test_checkpointing_adds_no_collective():
+    calls = [
+        traced(small(), RunConfig(batch=1, seq=8, checkpointing=name), "fsdp", (2,)).collectives
+        for name in ("none", "full", "selective")
+    ]
+    assert [Counter(call[1::2] for call in found) for found in calls[1:]] == [
+        Counter(call[1::2] for call in calls[0])
+    ] * 2
+
+
+def test_the_gradients_with_tensor_parallelism_are_those_of_the_whole_model():
+    """Sums of the ranks' parts differ from whole sums in the last digits of fp32."""
+    assert max(error for rank in gloo_rank.measured(()) for error in rank) < 1e-4
+
+
 def test_a_process_of_a_real_job_is_refused(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
@@ -104,3 +130,19 @@ def test_a_process_of_a_real_job_is_refused(tmp_path):
             pass
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_torch_without_collectives_on_meta_is_an_error_that_names_a_version_that_has_them(monkeypatch):
+    monkeypatch.setattr("bertscope.memory.parallel.fake_ranks.has_kernel", lambda operator, key: False)
+    with (
+        pytest.raises(SelectionError, match=r"torch .* tested with torch 2\.11"),
+        fake_ranks(Parallelism(strategy="tp", world_size=2)),
+    ):
+        pass
+    assert not torch.distributed.is_initialized()
+
+
+def test_after_an_estimate_the_process_belongs_to_no_job():
+    with fake_ranks(Parallelism(strategy="fsdp", world_size=4)):
+        assert torch.distributed.get_world_size() == 4
+    assert not torch.distributed.is_initialized()

@@ -11,9 +11,10 @@ import pytest
 
 import bertscope
 from bertscope.memory.estimate import MemoryTraces, source_trace
-from bertscope.memory.parallel.collectives import COLLECTIVE_KINDS, bucket_sizes, sent_bytes
+from bertscope.memory.parallel.collectives import COLLECTIVE_KINDS, bucket_sizes, kind_of, sent_bytes
 from bertscope.memory.parallel.fake_ranks import fake_ranks
 from bertscope.memory.parallel.strategies import rank_groups, units_text, zero_shares
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import run_model
 from bertscope.memory.summary import estimated
 from bertscope.settings.parallelism import STRATEGIES, Parallelism
@@ -90,6 +91,17 @@ def test_the_shares_of_zero_ranks_are_those_of_torchs_optimizer(source, paramete
         group.updated_params for group in rank_groups(model, parallelism) for _ in range(group.first, group.last + 1)
     ]
     assert ours == torchs
+
+
+def test_zero_ranks_that_update_nothing_are_one_group_and_like_the_first_of_them(source):
+    model = run_model(source, STEP)
+    tensors = len([param for param in model.parameters() if param.requires_grad])
+    *_, last = rank_groups(model, Parallelism(strategy="zero1", world_size=2**20))
+    assert (last.first, last.last, last.updated_params) == (tensors, 2**20 - 1, 0)
+    few, many = (source_trace(source, on("zero1", size, rank=tensors)) for size in (tensors + 1, 2**20))
+    assert many.state == few.state
+    assert many.events == few.events
+    assert {call.ranks for call in many.collectives} == {2**20}
 
 
 @pytest.mark.parametrize(("strategy", "mesh"), [("hsdp", (2, 3)), ("tp+fsdp", (3, 2))])
@@ -170,6 +182,11 @@ def test_a_ring_of_four_sends_three_quarters_and_for_a_reduction_of_all_twice_th
     }  # fmt: skip
 
 
+def test_waiting_for_a_collective_moves_nothing():
+    names = ("wait_tensor", "_allgather_base_", "all_reduce")
+    assert [kind_of(name) for name in names] == ["", "all-gather", "all-reduce"]
+
+
 def test_buckets_end_when_they_reach_their_limit():
     """From the last parameter on: 1 MiB, then 25 MiB."""
     million = 2**18  # fp32 numbers of 1 MiB
@@ -184,6 +201,33 @@ def test_buckets_are_those_of_torchs_reducer():
     torchs = [sum(given[place].nbytes for place in bucket) for bucket in places]
     assert len(torchs) == 3
     assert sorted(bucket_sizes(model)) == sorted(torchs)
+
+
+def test_accumulated_micro_batches_multiply_what_travels_before_the_optimizer_step(source):
+    one, four = (
+        Simulator(source).report([replace(on("fsdp"), accumulate=count)]).variants[0].traffic for count in (1, 4)
+    )
+    assert [4 * row.full_bytes for row in one] == [row.full_bytes for row in four]
+
+
+def test_the_rows_of_a_report_add_up_to_the_trace(source, traces):
+    report = Simulator(source).report([on("fsdp")])
+    rows = report.variants[0].traffic
+    assert sum(row.full_bytes for row in rows) == sum(call.full_bytes for call in traces["fsdp"].collectives)
+    assert {row.ranks for row in rows} == {2}
+    gathers = [row for row in rows if row.collective == "all-gather"]
+    gathered = {phase: {row.path: row.full_bytes for row in gathers if row.phase == phase}
+                for phase in ("forward", "backward")}  # fmt: skip
+    assert set(gathered["forward"]) == {"", "bert.encoder.layer.0-1"}
+    assert gathered["backward"] == gathered["forward"]
+
+
+def test_gradients_on_two_meshes_are_clipped_without_more_memory_at_the_peaks(source, traces):
+    name = "tp+fsdp"
+    clipped = source_trace(source, replace(on(name), clip_grad_norm=True))
+    more = [one.live_bytes - other.live_bytes for one, other in zip(clipped.peaks(), traces[name].peaks(), strict=True)]
+    assert more[:2] == [0, 0]
+    assert 0 <= more[2] < 4096  # the norms
 
 
 def test_a_mesh_gives_the_number_of_ranks_and_of_batches():

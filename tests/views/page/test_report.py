@@ -15,6 +15,7 @@ from bertscope.analyses.params import count, tree
 from bertscope.model import build
 from bertscope.sources.find import load
 from bertscope.tracing.flops import FlopsRun, flops_model
+from bertscope.units import bytes_text, flops_text
 from bertscope.views.columns import Column
 from bertscope.views.page.charts import flops_bars, parameter_map
 from bertscope.views.page.templating import environment
@@ -101,6 +102,19 @@ def test_the_page_shows_every_module_and_every_kept_tensor_of_its_data(written):
             assert kept["path"] in text
 
 
+def test_the_figures_on_top_are_those_of_the_commands(written, cli):
+    tiles = re.findall(r'<dd class="figure"(?: title="(.*?)")?>(.*?)</dd>', written[0].read_text())
+    sizes = ("--batch", "8", "--seq", "32", "--format", "json")
+    totals = cli("count", "bert-tiny", "--format", "json").json["totals"]
+    forward = cli("flops", "bert-tiny", *sizes).json["rows"][0]["total"]["matmul_flops"]
+    step = cli("flops", "bert-tiny", *sizes, "--mode", "training").json["rows"][0]["total"]["matmul_flops"]
+    assert tiles == [
+        ("", f"{totals['distinct_params']:,}"),
+        *((f"{size:,} B", bytes_text(size)) for size in (totals["fp32_bytes"],)),
+        *((f"{flops:,} FLOP", flops_text(flops)) for flops in (forward, step)),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [("bert-tiny", None), ("bert-base-cased", None), ("bert-tiny", "BertForNextSentencePrediction")],
@@ -146,6 +160,18 @@ def test_the_page_refers_to_nothing_outside(written):
 def test_a_page_is_small(written, two):
     assert written[0].stat().st_size < 250_000
     assert two.stat().st_size < 400_000
+
+
+def test_two_models_stand_side_by_side_with_their_differences(two):
+    text = two.read_text()
+    assert '<a href="#differences">' in text
+    assert 'id="differences"' in text
+    assert "<p>a: bert-tiny (BertModel)<br>b: bert-mini (BertModel)</p>" in text
+    same = "--architecture BertModel --attention sdpa"
+    words = "--no-fit --batch 8 --seq 32 --precision fp32 --checkpointing none,full"
+    assert commands_named(two)[0] == f"bertscope report bert-tiny --compare bert-mini {words} {same}"
+    assert f"bertscope diff bert-tiny bert-mini --batch 8 --seq 32 {same}" in commands_named(two)
+    assert text.count("<section><h3>bert-tiny</h3>") == text.count("<section><h3>bert-mini</h3>") == 7
 
 
 def test_each_dataflow_is_drawn_for_a_phone_too_with_the_size_that_keeps_its_text_at_11_pixels(written):
