@@ -18,7 +18,8 @@ from bertscope.errors import SourceError
 from bertscope.measure import profile as profile_module
 from bertscope.measure import rank
 from bertscope.measure.profile import profile_report
-from bertscope.measure.profile_job import Job, RankLaunch, Sent, job_error
+from bertscope.measure.profile_job import Job, RankLaunch, Sent
+from bertscope.measure.profile_worker import job_error
 from bertscope.measure.watch import RanksWatch
 from bertscope.memory.simulator import Simulator
 from bertscope.processes.child import can_fork
@@ -204,7 +205,7 @@ def test_an_error_of_a_job_has_a_kind_and_its_own_words():
     assert job_error(RuntimeError("strange"), asked) == ("failed", "RuntimeError: strange")
     for error in (RuntimeError("CUDA out of memory. Tried"), MemoryError()):
         assert job_error(error, asked)[0] == "out of memory"
-    assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("refused", "own.py:3: it fails")
+    assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("error", ["it fails", "own.py:3", 2])
     text = profile_module._failure(asked, Sent(), "the child", "files", "has too many open files")
     assert text == (
         "the child has too many open files while loading torch; raise the limit that 'ulimit -n' shows, such as "

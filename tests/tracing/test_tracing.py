@@ -21,8 +21,8 @@ from bertscope.torch_access import is_plain_meta, operator_name, storage_key
 from bertscope.tracing import fake_tensors as fake_tensors_module
 from bertscope.tracing.fake_tensors import OperatorResults, fake_tensors
 from bertscope.tracing.flops import FlopsRun
+from bertscope.tracing.operator_costs import Window, windows_of
 from bertscope.tracing.operators import shapes
-from bertscope.tracing.windows import Window, windows_of
 
 aten = torch.ops.aten
 

@@ -86,6 +86,17 @@ GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size"
 SIZES = ("--batch", 2, "--seq", 16)
 
 
+class Tagger(nn.Module):
+    """Three classes for each of 50 words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, 6), nn.Linear(6, 3)
+
+    def forward(self, input_ids):
+        return self.out(self.words(input_ids))
+
+
 class Scorer(nn.Linear):
     """A forward whose input has no usual name."""
 
