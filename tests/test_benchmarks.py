@@ -199,3 +199,10 @@ def test_what_bertscope_says_in_the_table_is_what_it_prints(question, cli, monke
     monkeypatch.setattr(PEERS, "subprocess", in_this_process)
     answer = PEERS.PROBES[question, "bertscope"]()
     assert answer in IN_DOCUMENT[ASKED[question], "bertscope"]
+
+
+def test_every_peer_of_the_script_has_its_version_in_the_document():
+    versions = _section(DOCUMENT, "Versions")
+    assert [tool for tool in PEERS.PACKAGES if f"| {tool} |" not in versions] == []
+    pinned = dict(pin.split("==") for pin in PEERS.PINNED)
+    assert [tool for tool in PEERS.PACKAGES if tool in pinned and f"| {tool} | {pinned[tool]}" not in versions] == []

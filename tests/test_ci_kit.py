@@ -226,6 +226,21 @@ def test_pre_commit_checks_a_link_and_an_ending_in_capitals(hooked):
     assert (done.returncode, "expected 4,385,921, got 4,385,920" in done.stdout) == (1, True), done.stdout
 
 
+def test_pre_commit_can_check_everything_on_any_change(hooked):
+    repository, precommit = hooked
+    path = repository / ".pre-commit-config.yaml"
+    settings = re.findall(r"`(files: [^`]*|pass_filenames: [^`]*|args: [^`]*)`", (ROOT / "docs" / "ci.md").read_text())
+    assert len(settings) == 2
+    path.write_text(path.read_text() + "".join(f"        {setting}\n" for setting in settings))
+    (repository / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 2}')
+    project(repository, mine="model: config.json\nexpected: {layers: {layer: 7087872}, groups: {encoder: 14175744}}\n")
+    assert precommit().returncode == 0
+    (repository / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 3}')
+    done = precommit()
+    assert done.returncode == 1
+    assert "groups.encoder: expected 14,175,744, got 21,263,616, difference +7,087,872" in done.stdout
+
+
 def test_pre_commit_imports_code_only_with_its_documented_argument(hooked):
     repository, precommit = hooked
     project(repository, own=OWN)

@@ -170,3 +170,10 @@ def test_the_variable_of_tab_without_its_words_is_one_line_and_exit_code_2(cli, 
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "_BERTSCOPE_COMPLETE is set without the words" in result.err
     assert "unset it" in result.err
+
+
+def test_the_script_is_of_the_named_shell(cli):
+    scripts = {shell: cli("--show-completion", shell) for shell in (*START_FILES, "powershell")}
+    assert {(script.code, script.err) for script in scripts.values()} == {(0, "")}
+    assert all(f"complete_{shell}" in script.out for shell, script in scripts.items())
+    assert cli("--show-completion", "tcsh").code == 2

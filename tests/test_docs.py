@@ -91,6 +91,11 @@ def test_every_figure_of_a_page_is_printed_by_a_command_of_it(printed, name):
         assert figure in out or figure.replace(",", "") in config, figure
 
 
+def test_the_index_links_every_page():
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text())
+    assert sorted([*linked, "index.md"]) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
 def measured_rows() -> dict[tuple[str, str, str], dict[str, tuple[int, int]]]:
     """Attention, precision and strategy in the file of accuracy: phases with measured and estimated bytes."""
     found: dict[tuple[str, str, str], dict[str, tuple[int, int]]] = {}

@@ -51,6 +51,12 @@ def test_a_published_context_of_the_gpu_itself_comes_first():
     assert "GPUs of its compute capability" not in card.context_source
 
 
+@pytest.mark.parametrize("name", GPUS)
+def test_the_context_of_a_gpu_lies_between_those_of_all(name):
+    card = GPUS[name]
+    assert CONTEXT_BYTES[0] <= card.context_low_bytes <= card.context_high_bytes <= CONTEXT_BYTES[1]
+
+
 def test_torch_chooses_cudnn_attention_on_hopper_and_blackwell_of_data_centres_only():
     assert [name for name in GPUS if sdpa_kernel(GPUS[name], "bf16") == "cudnn"] == ["h100-80gb", "h200", "b200"]
 

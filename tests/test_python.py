@@ -25,7 +25,7 @@ from bertscope.settings import generate, keywords
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS
 from bertscope.sources.find import source_of
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TERMINAL
 
 PUBLIC = [name for name in bertscope.__all__ if name != "__version__"]
 FUNCTIONS = (*COMMANDS, "fits", "lengths", "verify")
@@ -272,3 +272,28 @@ def test_an_error_names_keywords_in_python_and_options_on_the_command_line(cli):
     outer = BertscopeError(f"of the base model: {inner.marked}")  # the names in it are spelled too
     assert outer.message == f"of the base model: {inner}" == "of the base model: use batch 1"
     assert outer.spelled({"batch": "--batch"}) == "of the base model: use --batch 1"
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "python", "command"),
+    [
+        (lambda: bertscope.explain("bilinear:build"), "explain bilinear:build", "; add input input1=",
+         "; add --input input1="),
+        (lambda: bertscope.plan("bert-tiny", "1MiB"), "plan bert-tiny --budget 1MiB", " may_change lora",
+         "--may-change lora"),
+        (lambda: bertscope.plan("bert-tiny", "220MiB", batch=64, seq=128),
+         "plan bert-tiny --budget 220MiB --batch 64 --seq 128", "checkpointing='keep:", "--checkpointing=keep:"),
+    ],
+)  # fmt: skip
+def test_a_report_names_keywords_in_python_and_options_on_the_command_line(
+    call, options, python, command, cli, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bilinear.py").write_text("import torch\n\ndef build():\n    return torch.nn.Bilinear(3, 4, 5)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in TERMINAL:
+        monkeypatch.delenv(name, raising=False)
+    report, shown = call(), cli(*options.split())
+    assert python in report.to_markdown().replace("\\", "")
+    assert command in shown.out
+    assert cli(*options.split(), "--format", "json").json == json.loads(report.to_json())  # with the texts of Python

@@ -17,6 +17,7 @@ from bertscope.measure.profiler_run import measured
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.step import ModelStep
 from bertscope.settings.run_config import FREED, RunConfig
+from bertscope.sources.find import find
 from bertscope.torch_access import torch
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.transformers_access import flash_attn
@@ -192,6 +193,16 @@ def test_packed_attention_has_the_peak_of_the_valid_tokens(tmp_path):
         for share in (0.0, 0.7)
     )  # fmt: skip
     assert padded.variants[0].estimated.cost.saved_bytes < full.variants[0].estimated.cost.saved_bytes
+
+
+def test_a_run_of_the_built_in_bert_has_no_flash_attention_and_names_what_it_has(tmp_path):
+    config = tmp_path / "bert.json"
+    config.write_text(json.dumps({"model_type": "bert", "attn_implementation": "flash_attention_2", "hidden_size": 24}))
+    for model in (find("bert-tiny", attention="flash_attention_2"), find(config)):
+        assert bertscope.count(model).rows
+        with pytest.raises(SelectionError, match="eager and sdpa, not flash_attention_2; take attention sdpa"):
+            bertscope.estimate(model)
+    assert find(config, attention="eager").flash == ""
 
 
 def test_what_this_transformers_imports_of_flash_attn_is_known():

@@ -222,3 +222,9 @@ def test_init_writes_a_sample_that_sweep_reads_and_replaces_no_file(cli, tmp_pat
     again = cli("sweep", "new.yaml", "--init")
     assert (again.code, again.err) == (2, "error: new.yaml exists; name a new file for the sample\n")
     assert (tmp_path / "new.yaml").read_text() == "mine"
+
+
+def test_a_sweep_without_a_file_for_its_results_says_so(cli, folder):
+    done = cli("sweep", "grid.yaml")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: --output is missing: the file of the results, such as --output results.jsonl")

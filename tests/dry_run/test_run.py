@@ -14,7 +14,7 @@ import pytest
 
 import bertscope
 from bertscope.dry_run.child import ScriptRun
-from bertscope.dry_run.script import fitted
+from bertscope.dry_run.script import fitted, with_value
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError
 from bertscope.reports.run import RunReport
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
@@ -147,6 +147,15 @@ def test_a_search_finds_the_largest_value_in_few_runs(largest, granule):
     report = fitted(ScriptRun(script="train.py", arguments=("--batch", "1")), "batch=1..512", run, budget)
     assert report.largest == largest
     assert len(runs) == len(set(runs)) <= 12
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(["--b", "1"], ["--b", "8"]), (["--b=1", "x"], ["--b=8", "x"]), (["b=1"], ["b=8"]), (["x"], ["x", "--b", "8"]),
+     (["-b", "1", "--bb", "2"], ["-b", "8", "--bb", "2"])],
+)  # fmt: skip
+def test_a_value_is_put_where_the_argument_stands(given, expected):
+    assert with_value(given, "b", 8) == expected
 
 
 # ---- what is refused ----

@@ -450,6 +450,15 @@ def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(c
     assert cli("estimate", "bert-tiny", "--gpu", "t4", "--sequences", "1000").code == 2  # without --time
 
 
+def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_asked(cli, stored):
+    words = ("bert-tiny", "--batch", "64", "--seq", "64", "--precision", "autocast-bf16")
+    report = cli("plan", *words, "--gpu", "h200", "--format", "json").json
+    found = cli("estimate", *words, "--gpu", "h200", "--time", "--format", "json").json["variants"][0]
+    assert report["rows"][0]["cost"]["time"] == found["estimated"]["cost"]["time"]
+    assert cli("plan", *words, "--gpu", "t4", "--format", "json").json["rows"][0]["cost"]["time"] is None
+    assert "there is no calibration of t4" in cli("plan", *words, "--gpu", "t4", "--time").err  # below 25 ms
+
+
 def test_on_a_calibrated_card_the_order_of_plans_is_that_of_their_times(stored):
     """This card starts 100 operators a second: autocast needs more operators, and fewer FLOPs again than a plan."""
     context = f"{find_gpu('h200').memory_bytes - 202 * 2**20}B"

@@ -215,6 +215,16 @@ def test_the_timeline_and_the_snapshot_are_written(measured):
     assert peak == max(phase["peak_bytes"] for phase in data["variants"][1]["measured"]["phases"])
 
 
+def test_pytorchs_own_viewer_reads_the_snapshot(measured):
+    from torch.cuda._memory_viz import trace, trace_plot
+
+    folder, _, _ = measured
+    found = pickle.loads((folder / "step.pickle").read_bytes())
+    assert "MEM[" in trace(found)
+    page = trace_plot(found)
+    assert "MemoryViz" in page
+
+
 def test_out_of_memory_is_one_line_with_what_was_reached_and_what_to_try(cli, folder):
     result = cli("profile", "small.yaml", "--batch", "8192", "--memory-limit", "700MiB", "--steps", "1")
     assert (result.code, result.out) == (3, "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import json
 import re
 from dataclasses import replace
@@ -37,7 +39,7 @@ from bertscope.reports.memory import (
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import parse_bytes
-from bertscope.views.console import Target
+from bertscope.views.console import PARTS, Target
 from bertscope.views.views import view_of
 from tests.conftest import GOLDEN
 from tests.memory.steps import estimated_trace, fit_report, small, whole_trace
@@ -465,6 +467,15 @@ def test_parts_below_a_thousandth_of_every_peak_are_one_row():
     report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
     assert re.search(r"^ buffers, inputs +24 B$", view_of("memory").table(report, Target()), re.MULTILINE)
     assert re.search(r"^ inputs +16 B$", view_of("memory").table(report, Target(verbose=True)), re.MULTILINE)
+
+
+def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
+    records = list(csv.DictReader(io.StringIO(view_of("memory").csv(profiled()))))
+    assert len(records) == 3 * (2 + 2 + 1 + 1)
+    for record in records:
+        parts = sum(int(record[f"{part}_bytes"]) for part in PARTS)
+        assert record["obtained"] in ("measured", "estimated")
+        assert parts == int(record["peak_bytes"])
 
 
 def same(cost: dict[str, Any]) -> dict[str, Any]:

@@ -315,6 +315,14 @@ def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_f
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", lists=lists))
 
 
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"kind": "count"}', "\0", "keep:addmm.0"])
+def test_another_file_is_no_plan_and_one_line(cli, tmp_path, content):
+    (tmp_path / "x.json").write_text(content)
+    result = cli("estimate", "bert-tiny", "--plan", tmp_path / "x.json")
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("strategy", ["__import__('os')", "keep:addmm.0\n", "full;rm", "keep:" + "a.1+" * 5000 + "a.1"])
 def test_a_hostile_strategy_in_a_plan_is_refused(plan_file, tmp_path, strategy):
     with pytest.raises(BertscopeError):

@@ -23,7 +23,7 @@ from bertscope.settings.checkpointing import Checkpointing, Strategy
 from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import Row, SettingError, rows
-from bertscope.settings.run_config import QUESTIONS, SETTINGS, RunConfig
+from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS, SETTINGS, SWEPT, RunConfig
 from bertscope.sources.presets import read_expectations
 from bertscope.text_files import read_mapping
 from bertscope.units import PRECISIONS
@@ -192,6 +192,12 @@ def test_each_setting_has_a_keyword_a_line_of_help_and_words_in_a_report():
         assert f"        {name}: {own.help}" in documented or name in QUESTIONS["estimate"].unused
         assert generate.row_words(name, example(own))
     assert generate.KEYWORDS.read_text() == generate.keywords()
+
+
+def test_names_are_declared_once():
+    with pytest.raises(TypeError, match="settings declared twice: threads"):
+        rows(*MEASURED, *SWEPT[:1])
+    assert set(rows(*ESTIMATED)) == set(SETTINGS)
 
 
 def test_reentrant_checkpointing_is_answered_for_a_gpu_as_for_a_cpu():

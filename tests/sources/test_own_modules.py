@@ -301,6 +301,19 @@ def test_an_error_inside_torch_names_the_line_of_the_user(cli):
     assert re.search(r"RuntimeError \(test_own_modules.py:\d+\)", result.err.splitlines()[-1])
 
 
+def test_an_error_of_example_inputs_is_one_line(cli):
+    result = cli("estimate", f"{__name__}:NoExample")
+    assert result.code == 2
+    assert "NoExample.example_inputs(8, 128): ZeroDivisionError (test_own_modules.py:" in result.err.splitlines()[-1]
+
+
+class NoExample(Fails):
+    """A module whose example inputs cannot be made."""
+
+    def example_inputs(self, batch, seq):
+        return batch / 0
+
+
 @pytest.mark.parametrize(
     "run",
     [lambda: bertscope.flops(Fails(), torch.ones(2, WIDTH)), lambda: bertscope.estimate(Fails(), torch.ones(2, WIDTH)),

@@ -14,6 +14,12 @@ from bertscope.sources.presets import config_paths, preset_paths
 from tests.conftest import run_cli
 
 
+def test_a_name_lists_only_that_preset(cli):
+    whole = cli("presets", "--format", "json").json["rows"]
+    for name in ("bert-tiny", "modernbert-base"):
+        assert cli("presets", name, "--format", "json").json["rows"] == [row for row in whole if row["name"] == name]
+
+
 @pytest.mark.parametrize("name", preset_paths())
 def test_the_config_json_of_every_preset_describes_its_model(cli, tmp_path, name):
     path = tmp_path / "config.json"

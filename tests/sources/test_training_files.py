@@ -8,7 +8,7 @@ import os
 import pytest
 
 import bertscope
-from bertscope.errors import BertscopeError
+from bertscope.errors import BertscopeError, ConfigError
 from bertscope.sources.training_files import read_training_file
 from tests.conftest import DATA, ROOT, TRAINING_ARGUMENTS
 
@@ -224,6 +224,30 @@ def test_what_is_no_training_file_is_one_line_that_says_what_was_expected(tmp_pa
         read_training_file(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"per_device_train_batch_size": "16"}, "must be an integer; got '16'"),
+        ({"per_device_train_batch_size": 0}, "batch takes a whole number from 1"),
+        ({"gradient_accumulation_steps": True}, "must be an integer; got True"),
+        ({"fp16": True}, "fp16 contradicts autocast-bf16, which is set too; keep one"),
+        ({"fp16": "yes"}, "must be true or false"),
+        ({"max_grad_norm": "nan"}, "must be a number"),
+        ({"optim": ["sgd"]}, "must be a word"),
+        ({"gradient_checkpointing": 1}, "must be true or false"),
+        ({"gradient_checkpointing_kwargs": [1]}, "must be an object"),
+    ],
+    ids=str,
+)
+def test_an_impossible_value_is_an_error_with_its_line(given, settings, words):
+    path = given(**settings)
+    (key,) = settings
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if f'"{key}"' in text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_training_file(path)
+    assert caught.value.where == f"{path}:{line}"
 
 
 def test_names_and_values_of_a_file_are_escaped(cli, given):

@@ -16,6 +16,7 @@ from torch import nn
 
 from bertscope.analyses.params import count, tree
 from bertscope.checkpoints.reading import stored_report
+from bertscope.commands.table import COMMANDS
 from bertscope.config import BertConfig
 from bertscope.model import build
 from bertscope.sources.bert import BertSource
@@ -167,6 +168,11 @@ def test_a_search_goes_to_the_matches_one_after_the_other_and_round():
     assert "4 of 4 that match 'dense'; n: the next" in text
 
 
+def test_a_search_goes_to_the_first_match_while_it_is_typed_and_without_any_stays():
+    _, text, places = explored("down", "slash", *"que", "enter", "slash", "=nothing", "enter")
+    assert (places[5], places[-1], "nothing matches 'nothing'" in text) == (QUERY, QUERY, True)
+
+
 def test_escape_leaves_a_search_and_goes_back_to_where_it_began():
     app, text, places = explored("down", "slash", "=query", "escape")
     assert places[1:] == ["bert", "bert", QUERY, "bert"]
@@ -249,3 +255,14 @@ def test_in_a_real_terminal_it_draws_without_colour_and_restores_the_screen(key,
     assert "\x1b[?1049l" in got.rpartition("4,385,920")[2]
     assert not re.search(r"\x1b\[[\d;]*(38|48);[25];", got)
     assert "Traceback" not in got
+
+
+def test_the_example_of_the_help_opens_the_app(cli, monkeypatch):
+    (example,) = [line.strip() for line in COMMANDS["tree"].text.splitlines() if "--interactive" in line]
+    opened = []
+    monkeypatch.setattr("bertscope.commands.model.check_interactive", lambda *_: None)
+    monkeypatch.setattr(Browser, "run", lambda app: opened.append(app.items[0].flops))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    result = cli(*example.split()[1:])
+    assert (result.code, result.out) == (0, ""), result.err
+    assert opened[0] > 10**9

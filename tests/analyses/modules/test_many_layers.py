@@ -122,6 +122,16 @@ def test_a_difference_names_the_layers_that_only_one_model_has():
     assert {(row.status, row.copies) for row in rows} == {("removed", 2)}
 
 
+def test_a_printed_model_has_the_number_of_all_layers(cli, tmp_path):
+    printed = {}
+    for layers in (12, 1_000):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **config(layers).to_dict()}))
+        printed[layers] = cli("tree", tmp_path, "--style", "torch")
+    assert printed[1_000].out == printed[12].out.replace("(0-11): 12 x", "(0-999): 1000 x")
+    assert "note: 1,000 equal layers: counted from two or three of them" in printed[1_000].err
+    assert "equal layers" not in printed[12].err
+
+
 @pytest.mark.parametrize("make", [
     lambda: BertModel(config(257)), lambda: bertscope.build(config(257)), lambda: source_of(config(257)).build(),
     lambda: bertscope.count(config(257, pruned_heads={3: [0]})),
