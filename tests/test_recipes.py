@@ -30,10 +30,10 @@ RECIPES = {
             r"    @property\n    def peak_bytes",
             "    @property\n    def half_bytes(self) -> int:\n        return self.peak.peak_bytes // 2\n\n",
         ),
-        "views/step.py": (r"    _bytes\(", '    number("half of it", "half_bytes", str),\n'),
+        "views/step.py": (r"(?<=COST_COLUMNS = \(\n)", '    number("half of it", "half_bytes", str),\n'),
     },
     "optimizer": {
-        "settings/optimizers.py": (
+        "settings/training.py": (
             r'    "adagrad": Optimizer\(',
             '    "adadelta": Optimizer(class_name="Adadelta", fused=False,\n'
             '                          state=("step", "square_avg", "acc_delta")),\n',

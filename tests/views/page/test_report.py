@@ -17,7 +17,7 @@ from bertscope.sources.find import load
 from bertscope.tracing.flops import FlopsRun, flops_model
 from bertscope.units import bytes_text, flops_text
 from bertscope.views.columns import Column
-from bertscope.views.page.charts import flops_bars, parameter_map
+from bertscope.views.page.report import flops_bars, parameter_map
 from bertscope.views.page.templating import environment
 
 
