@@ -16,7 +16,7 @@ from tests.corpus import CODE, FAMILIES, baits, cases, filled, kinds, prepared
 from tests.fuzzing import judged
 from tests.hostile import FOLDERS
 
-SEED, RUNS = 20261121, 6
+SEED, RUNS = 20261121, 4
 REFUSED = ("deflated", "bzip2", "lzma")  # whose good file is refused
 FILES = ("preset", "expectations", "config", "page", "adapter", "safetensors", "index", "zip", "legacy", "verified",
          "gguf", "onnx", "modules",

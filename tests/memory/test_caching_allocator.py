@@ -34,7 +34,7 @@ def rounded(size: int) -> int:
 DEFAULT, EXPANDABLE = False, True  # expandable_segments
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=60), st.booleans())
 def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_free(moves, conf):
     allocator, used = Allocator(expandable_segments=conf), []

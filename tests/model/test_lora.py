@@ -37,7 +37,7 @@ loras = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lora=loras)
 def test_the_text_of_settings_gives_the_same_settings(lora):
     assert Lora.parse(str(lora)) == lora

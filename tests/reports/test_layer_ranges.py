@@ -28,7 +28,7 @@ def ranges_of(paths) -> list[str]:
     return [path for path, _, _ in collapse((path, None, path) for path in dict.fromkeys(paths))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(PATHS, max_size=40))
 def test_expanding_collapsed_paths_gives_the_paths(paths):
     expanded = [path for shown in ranges_of(paths) for path in expand(shown)]

@@ -310,7 +310,7 @@ def test_a_form_of_yaml_in_which_no_value_can_be_replaced_is_refused(tmp_path, t
 _TABLES = st.dictionaries(st.sampled_from(["a", "b 1", "c.0-1", "c.2", "d"]), st.integers(0, 10**9), min_size=1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(old=_TABLES, new=_TABLES, is_flow=st.booleans(), newline=st.sampled_from(["\n", "\r\n"]), ends=st.booleans())
 def test_any_table_becomes_any_other_and_all_comments_of_rows_that_stay_are_kept(
     tmp_path_factory, old, new, is_flow, newline, ends

@@ -183,7 +183,7 @@ def test_a_small_json_file_has_the_values_that_it_shows():
 _values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(max_size=5), _values | st.lists(_values, max_size=3), max_size=5))
 def test_json_is_read_as_the_standard_library_reads_it(data):
     assert read_json(json.dumps(data, indent=1), Path("x.json")).plain() == data

@@ -58,7 +58,7 @@ def models(draw) -> nn.Module:
     return model
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(model=models(), folded=st.booleans())
 def test_rows_sum_to_the_totals_however_they_are_cut(model, folded):
     for by in BY:
@@ -73,7 +73,7 @@ def test_rows_sum_to_the_totals_however_they_are_cut(model, folded):
                 assert sum(part.distinct_params for part in row.parts) == row.distinct_params
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(model=models())
 def test_the_tree_has_torchs_own_sums_at_every_depth_folded_or_not(model):
     whole, plain = bertscope.tree(model), bertscope.tree(model, folded=False)
@@ -211,7 +211,7 @@ def closed_form(c, *, pooler: bool) -> int:
     return embeddings + c.num_hidden_layers * layer + (h * h + h if pooler else 0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     heads=st.integers(1, 8), size=st.integers(1, 16), layers=st.integers(0, 5), intermediate=st.integers(1, 64),
     vocab=st.integers(1, 100), positions=st.integers(1, 64), types=st.integers(1, 4), pooler=st.booleans(),
