@@ -201,6 +201,11 @@ def test_what_bertscope_says_in_the_table_is_what_it_prints(question, cli, monke
     assert answer in IN_DOCUMENT[ASKED[question], "bertscope"]
 
 
+def test_a_peer_that_was_asked_has_a_cell_with_an_answer_and_one_that_was_not_has_none():
+    for (question, tool), _ in PEERS.PROBES.items():
+        assert IN_DOCUMENT[ASKED[question], tool] != NOTHING, (question, tool)
+
+
 def test_every_peer_of_the_script_has_its_version_in_the_document():
     versions = _section(DOCUMENT, "Versions")
     assert [tool for tool in PEERS.PACKAGES if f"| {tool} |" not in versions] == []

@@ -142,6 +142,12 @@ def test_a_card_that_is_not_in_the_table_has_what_was_measured(home):
     assert isinstance(found, Calibration)
 
 
+def test_doctor_names_the_calibrated_cards_and_their_folder(cli, stored):
+    assert cli("doctor", "--format", "json").json["calibrations"][0].startswith("h200: calibrated on this machine")
+    stored.unlink()
+    assert f"no card, by a file in {stored.parent}" in cli("doctor").out
+
+
 def test_a_named_file_is_used_instead_of_those_in_the_user_folder(cli, stored, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(calibration(replace(H200, date="2027-02-03")).to_json())

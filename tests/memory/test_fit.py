@@ -332,6 +332,14 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     assert "bf16: no fused kernel for it on t4" in table
 
 
+def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
+    result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8,32", "--batch", "16", "--checkpointing", "none",
+                 "--precision", "fp32", "-v")  # fmt: skip
+    assert result.code == 0
+    assert "cheapest setting for batch 16 at seq 8: fp32 without checkpointing" in result.out
+    assert "cheapest setting for batch 16 at seq 32: nothing that was tried" in result.out
+
+
 # The command.
 
 
@@ -469,6 +477,20 @@ def test_parts_below_a_thousandth_of_every_peak_are_one_row():
     assert re.search(r"^ inputs +16 B$", view_of("memory").table(report, Target(verbose=True)), re.MULTILINE)
 
 
+def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
+    line = next(
+        line
+        for line in view_of("memory").table(profiled(), Target(verbose=True)).splitlines()
+        if line.startswith("none ")
+    )
+    marks = line.partition(" ")[2].strip()
+    bar = marks.partition(" ")[0]
+    lengths = {mark: bar.count(mark) for mark in "POGAt"}
+    assert sum(lengths.values()) == len(bar) == 48
+    assert lengths["O"] == pytest.approx(2 * lengths["P"], abs=1)
+    assert lengths["A"] == pytest.approx(48 * 100 / 280, abs=1)
+
+
 def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
     records = list(csv.DictReader(io.StringIO(view_of("memory").csv(profiled()))))
     assert len(records) == 3 * (2 + 2 + 1 + 1)
@@ -511,6 +533,14 @@ def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     assert [same(row["cost"]) for row in rows] == [same(cost), same(cost)]
     reserved = cost["reserved"]["low_bytes"]
     assert cost["peak"]["peak_bytes"] < reserved == cost["gpu_bytes"] - GPUS["t4"].context_high_bytes
+
+
+def test_a_note_on_uncertainty_is_there_only_if_a_row_is_uncertain(cli):
+    step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--checkpointing", "none", "-v")
+    report = bertscope.from_json(cli("fit", *step[:-1], "--batch", "4", "--format", "json").out)
+    uncertain = replace(report, rows=(replace(report.rows[0], batch=0),))
+    note = "not certain: the tensors fit, but the allocator may fail"
+    assert [note in view_of("fit").table(found, Target()) for found in (report, uncertain)] == [False, True]
 
 
 def test_gradients_that_are_kept_never_allow_a_larger_batch():

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import bertscope
+from bertscope.config import ARCHITECTURES
 from bertscope.errors import BertscopeWarning
 from bertscope.model import CLASSES, build
 from bertscope.model import attention as attention_module
@@ -157,6 +158,10 @@ def test_parametrised_and_pruned_decoders_can_be_moved(tiny):
     model(torch.ones(1, 2, dtype=torch.long))
     model.float()
     model(torch.ones(1, 2, dtype=torch.long))
+
+
+def test_all_classes_are_public_names_of_the_package():
+    assert set(ARCHITECTURES) <= set(bertscope.__all__)
 
 
 def test_question_answering_with_another_number_of_labels_counts_and_does_not_run(tiny, tmp_path, cli):

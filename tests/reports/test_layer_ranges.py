@@ -60,6 +60,10 @@ def test_a_gap_ends_a_range():
     assert ranges_of(["h.0", "h.1", "h.3", "h.4", "h.6"]) == ["h.0-1", "h.3-4", "h.6"]
 
 
+def test_a_number_is_the_first_the_last_or_the_only_name_of_a_path():
+    assert ranges_of(["", "0", "1", "0.weight", "1.weight", "h.0", "h.1"]) == ["", "0-1", "0-1.weight", "h.0-1"]
+
+
 def test_equal_names_with_other_keys_are_apart():
     assert [(path, key) for path, key, _ in collapse([("h.0.w", 1, 0), ("h.1.w", 1, 1), ("h.2.w", 2, 2)])] == [
         ("h.0-1.w", 1),

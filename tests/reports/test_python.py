@@ -135,3 +135,10 @@ def test_every_report_shows_itself():
             assert issubclass(item, Report)
             renderer = view_of(item.kind)
             assert not issubclass(item, TableReport) or (renderer.table and renderer.csv and renderer.markdown)
+
+
+def test_a_diagram_is_the_text_of_mermaid(cli):
+    model = bertscope.load("bert-tiny", attention="eager").build()
+    report = bertscope.diagram(model, "tree", name="bert-tiny")
+    assert str(report) == cli("diagram", "bert-tiny", "--kind", "tree").out
+    assert report.to_markdown() == f"```mermaid\n{report}```\n"

@@ -21,6 +21,7 @@ from bertscope.torch_access import is_plain_meta, operator_name, storage_key
 from bertscope.tracing import fake_tensors as fake_tensors_module
 from bertscope.tracing.fake_tensors import OperatorResults, fake_tensors
 from bertscope.tracing.flops import FlopsRun
+from bertscope.tracing.inputs import known_shapes
 from bertscope.tracing.operator_costs import Window, windows_of
 from bertscope.tracing.operators import shapes
 
@@ -177,6 +178,14 @@ def test_an_error_of_a_bert_whose_inputs_are_derived_stays_an_internal_error(cli
     result = cli("flops", "bert-tiny", "--seq", "23")
     assert result.code == 70
     assert "AttributeError" in result.err
+
+
+def test_the_shapes_in_the_line_are_those_that_are_derived():
+    model = bertscope.load("bert-tiny", architecture="BertForMultipleChoice").build()
+    assert known_shapes(model, ("input_ids",)) == {
+        "attention_mask": "Bx2xS:int64", "token_type_ids": "Bx2xS:int64", "position_ids": "Bx2xS:int64",
+        "input_ids": "Bx2xS:int64", "labels": "B:int64",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -110,6 +110,13 @@ def test_write_keeps_a_mark_and_the_ends_of_lines(cli, tmp_path):
     assert cli("check", path).code == 0
 
 
+def test_a_config_json_is_not_told_to_be_written_into(cli, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "bert"}')
+    assert "expected counts belong in a preset" in cli("check", path).err
+    assert "directly after it" in cli("check", "--write", path, "--format", "json").err
+
+
 def test_a_finding_is_one_line_whatever_the_file_is_called(cli, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text('architecture: BertModel\nconfig: {}\nexpected: {groups: {"a\\nb": 5, "\\uFFFF": 1}}\n')

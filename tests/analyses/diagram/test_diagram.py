@@ -12,6 +12,7 @@ import torch
 
 import bertscope
 from bertscope.analyses.dataflow import Given, dataflow
+from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from bertscope.tracing.inputs import example_inputs
 from bertscope.tracing.operators import shapes, trace
@@ -365,6 +366,12 @@ def test_the_text_is_the_golden_one(cli, arguments, golden):
     assert text == (GOLDEN / golden).read_text()
 
 
+def test_the_library_refuses_another_kind_and_implementation(tiny):
+    for wrong in ({"kind": "flow"}, {"implementation": "flax"}):
+        with pytest.raises(SelectionError, match="must be one of"):
+            bertscope.diagram(build(tiny), **wrong)
+
+
 class Block(torch.nn.Module):
     """A layer with a tensor of its own."""
 
@@ -400,6 +407,19 @@ def test_the_classes_of_any_module_are_those_of_its_package():
     parts = {(link.owner, link.attribute, link.count) for link in report.links if link.part == "Block"}
     assert parts == {("Net", "blocks", 3), ("Net", "by_name", 1), ("Net", "last", 1)}
     assert {box.name for box in bertscope.diagram(Net(), around="Block").classes} == {"Module", "Block"}
+
+
+def test_the_tree_is_drawn_of_a_model_that_is_no_bert_by_default(cli):
+    assert bertscope.diagram(Net()).diagram == "tree"
+    name = f"{__name__}:Net"
+    assert cli("diagram", name, "-f", "json").json["diagram"] == "tree"
+    assert cli("diagram", name, "--class", "Block", "-f", "json").json["around"] == "Block"
+    for words in (("--implementation", "transformers"), ("--class", "Block", "--attention", "sdpa")):
+        refused = cli("diagram", name, *words, "-f", "json")
+        assert (refused.code, refused.out) == (2, "")
+        assert words[-2] in refused.err
+    with pytest.raises(SelectionError, match="Net has no forward"):
+        bertscope.diagram(Net(), "forward")
 
 
 class Step(torch.nn.Module):
