@@ -17,7 +17,7 @@ from typing import Any
 from bertscope.gpus import Gpu, bandwidth, peak_flops
 from bertscope.memory.estimate import named_inputs
 from bertscope.memory.fake_run import RunMode
-from bertscope.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import ModelStep, meta_inputs, run_model
 from bertscope.reports.calibration import COPY, CalibrationReport, CardWork
