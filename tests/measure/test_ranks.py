@@ -203,7 +203,7 @@ def test_an_error_of_a_job_has_a_kind_and_its_own_words():
     assert job_error(RuntimeError("strange"), asked) == ("failed", "RuntimeError: strange")
     for error in (RuntimeError("CUDA out of memory. Tried"), MemoryError()):
         assert job_error(error, asked)[0] == "out of memory"
-    assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("refused", "own.py:3: it fails")
+    assert job_error(SourceError("it fails", where="own.py:3"), asked) == ("error", ["it fails", "own.py:3", 2])
     text = profile_module._failure(asked, Sent(), "the child", "files", "has too many open files")
     assert text == (
         "the child has too many open files while loading torch; raise the limit that 'ulimit -n' shows, such as "
