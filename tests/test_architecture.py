@@ -444,7 +444,7 @@ def test_a_digit_in_a_pattern_is_one_of_ascii():
 # Texts outside `commands/` that have an option and no command around it, by the part that needs one.
 WITH_OPTIONS = {
     "views/page/report.py": "commands and CSS of a page", "settings/generate.py": "the table of options",
-    "analyses/doctor.py": "commands that need a package", "measure/calibration.py": "a command of nvidia-smi",
+    "analyses/doctor.py": "commands that need a package", "measure/profile_worker.py": "a command of nvidia-smi",
     "analyses/sweep/pool.py": "sweep is a command only", "sources/bert.py": "--naming is of a command only",
     "analyses/check.py": "--update is of a command only",
     "api/memory.py": "--save is of a command only", "processes/signals.py": "read from the command line",
