@@ -18,12 +18,11 @@ from bertscope.memory.deepening import with_copies, zeroed_between
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.parallel.collectives import bucket_sizes
-from bertscope.memory.parallel.fake_ranks import fake_ranks, parallelize_fakes
+from bertscope.memory.parallel.fake_ranks import fake_ranks, idle, parallelize_fakes, with_update, without_broadcasts
 from bertscope.memory.parallel.strategies import layers_of, rank_groups, units_text, zero_ranks
 from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
 from bertscope.memory.trace import FAR, SMALLEST, MemoryTrace, same_events
-from bertscope.memory.zero import idle, with_update, without_broadcasts
 from bertscope.processes.folders import compile_environment
 from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
