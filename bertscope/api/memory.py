@@ -63,8 +63,8 @@ class ModelRequest:
     @property
     def by_precision(self) -> list[RunConfig]:
         """Return the runs, those of the first precision before the others."""
-        order = list(dict.fromkeys(run.precision for run in self.runs))
-        return sorted(self.runs, key=lambda run: order.index(run.precision))
+        precisions = dict.fromkeys(run.precision for run in self.runs)
+        return [run for precision in precisions for run in self.runs if run.precision == precision]
 
     def simulator(
         self, known: Simulator | None = None, *, is_limited: bool = True, is_timed: bool | None = None

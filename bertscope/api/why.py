@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     report = replace(report, parts=parts, subject=estimate.subject, run=run)
     needed = memories[0].cost.gpu_bytes
     found = [*_kept(report, memories), *_beyond(report), *_fitting(report, work.source, run, card, needed)]
-    return replace(report, findings=tuple(sorted(found, key=lambda finding: -finding.frees_bytes)))
+    return replace(report, findings=tuple(sorted(found, key=attrgetter("frees_bytes"), reverse=True)))
 
 
 def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]:
