@@ -124,7 +124,7 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
         return None
     if limit.gpu is not None:
         return calibration_of(find_gpu(limit.gpu))
-    from bertscope.measure.calibration import this_card
+    from bertscope.torch_access import this_card
 
     here = this_card()
     return calibration_here(*here) if here else None

@@ -20,7 +20,7 @@ from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.parallel.collectives import bucket_sizes
 from bertscope.memory.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.memory.parallel.strategies import layers_of, rank_groups, units_text, zero_ranks
-from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model, step_flops
+from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
 from bertscope.memory.trace import FAR, SMALLEST, MemoryTrace, same_events
 from bertscope.memory.zero import idle, with_update, without_broadcasts
@@ -29,14 +29,15 @@ from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.losses import mini_batch
 from bertscope.settings.run_config import FREED, RunConfig
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, all_parameters
 from bertscope.torch_access import nn, torch, value_errors
 from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
+from bertscope.tracing.flops import step_flops
 from bertscope.tracing.inputs import loss_of, running, running_module
 from bertscope.tracing.losses import loss_function
 from bertscope.tracing.module_tree import read, row_paths, subject, totals
-from bertscope.tracing.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
+from bertscope.tracing.repeat import RAN, LayerStack, layer_stacks, shortened
 
 _KEPT_RUNS = 16
 # The peaks of compiled steps, in those of eager ones: measured, with one recomputation estimated (docs/memory.md).

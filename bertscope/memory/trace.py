@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from bertscope.memory.kernel_rules import RULES
 from bertscope.memory.parallel.collectives import Collective
+from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.reports.step import Parts
 from bertscope.settings.run_config import LOOPS, RunConfig
-from bertscope.tracing.saved import NUMBER, checked
 
 SMALLEST, FAR = 2, 2 + 1019  # the recorded batches; some operators treat a batch of 1 differently
 RETURN, UPDATE, STACK, CAT = "return of forward", "update", "stack", "cat"
