@@ -261,8 +261,8 @@ def _profile_module(request: Request, given: Any, loss: Loss | None, name: str |
 
 def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     """Return the measurement of a model that new processes build; with a snapshot and a calibration if wanted."""
+    from bertscope.measure import profile_job
     from bertscope.measure.profile import profile_report
-    from bertscope.measure.profile_job import Job, RankLaunch
 
     if "nproc" not in request.named and request.named & {"strategy", "mesh", "world_size"}:
         raise request.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
@@ -281,14 +281,18 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
         raise request.error(
             f"{{nproc}} starts {ranks:,} ranks; {{{name}}} has {runs[0].parallelism.world_size:,}; give as many", name
         )
-    ranks_launch = RankLaunch(timeout_seconds=measurement.timeout, nproc=ranks) if launch.nproc else None
-    jobs = [
-        Job(source=source, run_config=run_config, steps=measurement.steps, threads=measurement.threads,
-            seed=measurement.seed, memory_limit_bytes=measurement.memory_limit, beside=runs[0] if number else None,
-            wants_snapshot="snapshot" in (request.wants or ()) and run_config is runs[-1], wants_card=wants_card,
-            launch=ranks_launch)
-        for number, run_config in enumerate(runs)
-    ]  # fmt: skip
+    first = profile_job.Job(
+        source=source,
+        run_config=runs[0],
+        steps=measurement.steps,
+        threads=measurement.threads,
+        seed=measurement.seed,
+        memory_limit_bytes=measurement.memory_limit,
+        wants_card=wants_card,
+        launch=profile_job.RankLaunch(timeout_seconds=measurement.timeout, nproc=ranks) if launch.nproc else None,
+    )
+    jobs = [first, *(replace(first, run_config=run_config, beside=runs[0]) for run_config in runs[1:])]
+    jobs[-1] = replace(jobs[-1], wants_snapshot="snapshot" in (request.wants or ()))
     expect(len(jobs))
     report, pictures, calibration = profile_report(jobs, timeout_seconds=measurement.timeout)
     report = replace(report, training_file=noted(request, runs))

@@ -13,8 +13,8 @@ from functools import cached_property, partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from bertscope.memory.kernel_rules import Scratch, resident_threads
-from bertscope.memory.kernels import cpu_scratch, cuda_scratch, statistics_bytes
+from bertscope.memory.kernel_rules import Scratch
+from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
 from bertscope.memory.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.memory.step import ModelStep, dtype_name
 from bertscope.memory.trace import (
