@@ -11,7 +11,7 @@ from typing import Any
 from bertscope.errors import SelectionError
 from bertscope.model.lora import WRAPPED
 from bertscope.reports.layer_ranges import LayerRange
-from bertscope.reports.params import CountReport, CountRow, TreeReport, TreeRow, WrittenSum
+from bertscope.reports.modules import CountReport, CountRow, TreeReport, TreeRow, WrittenSum
 from bertscope.torch_access import nn
 from bertscope.tracing.module_tree import Held, InOut, Node, fold, held_bytes, read, subject, ties, totals, unknown
 from bertscope.units import PRECISIONS

@@ -22,14 +22,14 @@ from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, TrainingFile, TrainingKey
-from bertscope.settings.optimizers import LEANER
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
+from bertscope.settings.training import LEANER
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
-from bertscope.sources.model_source import ModelSource, built_for_counting
+from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
 if TYPE_CHECKING:
@@ -375,7 +375,11 @@ def fits(
             alone = tuple(dict.fromkeys(replace(run, parallelism=ONE_PROCESS) for run in variants))
             expect(len(seqs) * (len(strategies) + 2))
             report = fewest_report(simulator, alone, seqs, batch_total, strategies=strategies, world_sizes=sizes)
-        report = replace(report, length_given=_is_length_given(source, runs[0]))
+        is_given = getattr(source, "inputs", None) is not None
+        if runs[0].input:  # it is given too if these inputs do not follow it
+            short, longer = (repr(known.traces.inputs(replace(runs[0], batch=1, seq=seq))) for seq in (1, 2))
+            is_given = short == longer
+        report = replace(report, length_given=is_given)
         reports.append(work.finished(report, report.rows, searched="batch"))
     return tuple(reports)
 
@@ -395,17 +399,6 @@ def _without_ranks(request: Request, batch: int | None) -> Request:
             "give {batch}, that of a rank"
         )
     return request
-
-
-def _is_length_given(source: ModelSource, run_config: RunConfig) -> bool:
-    """Return True if the inputs of the run do not follow its length."""
-    if not run_config.input:
-        return getattr(source, "inputs", None) is not None
-    from bertscope.tracing.inputs import inputs_for
-
-    model = built_for_counting(source)
-    short, longer = (repr(inputs_for(model, 1, seq, given=run_config.input)) for seq in (1, 2))
-    return short == longer
 
 
 @with_settings

@@ -16,9 +16,8 @@ from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.losses import MODEL
-from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import CUDA, FLASH_KERNELS, LOOPS, STORED, TRAINER, RunConfig
+from bertscope.settings.training import MODEL, OPTIMIZERS
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, storage_key, torch, tree_map
 from bertscope.torch_access.compiled import compiled

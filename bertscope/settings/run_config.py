@@ -22,24 +22,28 @@ from bertscope.settings.checkpointing import (
     split_strategies,
     takes_reentrant,
 )
-from bertscope.settings.losses import FORMS, LOSSES, MODEL, loss_parts, loss_text, losses_with, takes
-from bertscope.settings.optimizers import (
+from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
+from bertscope.settings.rows import RULES, Row, Rule, Settings, is_code, row, rows
+from bertscope.settings.training import (
     ADAMW,
+    FORMS,
     IMPLEMENTATIONS,
+    LOSSES,
+    MODEL,
     NO_OPTIMIZER,
     OPTIMIZERS,
     TRAINER_IMPLEMENTATIONS,
     TRAINER_OPTIMIZERS,
-    takers,
-)
-from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
-from bertscope.settings.rows import RULES, Row, Rule, Settings, is_code, row, rows
-from bertscope.settings.training_arguments import (
     clips,
     flag,
     is_reentrant,
+    loss_parts,
+    loss_text,
+    losses_with,
     recomputes,
     reentrant_keyword,
+    takers,
+    takes,
     whole_number,
     words,
 )

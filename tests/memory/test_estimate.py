@@ -25,8 +25,8 @@ from bertscope.memory.summary import memory
 from bertscope.memory.trace import FAR, Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
 from bertscope.model import build
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
-from bertscope.settings.optimizers import OPTIMIZERS, Optimizer
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import OPTIMIZERS, Optimizer
 from bertscope.tracing.module_tree import row_paths
 from tests.conftest import run_python
 from tests.memory.steps import estimated_trace, real_trace, small, whole_trace

@@ -15,8 +15,8 @@ from bertscope.memory.estimate import module_trace
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import TORCH_DTYPES, make_optimizer, meta_inputs, run_model
 from bertscope.memory.trace import MemoryTrace
-from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import OPTIMIZERS
 from tests.memory.plain_loop import peak_bytes
 from tests.memory.steps import estimated_trace, small
 
