@@ -2,13 +2,15 @@
 
 import shlex
 from collections import Counter
+from operator import attrgetter
+from typing import Any
 
 from bertscope.errors import named, one_line, shown
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
 from bertscope.reports.page import DiffReport, DiffRow
 from bertscope.units import bytes_text, count_text, shape_text, signed_text
-from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, optional, values
+from bertscope.views.columns import Column, copies_text, csv_only, number, optional, values, word
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
@@ -18,7 +20,7 @@ _SHOWN_FILES = 3
 # ---- two models ----
 
 
-_count, _shape = optional(count_text, "--"), optional(shape_text, "--")
+_value, _shape = optional(str, "--"), optional(shape_text, "--")
 
 
 def _shapes(row: DiffRow) -> str:
@@ -26,10 +28,18 @@ def _shapes(row: DiffRow) -> str:
     return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
 
 
-_FIELDS = (attribute("setting", "field"), attribute("a", "a", missing="--"), attribute("b", "b", missing="--"))
+def _difference(totals: dict[str, Any]) -> str:
+    return "--" if None in totals.values() else signed_text(totals["b"] - totals["a"])
+
+
+_FIELDS = (
+    word("setting", "field"),
+    Column("a", lambda change: _value(change.a)),
+    Column("b", lambda change: _value(change.b)),
+)
 _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
-    attribute("change", "status"),
+    word("change", "status"),
     csv_only(values("copies")),
     Column("shape", _shapes, below=1,
            csv={"shape_a": lambda row: _shape(row.shape_a), "shape_b": lambda row: _shape(row.shape_b)}),
@@ -37,10 +47,10 @@ _ROWS = (
            right=True),
 )  # fmt: skip
 _TOTALS = (
-    Column("total", lambda item: item[0]),
-    Column("a", lambda item: _count(item[1]), right=True),
-    Column("b", lambda item: _count(item[2]), right=True),
-    Column("difference", lambda item: "--" if None in item else signed_text(item[2] - item[1]), right=True),
+    word("total", "total"),
+    number("a", "a", missing="--"),
+    number("b", "b", missing="--"),
+    Column("difference", _difference, right=True),
 )
 
 
@@ -49,9 +59,9 @@ def parts(report: DiffReport, target: Target | None = None) -> list[Table]:
     a, b = report.totals_a, report.totals_b
     flops = "forward FLOPs" if report.inputs_given else f"forward FLOPs at {report.batch} x {report.seq}"
     totals = [
-        ("unique parameters", a.distinct_params, b.distinct_params),
-        ("sum over layers", a.layer_params, b.layer_params),
-        (flops, report.forward_flops_a, report.forward_flops_b),
+        {"total": "unique parameters", "a": a.distinct_params, "b": b.distinct_params},
+        {"total": "sum over layers", "a": a.layer_params, "b": b.layer_params},
+        {"total": flops, "a": report.forward_flops_a, "b": report.forward_flops_b},
     ]
     tables = Table(_FIELDS, report.fields), Table(_ROWS, report.rows), Table(_TOTALS, totals)
     return [table for table in tables if table.rows]
@@ -89,12 +99,12 @@ def _checkpoint_tables(report: CheckpointReport, target: Target | None) -> list[
     rows = report.rows
     columns = [
         Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
-        attribute("dtype", "dtype"),
-        attribute("shape", "shape", "copies", text=shape_text),
+        word("dtype", "dtype"),
+        word("shape", "shape", shape_text, csv=["shape", "copies"]),
         number("params", "params"),
         number("bytes", "bytes", bytes_text, detail=True),
-        attribute("packing", "packing", below=1, shown=any(row.packing for row in rows)),
-        attribute("shares the storage of", "shares", text=one_line, below=1,
+        word("packing", "packing", below=1, shown=any(row.packing for row in rows)),
+        word("shares the storage of", "shares", one_line, below=1,
                   shown=any(row.shares for row in rows)),
     ]  # fmt: skip
     return [Table(columns, rows)]
@@ -160,8 +170,8 @@ def _side(shape: Shape, dtype: str | None) -> str:
 
 
 _VERIFY = (
-    Column("", lambda row: "no" if row.is_wrong else "ok", values("is_wrong")),
-    attribute("what", "status"),
+    word("", "is_wrong", {True: "no", False: "ok"}.__getitem__),
+    word("what", "status"),
     Column("tensor", _label, values("name", "stored_name", "copies")),
     Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), below=2),
     Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), below=2),
@@ -205,7 +215,7 @@ def _verify_lines(report: VerifyReport, target: Target | None) -> list[tuple[str
 
 verify = View(
     title=_answer,
-    tables=lambda report, target: [Table(_VERIFY, report.rows, lambda row: row.is_wrong)] if report.rows else [],
+    tables=lambda report, target: [Table(_VERIFY, report.rows, attrgetter("is_wrong"))] if report.rows else [],
     lines=_verify_lines,
     name_width=17,
     records=lambda report: Table(_VERIFY, report.rows),

@@ -14,7 +14,7 @@ from bertscope.units import bytes_text, count_text, flops_text
 
 if TYPE_CHECKING:
     from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
-    from bertscope.reports.params import CountReport, TreeReport, WrittenSum
+    from bertscope.reports.modules import CountReport, TreeReport, WrittenSum
 
 SHOWN_TIES = 8
 SHOWN_PARTS = 4

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import is_run
-from bertscope.reports.params import CountReport, CountRow, TreeReport, TreeRow, sum_of_rows
+from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport, TreeRow, sum_of_rows
 from bertscope.settings.checkpointing import NONE
 from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
-from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, values
+from bertscope.views.columns import Column, copies_text, csv_only, number, values, word
 from bertscope.views.console import Target, wrapped
 from bertscope.views.footer import footer, title
 from bertscope.views.views import Compared, Table, View, side_by_side
@@ -83,17 +83,17 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
     depth = {"depth": lambda row: int(id(row) in parts)}  # 1 marks the parts of the row above
     columns = [
         Column("path", label, depth | values("name", "path")),
-        attribute("type", "type", text=_distinct, detail=True),
+        word("type", "type", _distinct, detail=True),
         Column("tensors", _shapes, {"shapes": _shapes}, csv_order=3, detail=report.by == "layer",
                shown=report.by != "group"),
         *_in_out(lines, csv_order=3),
         _per_layer(rows),
-        attribute("params", "params", "distinct_params", text=count_text, right=True),
+        number("params", "params", csv=["params", "distinct_params"]),
         number("share", "share", share_text, csv_order=2),
         number("bytes", "bytes", bytes_text, detail=True, csv_order=1),
         number("trainable", "trainable_params", shown=report.totals.frozen_params > 0),
-        Column("tied to", lambda row: row.tied_to or "", values("in_layer_sum", "tied_to"), detail=True, csv_order=2,
-               shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
+        word("tied to", "tied_to", csv=["in_layer_sum", "tied_to"], detail=True, csv_order=2,
+             shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
     ]  # fmt: skip
     return Table(columns, lines, lambda row: row.parts or row.name == _TOTAL)
 
@@ -157,16 +157,16 @@ def _pivot(reports: Sequence[CountReport]) -> Table | None:
 
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
     groups = [Column(name, partial(params, name)) for name in names]
-    sums = [attribute("sum over layers", "totals.layer_params", text=_some),
-            attribute("unique parameters", "totals.distinct_params", text=_some)]  # fmt: skip
+    sums = [word("sum over layers", "totals.layer_params", _some),
+            word("unique parameters", "totals.distinct_params", _some)]  # fmt: skip
     titles = [one_line(report.subject.name, limit=40) for report in reports]
     return side_by_side("group", [*groups, *sums], reports, titles, is_verbose=True)
 
 
 def _group_records(report: CountReport) -> Table | None:
     names = ("params", "distinct_params", "trainable_params", "bytes")
-    group = Column("group", lambda row: row.name, {"group": lambda row: row.name})
-    return Table([group, csv_only(values(*names))], report.rows) if report.by == "group" else None
+    columns = [csv_only({"group": attrgetter("name")} | values(*names))]
+    return Table(columns, report.rows) if report.by == "group" else None
 
 
 def _count_notes(reports: Sequence[CountReport]) -> list[str]:
@@ -197,7 +197,7 @@ def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  
         Column("type: depth-index", _type, values("type")),
         _per_layer(rows, detail=True),
         *_in_out(rows, csv_order=1),
-        attribute("params", "params", "distinct_params", "trainable_params", text=_some, right=True),
+        number("params", "params", _some, csv=["params", "distinct_params", "trainable_params"]),
         Column("share", lambda row: share_text(row.share) if row.params else "", values("share"), right=True),
         csv_only(values("same_as")),
         Column("", str, values("bytes") | {"kernel_size": _kernel_size}, csv_order=2, shown=False),
@@ -228,7 +228,7 @@ def _flops_table(report: FlopsReport, target: Target | None = None) -> Table:
     training, names = report.mode == "training", _names(report.rows, target)
     columns = [
         Column("module", lambda row: names[row.path], values("depth", "path")),
-        attribute("type", "type", "copies", detail=True),
+        word("type", "type", csv=["type", "copies"], detail=True),
         _phase("forward", "forward", shown=training),
         _phase("backward", "backward", shown=training),
         _phase("recomputed", "recompute", shown=training and report.checkpointing != NONE),
@@ -244,8 +244,8 @@ def _flops_table(report: FlopsReport, target: Target | None = None) -> Table:
 
 
 def _phase(title: str, name: str, *, shown: bool) -> Column:
-    names = (f"{name}.{work}" for work in ("matmul_flops", "elementwise_flops", "bytes_moved"))
-    return attribute(title, *names, text=_some, right=True, shown=shown)
+    csv = [f"{name}.{work}" for work in ("matmul_flops", "elementwise_flops", "bytes_moved")]
+    return number(title, csv[0], _some, csv=csv, shown=shown)
 
 
 _SWEEP = (
@@ -257,10 +257,10 @@ _SWEEP = (
     number("total FLOPs", "total_flops"),
 )
 _OPERATORS = (
-    attribute("operator", "operator"),
-    attribute("phase", "phase"),
+    word("operator", "operator"),
+    word("phase", "phase"),
     number("calls", "calls"),
-    attribute("counted as", "role"),
+    word("counted as", "role"),
     number("matmul FLOPs", "matmul_flops", _some, of="work"),
     number("elementwise", "elementwise_flops", _some, of="work"),
     number("bytes moved", "bytes_moved", bytes_text, of="work", detail=True),

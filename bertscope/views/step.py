@@ -21,13 +21,13 @@ from bertscope.views.columns import (
     Column,
     Read,
     answer_word,
-    attribute,
     csv_only,
     in_phase,
     number,
     reader,
     row_phase,
     values,
+    word,
 )
 from bertscope.views.console import PARTS
 from bertscope.views.footer import title
@@ -68,7 +68,7 @@ PEAK = "peak"  # the title of a column
 # A cell whose value is None is empty, and a column without any value is not shown.
 COST_COLUMNS = (
     number(PEAK, "peak_bytes", bytes_text, csv=["peak_bytes", "other_loop_bytes"]),
-    attribute("peak in", "phase", "path", "operator", of="peak", detail=WIDE),
+    word("peak in", "phase", of="peak", csv=["phase", "path", "operator"], detail=WIDE),
     number("saved for backward", "saved_bytes", bytes_text, detail=WIDE),
     number("allocated", "max_allocated_bytes", bytes_text, detail=VERBOSE),
     number("reserved", "reserved_bytes", bytes_text, detail=WIDE),

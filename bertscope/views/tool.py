@@ -7,7 +7,7 @@ from bertscope.errors import one_line
 from bertscope.reports.calibration import COPY, CalibrationReport
 from bertscope.reports.tool import CheckReport, DoctorReport, Finding, PrintReport
 from bertscope.units import bytes_text, count_text, html_text, signed_text
-from bertscope.views.columns import Column, attribute, csv_only, number, optional, values
+from bertscope.views.columns import Column, csv_only, number, values, word
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
@@ -90,12 +90,12 @@ def _is_wrong(finding: Finding) -> bool:
 
 def _findings(report: CheckReport, target: Target | None) -> list[Table]:
     columns = [
-        attribute("", "status", text={"passed": "ok", "failed": "FAILED", "error": "ERROR"}.__getitem__),
+        word("", "status", {"passed": "ok", "failed": "FAILED", "error": "ERROR"}.__getitem__),
         Column("model", lambda finding: one_line(finding.model, limit=120), values("model")),
-        attribute("expectation", "key", text=one_line),
-        attribute("expected", "expected", text=_value, right=True),
+        word("expectation", "key", one_line),
+        word("expected", "expected", _value, right=True),
         Column("got", lambda finding: _value(finding.got) or one_line(finding.message), values("got"), right=True),
-        attribute("difference", "difference", "tolerance", text=_difference, right=True,
+        word("difference", "difference", _difference, csv=["difference", "tolerance"], right=True,
                   shown=any(finding.difference for finding in report.findings)),
         Column("place", lambda row: one_line(f"{row.path}:{row.line}") if _is_wrong(row) else "",
                values("path", "line"), below=1),
@@ -128,11 +128,11 @@ def _listing(columns: tuple[Column, ...], *notes: str, detail: tuple[str, ...] =
 
 presets = _listing(
     (
-        attribute("preset", "name"),
-        attribute("class", "architecture"),
-        number("unique params", "distinct_params", count_text),
-        number("sum over layers", "layer_params", count_text, detail=True),
-        attribute("description", "description"),
+        word("preset", "name"),
+        word("class", "architecture"),
+        number("unique params", "distinct_params"),
+        number("sum over layers", "layer_params", detail=True),
+        word("description", "description"),
         csv_only(values("path")),
     ),
     "unique params: every tensor once; 'bertscope check --presets' verifies those of a preset against the built model",
@@ -140,9 +140,9 @@ presets = _listing(
 )
 schemas = _listing(
     (
-        attribute("kind", "report"),
+        word("kind", "report"),
         Column("report", lambda row: ", ".join(row.classes), {"classes": lambda row: " ".join(row.classes)}),
-        attribute("content", "description"),
+        word("content", "description"),
     ),
     "'bertscope schema KIND' prints the JSON Schema of one",
 )
@@ -159,15 +159,15 @@ print_model = SimpleNamespace(text=_text, table=_text, markdown=lambda report: f
 
 
 _PACKAGES = (
-    attribute("package", "name"),
-    attribute("version", "version", missing="missing"),
-    Column("extra", lambda row: row.extra or "(needed)"),
-    attribute("purpose", "purpose"),
-    attribute("to install", "remedy"),
+    word("package", "name"),
+    word("version", "version", missing="missing"),
+    word("extra", "extra", missing="(needed)"),
+    word("purpose", "purpose"),
+    word("to install", "remedy"),
 )
 _DEVICES = (
-    attribute("device", "name"),
-    attribute("type", "description"),
+    word("device", "name"),
+    word("type", "description"),
     number("threads", "threads", str),
     number("memory", "memory_bytes", bytes_text),
 )
@@ -196,14 +196,14 @@ def _installed(report: DoctorReport, target: Target | None) -> list[Table]:
 
 
 def _records(report: DoctorReport) -> Table:
-    columns = attribute("", "what"), attribute("", "name"), attribute("", "value")
+    columns = word("", "what"), word("", "name"), word("", "value")
     rows = [
         *(("about", name, text) for name, text in _environment(report)),
         *(("package", row.name, row.version or "") for row in report.packages),
         *(("device", row.name, row.memory_bytes) for row in report.devices),
         *(("problem", "", text) for text in report.problems),
     ]
-    return Table(columns, [SimpleNamespace(what=what, name=name, value=value) for what, name, value in rows])
+    return Table(columns, [dict(zip(("what", "name", "value"), row, strict=True)) for row in rows])
 
 
 def _problems(report: DoctorReport, target: Target | None) -> list[str]:
@@ -225,15 +225,22 @@ doctor = View(
 # ---- the calibration of a card ----
 
 
-_percent = optional(lambda error: f"{100 * error:+.2f} %")
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.2f}"
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:+.2f} %"
+
+
 _STEPS = (
-    attribute("step", "name", text=one_line),
+    word("step", "name", one_line),
     number("allocated", "allocated_bytes", bytes_text),
     number("error", "allocated_error", _percent),
     number("reserved", "reserved_bytes", bytes_text),
     number("error", "reserved_error", _percent),
     number("context", "context_bytes", bytes_text),
-    number("ms", "median_seconds", lambda seconds: f"{1000 * seconds:,.2f}"),
+    number("ms", "median_seconds", _milliseconds),
 )
 
 

@@ -13,18 +13,17 @@ from typing import Any
 from bertscope.errors import BertscopeError
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
-from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import FitReport
+from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
-from bertscope.reports.params import CountReport, CountRow, TreeReport
 from bertscope.reports.step import YES
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
 from bertscope.units import bytes_text, count_text, flops_text, html_text, share_text
 from bertscope.views import fit as fit_words
 from bertscope.views import plan as plan_words
-from bertscope.views.columns import Column, attribute, csv_only, csv_text, fits_word, number
+from bertscope.views.columns import Column, csv_only, csv_text, fits_word, number, word
 from bertscope.views.console import PARTS, ROLES, Target, variable
 from bertscope.views.diagram import inline_svg, mermaid, width_points
 from bertscope.views.diff import notes as diff_notes
@@ -314,12 +313,12 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     ]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=attrgetter("seq")))
     columns = [
-        attribute("module", "path", missing="(model)"),
+        word("module", "path", missing="(model)"),
         number("copies", "copies"),
         number("FLOPs", "total.matmul_flops", flops_text),
         number("elementwise", "total.elementwise_flops", flops_text),
         number("bytes moved", "total.bytes_moved", bytes_text),
-        attribute("type", "type"),
+        word("type", "type"),
     ]
     bars = flops_bars(flops)
     return {
