@@ -13,7 +13,7 @@ import bertscope
 from bertscope.errors import UnknownValueError
 from bertscope.measure.profile_job import Job, Say
 from bertscope.memory.step_time import step_work
-from bertscope.reports.calibration import COPY, Machine
+from bertscope.reports.tool import COPY, Machine
 from bertscope.torch_access import this_card, torch
 from bertscope.units import PRECISIONS
 
