@@ -258,21 +258,6 @@ VIEW = View(
 # ---- the lengths of a data set ----
 
 
-def _length_columns(report: LengthsReport) -> list[Column]:
-    """Return the columns of the ways to make batches."""
-    return [
-        word("batches", "name", _batching),
-        Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
-        number("an epoch", "batches"),
-        number("padding", "padding", share_text),
-        number("mean peak", "expected_bytes", bytes_text),
-        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
-               right=True, detail=True),
-        *cost_columns(report.rows, peak="worst peak"),
-        number("epoch FLOPs", "epoch_flops", flops_text),
-    ]  # fmt: skip
-
-
 def _batching(name: str) -> str:
     """Return a way to make batches in words: `dynamic padding`."""
     if name == "tokens":
@@ -327,7 +312,18 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
 
 def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
     chosen = best(report)
-    tables = [Table(_length_columns(report), report.rows, lambda row: row is chosen)]
+    columns = [
+        word("batches", "name", _batching),
+        Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
+        number("an epoch", "batches"),
+        number("padding", "padding", share_text),
+        number("mean peak", "expected_bytes", bytes_text),
+        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
+               right=True, detail=True),
+        *cost_columns(report.rows, peak="worst peak"),
+        number("epoch FLOPs", "epoch_flops", flops_text),
+    ]  # fmt: skip
+    tables = [Table(columns, report.rows, lambda row: row is chosen)]
     if report.table:
         lengths = Column("lengths", lambda row: f"{row.low}-{row.high}")
         by_length = [lengths, number("sequences", "sequences"), number("batch", "batch"), *cost_columns(report.table)]
