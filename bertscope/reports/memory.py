@@ -52,9 +52,8 @@ class TrainingFile:
         return {name: value for name, value in self.fields.items() if name not in determined}
 
 
-COLLECTIVES = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST = (
-    "all-gather", "reduce-scatter", "all-reduce", "broadcast",
-)  # fmt: skip
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST = "all-gather", "reduce-scatter", "all-reduce", "broadcast"
+COLLECTIVES = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The reports of `fit`, and of `estimate` and `fit` with `--lengths`, as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import named
@@ -67,7 +68,7 @@ def best_row(report: FitReport, seq: int) -> FitRow:
     if report.asked_batch is None:  # with a batch the rows come in the order of their cost
         rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.cost.extra_flops or 0.0))
     if not any(row.batch_by_bytes for row in rows):
-        rows.sort(key=lambda row: row.peak_bytes)
+        rows.sort(key=attrgetter("peak_bytes"))
     return rows[0]
 
 
