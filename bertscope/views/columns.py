@@ -75,32 +75,31 @@ def values(*names: str, of: str = "") -> dict[str, Read]:
     return {name.replace(".", "_"): reader(f"{of}.{name}" if of else name) for name in names}
 
 
-def word(
+def attribute(
     title: str,
-    name: str,
+    *names: str,
     text: Callable[[Any], str] = str,
-    *,
     of: str = "",
     csv: Sequence[str] | None = None,
     missing: str = "",
     **options: Any,
 ) -> Column:
-    """Return a column of an attribute of a row, or of its attribute `of`, as text and as a value in CSV.
+    """Return a column of an attribute of a row, or of its attribute `of`, as text; CSV has all attributes named.
 
-    `missing` is the text of None and of an empty one; `csv` has the attributes that CSV holds instead of this one.
+    `missing` is the text of None and of an empty one; `csv` has the attributes that CSV holds instead.
     """
-    read = reader(f"{of}.{name}" if of else name)
+    read = reader(f"{of}.{names[0]}" if of else names[0])
 
     def cell(row: Any) -> str:
         value = read(row)
         return missing if value is None or value == "" else text(value)
 
-    return Column(title, cell, values(*([name] if csv is None else csv), of=of), **options)
+    return Column(title, cell, values(*(names if csv is None else csv), of=of), **options)
 
 
 def number(title: str, name: str, text: Callable[[Any], str] = count_text, **options: Any) -> Column:
-    """Return a column of numbers, as `word` does."""
-    return word(title, name, text, right=True, **options)
+    """Return a column of numbers, as `attribute` does."""
+    return attribute(title, name, text=text, right=True, **options)
 
 
 def optional(text: Callable[[Any], str], missing: str = "") -> Callable[[Any], str]:

@@ -13,7 +13,7 @@ from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED
 from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, share_text
-from bertscope.views.columns import Column, answer_word, csv_only, fits_word, listed, number, values, word
+from bertscope.views.columns import Column, answer_word, attribute, csv_only, fits_word, listed, number, values
 from bertscope.views.console import Target
 from bertscope.views.footer import not_generation, uncounted
 from bertscope.views.step import (
@@ -38,11 +38,11 @@ def columns(report: FitReport) -> list[Column]:
     searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
     return [
         number("GPUs", "ranks", shown=by_ranks),
-        word("strategy", "strategy", _strategy, shown=by_ranks),
+        attribute("strategy", "strategy", text=_strategy, shown=by_ranks),
         number("seq", "seq", shown=not report.length_given),
         Column("setting", lambda row: f"{row.precision}, {strategy_name(row.checkpointing)}", shown=by_ranks),
-        word("precision", "precision", shown=not by_ranks),
-        word("checkpointing", "checkpointing", strategy_name, shown=not by_ranks),
+        attribute("precision", "precision", shown=not by_ranks),
+        attribute("checkpointing", "checkpointing", text=strategy_name, shown=not by_ranks),
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
         csv_only(values("largest_batch")),
         number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
@@ -314,7 +314,7 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
 def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
     chosen = best(report)
     columns = [
-        word("batches", "name", _batching),
+        attribute("batches", "name", text=_batching),
         Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
         number("an epoch", "batches"),
         number("padding", "padding", share_text),

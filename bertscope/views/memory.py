@@ -13,7 +13,7 @@ from bertscope.reports.step import StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE
 from bertscope.units import BF16, FP16, bytes_text, shape_text, signed_text
-from bertscope.views.columns import Column, csv_only, fits_word, in_phase, listed, number, values, word
+from bertscope.views.columns import Column, attribute, csv_only, fits_word, in_phase, listed, number, values
 from bertscope.views.console import PARTS, Target, wrapped
 from bertscope.views.footer import not_generation, uncounted
 from bertscope.views.step import (
@@ -316,8 +316,8 @@ def kept_table(report: MemoryReport) -> Table:
         found = [table.get(key) for table in tables]
         rows.append((next(filter(None, found)), *(row.kept_bytes if row else 0 for row in found)))
     names = [
-        word("saved for backward, by module", "path", missing="(model)", csv=()),
-        word("what", "what", below=3, csv=()),
+        attribute("saved for backward, by module", "path", missing="(model)", csv=()),
+        attribute("what", "what", below=3, csv=()),
         Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", below=2),
         number("tensors", "tensors", below=1, csv=()),
     ]

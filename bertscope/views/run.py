@@ -10,7 +10,7 @@ from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
 from bertscope.reports.run import RunFitReport, RunReport
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
-from bertscope.views.columns import Column, fits_word, in_phase, number, word
+from bertscope.views.columns import Column, attribute, fits_word, in_phase, number
 from bertscope.views.console import Target
 from bertscope.views.step import cost_columns, part_name, parts_csv, range_text
 from bertscope.views.timeline import timeline
@@ -53,17 +53,17 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
         found = found[: _ROWS if shown_rows is None else shown_rows]
     columns = [
         number("step", "step", lambda step: str(step) if step else "-"),
-        word("phase", "phase"),
+        attribute("phase", "phase"),
         *cost_columns(phases, without=["peak in", "on the GPU"]),
-        word("line", "line", missing="-"),
-        word("module", "path", of="cost.peak", missing="-", below=1),
-        word("operator", "operator", of="cost.peak", missing="-", detail=True),
+        attribute("line", "line", missing="-"),
+        attribute("module", "path", of="cost.peak", missing="-", below=1),
+        attribute("operator", "operator", of="cost.peak", missing="-", detail=True),
         parts_csv(),
     ]
     held = [
-        word("at the peak: line", "line", missing="-"),
-        word("module", "path", missing="-", below=1),
-        word("part", "part", part_name),
+        attribute("at the peak: line", "line", missing="-"),
+        attribute("module", "path", missing="-", below=1),
+        attribute("part", "part", text=part_name),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
     ]

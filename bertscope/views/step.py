@@ -21,13 +21,13 @@ from bertscope.views.columns import (
     Column,
     Read,
     answer_word,
+    attribute,
     csv_only,
     in_phase,
     number,
     reader,
     row_phase,
     values,
-    word,
 )
 from bertscope.views.console import PARTS
 from bertscope.views.footer import title
@@ -68,7 +68,7 @@ PEAK = "peak"  # the title of a column
 # A cell whose value is None is empty, and a column without any value is not shown.
 COST_COLUMNS = (
     number(PEAK, "peak_bytes", bytes_text, csv=["peak_bytes", "other_loop_bytes"]),
-    word("peak in", "phase", of="peak", csv=["phase", "path", "operator"], detail=WIDE),
+    attribute("peak in", "phase", "path", "operator", of="peak", detail=WIDE),
     number("saved for backward", "saved_bytes", bytes_text, detail=WIDE),
     number("allocated", "max_allocated_bytes", bytes_text, detail=VERBOSE),
     number("reserved", "reserved_bytes", bytes_text, detail=WIDE),
@@ -164,6 +164,8 @@ def with_other_loop(answer: str, run: RunConfig, cost: StepCost) -> str:
     size = bytes_text(abs(more))
     if run.other_loop == PLAIN:
         return f"{answer}; a loop that keeps outputs until the next forward has returned needs {size} more"
+    if run.zeroes_between:
+        return f"{answer}; zeroing the gradients after the optimizer step saves {size}"
     is_early = run.other_loop == TRAINER and run.mode == TRAINING
     return f"{answer}; freeing the output before {'backward' if is_early else 'the next forward'} saves {size}"
 

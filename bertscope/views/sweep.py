@@ -12,7 +12,7 @@ from bertscope.reports.step import YES
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED
 from bertscope.units import bytes_text, count_text
-from bertscope.views.columns import Column, csv_only, fits_word, number, reader, values, word
+from bertscope.views.columns import Column, attribute, csv_only, fits_word, number, reader, values
 from bertscope.views.console import Target
 from bertscope.views.step import by_verdict, cost_columns, parts_csv
 from bertscope.views.views import Table, View
@@ -33,7 +33,7 @@ def columns(report: SweepReport) -> list[Column]:
         _bytes("sent", "sent_bytes", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),
         csv_only({f"{kind.replace('-', '_')}_bytes": reader(f"traffic.{kind}") for kind in COLLECTIVES}),
         number("parameters", "parameters", detail=True, missing="--", shown="model" in report.varied),
-        word("error", "error", partial(one_line, limit=60), shown=any(row.error for row in report.rows)),
+        attribute("error", "error", text=partial(one_line, limit=60), shown=any(row.error for row in report.rows)),
         csv_only(values("outcome", "key")),
     ]
 

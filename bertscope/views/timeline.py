@@ -16,7 +16,7 @@ from bertscope.errors import MissingExtraError, SelectionError, install_command
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport, Sample
 from bertscope.units import binary_unit, bytes_text, json_text
-from bertscope.views.columns import Column, csv_only, csv_text, number, reader, shown_columns, values, word
+from bertscope.views.columns import Column, attribute, csv_only, csv_text, number, reader, shown_columns, values
 from bertscope.views.console import PARTS, variable
 from bertscope.views.footer import title
 from bertscope.views.page.templating import filled
@@ -236,14 +236,14 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
     peaks = [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases]
     of_variant = [
         Column("checkpointing", variant_name),
-        word("obtained", "memory.obtained", csv=(), shown=len(obtained) > 1),
+        attribute("obtained", "memory.obtained", csv=(), shown=len(obtained) > 1),
     ]
     of_phase = [
-        word("phase", "phase", csv=()),
+        attribute("phase", "phase", csv=()),
         number("peak", "peak_bytes", bytes_text, csv=()),
         *(number(part_name(part), f"parts.{part}", bytes_text, csv=()) for part in picture.parts if with_parts),
-        word("operator", "operator", csv=()),
-        word("module", "path", csv=(), shown=any(phase.path for _, phase in peaks)),
+        attribute("operator", "operator", csv=()),
+        attribute("module", "path", csv=(), shown=any(phase.path for _, phase in peaks)),
     ]
     columns = [column.of(itemgetter(place)) for place, own in enumerate((of_variant, of_phase)) for column in own]
     return {

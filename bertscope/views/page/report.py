@@ -23,7 +23,7 @@ from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfi
 from bertscope.units import bytes_text, count_text, flops_text, html_text, share_text
 from bertscope.views import fit as fit_words
 from bertscope.views import plan as plan_words
-from bertscope.views.columns import Column, csv_only, csv_text, fits_word, number, word
+from bertscope.views.columns import Column, attribute, csv_only, csv_text, fits_word, number
 from bertscope.views.console import PARTS, ROLES, Target, variable
 from bertscope.views.diagram import inline_svg, mermaid, width_points
 from bertscope.views.diff import notes as diff_notes
@@ -313,12 +313,12 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     ]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=attrgetter("seq")))
     columns = [
-        word("module", "path", missing="(model)"),
+        attribute("module", "path", missing="(model)"),
         number("copies", "copies"),
         number("FLOPs", "total.matmul_flops", flops_text),
         number("elementwise", "total.elementwise_flops", flops_text),
         number("bytes moved", "total.bytes_moved", bytes_text),
-        word("type", "type"),
+        attribute("type", "type"),
     ]
     bars = flops_bars(flops)
     return {
