@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from bertscope.errors import MissingExtraError, SelectionError, name_of, suggestion
 from bertscope.progress import expect, notify, progress
+from bertscope.reports.memory import SweepReport, SweepRow
 from bertscope.reports.plan import PlanReport
-from bertscope.reports.sweep import SweepReport, SweepRow
 from bertscope.reports.tool import PresetRow, PresetsReport
 from bertscope.sources.presets import config_paths, member_of, preset_paths, read_preset
 from bertscope.sources.training_files import read_plan

@@ -12,9 +12,9 @@ from bertscope.calibrations import with_saved
 from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, show, write
 from bertscope.commands.process import INTERRUPT
 from bertscope.errors import SelectionError, SourceError
+from bertscope.reports.memory import COMPUTED, SweepReport, SweepRow
 from bertscope.reports.run import RunFitReport
 from bertscope.reports.step import NO
-from bertscope.reports.sweep import COMPUTED, SweepReport, SweepRow
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import SWEPT
 from bertscope.text_files import write_file

@@ -16,8 +16,8 @@ from bertscope.measure.watch import RanksWatch
 from bertscope.processes.child import ENDED, ERROR, Child, ForkedChild, Worker, starting
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
-from bertscope.reports.calibration import CalibrationReport, CalibrationStep
 from bertscope.reports.memory import MemoryReport, Variant
+from bertscope.reports.tool import CalibrationReport, CalibrationStep
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
 from bertscope.units import bytes_text

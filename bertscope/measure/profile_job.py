@@ -12,9 +12,9 @@ from typing import Any, get_args, get_type_hints
 
 from bertscope.processes.child import ERROR, read_error
 from bertscope.reports.base import Subject
-from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
+from bertscope.reports.tool import CardWork, Machine
 from bertscope.settings.rows import permits_of, with_permits
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data

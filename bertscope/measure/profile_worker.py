@@ -33,8 +33,8 @@ from bertscope.memory.simulator import Simulator
 from bertscope.memory.step_time import step_work
 from bertscope.memory.summary import memory
 from bertscope.processes.child import die_with_parent, error_message, sender
-from bertscope.reports.calibration import COPY, Machine
 from bertscope.reports.memory import ProcessMemory, Timing
+from bertscope.reports.tool import COPY, Machine
 from bertscope.torch_access import torch
 from bertscope.tracing.fake_tensors import load_fake_tensors
 from bertscope.tracing.inputs import running

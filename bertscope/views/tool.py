@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from bertscope.errors import one_line
-from bertscope.reports.calibration import COPY, CalibrationReport
-from bertscope.reports.tool import CheckReport, DoctorReport, Finding, PrintReport
+from bertscope.reports.tool import COPY, CalibrationReport, CheckReport, DoctorReport, Finding, PrintReport
 from bertscope.units import bytes_text, count_text, html_text, signed_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
 from bertscope.views.console import Target

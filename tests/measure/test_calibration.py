@@ -26,7 +26,7 @@ from bertscope.measure import profile
 from bertscope.measure import profile_worker as measuring
 from bertscope.measure.profile_job import Job
 from bertscope.memory.step_time import Rates, _work, rates_of, step_work
-from bertscope.reports.calibration import COPY, CardWork
+from bertscope.reports.tool import COPY, CardWork
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
 from bertscope.torch_access import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from types import SimpleNamespace
 
-from bertscope.reports.calibration import COPY, CalibrationReport, CalibrationStep, CardWork, Machine
+from bertscope.reports.tool import COPY, CalibrationReport, CalibrationStep, CardWork, Machine
 
 MIB = 2**20
 H200 = Machine(

@@ -23,7 +23,7 @@ from bertscope.analyses.sweep.grid import KEYS, Task, compute, read_grid, tasks_
 from bertscope.analyses.sweep.pool import local_rows
 from bertscope.errors import SelectionError, WorkerError
 from bertscope.processes import child
-from bertscope.reports.sweep import SweepRow
+from bertscope.reports.memory import SweepRow
 from bertscope.settings.run_config import RunConfig
 from bertscope.tracing import saved
 from tests.analyses.sweep.fake_points import FUNCTIONS
