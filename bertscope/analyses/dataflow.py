@@ -23,10 +23,9 @@ from bertscope.settings.run_config import CPU
 from bertscope.torch_access import nn, storage_key, torch
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
 from bertscope.tracing.inputs import arguments, example_inputs, inputs_for, positions, running_module
-from bertscope.tracing.module_tree import Node, fold, moved, read, type_name
+from bertscope.tracing.module_tree import Node, fold, moved, read, subject, type_name
 from bertscope.tracing.operator_costs import shape_of, tensors
 from bertscope.tracing.operators import trace
-from bertscope.tracing.totals import subject
 from bertscope.tracing.trace import hooks
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}

@@ -28,7 +28,7 @@ from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.tracing.fake_tensors import META_ATTENTION
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.inputs import CHOICES
-from bertscope.tracing.totals import subject
+from bertscope.tracing.module_tree import subject
 from bertscope.units import FP32, bytes_text
 
 SECTIONS = ("config", "inputs", "outputs", "caches", "positions", "checkpointing")

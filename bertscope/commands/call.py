@@ -88,7 +88,7 @@ class CommandLine(SimpleNamespace):
             without_meta_kernels()
         else:  # what else a model runs to build itself is not known
             load_meta_kernels()
-        from bertscope.tracing.totals import freeze  # torch is imported from here on
+        from bertscope.tracing.module_tree import freeze  # torch is imported from here on
 
         built = built_for_counting(source)
         freeze(built, getattr(self, "freeze", None) or ())

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
 from bertscope.errors import one_line
-from bertscope.measure.profile_job import Job, Sent, read_message
-from bertscope.measure.system_memory import available_bytes
+from bertscope.measure.profile_job import Job, Sent, available_bytes, read_message
 from bertscope.measure.watch import RanksWatch
 from bertscope.processes.child import ERROR, Child, ForkedChild, starting
 from bertscope.processes.worker import ENDED, Worker
@@ -26,7 +24,7 @@ from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
 from bertscope.units import bytes_text
 
 _Start = Callable[[], Child | ForkedChild]
-_ENTRY = "bertscope.measure.profile_worker:main"
+_LOAD = "bertscope.measure.profile_worker:load_for_jobs"
 _POLL_SECONDS = 0.2
 INTERRUPTED = ("interrupted", "was interrupted")
 
@@ -42,7 +40,8 @@ def profile_report(
     the jobs that follow. Raises the BertscopeError of a child.
     """
     children: list[_Child] = []
-    with _starting(jobs) as start:
+    entry = f"bertscope.measure.{'rank:launcher' if jobs[0].launch else 'profile_worker:main'}"
+    with starting(_LOAD, entry, forks=len(jobs) > 1 and jobs[0].run_config.device == "cpu") as start:
         try:
             for job in jobs:
                 beside = children[0].sent.estimated.cost.peak_bytes if children and children[0].sent.estimated else 0
@@ -50,7 +49,11 @@ def profile_report(
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
                     break
-                if not _has_room(children):
+                # So that a child can wait, the free memory is twice that of the largest one. The children of a GPU
+                # share its memory, which this process does not see: they do not wait.
+                sizes = [child.sent.process.run_high_water_bytes for child in children if child.sent.process]
+                available = available_bytes()
+                if not sizes or available is None or 2 * max(sizes) > available:
                     children[-1].run_timed_steps()
             _take_turns([child for child in children if not child.is_stopped])
         finally:
@@ -83,16 +86,6 @@ def _take_turns(children: Sequence[_Child]) -> None:
             child.run_timed_step(number, steps, [other.first_seconds for other in children])
 
 
-def _has_room(children: Sequence[_Child]) -> bool:
-    """Return True if the memory that is free is twice that of the largest child, so that a child can wait beside it.
-
-    The children of a GPU share its memory, which this process does not see: they do not wait.
-    """
-    largest = max((child.sent.process.run_high_water_bytes for child in children if child.sent.process), default=None)
-    available = available_bytes()
-    return largest is not None and available is not None and 2 * largest <= available
-
-
 def _subject(job: Job) -> Subject:
     """Return the subject by the source; that of the built model comes from a child, unless it is a BERT's."""
     source, config = job.source, job.source.bert_config
@@ -108,12 +101,6 @@ def _subject(job: Job) -> Subject:
         torch_version=version("torch"),  # this process does not import torch
         bertscope_version=__version__,
     )
-
-
-def _starting(jobs: Sequence[Job]) -> AbstractContextManager[_Start]:
-    """Return a context with a function that starts a child, which waits for its job: a fork if several are on a CPU."""
-    forks = len(jobs) > 1 and jobs[0].run_config.device == "cpu"
-    return starting("bertscope.measure.profile_job:load_what_jobs_need", _ENTRY, forks=forks)
 
 
 class _Child:
@@ -142,7 +129,7 @@ class _Child:
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise its BertscopeError."""
         answer = "timing" if self.watch is None else "ended"
-        self._ask(self.job.to_json(), answer, lambda: detailed(self.name, self.sent.stage))
+        self._ask(self.job.to_json(), answer)
         if self.problem is not None and self.problem[0] == ERROR:
             raise self.problem[1]
         if self.problem is None:
@@ -155,7 +142,7 @@ class _Child:
             self.run_timed_step(number, steps, [self.first_seconds])
         if self.job.wants_card and self.problem is None:
             self.sent.stage = "measuring the rates of the card"
-            self._ask("card", "rates", lambda: detailed(self.name, self.sent.stage))
+            self._ask("card", "rates")
         self.stop()
 
     def run_timed_step(self, number: int, steps: int, seconds: Sequence[float]) -> None:
@@ -170,37 +157,38 @@ class _Child:
         rest = (steps - number) * sum(seconds)
         left = f"{self.sent.stage}{f', about {rest:.0f} s left' if rest >= 1 else ''}"
         shown = detailed(*((left, self.name) if self.is_in_turn else (self.name, left)))
-        self._ask("step", "seconds", lambda: shown)
+        self._ask("step", "seconds", shown)
 
-    def _ask(self, line: str, answer: str, shown: Callable[[], str]) -> None:
+    def _ask(self, line: str, answer: str, shown: str = "") -> None:
         """Send a line and keep the child's messages until the answer; any other end becomes the problem."""
+        is_answered, deadline = False, time.monotonic() + self.timeout_seconds
         try:
             self.worker.send(line)
-            self._listen(answer, shown)
+            while self.problem is None and not is_answered:
+                message = self.worker.receive(_POLL_SECONDS)
+                if message is not None and message[0] == ENDED:
+                    self.stop()
+                    self.problem = ("died", self.worker.death())
+                    break
+                if message is not None:
+                    self._keep(*message)
+                    is_answered = message[0] == answer
+                    if message[0] == "stage" and self.watch is None:  # each phase has the whole limit
+                        deadline = time.monotonic() + self.timeout_seconds
+                if not is_answered and time.monotonic() > deadline and self.problem is None:
+                    self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
+                if self.watch is not None:
+                    for own in self.watch.read():
+                        self._keep(*own)
+                    if found := self.watch.failure(self.sent.ended, self.problem):
+                        self.who, self.sent.stage, self.problem = found
+                    self.sent.ranks = self.watch.folded()
+                if self.problem is None:
+                    progress(shown or detailed(self.name, self.sent.stage))
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
         if self.problem is not None:
             self.stop()
-
-    def _listen(self, answer: str, shown: Callable[[], str]) -> None:
-        is_answered, deadline = False, time.monotonic() + self.timeout_seconds
-        while self.problem is None and not is_answered:
-            message = self.worker.receive(_POLL_SECONDS)
-            if message is not None and message[0] == ENDED:
-                self.stop()
-                self.problem = ("died", self.worker.death())
-                return
-            if message is not None:
-                self._keep(*message)
-                is_answered = message[0] == answer
-                if message[0] == "stage" and self.watch is None:  # each phase has the whole limit
-                    deadline = time.monotonic() + self.timeout_seconds
-            if not is_answered and time.monotonic() > deadline and self.problem is None:
-                self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
-            if self.watch is not None:
-                self._look_at_ranks()
-            if self.problem is None:
-                progress(shown())
 
     def _keep(self, kind: str, content: Any) -> None:
         """Keep a message; of a kind that is no result, it is the problem."""
@@ -210,15 +198,6 @@ class _Child:
             setattr(self.sent, kind, content)
         else:
             self.problem = (kind, content)
-
-    def _look_at_ranks(self) -> None:
-        assert self.watch is not None  # noqa: S101 the caller has looked
-        for message in self.watch.read():
-            self._keep(*message)
-        found = self.watch.failure(self.sent.ended, self.problem)
-        if found is not None:
-            self.who, self.sent.stage, self.problem = found
-        self.sent.ranks = self.watch.folded()
 
     def stop(self) -> None:
         if self.is_stopped:
@@ -276,18 +255,13 @@ class _Child:
 
 def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:
     taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
-    limit: str = ""
-    if job.memory_limit_bytes:
-        limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})"
-    words = {
+    limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})" if job.memory_limit_bytes else ""
+    happened = {
         "out of memory": f"ran out of memory{limit}",
         "failed": f"failed: {one_line(text, limit=300)}",
         "died": f"{text}{limit}",
-    }
-    happened = words.get(kind, text)
-    expected: str = ""
-    if sent.estimated is not None:
-        expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}"
+    }.get(kind, text)
+    expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}" if sent.estimated else ""
     said = f"{who} {happened} while {sent.stage}{expected}"
     others = {"interrupted": "run it again to measure",
               "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",

@@ -17,9 +17,8 @@ from bertscope.tracing.fake_tensors import (
 )
 from bertscope.tracing.inputs import arguments, inputs_for
 from bertscope.tracing.module_tree import InOut
-from bertscope.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
+from bertscope.tracing.operator_costs import Window, bytes_moved, cost, shape_of, tensors, windows_of
 from bertscope.tracing.record import Device, Recorder, RunLog, RunPlace
-from bertscope.tracing.windows import Window, windows_of
 
 _RESULTS = OperatorResults(is_plain_meta)
 _SCALAR = torch.ops.aten._local_scalar_dense.default

@@ -103,10 +103,10 @@ def test_the_second_sweep_of_the_same_kinds_prints_the_same_and_imports_no_torch
     monkeypatch.chdir(tmp_path)
     Path("grid.yaml").write_text("model: bert-tiny\nseq: 8\nbatch: [2, 3, 4]\nthreads: 1\ngpu: t4\n")
     cli("sweep", "grid.yaml", "-o", "one.jsonl")
-    functions, real = [], pool._starting
-    monkeypatch.setattr(pool, "_starting", lambda given: functions.append(given) or real(given))
+    loads, real = [], pool.starting
+    monkeypatch.setattr(pool, "starting", lambda load, entry: loads.append(load) or real(load, entry))
     cli("sweep", "grid.yaml", "-o", "two.jsonl")
-    assert functions == [pool.KEPT_POINT]
+    assert loads == [pool.KEPT_POINT.load]
     assert Path("two.jsonl").read_bytes() == Path("one.jsonl").read_bytes()
 
 
@@ -344,7 +344,7 @@ def test_without_a_home_there_is_no_cache(monkeypatch):
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(
-        Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
+        Path, "expanduser", lambda _: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
     )
     assert module.cache_folder() == (None, "Could not determine home directory.")
     assert peak_bytes() > 0

@@ -46,13 +46,13 @@ SHORT = ("--steps", "1", "--batch", "1", "--seq", "8", "--mode", "inference")
 
 
 STARTED: list[subprocess.Popen] = []
-STARTING = profile_module._starting
+STARTING = profile_module.starting
 
 
 @pytest.fixture
 def as_the_program_starts_it(monkeypatch):
     """Start children as the program does; in other tests a server with torch loaded forks them."""
-    monkeypatch.setattr(profile_module, "_starting", STARTING)
+    monkeypatch.setattr(profile_module, "starting", STARTING)
 
 
 SAY = "import json, sys\nsay = lambda *message: print(json.dumps(message), flush=True)\nasked = sys.stdin.readline()\n"

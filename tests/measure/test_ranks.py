@@ -18,7 +18,8 @@ from bertscope.errors import SourceError
 from bertscope.measure import profile as profile_module
 from bertscope.measure import rank
 from bertscope.measure.profile import profile_report
-from bertscope.measure.profile_job import Job, RankLaunch, Sent, job_error
+from bertscope.measure.profile_job import Job, RankLaunch, Sent
+from bertscope.measure.profile_worker import job_error
 from bertscope.measure.watch import RanksWatch
 from bertscope.memory.simulator import Simulator
 from bertscope.processes.child import can_fork

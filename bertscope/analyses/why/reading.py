@@ -19,8 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from bertscope.analyses.why.findings import snapshot_report
-from bertscope.analyses.why.messages import message_report
+from bertscope.analyses.why.findings import message_report, snapshot_report
 from bertscope.errors import BertscopeError, SourceError, one_line
 from bertscope.processes.child import ERROR, Child, die_with_parent, sender
 from bertscope.processes.worker import ENDED, Worker

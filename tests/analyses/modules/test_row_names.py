@@ -14,8 +14,7 @@ from bertscope.memory.estimate import module_memory
 from bertscope.reports.layer_ranges import expand
 from bertscope.settings.run_config import RunConfig
 from bertscope.tracing.flops import flops
-from bertscope.tracing.module_tree import row_paths
-from bertscope.tracing.totals import untie
+from bertscope.tracing.module_tree import row_paths, untie
 
 IDS = torch.ones(1, 4, dtype=torch.long)
 
