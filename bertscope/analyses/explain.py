@@ -244,7 +244,8 @@ class _Bert:
 
     def _inputs(self) -> tuple[Any, ...]:
         """Return the arguments of the forward of the class, in their order."""
-        _, *parameters = inspect.signature(CLASSES[self.source.architecture].forward).parameters.values()
+        forward = CLASSES[self.source.architecture].forward
+        _, *parameters = inspect.signature(forward, eval_str=True).parameters.values()
         shapes: dict[str, tuple[Sequence[str], _Times]] = {
             **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids"), (self.tokens, ())),
             "head_mask": (("layers", "heads"), ()),
