@@ -18,7 +18,7 @@ from bertscope.analyses.params import count
 from bertscope.config import HEADS, BertConfig
 from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
-from bertscope.model.outputs import BaseModelOutputWithPoolingAndCrossAttentions
+from bertscope.model.encoder import BaseModelOutputWithPoolingAndCrossAttentions
 from bertscope.reports.base import Note
 from bertscope.reports.explain import Dims, ExplainReport, Point, Section, Step, Sum
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers

@@ -15,9 +15,8 @@ from typing import Any
 
 from bertscope.dry_run.child import ScriptRun, record
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError, name_of, one_line
-from bertscope.processes.child import ERROR, Child
+from bertscope.processes.child import ENDED, ERROR, GARBLED, Child, Worker
 from bertscope.processes.folders import OwnFolder
-from bertscope.processes.worker import ENDED, GARBLED, Worker
 from bertscope.progress import progress
 from bertscope.reports.json import typed
 from bertscope.reports.run import RunFit, RunFitReport, RunReport

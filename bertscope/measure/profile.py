@@ -13,8 +13,7 @@ from bertscope import __version__
 from bertscope.errors import one_line
 from bertscope.measure.profile_job import Job, Sent, available_bytes, read_message
 from bertscope.measure.watch import RanksWatch
-from bertscope.processes.child import ERROR, Child, ForkedChild, starting
-from bertscope.processes.worker import ENDED, Worker
+from bertscope.processes.child import ENDED, ERROR, Child, ForkedChild, Worker, starting
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CalibrationReport, CalibrationStep

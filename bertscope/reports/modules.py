@@ -10,6 +10,18 @@ from typing import ClassVar
 from bertscope.frozen import dataclass
 from bertscope.reports.base import Shape, Subject, TableReport, TensorShape, Tie, Totals
 
+# The columns of torchinfo's table, and those that need a forward pass.
+TORCHINFO_COLUMNS = {
+    "input_size": "Input Shape",
+    "output_size": "Output Shape",
+    "num_params": "Param #",
+    "params_percent": "Param %",
+    "kernel_size": "Kernel Shape",
+    "mult_adds": "Mult-Adds",
+    "trainable": "Trainable",
+}
+TORCHINFO_OF_A_RUN = ("input_size", "output_size", "mult_adds")
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRow:

@@ -18,9 +18,9 @@ from bertscope.reports.json import from_json, not_negative
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.reports.modules import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
 from bertscope.settings.checkpointing import NONE, with_eager_attention
-from bertscope.settings.losses import MODEL
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.settings.training import MODEL
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
