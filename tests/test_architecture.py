@@ -19,7 +19,7 @@ from bertscope.commands.table import COMMANDS
 from bertscope.gpus import GPUS
 from bertscope.settings.run_config import QUESTIONS
 from bertscope.settings.training import OPTIMIZERS
-from bertscope.sources.presets import preset_paths
+from bertscope.sources.bert import preset_paths
 from tests.conftest import ROOT, run_python
 from tests.rooms import BUDGETS, MODULES, PACKAGE, lines_by_room, room, statements, structure
 
@@ -413,7 +413,7 @@ PERMITS = {
 PERMITTED = {"api/requests.py": {"True"}, "commands/call.py": {"True"},
              "analyses/sweep/grid.py": {"allow_code", "True"}, "settings/request.py": {"permit"},
              "sources/expectation_files.py": {"allow_code"},
-             "sources/presets.py": {"allow_code", "permit"}}  # fmt: skip
+             "sources/bert.py": {"allow_code", "permit"}}  # fmt: skip
 
 
 def test_a_permit_for_code_is_made_where_a_person_names_the_code():

@@ -311,7 +311,7 @@ def presets(call: CommandLine) -> None:
         raise SelectionError(f"a config.json is JSON; leave --format {call.fmt} out")
     if call.output is not None and call.output.suffix not in ("", ".json"):
         raise SelectionError(f"{call.output.name}: --config writes .json")
-    from bertscope.sources.presets import config_members, config_paths, preset_paths, read_preset
+    from bertscope.sources.bert import config_members, config_paths, preset_paths, read_preset
 
     path = (preset_paths() | config_paths())[call.name]
     write(json_text(config_members(path)), call.output)

@@ -27,11 +27,9 @@ from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.settings.rows import CodeName, is_code
 from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
-from bertscope.sources.bert import BertSource
-from bertscope.sources.find import find
-from bertscope.sources.model_source import FactorySource, ModelSource
-from bertscope.sources.presets import (
+from bertscope.sources.bert import (
     MEASURES,
+    BertSource,
     Expectation,
     config_paths,
     member_of,
@@ -39,6 +37,8 @@ from bertscope.sources.presets import (
     preset_paths,
     read_expectations,
 )
+from bertscope.sources.find import find
+from bertscope.sources.model_source import FactorySource, ModelSource
 from bertscope.text_files import Entry, read_mapping, read_text, read_yaml, readable, root_node
 from bertscope.text_files import Mapping as Entries
 

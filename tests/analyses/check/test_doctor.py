@@ -16,7 +16,7 @@ import bertscope
 from bertscope.analyses import doctor
 from bertscope.analyses.doctor import EXTRAS, NEEDED, tell
 from bertscope.errors import MissingExtraError
-from bertscope.sources.presets import preset_dir, preset_paths
+from bertscope.sources.bert import preset_dir, preset_paths
 from tests.conftest import ROOT
 
 ASK = doctor._ask  # which a fixture replaces by one answer for all tests
