@@ -31,7 +31,7 @@ from bertscope.memory.caching_allocator import Allocator, Requests, SegmentBlock
 from bertscope.memory.deepening import with_copies
 from bertscope.memory.estimate import module_trace
 from bertscope.memory.fit import fit_row
-from bertscope.memory.kernels.overhead import (
+from bertscope.memory.kernel_rules import (
     LT_WORKSPACE_BYTES,
     by_thread,
     workspace_bytes,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope import __version__
 from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.memory.simulator import Simulator
-from bertscope.reports.params import CountReport
+from bertscope.reports.modules import CountReport
 from bertscope.reports.tool import CheckReport, Finding
 from bertscope.sources.bert import TIES_KEY, Expectation
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected, yaml_name

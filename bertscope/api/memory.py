@@ -1,4 +1,4 @@
-"""`bertscope.estimate`, `bertscope.profile`, `bertscope.fit`, `bertscope.fits` and `bertscope.lengths`."""
+"""`bertscope.estimate`, `profile`, `fit`, `fits`, `plan` and `lengths`: what a step costs, estimated and measured."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertscope.api.arguments import Model, batch_of, batched, built, function_of, inputs_of, inputs_on_device, is_module
 from bertscope.api.requests import default_length, loop_of, module_records, requested, resolved, with_settings
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
-from bertscope.errors import SelectionError, name_of
+from bertscope.config import LORA_EXAMPLE
+from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
+from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fit import fewest_report, fit_report
-from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, TrainingFile, TrainingKey
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
-from bertscope.settings.request import Request
+from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
+from bertscope.settings.training import LEANER
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import ModelSource, built_for_counting
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bertscope.memory.step import Loss
+    from bertscope.reports.plan import PlanReport
     from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
     from bertscope.torch_access import nn
 
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 Report = TypeVar("Report", bound=Any)  # on memory: with notes and a training file
 
 
-class Work:
+class ModelRequest:
     """A resolved request about a model: its source, its runs under one limit, and the simulator of their steps."""
 
     def __init__(self, request: Request, source: ModelSource, points: Sequence[tuple[Any, ...]]) -> None:
@@ -52,7 +56,7 @@ class Work:
         self.card = _card_for(self.limit, self.calibration)
 
     @classmethod
-    def of(cls, request: Request, source: ModelSource, **defaults: Any) -> Work:
+    def of(cls, request: Request, source: ModelSource, **defaults: Any) -> ModelRequest:
         """Return the work of all runs; a function that compares limits has one for each."""
         return cls(request, source, resolved(request, source, **defaults).points)
 
@@ -120,7 +124,7 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
         return None
     if limit.gpu is not None:
         return calibration_of(find_gpu(limit.gpu))
-    from bertscope.measure.calibration import this_card
+    from bertscope.torch_access import this_card
 
     here = this_card()
     return calibration_here(*here) if here else None
@@ -146,11 +150,7 @@ def _card_for(limit: Limit, found: Calibration | None) -> Gpu | None:
 
 @with_settings
 def estimate(
-    model: Model | Request,
-    inputs: Any = None,
-    *,
-    name: str | None = None,
-    **settings: Unpack[RunSettings],
+    model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> MemoryReport:
     """Estimate the memory of a step of any model, without allocating it.
 
@@ -179,12 +179,10 @@ def estimate(
         module, shown = built(request.subject, name)
         run_config, limit = module_records(request, module, takes_limit=loss is None)
         if limit == Limit():
-            from bertscope.memory.estimate import estimate as estimate_module
-
-            return estimate_module(module, given, run_config, loss=loss, name=shown)
-        work = Work(request, source_of(module, name=shown, inputs=given), [(run_config, limit)])
+            return _estimate_modules([(module, given, run_config)], loss, shown)
+        work = ModelRequest(request, source_of(module, name=shown, inputs=given), [(run_config, limit)])
     else:
-        work = Work.of(request, source_of(request.subject, name=name))
+        work = ModelRequest.of(request, source_of(request.subject, name=name))
         if loss is not None:
             return _with_function(work, loss)
     expect(len(work.runs))
@@ -193,34 +191,32 @@ def estimate(
     report = work.finished(replace(report, inputs_given=given is not None), report.variants)
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)
-    from bertscope.memory.snapshot import snapshot
-
     return request.answer(report, snapshot=snapshot(simulator.trace(on_card(work.runs[-1], work.card))))
 
 
-def _with_function(work: Work, loss: Loss) -> MemoryReport:
+def _with_function(work: ModelRequest, loss: Loss) -> MemoryReport:
     """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
-    from bertscope.memory.estimate import estimate as estimate_module
-    from bertscope.memory.step import meta_inputs, run_model
+    from bertscope.memory import step
 
     if work.limit != Limit():
         raise SelectionError("gpu and budget are for an estimate without a function as loss")
-    reports = []
-    for run_config in work.runs:
-        model = run_model(work.source, run_config)
-        inputs = meta_inputs(model, run_config)
-        reports.append(estimate_module(model, inputs, run_config, loss=loss, name=work.source.name))
-    variants = [variant for report in reports for variant in report.variants]
-    return replace(reports[0], variants=tuple(variants), inputs_given=False)
+    models = [(step.run_model(work.source, run_config), run_config) for run_config in work.runs]
+    steps = ((model, step.meta_inputs(model, run_config), run_config) for model, run_config in models)
+    return replace(_estimate_modules(steps, loss, work.source.name), inputs_given=False)
+
+
+def _estimate_modules(
+    steps: Iterable[tuple[nn.Module, Any, RunConfig]], loss: Loss | None, name: str | None
+) -> MemoryReport:
+    from bertscope.memory.estimate import estimate
+
+    reports = [estimate(module, given, run_config, loss=loss, name=name) for module, given, run_config in steps]
+    return replace(reports[0], variants=tuple(variant for report in reports for variant in report.variants))
 
 
 @with_settings
 def profile(
-    model: Model | Request,
-    inputs: Any = None,
-    *,
-    name: str | None = None,
-    **settings: Unpack[MeasurementSettings],
+    model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[MeasurementSettings]
 ) -> MemoryReport:
     """Run steps of any model, and measure memory and time next to the estimate.
 
@@ -356,8 +352,11 @@ def fits(
     known, limits = Simulator(source), resolved(request, source, **ranks).limits
     reports = []
     for limit in limits:
-        points = resolved(request, source, **ranks, **_usual(known, limit)).points
-        work = Work(request, source, [point for point in points if point[1] == limit])
+        half = f"{AUTOCAST}{half_precision(find_gpu(limit.gpu) if limit.gpu else None)}"
+        usual = {"precision": [STORED if source.has_own_dtypes else FP32.name, half]}
+        usual["checkpointing"] = list(known.facts(RunConfig()).strategies)
+        points = resolved(request, source, **ranks, **usual).points
+        work = ModelRequest(request, source, [point for point in points if point[1] == limit])
         simulator = work.simulator(known, is_timed=limit.time and batch_total is None)
         runs = work.by_precision
         seqs = tuple(dict.fromkeys(run.seq for run in runs))
@@ -375,13 +374,6 @@ def fits(
         report = replace(report, length_given=_is_length_given(source, runs[0]))
         reports.append(work.finished(report, report.rows, searched="batch"))
     return tuple(reports)
-
-
-def _usual(simulator: Simulator, limit: Limit) -> dict[str, list[str]]:
-    """Return the precisions that suit the card of a limit, and the strategies of checkpointing that the model takes."""
-    half = f"{AUTOCAST}{half_precision(find_gpu(limit.gpu) if limit.gpu else None)}"
-    plain = STORED if simulator.source.has_own_dtypes else FP32.name
-    return {"precision": [plain, half], "checkpointing": list(simulator.facts(RunConfig()).strategies)}
 
 
 def _without_ranks(request: Request, batch: int | None) -> Request:
@@ -413,6 +405,77 @@ def _is_length_given(source: ModelSource, run_config: RunConfig) -> bool:
 
 
 @with_settings
+def plan(
+    model: Model | Request,
+    budget: int | str | None = None,
+    *,
+    inputs: Any = None,
+    batch: int | None = None,
+    batch_total: int | None = None,
+    may_change: str | Sequence[str] = (),
+    name: str | None = None,
+    **settings: Unpack[FitSettings],
+) -> PlanReport:
+    """Find which operators to keep for backward so that a step fits in a budget or on a `gpu` with the fewest FLOPs.
+
+    On a calibrated card it is with the least time. The layers of any model whose layers repeat keep the outputs of some
+    matrix products and compute the rest again. With `batch_total`, the batch of an optimizer step, the micro-batch is
+    chosen too. `may_change` names what else may change: lora, freeze, 8bit, precision, sgd. `report.apply(module)`
+    installs the answer on a live module; `report.emitted("torch")` is code that does so. Raises SelectionError for a
+    setting that the model does not have.
+
+    >>> report = bertscope.plan("bert-tiny", "220MiB", batch=64, seq=128)
+    >>> report.fits, report.rows[0].peak_bytes <= 220 * 2**20 < report.cheaper.peak_bytes
+    (True, True)
+    """
+    from bertscope.memory.plan import plan_report
+
+    own_inputs = inputs_of(inputs, settings)
+    own = {key: value for key, value in (("budget", budget), ("batch", batch)) if value is not None}
+    request = requested("plan", model, {**settings, **own})
+    if batch_total is not None:
+        if request.named & {"batch", "accumulate"}:
+            raise request.error(
+                "{batch} is the micro-batch and {batch_total} that of an optimizer step; give one of them"
+            )
+        request = request.without("batch", "accumulate")
+    source = source_of(request.subject, name=name, inputs=own_inputs)
+    work = ModelRequest.of(request, source)
+    is_timed = work.limit.time or work.calibration is not None
+    simulator = work.simulator(known=Simulator(source, one_batch=True), is_timed=is_timed)
+
+    def changed_run(changes: dict[str, Any]) -> RunConfig:
+        """Return the run with other settings."""
+        others = read_settings({name: value for name, value in changes.items() if name != "lora"})
+        return resolved(request.over(others), source).runs[0]
+
+    report = plan_report(
+        simulator, work.run, changes=_changes(may_change, work.card), changed_run=changed_run, batch_total=batch_total
+    )
+    return work.finished(report, report.rows, is_timed=is_timed)
+
+
+def _changes(may_change: str | Sequence[str], card: Gpu | None) -> list[dict[str, Any]]:
+    """Return the changes of settings to try, for a card: each alone, then those that go together."""
+    known: dict[str, dict[str, Any]] = {
+        "precision": {"precision": f"{AUTOCAST}{half_precision(card)}"},
+        **{word: {"optimizer": name} for word, name in LEANER.items()},
+        "freeze": {"freeze": ("embeddings",)},
+        "lora": {"lora": LORA_EXAMPLE},
+    }
+    words = may_change.split(",") if isinstance(may_change, str) else may_change
+    names = dict.fromkeys(word.strip() for word in words if word.strip())
+    for name in names:
+        if name not in known:
+            raise SelectionError(
+                f"a plan may change {', '.join(known)}; got {name[:40]!r}; {suggestion(name[:40], known)}"
+            )
+    together = [known[name] for name in ("precision", "8bit", "lora") if name in names]
+    several = [dict(chain.from_iterable(map(dict.items, together)))] if len(together) > 1 else []
+    return [*map(known.__getitem__, names), *several]
+
+
+@with_settings
 def lengths(
     model: Model | Request,
     lengths: str | os.PathLike[str] | Iterable[int],
@@ -437,10 +500,12 @@ def lengths(
     >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128), report["unpadded"].padding
     (True, 0.0)
     """
+    from bertscope.memory import lengths as epochs
+
     given = inputs_of(inputs, settings)
     request = requested("lengths", model, settings)
     source = source_of(request.subject, name=name, inputs=batched(given, has_length=True))
-    work = Work.of(request, source, **({} if given is None else {"batch": batch_of(given)}))
+    work = ModelRequest.of(request, source, **({} if given is None else {"batch": batch_of(given)}))
     if len(work.runs) > 1:
         raise SelectionError("lengths are for one run; give one value of each setting")
     limit, card = work.limit, work.card
@@ -451,8 +516,8 @@ def lengths(
     most = default_length(request, source, max(counts)).get("seq", max(counts))
     most = work.run.seq if request.has("seq") else most
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
-    data, run = Data(cut), on_card(work.run, card)
-    steps = LengthSteps(simulator, run, data)
+    data, run = epochs.Data(cut), on_card(work.run, card)
+    steps = epochs.LengthSteps(simulator, run, data)
     table = tuple(steps.table()) if search else ()
     sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
     if search:

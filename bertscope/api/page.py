@@ -18,7 +18,7 @@ from bertscope.api.arguments import (
     with_keywords_of,
 )
 from bertscope.api.counts import verify
-from bertscope.api.memory import Work, noted
+from bertscope.api.memory import ModelRequest, noted
 from bertscope.api.requests import requested, resolved, with_settings
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
@@ -70,7 +70,7 @@ def report(
         usual = {"checkpointing": [name for name in (NONE, FULL) if name in takes]}
         usual["precision"] = [STORED if source.has_own_dtypes else FP32.name]
         found = resolved(request, source, **own, **usual)
-        works.append(Work(request, source, found.points))
+        works.append(ModelRequest(request, source, found.points))
     run, limit, card = works[0].run, works[0].limit, works[0].card
     if len(found.limits) > 1 or any((other.batch, other.seq) != (run.batch, run.seq) for other in works[0].runs):
         raise SelectionError("a page is about one batch, one length and one GPU; give one of each")

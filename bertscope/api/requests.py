@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature, signature
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from bertscope.api.arguments import Function, input_parameters, longest_input
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import TrainingFile
-from bertscope.reports.plan import PlanReport
 from bertscope.settings.request import Request, Resolved, read_settings
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, QUESTIONS, STORED, TRAINER, Limit, RunConfig
@@ -54,7 +54,7 @@ def requested(question: str, model: Any, settings: Mapping[str, Any], **others: 
     if plan is not None:
         from bertscope.sources.training_files import read_plan
 
-        request = request.with_plan(plan if isinstance(plan, PlanReport) else read_plan(plan))
+        request = request.with_plan(read_plan(plan) if isinstance(plan, str | PathLike) else plan)
     if file is not None:
         from bertscope.sources.training_files import read_training_file
 

@@ -50,8 +50,9 @@ def run(
     gpu = find_gpu(limit.gpu) if limit.gpu is not None else None
     budget = gpu.memory_bytes if gpu is not None else limit.budget
     if limit.context is not None and budget is None:
-        raise request.error("{context} has no effect without {gpu} or {budget}; give one, or leave {context} out",
-                          "context")  # fmt: skip
+        raise request.error(
+            "{context} has no effect without {gpu} or {budget}; give one, or leave {context} out", "context"
+        )
     if gpu is not None and limit.context is not None:
         gpu = replace(gpu, context_low_bytes=limit.context, context_high_bytes=limit.context)
     context = limit.context if limit.context is not None else gpu.context_high_bytes if gpu else CONTEXT_BYTES[1]

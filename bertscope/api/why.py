@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bertscope.analyses.why.reading import read_why
 from bertscope.api.arguments import Model
-from bertscope.api.memory import Work, fit, noted
+from bertscope.api.memory import ModelRequest, fit, noted
 from bertscope.api.requests import requested, with_settings
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 _BEYOND, _LEAST = 1.25, 64 * 2**20  # an excess over the estimate that is named: a share, and bytes
 _EXPLAINED = {  # parts whose excess a finding explains
-    "parameters": {"why_models", "why_copy"}, "optimizer_state": {"why_optimizers"}, "gradients": {"why_gradients"},
+    "parameters": {"why_models", "why_copy"},
+    "optimizer_state": {"why_optimizers"},
+    "gradients": {"why_gradients"},
     "activations": {"why_graph", "why_grad_eval", "why_outputs", "why_previous", "why_cache"},
-}  # fmt: skip
+}
 
 
 @with_settings
@@ -56,10 +58,11 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
             raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")
         return report
     if report.source == MESSAGE and not has_file and not {"batch", "seq"} <= request.named:
-        raise request.error("the step of a model depends on {batch} and {seq}; give those of the run that failed",
-                            "batch", "seq")  # fmt: skip
+        raise request.error(
+            "the step of a model depends on {batch} and {seq}; give those of the run that failed", "batch", "seq"
+        )
     source = source_of(request.subject)
-    work = Work.of(request, source)
+    work = ModelRequest.of(request, source)
     card, other = work.card, report.other_bytes
     if card is not None and report.moment == OOM and report.source != MESSAGE and report.free_bytes is not None:
         outside = report.free_bytes + (report.reserved_bytes or report.allocated_bytes) + card.context_high_bytes
@@ -68,7 +71,7 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
     return replace(_compared(report, work), training_file=noted(request, work.runs))
 
 
-def _compared(report: WhyReport, work: Work) -> WhyReport:
+def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     """Return the report with the estimate of a step, and with findings on what the step does not explain."""
     run, card, simulator = on_card(work.run, work.card), work.card, work.simulator(is_limited=False)
     runs = [run, *([run.changed(checkpointing=FULL)] if run.checkpointing == NONE else [])]

@@ -128,8 +128,8 @@ def profile(call: CommandLine) -> int:
             note(f"{variant.checkpointing} could not be {what}: {variant.failure}")
     if any(INTERRUPTED[1] in variant.failure for variant in failed):
         return INTERRUPT
-    needs_times = call.save is not None  # a calibration has the times and the rates of the GPU
-    return 3 if any(needs_times or variant.measured is None for variant in failed) else 0
+    # A calibration has the times and the rates of the GPU.
+    return 3 if any(call.save is not None or variant.measured is None for variant in failed) else 0
 
 
 def run(call: CommandLine) -> int:
@@ -172,7 +172,6 @@ def fit(call: CommandLine) -> int:
 def plan(call: CommandLine) -> int:
     """Find what to recompute; --emit prints what to paste."""
     from bertscope.views import plan as view
-    from bertscope.views.plan_code import emitted
 
     _check_svg(call.plot, "the chart of plans is")
     source = call.source()
@@ -187,7 +186,7 @@ def plan(call: CommandLine) -> int:
         note(view.verdict(report))
         return 1
     else:
-        write(emitted(report, call.emit), call.output)
+        write(view.emitted(report, call.emit), call.output)
     _write(call.plot, lambda _: view.plan_svg(report), "the plans are")
     return 0 if report.fits else 1
 

@@ -21,8 +21,7 @@ from bertscope.units import count_text, json_text, signed_text
 
 if TYPE_CHECKING:
     from bertscope.checkpoints.reading import Checkpoint
-    from bertscope.reports.flops import FlopsReport
-    from bertscope.reports.params import CountReport
+    from bertscope.reports.modules import CountReport, FlopsReport
 
 _OF_ONE = ("module", "parameter")  # units whose names differ between models
 _NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
@@ -164,7 +163,7 @@ def _check_torchinfo(call: CommandLine, options: Mapping[str, bool]) -> None:
 
 def _show_as_torchinfo(call: CommandLine, depth: int | None, columns: list[str] | None) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
-    from bertscope.reports.params import TORCHINFO_OF_A_RUN
+    from bertscope.reports.modules import TORCHINFO_OF_A_RUN
 
     source, built = call.built()
     shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(TORCHINFO_OF_A_RUN))

@@ -52,13 +52,13 @@ def _format(help: str, words: tuple[str, ...], default: str | None = None) -> Ro
 
 
 def _emit() -> Row:
-    from bertscope.views.plan_code import FORMS  # and the reports of memory, which few commands need
+    from bertscope.views.plan import FORMS  # and the reports of memory, which few commands need
 
     return _row(f"Print the answer to paste: {', '.join(FORMS)}.", words=FORMS, metavar="FORM")
 
 
 def _columns() -> Row:
-    from bertscope.reports.params import TORCHINFO_COLUMNS
+    from bertscope.reports.modules import TORCHINFO_COLUMNS
 
     names = ", ".join(TORCHINFO_COLUMNS)
     return _row(f"The columns of --style torchinfo, by its names: {names}.", metavar="NAME[,...]")

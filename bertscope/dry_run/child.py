@@ -94,7 +94,7 @@ def record(
     from bertscope.dry_run.limits import Stop
     from bertscope.dry_run.recording import short_line, summary
     from bertscope.errors import BertscopeError, name_of, one_line
-    from bertscope.memory.snapshot import snapshot
+    from bertscope.memory.caching_allocator import snapshot
     from bertscope.torch_access import torch
     from bertscope.torch_access.fake_card import NoRule
 

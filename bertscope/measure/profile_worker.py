@@ -25,8 +25,8 @@ from bertscope.errors import BertscopeError, SelectionError, UnknownValueError, 
 from bertscope.measure.calibration import measure_card
 from bertscope.measure.profile_job import Job, Say, proc_bytes
 from bertscope.measure.profiler_run import measured, measured_device, real_step, step_seconds
+from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.snapshot import snapshot
 from bertscope.memory.summary import memory
 from bertscope.processes.child import die_with_parent, error_message, sender
 from bertscope.reports.memory import ProcessMemory, Timing

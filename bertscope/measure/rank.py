@@ -33,10 +33,10 @@ from bertscope.measure.profile_worker import (
     stages,
 )
 from bertscope.measure.profiler_run import measured_device, real_step, step_seconds
+from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fake_run import RunMode
 from bertscope.memory.parallel.collectives import NAMESPACES, kind_of, traffic
 from bertscope.memory.parallel.strategies import layers_of, make_meshes, parallelize
-from bertscope.memory.snapshot import snapshot
 from bertscope.memory.step import ModelStep, Phase
 from bertscope.memory.summary import memory
 from bertscope.memory.trace import MemoryTrace

@@ -7,8 +7,9 @@ A step whose events change with the batch is traced at each batch that the searc
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import itemgetter
 
 from bertscope.config import HEADS
 from bertscope.memory.simulator import Simulator, largest, near
@@ -129,8 +130,7 @@ def fit_report(
 
 # ---- `fit --batch-total`: the fewest ranks with which a batch fits, for each strategy ----
 
-
-_EACH = tuple(ranks_of(name, 2) for name in SEARCHED)
+OnRanks = Callable[[RunConfig, Parallelism, int], RunConfig]  # a run on that many ranks
 
 
 def fewest_report(
@@ -139,7 +139,7 @@ def fewest_report(
     seqs: Sequence[int],
     total: int,
     *,
-    strategies: Sequence[Parallelism] = _EACH,
+    strategies: Sequence[Parallelism] = (),
     world_sizes: Sequence[int] = WORLD_SIZES,
 ) -> FitReport:
     """Return, for each strategy, the fewest ranks whose batches add up to `total`, and a variant that fits on them.
@@ -147,10 +147,13 @@ def fewest_report(
     The batch of a rank is `total` by the number of ranks, rounded up. The variant that needs the least memory decides
     the number of ranks. The row with the fewest ranks is first, with the cheapest variant. No further strategy is tried
     once one needs only the least number of ranks, or the next one where the least is not enough. A strategy is given
-    for any number of ranks.
+    for any number of ranks; by default each that is searched.
     """
-    search = _BatchSearch(simulator, world_sizes, total)
     rows: list[FitRow] = []
+
+    def on(run_config: RunConfig, ranks: Parallelism, size: int) -> RunConfig:
+        return replace(run_config, batch=-(-total // size), parallelism=ranks.of_size(size))
+
     for seq in seqs:
         progress(f"one rank, seq {seq}")
         runs = [replace(on_card(variant, simulator.card), seq=seq) for variant in variants]
@@ -158,17 +161,17 @@ def fewest_report(
         half = max(total // 2, 1)
         leanest = min(of_last, key=lambda run: simulator.needed_bytes(replace(run, batch=half)))
         found: list[tuple[int, bool, Parallelism]] = []
-        for ranks in strategies:
+        for ranks in strategies or [ranks_of(name, 2) for name in SEARCHED]:
             progress(f"{ranks.strategy}, seq {seq}")
-            place = search.fewest(leanest, ranks)
+            place = _fewest(simulator, on, leanest, ranks, world_sizes)
             found.append((place, place == len(world_sizes), ranks))
             if place <= 1 < len(world_sizes):
                 break
-        found.sort(key=lambda item: item[0])
+        found.sort(key=itemgetter(0))
         with stage(f"all ranks, seq {seq}"):
             for number, (place, is_none, ranks) in enumerate(found):
                 size = world_sizes[place - is_none]
-                tried = [search.on(run, ranks, size) for run in ([leanest] if number or is_none else runs)]
+                tried = [on(run, ranks, size) for run in ([leanest] if number or is_none else runs)]
                 report = fit_report(simulator, tried, batch=tried[0].batch, tries_other_head=False)
                 rows.append(report.rows[0])
     run = replace(report.run, parallelism=ONE_PROCESS)
@@ -177,47 +180,43 @@ def fewest_report(
     )
 
 
-@dataclass
-class _BatchSearch:
-    """A search for the number of ranks, by its place in `world_sizes`."""
+def _fewest(
+    simulator: Simulator, on: OnRanks, run_config: RunConfig, ranks: Parallelism, world_sizes: Sequence[int]
+) -> int:
+    """Return the place of the fewest ranks with which the run fits; the number of places if it fits with none."""
 
-    simulator: Simulator
-    world_sizes: Sequence[int]
-    total: int
+    def is_short(place: int) -> bool:
+        return simulator.answer(on(run_config, ranks, world_sizes[place])) != YES
 
-    def on(self, run_config: RunConfig, ranks: Parallelism, size: int) -> RunConfig:
-        return replace(run_config, batch=-(-self.total // size), parallelism=ranks.of_size(size))
+    if not is_short(0):
+        return 0
+    near = _expected(simulator, on, run_config, ranks, world_sizes)
+    return 1 + largest(is_short, len(world_sizes) - 1, near=near)
 
-    def fewest(self, run_config: RunConfig, ranks: Parallelism) -> int:
-        """Return the place of the fewest ranks with which the run fits; the number of places if it fits with none."""
 
-        def is_short(place: int) -> bool:
-            return self.simulator.answer(self.on(run_config, ranks, self.world_sizes[place])) != YES
+def _expected(
+    simulator: Simulator, on: OnRanks, run_config: RunConfig, ranks: Parallelism, world_sizes: Sequence[int]
+) -> int:
+    """Return the place at which the tensors should fit, the last one if they do at none.
 
-        last = len(self.world_sizes) - 1
-        return 1 + largest(is_short, last, near=self._expected(run_config, ranks)) if is_short(0) else 0
+    It is taken from the growth with the batch on two ranks, whose shares of the state are made as small as those on
+    more ranks.
+    """
+    pair = on(run_config, ranks, 2)
+    growth = simulator.growth(pair)
+    if growth is None:
+        return 0
+    trace = simulator.trace(pair)
+    index = next(moment.index for moment in trace.peaks() if moment.live_bytes == trace.peak_bytes)
+    divided = sum(trace.parts_after(index)[part] for part in ranks.row.divided_parts)
+    limit = simulator.overhead.limit_bytes(simulator.limit_bytes or 0)
 
-    def _expected(self, run_config: RunConfig, ranks: Parallelism) -> int:
-        """Return the place at which the tensors should fit, the last one if they do at none.
+    def share(size: int) -> int:
+        run = replace(run_config, parallelism=ranks.of_size(size))
+        return simulator.facts(run).groups[0].updated_params
 
-        It is taken from the growth with the batch on two ranks, whose shares of the state are made as small as those on
-        more ranks.
-        """
-        pair = self.on(run_config, ranks, 2)
-        growth = self.simulator.growth(pair)
-        if growth is None:
-            return 0
-        trace = self.simulator.trace(pair)
-        index = next(moment.index for moment in trace.peaks() if moment.live_bytes == trace.peak_bytes)
-        divided = sum(trace.parts_after(index)[part] for part in ranks.row.divided_parts)
-        limit = self.simulator.overhead.limit_bytes(self.simulator.limit_bytes or 0)
+    def fits(size: int) -> bool:
+        batch = on(run_config, ranks, size).batch
+        return growth.scaled(batch).peak_bytes - divided * (1 - share(size) / share(2)) <= limit
 
-        def share(size: int) -> int:
-            run = replace(run_config, parallelism=ranks.of_size(size))
-            return self.simulator.facts(run).groups[0].updated_params
-
-        def fits(size: int) -> bool:
-            own = self.on(run_config, ranks, size)
-            return growth.scaled(own.batch).peak_bytes - divided * (1 - share(size) / share(2)) <= limit
-
-        return min(bisect_left(self.world_sizes, True, key=fits), len(self.world_sizes) - 1)
+    return min(bisect_left(world_sizes, True, key=fits), len(world_sizes) - 1)

@@ -13,14 +13,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import accumulate
 from math import exp, lgamma, prod
 
 from bertscope.errors import SelectionError, name_of
 from bertscope.memory.fit import fit_row
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.trace import MemoryTrace
 from bertscope.reports.memory import LengthBatch, LengthsRow
 from bertscope.reports.step import StepTime
 from bertscope.settings.run_config import RunConfig
@@ -170,16 +169,22 @@ class LengthSteps:
 
     def __init__(self, simulator: Simulator, run: RunConfig, data: Data) -> None:
         self.without_limit = {"limit_bytes": None, "shortfall": None} if simulator.limit_bytes is None else {}
-        self.simulator, self.data = simulator.limited(run, _ANY) if self.without_limit else simulator, data
+        self.simulator = simulator.limited(run, _ANY) if self.without_limit else simulator
+        self.data = data
         self.traced = traced_lengths(list(data.counts))
         padding = run.padding or 1 - data.tokens / (data.total * data.longest)
         takes_mask = run.padding or _takes_ids(simulator.source, run)
         self.padded, self.unpadded = replace(run, padding=padding if takes_mask else 0.0), replace(run, padding=0.0)
-        self._bytes = lru_cache(None)(lambda run, batch, seq: self._trace(run, batch, seq).peak_bytes)
-        self._flops = lru_cache(None)(lambda seq: simulator.flops(replace(run, batch=1, seq=seq)) / run.accumulate)
 
-    def _trace(self, run: RunConfig, batch: int, seq: int) -> MemoryTrace:
-        return self.simulator.trace(replace(run, batch=batch, seq=seq))
+        @cache
+        def peak_bytes(run: RunConfig, batch: int, seq: int) -> int:
+            return self.simulator.trace(replace(run, batch=batch, seq=seq)).peak_bytes
+
+        @cache
+        def sequence_flops(seq: int) -> float:
+            return self.simulator.flops(replace(run, batch=1, seq=seq)) / run.accumulate
+
+        self._bytes, self._flops = peak_bytes, sequence_flops
 
     @cached_property
     def is_fused(self) -> bool:
@@ -204,8 +209,9 @@ class LengthSteps:
     def flops(self, seq: int) -> float:
         """Return the FLOPs of one sequence."""
         near = sorted(self.traced, key=lambda traced: abs(traced - seq))[:3]
-        return sum(self._flops(own) * prod((seq - other) / (own - other) for other in near if other != own)
-                   for own in near)  # fmt: skip
+        return sum(
+            self._flops(own) * prod((seq - other) / (own - other) for other in near if other != own) for own in near
+        )
 
     def row(self, found: Batching) -> LengthsRow:
         """Return what an epoch of these batches needs."""

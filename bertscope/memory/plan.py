@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, reduce
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
@@ -359,7 +360,7 @@ def plan_report(
         layers_flops=best.space.flops,
         front=tuple(
             PlanPoint(checkpointing=row.checkpointing, cost=row.cost, recompute_share=row.recompute_share)
-            for row in sorted(best.rows.values(), key=lambda row: row.peak_bytes)
+            for row in sorted(best.rows.values(), key=attrgetter("peak_bytes"))
         ),
         tried=sum(len(search.rows) for search in searches),
         notes=tuple(notes),

@@ -9,27 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import asdict, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
 from bertscope.memory.caching_allocator import Allocator, Requests, replayed, requests
-from bertscope.memory.kernels.overhead import Overhead, by_thread, overhead
+from bertscope.memory.kernel_rules import Overhead, by_thread, overhead
 from bertscope.memory.parallel.collectives import traffic
-from bertscope.memory.summary import device_cost, estimated, memory_report, on_card, step_cost, uncounted_notes
+from bertscope.memory.summary import (
+    ModelFacts,
+    device_cost,
+    estimated,
+    memory_report,
+    on_card,
+    step_cost,
+    uncounted_notes,
+)
 from bertscope.memory.trace import SMALLEST, MemoryTrace
 from bertscope.progress import progress
-from bertscope.reports.base import Subject
-from bertscope.reports.json import typed
-from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, RankGroup, Variant
+from bertscope.reports.json import NUMBER, checked
+from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CUDA, FREED, RunConfig
 from bertscope.settings.training import MODEL, mini_batch
 from bertscope.sources.model_source import ModelSource
-from bertscope.tracing.saved import NUMBER, checked, is_saved, not_negative, saved
+from bertscope.tracing.saved import is_saved, saved
 
 if TYPE_CHECKING:
     from bertscope.memory.estimate import MemoryTraces
@@ -40,24 +47,13 @@ _SHOWN_BATCHES = (8, 32)
 _KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next budget those of the same runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFacts:
-    """Facts of a model as a run has it, which reports show."""
-
-    subject: Subject
-    params: int
-    rows: dict[str, str]  # the row of each module's path
-    units: str  # of FSDP
-    groups: tuple[RankGroup, ...]
-    buckets: int  # of DDP
-    strategies: tuple[str, ...]  # of checkpointing, to compare by default
-
-    @classmethod
-    def of(cls, data: Any) -> ModelFacts:
-        """Return the facts that asdict wrote, from JSON; raises ValueError for data that no model has."""
-        not_negative(data)
-        found: ModelFacts = typed(cls, data, "facts")
-        return found
+# What is known of a run -> its form in the cache: to JSON data, and from it; computed by the method of MemoryTraces.
+_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "trace": (MemoryTrace.data, MemoryTrace.read),
+    "growth": (lambda found: found and found.data(), lambda data: None if data is None else MemoryTrace.read(data)),
+    "flops": (int, lambda data: int(checked(data, NUMBER))),
+    "facts": (asdict, ModelFacts.of),
+}
 
 
 class Simulator:
@@ -75,9 +71,8 @@ class Simulator:
         self.rows: Mapping[str, str] = {}  # of each module's path, once there is a limit
         self.others: dict[Any, Simulator] = {}  # of the same source with options
         self.trace = lru_cache(_KEPT)(self._trace)
-        self._read_once = lru_cache(_KEPT)(self._facts)
         self._grown = lru_cache(4 * _KEPT)(self._growth)
-        self._counted = lru_cache(4 * _KEPT)(self._flops)
+        self._known = lru_cache(4 * _KEPT)(self._saved)
         self._served = lru_cache(2 * _KEPT)(self._replayed)
 
     def limited(self, run_config: RunConfig, memory: int | Gpu, context_bytes: int | None = None) -> Simulator:
@@ -116,7 +111,7 @@ class Simulator:
     def is_kept(self, run_config: RunConfig, threads: int) -> bool:
         """Return True if the cache has all that a row of a sweep needs of a run."""
         kind = "growth" if run_config.batch >= SMALLEST else "trace"
-        needed = {"facts": _plain(run_config), kind: run_config, "step FLOPs": _counted(run_config)}
+        needed = {"facts": _plain(run_config), kind: run_config, "flops": _counted(run_config)}
         if kind == "growth":
             needed[kind] = replace(run_config, batch=SMALLEST)
         return all(is_saved(name, self.source, run, threads) for name, run in needed.items())
@@ -132,8 +127,12 @@ class Simulator:
             growing = self._grown(replace(run_config, batch=SMALLEST))
             if growing is not None:
                 return growing.scaled(batch)
-        compute = partial(self.traces.trace, run_config)
-        return saved("trace", self.source, run_config, compute, MemoryTrace.data, MemoryTrace.read)
+        found: MemoryTrace = self._saved("trace", run_config)
+        return found
+
+    def _saved(self, kind: str, run_config: RunConfig) -> Any:
+        """Return what is in the cache, else what runs on fake tensors give; only these import torch."""
+        return saved(kind, self.source, run_config, lambda: getattr(self.traces, kind)(run_config), *_FORMS[kind])
 
     def growth(self, run_config: RunConfig) -> MemoryTrace | None:
         """Return the trace from which those of all batches are scaled; None if its events change with the batch."""
@@ -142,57 +141,27 @@ class Simulator:
     def _growth(self, run_config: RunConfig) -> MemoryTrace | None:
         found: MemoryTrace | None = None
         with suppress(BertscopeError):  # of a model or shape that takes no other batch: each batch runs by itself
-            found = saved(
-                "growth", self.source, run_config, lambda: self.traces.growth(run_config),
-                lambda found: found and found.data(), lambda data: None if data is None else MemoryTrace.read(data),
-            )  # fmt: skip
+            found = self._saved("growth", run_config)
         return found
 
     def flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of a step: with the model's own loss those of one sequence, times the batch."""
         run = _counted(run_config)
-        return run_config.batch // run.batch * self._counted(run)
-
-    def _flops(self, run_config: RunConfig) -> int:
-        def compute() -> int:
-            from bertscope.memory.step import step_flops
-
-            return step_flops(self.source, run_config)
-
-        return saved("step FLOPs", self.source, run_config, compute, int, lambda data: int(checked(data, NUMBER)))
+        flops: int = self._known("flops", run)
+        return run_config.batch // run.batch * flops
 
     def facts(self, run_config: RunConfig) -> ModelFacts:
         """Return the facts of the model as the run has it, which do not change with sizes and recomputation."""
-        return self._read_once(_plain(run_config))
-
-    def _facts(self, run_config: RunConfig) -> ModelFacts:
-        def compute() -> ModelFacts:
-            from bertscope.memory.parallel.collectives import bucket_sizes
-            from bertscope.memory.parallel.strategies import rank_groups, units_text
-            from bertscope.memory.step import counted_model
-            from bertscope.tracing.module_tree import read, row_paths, subject, totals
-
-            parallelism, path = run_config.parallelism, self.source.layer_path
-            model = counted_model(self.source, run_config)
-            return ModelFacts(
-                subject=subject(model, self.source.name, run_config.dtype),
-                params=totals(read(model), None).distinct_params,
-                rows=dict(row_paths(model)),
-                units=units_text(model, parallelism, path),
-                groups=rank_groups(model, parallelism, path),
-                buckets=len(bucket_sizes(model)),
-                strategies=tuple(self.source.strategies(model)),
-            )
-
-        return saved("facts", self.source, run_config, compute, asdict, ModelFacts.of)
+        facts: ModelFacts = self._known("facts", _plain(run_config))
+        return facts
 
     # ---- what a step costs ----
 
     def cost(self, run_config: RunConfig, known: StepCost | None = None, **fields: Any) -> StepCost:
         """Return the cost of a step, under the limit if there is one; `known` is that of the same step without one."""
         trace, limit, room = self.trace(run_config), self.limit_bytes, self.overhead
+        rows = self.rows or self.facts(run_config).rows
         if limit is None:
-            rows = self.rows or self.facts(run_config).rows
             return step_cost(trace, rows, **device_cost(trace, run_config, self.card), **fields)
         least, lacking = (max(trace.peak_bytes + used - limit, 0) for used in (room.lowest_bytes, room.highest_bytes))
         reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=trace.peak_bytes)
@@ -213,7 +182,7 @@ class Simulator:
             "shortfall": ByteRange(low_bytes=least, high_bytes=lacking),
             **fields,
         }
-        return replace(known, **fields) if known else step_cost(trace, self.rows, **fields)
+        return replace(known, **fields) if known else step_cost(trace, rows, **fields)
 
     def timed(self, cost: StepCost, run_config: RunConfig) -> StepCost:
         """Return the cost with the time of the step, if times are wanted."""

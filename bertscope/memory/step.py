@@ -16,15 +16,13 @@ from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import CUDA, FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
-from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
+from bertscope.settings.run_config import CUDA, FLASH_KERNELS, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.settings.training import MODEL, OPTIMIZERS
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, storage_key, torch, tree_map
 from bertscope.torch_access.compiled import compiled
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.tracing.fake_tensors import attribute_tensors, valid_tokens
-from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.tracing.losses import add_teacher, batch_of_texts
 from bertscope.tracing.module_tree import freeze
@@ -299,23 +297,6 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     if isinstance(inputs, dict) and dtype != torch.float32:
         inputs = tree_map(lambda value: value.to(dtype) if torch.is_floating_point(value) else value, inputs)
     return batch_of_texts(run_config, inputs)
-
-
-def step_flops(source: ModelSource, run_config: RunConfig) -> int:
-    """Return the matmul FLOPs of a step, including recomputation."""
-    if run_config.mode == FORWARD_ONLY:  # its operators are those of inference
-        run_config = run_config.changed(mode=INFERENCE, checkpointing=NONE)
-    run = FlopsRun(source=source, run=run_config)
-
-    def at(batch: int) -> int:
-        """Return the FLOPs of a micro-batch."""
-        return run.at(batch, run_config.seq).rows[0].total.matmul_flops
-
-    batch = run_config.batch
-    if run_config.loss == MODEL or batch <= 2:
-        return run_config.accumulate * at(batch)
-    pair = at(2) - 2 * at(1)  # of an example with another one: all other products are those of one
-    return run_config.accumulate * (batch * at(1) + batch * (batch - 1) // 2 * pair)
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:

@@ -17,9 +17,9 @@ from typing import Any
 from bertscope.gpus import Gpu, bandwidth, peak_flops
 from bertscope.memory.estimate import named_inputs
 from bertscope.memory.fake_run import RunMode
-from bertscope.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.step import ModelStep, meta_inputs, run_model, step_flops
+from bertscope.memory.step import ModelStep, meta_inputs, run_model
 from bertscope.reports.calibration import COPY, CalibrationReport, CardWork
 from bertscope.reports.memory import OPTIMIZER
 from bertscope.reports.step import StepTime, TimeRange
@@ -28,6 +28,7 @@ from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import operator_name, torch, written_tensors
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
+from bertscope.tracing.flops import step_flops
 from bertscope.tracing.inputs import running
 from bertscope.tracing.losses import loss_function
 from bertscope.tracing.operator_costs import bytes_moved, cost

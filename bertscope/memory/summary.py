@@ -3,17 +3,18 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from bertscope.gpus import Gpu, card_threads, sdpa_kernel
+from bertscope.gpus import Gpu, capability, card_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
-from bertscope.memory.kernels.overhead import by_thread, card_workspace_bytes, context_of
+from bertscope.memory.kernel_rules import by_thread, context_of, workspace_bytes
 from bertscope.memory.trace import MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
-from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Sample, Variant
+from bertscope.reports.json import not_negative, typed
+from bertscope.reports.memory import KeptRow, Memory, MemoryReport, RankGroup, Sample, Variant
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, RunConfig
@@ -41,12 +42,38 @@ _WHAT = (
     (r"", r"_to_copy", "copy in another dtype"),
     (r"", r"_log_softmax", "log-probabilities of the vocabulary"),
     (r"", r"get_rng_state", "random state for recomputation"),
-)  # fmt: skip
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Facts of a model as a run has it, which reports show."""
+
+    subject: Subject
+    params: int
+    rows: dict[str, str]  # the row of each module's path
+    units: str  # of FSDP
+    groups: tuple[RankGroup, ...]
+    buckets: int  # of DDP
+    strategies: tuple[str, ...]  # of checkpointing, to compare by default
+
+    @classmethod
+    def of(cls, data: Any) -> "ModelFacts":
+        """Return the facts that asdict wrote, from JSON; raises ValueError for data that no model has."""
+        not_negative(data)
+        found: ModelFacts = typed(cls, data, "facts")
+        return found
 
 
 def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device: Any) -> Memory:
     """Return the report on a trace; `rows` gives the row of each module's path, `device` the fields of a GPU's cost."""
     phases = tuple(_peak(trace, moment, rows) for moment in trace.peaks())
+    reserved = device.get("reserved")
+    if obtained == "measured" and reserved and reserved.low_bytes < trace.peak_bytes:
+        # Profiler and allocator measured two steps and round differently: what is allocated is reserved too.
+        more = trace.peak_bytes - reserved.low_bytes
+        reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=max(trace.peak_bytes, reserved.high_bytes))
+        device |= {"reserved": reserved, "gpu_bytes": device["gpu_bytes"] + more}
     return Memory(
         obtained=obtained,
         cost=_cost(trace, max(phases, key=attrgetter("peak_bytes")), device),
@@ -167,7 +194,7 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = No
     """Return the fields of a cost that a CUDA device adds, of a GPU or of any; none for the CPU."""
     if run_config.device != "cuda":
         return {}
-    workspaces = card_workspace_bytes(run_config, card)
+    workspaces = workspace_bytes(run_config, capability(card) if card else None)
     allocated, reserved = allocator_bytes(trace, run_config, workspaces)
     context = context_of(card)
     return {

@@ -198,8 +198,9 @@ class Request:
             implied = Source()
             for name in (name for name in table if name in own):
                 given = [value for value in own[name].values if value and value != table[name].default]
-                for other, value_of in table[name].implies.items() if given else ():
-                    values = tuple(dict.fromkeys(value_of(value, known) for value in given))
+                for other, implied_by in table[name].implies.items() if given else ():
+                    found = (implied_by(value, known) if callable(implied_by) else implied_by for value in given)
+                    values = tuple(dict.fromkeys(found))
                     implied.setdefault(other, Value(values, is_default=True))
             kept |= {name: value for name, value in (implied | own).items() if name not in kept}
         for name, value in kept.items():
@@ -223,8 +224,9 @@ class Request:
             while further := [name for name in kept if effective[name] != first[name] and table[name].unmet(effective)]:
                 idle.update(further)
                 effective |= {name: first[name] for name in further}
-            own = frozenset(name for name in kept.keys() - idle
-                            if effective[name] != first[name] or len(kept[name].values) == 1)  # fmt: skip
+            own = frozenset(
+                name for name in kept.keys() - idle if effective[name] != first[name] or len(kept[name].values) == 1
+            )
             used |= own
             try:
                 made = tuple(record.of(effective) for record in self.records)
@@ -233,8 +235,9 @@ class Request:
                 yield Combination(effective, frozenset(idle), own, error=error)
         for name, value in kept.items():
             if name not in used and not value.is_default:
-                others = {other: kept[other].values[-1] if other in kept else first[other]
-                          for other in table[name].concerns}  # fmt: skip
+                others = {
+                    other: kept[other].values[-1] if other in kept else first[other] for other in table[name].concerns
+                }
                 other = table[name].unmet(others)
                 raise placed(SettingError(no_effect(table[name], table[other], others[other]), [name, other]), kept)
 

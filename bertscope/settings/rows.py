@@ -100,7 +100,8 @@ class Row:
     of_modules: bool = True  # a module that a Python program gives does not determine it itself
     text: str = ""  # in reports, such as `batch {}`; name and value if it is empty
     concerns: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # other settings -> has an effect
-    implies: Mapping[str, Any] = field(default_factory=dict)  # values of other settings, unless they are set too
+    # Values of other settings, or functions that return them, unless they are set too.
+    implies: Mapping[str, Any] = field(default_factory=dict)
     yields_to: tuple[str, ...] = ()  # a weaker layer's value is not used if one of these settings is set
     trainer: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = field(
         default_factory=dict

@@ -210,6 +210,18 @@ def built_for_counting(
     return model
 
 
+def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter with its path, those of the second layer of `built_for_counting` for all behind it too."""
+    stacks = {f"{path}.": vars(part)[REPEATED] for path, part in model.named_modules() if REPEATED in vars(part)}
+    prefix, copies = next(iter(stacks.items()), ("", 0))
+    second = [named for named in model.named_parameters() if copies and named[0].startswith(f"{prefix}1.")]
+    for path, param in model.named_parameters():
+        yield path, param
+        if second and param is second[-1][1]:
+            for number in range(2, copies):
+                yield from ((f"{prefix}{number}.{path.removeprefix(f'{prefix}1.')}", param) for path, param in second)
+
+
 _folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
 
 

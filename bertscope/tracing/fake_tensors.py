@@ -26,7 +26,7 @@ from bertscope.torch_access import (
     torch,
     tree_leaves,
     tree_map,
-)  # fmt: skip
+)
 from bertscope.tracing.inputs import running, with_values
 from bertscope.units import bytes_text
 

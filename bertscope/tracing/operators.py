@@ -5,9 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bertscope.reports.flops import Work
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
-from bertscope.reports.params import ModuleCall
+from bertscope.reports.modules import ModuleCall, Work
 from bertscope.sources.model_source import REPEATED, ModelSource, built_for_counting
 from bertscope.torch_access import is_plain_meta, load_dynamo_later, nn, operator_packet, torch
 from bertscope.tracing.fake_tensors import (

@@ -18,7 +18,7 @@ from math import prod
 from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.base import TensorShape
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.params import TORCHINFO_COLUMNS, TORCHINFO_OF_A_RUN, ModuleCall, TreeReport, TreeRow
+from bertscope.reports.modules import TORCHINFO_COLUMNS, TORCHINFO_OF_A_RUN, ModuleCall, TreeReport, TreeRow
 from bertscope.units import count_text
 from bertscope.views.console import Target
 

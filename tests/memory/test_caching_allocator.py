@@ -15,8 +15,8 @@ from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.kernels.cuda_kernels import cuda_semantics
-from bertscope.memory.kernels.overhead import by_thread, overhead, workspace_bytes
+from bertscope.memory.kernel_rules import by_thread, overhead, workspace_bytes
+from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import device_cost, step_cost
 from bertscope.memory.trace import Block, MemoryEvent, MemoryTrace
@@ -278,7 +278,7 @@ def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads,
     assert workspace_bytes(run_config, (9, 0)) == threads * 32 * MIB + MIB
     for capability in ((9, 0), (8, 0), (10, 0)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr("bertscope.memory.kernels.overhead.may_have_cuda", lambda: True)
+        monkeypatch.setattr("bertscope.memory.kernel_rules.may_have_cuda", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda now=capability: now)
         assert workspace_bytes(run_config) == workspace_bytes(run_config, capability)
     for name, size in (("h200", 32 * MIB), ("a100-80gb", 8_519_680)):

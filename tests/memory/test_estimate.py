@@ -18,7 +18,7 @@ from bertscope.errors import ConfigError, SelectionError
 from bertscope.memory import fake_run as live
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces, source_trace
-from bertscope.memory.kernels.scratch_rules import EMBEDDING
+from bertscope.memory.kernel_rules import EMBEDDING
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import real_inputs, run_model
 from bertscope.memory.summary import memory

@@ -21,7 +21,7 @@ from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.fit import largest_by_bytes
-from bertscope.memory.kernels.overhead import by_thread, overhead
+from bertscope.memory.kernel_rules import by_thread, overhead
 from bertscope.memory.simulator import Simulator, largest, near
 from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace, ordered_frees
 from bertscope.reports.base import Subject
