@@ -67,6 +67,7 @@ def test_a_cpu_has_bf16_products_with_avx512_for_bf16_and_without_amx(monkeypatc
         monkeypatch.delattr(torch.cpu, name)
     torch_access.has_bf16_products.cache_clear()
     assert torch_access.has_bf16_products() is False
+    torch_access.has_bf16_products.cache_clear()
 
 
 def test_the_card_is_the_first_cuda_device_if_there_is_one(monkeypatch):
@@ -76,7 +77,6 @@ def test_the_card_is_the_first_cuda_device_if_there_is_one(monkeypatch):
     properties = types.SimpleNamespace(name="NVIDIA H200", total_memory=2**37)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert torch_access.this_card() == ("NVIDIA H200", 2**37)
-    torch_access.has_bf16_products.cache_clear()
 
 
 def test_the_device_of_a_fake_tensor_is_known_without_a_dispatch():

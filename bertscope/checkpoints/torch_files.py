@@ -101,7 +101,10 @@ _KEPT_NAMES = (
 def called(function: Global, arguments: tuple[Any, ...]) -> Any:
     """Return the result of a call, for the few calls that occur in state dicts; raise BadPickle for others."""
     if function == Global("collections", "OrderedDict") and len(arguments) < 2:
-        return _table(*arguments)
+        pairs = arguments[0] if arguments else ()  # empty, as Python 3 pickles it; Python 2 wrote pairs
+        if not isinstance(pairs, (tuple, list)) or not all(isinstance(key, str) for key, _ in pairs):
+            raise BadPickle("a table with keys that are no names")
+        return PickledDict(pairs)
     if function == Global("torch", "Size") and len(arguments) == 1:
         return tuple(arguments[0])
     if function.module == "torch._utils" and function.name in _REBUILD:
@@ -119,13 +122,6 @@ def called(function: Global, arguments: tuple[Any, ...]) -> Any:
     if function.module.startswith("torchao.") or function == Global("torch._tensor", "_rebuild_from_type_v2"):
         raise BadPickle("it has tensors of a class that is not torch's own, such as one of torchao")
     raise BadPickle(f"it calls {function.module[:60]}.{function.name[:60]}, which is no part of a state dict")
-
-
-def _table(pairs: Any = ()) -> PickledDict:
-    """Return an OrderedDict: empty, as Python 3 pickles it, or from pairs, as Python 2 did."""
-    if not isinstance(pairs, (tuple, list)) or not all(isinstance(key, str) for key, _ in pairs):
-        raise BadPickle("a table with keys that are no names")
-    return PickledDict(pairs)
 
 
 def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
@@ -195,7 +191,10 @@ class _Machine:
             case "EMPTY_TUPLE":
                 stack.append(())
             case "GLOBAL" | "STACK_GLOBAL":
-                stack.append(_global(*(argument.split(" ", 1) if name == "GLOBAL" else self.last(2))))
+                module, own = argument.split(" ", 1) if name == "GLOBAL" else self.last(2)
+                if not (isinstance(module, str) and isinstance(own, str)):
+                    raise BadPickle("a global without a name")
+                stack.append(Global(module, own))
             case "SETITEM":
                 self.set([stack.pop(-2), stack.pop()])
             case "SETITEMS":
@@ -278,12 +277,6 @@ class _Machine:
         state = self.stack.pop()
         if isinstance(made := self.top(PickledDict), Opaque):
             made.state = state
-
-
-def _global(module: Any, name: Any) -> Global:
-    if not (isinstance(module, str) and isinstance(name, str)):
-        raise BadPickle("a global without a name")
-    return Global(module, name)
 
 
 def described(file: BytesIO, budget: Budget, storages: dict[str, Storage] | None = None) -> Any:

@@ -112,21 +112,17 @@ def read_expectations(
             if key in TABLE_KEYS:
                 yield _number(f"{key}.{name}", inner, "count of parameters")
             elif key == TIES_KEY:
-                yield _tie(name, inner)
+                if not isinstance(inner.value, str):
+                    raise inner.error(
+                        f"expected ties.{name} must be the address that it is tied to, such as "
+                        "bert.embeddings.word_embeddings.weight"
+                    )
+                yield Expectation(key=f"{TIES_KEY}.{name}", value=inner.value, line=inner.line)
             else:
                 runs += 1
                 if runs > MAX_RUNS:
                     raise inner.error(f"more than {MAX_RUNS} runs in one file; put the others in another file")
                 yield _run(key, name, inner, precision, permit)
-
-
-def _tie(address: str, entry: Entry) -> Expectation:
-    if not isinstance(entry.value, str):
-        raise entry.error(
-            f"expected ties.{address} must be the address that it is tied to, such as "
-            "bert.embeddings.word_embeddings.weight"
-        )
-    return Expectation(key=f"{TIES_KEY}.{address}", value=entry.value, line=entry.line)
 
 
 def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Expectation:

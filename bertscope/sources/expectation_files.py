@@ -149,11 +149,10 @@ def expectation_files(folder: Path) -> Iterator[str]:
         folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         names = [entry.name for entry in entries if entry.name not in folders and is_expectation_file(entry.name)]
         yield from (str(folder / name) for name in names)
-        waiting += [folder / name for name in reversed(folders) if not _is_foreign(folder / name)]
-
-
-def _is_foreign(folder: Path) -> bool:
-    return folder.name.startswith(".") or folder.name == "node_modules" or os.path.exists(folder / "pyvenv.cfg")
+        waiting += [
+            folder / name for name in reversed(folders)
+            if not name.startswith(".") and name != "node_modules" and not os.path.exists(folder / name / "pyvenv.cfg")
+        ]  # fmt: skip
 
 
 def files_to_check(names: list[str]) -> list[str]:
