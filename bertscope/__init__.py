@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "bertscope.api.counts": "verify",
-    "bertscope.api.memory": "fits lengths",
+    "bertscope.api.memory": "fits lengths training_script",
     "bertscope.checkpoints.reading": "read_checkpoint",
     "bertscope.config": "BertConfig Lora",
     "bertscope.errors": "BertscopeError",

@@ -14,6 +14,7 @@ from bertscope.api.memory import fits as fits
 from bertscope.api.memory import lengths as lengths
 from bertscope.api.memory import plan as plan
 from bertscope.api.memory import profile as profile
+from bertscope.api.memory import training_script as training_script
 from bertscope.api.page import diff as diff
 from bertscope.api.page import report as report
 from bertscope.api.run import run as run

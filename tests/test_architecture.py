@@ -279,10 +279,10 @@ def own_names(node: ast.AST) -> list[str]:
     return []
 
 
-# What is dispatched is read by the recorder and by the run of an estimate; `Bounded` guards a build. Functions are seen
+# What is dispatched is read by the recorder; `Bounded` guards a build. Functions are seen
 # for their names in a diagram, and twice to change what they do: initial values on meta, torch.chunk of fake ranks.
 MODES = {
-    "__torch_dispatch__": {"tracing/record.py", "memory/fake_run.py", "model/modules.py"},
+    "__torch_dispatch__": {"tracing/record.py", "model/modules.py"},
     "__torch_function__": {
         "analyses/dataflow.py",
         "memory/parallel/fake_ranks.py",

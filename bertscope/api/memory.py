@@ -194,6 +194,30 @@ def estimate(
     return request.answer(report, snapshot=snapshot(simulator.trace(on_card(work.runs[-1], work.card))))
 
 
+def training_script(model: Model | Request, *, name: str | None = None, **settings: Unpack[RunSettings]) -> str:
+    """Return the training loop that `estimate` with the same settings means, as a script to copy, change and run.
+
+    On CUDA, `run` of the script has the peak of the estimate. Raises SelectionError for a model that is no BERT, and
+    for a setting that the script cannot have.
+
+    >>> print(bertscope.training_script("bert-tiny", device="cuda", accumulate=4).partition("for step")[2])
+     in range(3):
+        for micro_batch in range(4):
+            output = model(**batch)
+            loss = output[0].sum()
+            loss = loss / 4
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    <BLANKLINE>
+    """
+    from bertscope.memory.loops import loop_script
+
+    request = requested("estimate", model, settings)
+    source = source_of(request.subject, name=name)
+    return loop_script(source, resolved(request, source).runs[0])
+
+
 def _with_function(work: ModelRequest, loss: Loss) -> MemoryReport:
     """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
     from bertscope.memory import step

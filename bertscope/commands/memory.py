@@ -71,8 +71,12 @@ def _lengths(call: CommandLine, others: Mapping[str, Any], **keywords: Any) -> L
 
 def estimate(call: CommandLine) -> None:
     """Estimate the memory of a step of models, or of an epoch of lengths."""
-    call.only_one({"--timeline": call.timeline is not None, "--snapshot": call.snapshot is not None})
+    one = {"--timeline": call.timeline is not None, "--snapshot": call.snapshot is not None}
+    call.only_one(one | {"--show-script": call.show_script})
     _check_timeline(call)
+    if call.show_script:
+        write(bertscope.training_script(call.about(call.source())), call.output)
+        return
     others = {"--timeline": call.timeline, "--snapshot": call.snapshot, "--rows": call.rows,
               "a second MODEL": call.others}  # fmt: skip
     if _lengths(call, others) is not None:

@@ -125,6 +125,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                      section="output", metavar="FILE"),
     "snapshot": _row("Write the step for PyTorch's memory viewer (.pickle).", kind=Path, section="output",
                      metavar="FILE"),
+    "show_script": _flag("Print the training loop that is estimated as a script to copy, change and run.",
+                         section="loop"),
     # the files from which settings of a run come
     "training_file": _row("Take the loop from TrainingArguments (the JSON of to_json_string()) or from an accelerate "
                           "config; options replace its settings.", kind=Path, section="loop", option="from",

@@ -12,12 +12,12 @@ from typing import Any
 from bertscope.dry_run.device import FakeCard
 from bertscope.dry_run.limits import Evaluated, Limits
 from bertscope.gpus import CONTEXT_BYTES
+from bertscope.memory.fake_run import block_of, events_of
 from bertscope.memory.summary import memory
-from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryEvent, MemoryTrace, rounded
+from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryTrace, rounded
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
-from bertscope.torch_access import operator_name
 from bertscope.tracing.record import SETUP, Recorder, RunLog, RunPlace
 
 WORKSPACES = "workspaces"
@@ -102,34 +102,20 @@ class Recording:
         """Return the line that ran, with the path of its file as the user sees it."""
         return short_line(self.log.calls[call].line, self.folder) if call >= 0 else ""
 
-    def operator(self, call: int) -> str:
-        """Return the name of the operator that ran."""
-        return operator_name(self.log.calls[call].operator) if call >= 0 else ""
-
     def trace(self, step: int) -> MemoryTrace:
         """Return one step as the memory trace of an estimate: what lives when it begins, and its events."""
         log = self.log
-        numbers = [number for number, event in enumerate(log.events) if event.place.step == step
-                   and event.place.phase != SETUP]  # fmt: skip
-        begun = numbers[0]
+        begun, *_ = numbers = [
+            number for number, event in enumerate(log.events)
+            if event.place.step == step and event.place.phase != SETUP
+            and self.parts[max(event.block, ~event.block)] != WORKSPACES
+        ]  # fmt: skip
 
         def block(number: int) -> Block:
-            own = log.blocks[number]
-            is_again = log.events[own.born].place.recomputation > 0
-            return Block(self.parts[number], own.owner, self.operator(own.call), own.shape, own.dtype, is_again)
+            return block_of(log, number, self.parts[number])
 
         state = [(block(number), log.blocks[number].size_bytes) for number in self.alive_at(begun - 1)]
-        events = []
-        for number in numbers:
-            event = log.events[number]
-            own = max(event.block, ~event.block)
-            if self.parts[own] != WORKSPACES:
-                size, place = log.blocks[own].size_bytes, event.place
-                what = self.operator(event.call)
-                events.append(
-                    MemoryEvent(size if event.block >= 0 else -size, block(own), place.phase, place.path, what)
-                )
-        return MemoryTrace.of(state, events, self.granule)
+        return MemoryTrace.of(state, events_of(log, numbers, block), self.granule)
 
 
 def short_line(line: str, folder: str) -> str:
@@ -162,7 +148,7 @@ def phases(found: Recording, rows: Mapping[str, str], context: ByteRange = _NO_C
         is_before = event.place[:2] != (step, phase)  # the peak is what the phase began with
         place = RunPlace(step, phase, "") if is_before else event.place
         peak = PhasePeak(phase=phase, path=row_of(place.path, rows), peak_bytes=found.live[moment],
-                         parts=parts[moment], operator="" if is_before else found.operator(event.call))  # fmt: skip
+                         parts=parts[moment], operator="" if is_before else log.operator(event.call))  # fmt: skip
         most = max(reserved[step, phase], event.reserved_bytes)
         cost = StepCost(
             peak=peak, context=context, reserved=ByteRange(low_bytes=most, high_bytes=most) if most else None,
@@ -210,7 +196,7 @@ def _evaluated(found: Recording, one: Evaluated, all_calls: list[int]) -> RunEva
     for event, change in zip(log.events[last:end], found.changes[last:end], strict=True):
         block = log.blocks[max(event.block, ~event.block)]
         is_late, rows = block.born >= last, block.shape[:1]
-        is_joined = is_late and found.operator(block.call) in _JOINING and block.size_bytes / one.ran in kept
+        is_joined = is_late and log.operator(block.call) in _JOINING and block.size_bytes / one.ran in kept
         if is_joined:
             joined_rows.add(rows)
         is_joined |= is_late and rows in joined_rows

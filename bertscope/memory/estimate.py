@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
-from bertscope.memory.deepening import with_copies
+from bertscope.memory.deepening import with_copies, zeroed_between
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.parallel.collectives import bucket_sizes
@@ -131,7 +131,7 @@ class MemoryTraces:
         """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
         if run_config.parallelism.row.divides_optimizer:
             trace = with_update(trace, self.parameters(_kind(run_config)), run_config)
-        return trace.in_loop(run_config)
+        return _in_loop(trace, run_config)
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source
@@ -149,6 +149,11 @@ class MemoryTraces:
 def _kind(run_config: RunConfig) -> RunConfig:
     """Return what runs of all sizes and loops have in common."""
     return replace(run_config, batch=1, seq=1, loop=FREED)
+
+
+def _in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
+    trace = trace.in_loop(run_config)
+    return zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
 
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
@@ -181,8 +186,7 @@ def module_memory(
 ) -> tuple[Memory, tuple[Note, ...]]:
     """Return the memory of a step of any module, and a note on what is not counted."""
     with running_module(type(module).__name__, module, "fake tensors"):
-        trace = module_trace(module, inputs, run_config, loss)
-    trace = trace.in_loop(run_config)
+        trace = _in_loop(module_trace(module, inputs, run_config, loss), run_config)
     found = estimated(trace, run_config, row_paths(module))
     return found, uncounted_notes(trace, run_config)
 

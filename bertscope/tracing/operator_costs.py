@@ -74,6 +74,11 @@ class SeenTensor(tuple[int, ...]):
         """Return the number of elements."""
         return prod(self)
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all elements."""
+        return self.numel() * self.itemsize
+
 
 _TENSORS = (torch.Tensor, SeenTensor)
 

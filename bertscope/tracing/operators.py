@@ -61,7 +61,7 @@ class _AnyDevice(Device):
     def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
         """Return False for the question after a number that is known, though its tensor has no value."""
         has_value = operator is not _SCALAR or not (args[0].is_meta or hasattr(args[0], "fake_mode"))
-        return has_value or not self.answers.knows(args[0])
+        return super().takes(operator, args, kwargs) and (has_value or not self.answers.knows(args[0]))
 
     def elsewhere(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the number."""

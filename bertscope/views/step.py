@@ -164,6 +164,8 @@ def with_other_loop(answer: str, run: RunConfig, cost: StepCost) -> str:
     size = bytes_text(abs(more))
     if run.other_loop == PLAIN:
         return f"{answer}; a loop that keeps outputs until the next forward has returned needs {size} more"
+    if run.zeroes_between:
+        return f"{answer}; zeroing the gradients after the optimizer step saves {size}"
     is_early = run.other_loop == TRAINER and run.mode == TRAINING
     return f"{answer}; freeing the output before {'backward' if is_early else 'the next forward'} saves {size}"
 

@@ -64,6 +64,8 @@ LOOPS = [
     {"clip_grad_norm": True},
     {"loop": "trainer"},
     {"loop": "freed", "accumulate": 2},
+    {"loop": "lightning"},
+    {"loop": "lightning", "accumulate": 2},
     {"optimizer": "adafactor", "accumulate": 2},
     {"grad_scaler": True, "accumulate": 2, "clip_grad_norm": True},
 ]
