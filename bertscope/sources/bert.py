@@ -126,14 +126,14 @@ def read_expectations(
 
 
 def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Expectation:
-    from bertscope.settings.request import Request, read_settings, unknown_setting  # which few files need
+    from bertscope.settings import request  # which few files need
 
     key, measure = f"{kind}.{name}", MEASURES[kind]
     found = entry.mapping(f"expected.{key}")
     known = (*_SETTINGS[kind], measure, "tolerance")
     for setting, inner in found.items():
         if setting not in known:
-            raise inner.error(f"expected.{key}: {unknown_setting(setting, known)}")
+            raise inner.error(f"expected.{key}: {request.unknown_setting(setting, known)}")
     for needed in (*_NEEDED, measure):
         if needed not in found:
             raise entry.error(f"expected {key} needs {', '.join(_NEEDED)} and {measure}; {needed!r} is missing")
@@ -141,8 +141,8 @@ def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Ex
     given = {name: value for name, value in found.plain().items() if name in _SETTINGS[kind]}
     try:
         places = {name: item.where for name, item in found.items()}
-        source = read_settings(given, where=places, records=(RunConfig,), permit=permit)
-        ((run_config,),) = Request.of("check", None, [source]).resolved(precision=precision).points
+        source = request.read_settings(given, where=places, records=(RunConfig,), permit=permit)
+        ((run_config,),) = request.Request.of("check", None, [source]).resolved(precision=precision).points
     except BertscopeError as error:
         raise ConfigError(f"expected {key}: {error.message}", where=error.where or entry.where) from None
     if kind == "flops" and run_config.mode == "forward":
