@@ -399,7 +399,7 @@ PERMITS = {
 PERMITTED = {"api/requests.py": {"True"}, "commands/call.py": {"True"},
              "analyses/sweep/grid.py": {"allow_code", "True"}, "settings/request.py": {"permit"},
              "sources/expectation_files.py": {"allow_code"},
-             "sources/presets.py": {"allow_code", "permit"}}  # fmt: skip
+             "sources/bert.py": {"allow_code", "permit"}}  # fmt: skip
 
 
 def test_a_permit_for_code_is_made_where_a_person_names_the_code():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bertscope.sources.presets import config_paths, preset_paths
+from bertscope.sources.bert import config_paths, preset_paths
 from tests.child_server import loaded
 from tests.conftest import ROOT, run_python
 from tests.test_docs import CI, block

@@ -15,7 +15,7 @@ from bertscope.progress import expect, notify, progress
 from bertscope.reports.memory import SweepReport, SweepRow
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.tool import PresetRow, PresetsReport
-from bertscope.sources.presets import config_paths, member_of, preset_paths, read_preset
+from bertscope.sources.bert import config_paths, member_of, preset_paths, read_preset
 from bertscope.sources.training_files import read_plan
 from bertscope.text_files import read_mapping
 from bertscope.tracing.saved import usable_cores

@@ -9,7 +9,7 @@ import pytest
 
 import bertscope
 from bertscope.commands.call import _read
-from bertscope.sources.presets import config_paths, preset_paths
+from bertscope.sources.bert import config_paths, preset_paths
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no reader of TOML")
 TABLE = """

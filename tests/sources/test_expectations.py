@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bertscope import load
 from bertscope.errors import BertscopeError
+from bertscope.sources.bert import Expectation
 from bertscope.sources.expectation_files import read_expectation_file, with_expected
-from bertscope.sources.presets import Expectation
 from bertscope.text_files import read_yaml
 from tests.conftest import ROOT, cases, data
 

@@ -9,8 +9,8 @@ from transformers import CONFIG_MAPPING
 
 import bertscope
 from bertscope.errors import BertscopeError
+from bertscope.sources.bert import config_paths, preset_paths
 from bertscope.sources.find import find, load
-from bertscope.sources.presets import config_paths, preset_paths
 from tests.conftest import run_cli
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bertscope.sources.presets import config_paths, preset_dir, preset_paths, read_preset
+from bertscope.sources.bert import config_paths, preset_dir, preset_paths, read_preset
 
 
 @pytest.fixture

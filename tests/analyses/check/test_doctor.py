@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bertscope.sources.presets import preset_dir, preset_paths
 
 import bertscope
 from bertscope.analyses import doctor
 from bertscope.analyses.doctor import EXTRAS, NEEDED, tell
-from bertscope.sources.presets import preset_dir, preset_paths
+from bertscope.sources.bert import preset_dir, preset_paths
 from tests.conftest import ROOT
 
 ASK = doctor._ask  # which a fixture replaces by one answer for all tests

@@ -17,7 +17,7 @@ from bertscope.analyses.explain import SECTIONS
 from bertscope.analyses.explain_modules import value_of
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
-from bertscope.sources.presets import preset_paths
+from bertscope.sources.bert import preset_paths
 from bertscope.views.console import Target, wrapped
 from bertscope.views.explain import LANGUAGES, in_language, section_text, section_title, texts
 from tests.conftest import ROOT
