@@ -9,8 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from bertscope.api.requests import requested, resolved, with_settings
-from bertscope.dry_run.child import ScriptRun
-from bertscope.dry_run.script import dry_run, fitted, run_here
+from bertscope.dry_run.script import ScriptRun, dry_run, fitted, run_here, starting_runs
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, find_gpu
 from bertscope.reports.run import RunFitReport, RunReport
@@ -70,15 +69,17 @@ def run(
         own |= {name: name in request.named for name in ("network", "sandbox", "memory_limit", "timeout")}
         if unused := next((name for name, given in own.items() if given), ""):
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
-        return run_here(code, wanted)[0]
+        return run_here(code, wanted)
 
-    def once(one: ScriptRun) -> RunReport:
-        """Run the script once."""
-        report, request.extras["snapshot"] = dry_run(one, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
-        return report
-
-    if not fit:
-        return once(wanted)
-    if budget is None:
+    if fit and budget is None:
         raise request.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
-    return fitted(wanted, fit, once, budget)
+    with starting_runs(wanted) as start:
+
+        def once(one: ScriptRun) -> RunReport:
+            """Run the script once."""
+            report, request.extras["snapshot"] = dry_run(
+                one, start, timeout_seconds=dry.timeout, is_contained=dry.sandbox
+            )
+            return report
+
+        return fitted(wanted, fit, once, budget) if fit and budget is not None else once(wanted)

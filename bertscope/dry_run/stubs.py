@@ -29,7 +29,8 @@ _MEMORY = 80 * 2**30  # of a card that has no name
 # Seeds and states of the card, and what waits for it or empties it.
 _NAMES = (
     "_lazy_init _lazy_call init set_device synchronize ipc_collect manual_seed manual_seed_all seed seed_all "
-    "set_rng_state set_rng_state_all set_per_process_memory_fraction"
+    "set_rng_state set_rng_state_all set_per_process_memory_fraction _record_memory_history _dump_snapshot "
+    "check_error"
 )
 _IGNORED = _NAMES.split()
 # Keywords of from_pretrained that say from where.
@@ -38,6 +39,11 @@ _PLACES = (
     "gguf_file resume_download use_auth_token code_revision"
 )
 _OF_HUB = frozenset(_PLACES.split())
+_LEGACY = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}  # fmt: skip
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "ACCELERATE_DISABLE_RICH")
 
 
@@ -96,6 +102,10 @@ def _inference_mode(mode: Any = True) -> Any:
     if callable(mode):
         return torch.no_grad()(mode)
     return torch.no_grad() if mode else torch.set_grad_enabled(torch.is_grad_enabled())
+
+
+def _ignored(*_: Any, **__: Any) -> None:
+    """Do nothing: what a card does later, or only shows."""
 
 
 @contextmanager
@@ -194,7 +204,7 @@ def _cuda(put: Put, card: FakeCard) -> None:
     name = gpu.name if gpu is not None else "fake card"
     about = SimpleNamespace(
         name=name, major=able[0], minor=able[1], total_memory=total, gcnArchName="", warp_size=32, is_integrated=0,
-        multi_processor_count=(processors(gpu) if gpu is not None else None) or 108,
+        uuid="", multi_processor_count=(processors(gpu) if gpu is not None else None) or 108,
         max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
         shared_memory_per_block_optin=166912, L2_cache_size=2**25,
     )  # fmt: skip
@@ -215,7 +225,7 @@ def _cuda(put: Put, card: FakeCard) -> None:
     def has_bf16(including_emulation: bool = True) -> bool:
         return able >= (8, 0) or including_emulation
 
-    answers = {name: lambda *_, **__: None for name in _IGNORED} | {
+    answers = dict.fromkeys(_IGNORED, _ignored) | {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
@@ -234,6 +244,11 @@ def _cuda(put: Put, card: FakeCard) -> None:
         "mem_get_info": lambda *_: (max(limit - allocator.reserved_bytes, 0), total),
         "memory_stats": stats,
         "memory_summary": lambda *_, **__: "",
+        "cudart": _Handle,
+        "get_allocator_backend": lambda: "native",
+        "version": lambda: (2, 27, 7),  # of NCCL
+        "_snapshot": lambda *_: {"segments": [], "device_traces": []},
+        "memory_snapshot": lambda *_, **__: [],
         "get_rng_state": lambda *_: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "initial_seed": lambda: 0,
@@ -247,8 +262,20 @@ def _cuda(put: Put, card: FakeCard) -> None:
     }
     answers = _each_own(answers)
     put(torch.cuda, **answers)
-    for place in (torch.cuda.random, torch.cuda.memory):
+    put(torch.cuda.nvtx, **dict.fromkeys(("mark", "range_push", "range_pop", "range_start", "range_end"), _ignored))
+    for place in [module for name, module in sys.modules.items() if name.startswith("torch.cuda.")]:
         put(place, **{name: value for name, value in answers.items() if name in vars(place)})
+    kinds = {name: partial(_legacy, dtype) for name, dtype in _LEGACY.items()}
+    put(torch.cuda, **kinds)
+    given, types = torch.Tensor.type, dict[Any, torch.dtype]()
+    for name, dtype in _LEGACY.items():
+        types[kinds[name]] = types[f"torch.cuda.{name}"] = dtype
+
+    def typed(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the tensor in a legacy type of the card, such as torch.cuda.FloatTensor."""
+        return tensor.to("cuda", types[dtype]) if dtype in types else given(tensor, dtype, *args, **kwargs)
+
+    put(torch.Tensor, type=typed)
     if (of_all := getattr(torch, "accelerator", None)) is not None:
         more = {
             "current_accelerator": lambda *_, **__: torch.device("cuda"),
@@ -259,6 +286,13 @@ def _cuda(put: Put, card: FakeCard) -> None:
         answers = _each_own(answers | more)
         for place in (of_all, getattr(of_all, "memory", of_all)):
             put(place, **{name: value for name, value in answers.items() if name in vars(place)})
+
+
+def _legacy(dtype: torch.dtype, *content: Any) -> torch.Tensor:
+    """Return what torch.cuda.FloatTensor makes of sizes, or of data."""
+    if all(isinstance(size, int) for size in content):
+        return torch.empty(content, dtype=dtype, device="cuda")
+    return torch.tensor(content[0], dtype=dtype, device="cuda")
 
 
 def _each_own(answers: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from typing import Any, BinaryIO, NoReturn
 
 import bertscope
+from bertscope.errors import BertscopeError
 from bertscope.processes import signals
 from bertscope.processes.folders import compile_environment
 
@@ -231,7 +232,8 @@ def serve() -> None:
     """Be the server: import, and fork a child for each request until the parent closes its socket."""
     imports, entry, number, parent = sys.stdin.readline().split()
     die_with_parent(int(parent))
-    pkgutil.resolve_name(imports)()
+    with suppress(BertscopeError):  # such as a torch that cannot be imported: each child says so
+        pkgutil.resolve_name(imports)()
     requests = socket.socket(fileno=int(number))
     server = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes the watchers that have ended
@@ -275,7 +277,12 @@ def _be_child(entry: str, files: list[int]) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdin = os.fdopen(0, "r")
-    pkgutil.resolve_name(entry)()
+    try:
+        run = pkgutil.resolve_name(entry)
+    except BertscopeError as error:
+        print(json.dumps(["refused", error.text]))
+    else:
+        run()
 
 
 def run_and_end(run: Callable[[], Any]) -> NoReturn:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import Any, NamedTuple
 
 import bertscope
@@ -198,7 +198,7 @@ class Recorder(DispatchMode):
         self.updating = 0  # that run
         self.first_optimizer: Any = None  # of several the first one counts the steps
         self.own_counts = owned_by_autograd() if device.has_memory else None
-        self.main, self.refusal = get_ident(), ""
+        self.main, self.refusal, self.lock = get_ident(), "", RLock()
         self.libraries: dict[Any, bool] = {}  # code -> whether it is of a library
         self.on_update: list[Callable[[int], None]] = []  # called with the number of optimizer steps that ended
         # Called before a module that the program calls itself, each time, and the first time.
@@ -355,6 +355,11 @@ class Recorder(DispatchMode):
             return device.elsewhere(operator, args, kwargs)
         if operator is torch.ops.aten._local_scalar_dense.default:
             return device.number(args[0])
+        with self.lock:
+            return self._recorded(operator, args, kwargs)
+
+    def _recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        device = self.device
         if _is_composite(operator):  # as it is below autograd, in the dispatch of a subclass such as DTensor
             with self:
                 return operator.decompose(*args, **kwargs)

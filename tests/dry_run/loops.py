@@ -9,8 +9,9 @@ from contextlib import nullcontext
 import torch
 
 import bertscope
-from bertscope.dry_run.child import ScriptRun, installed
-from bertscope.dry_run.recording import Recording, phases
+from bertscope.dry_run.child import installed
+from bertscope.dry_run.recording import Recording
+from bertscope.dry_run.script import ScriptRun
 
 SHAPE = (4, 32)  # batch and length
 SETTINGS = {
@@ -71,10 +72,10 @@ def train(attention="sdpa", precision="fp32", checkpointing="none", reentrant=Fa
 def main() -> None:
     found = {}
     for name, settings in SETTINGS.items():
-        with installed(ScriptRun(script=name, steps=100)) as (_, recorder, _, rows):
+        with installed(ScriptRun(script=name, steps=100)) as here:
             train(**settings)
-            recorder.close()
-            last = [phase for phase in phases(Recording(recorder.log), rows) if phase.step == 3]
+            here.recorder.close()
+            last = [phase for phase in Recording(here.recorder.log, rows=here.rows).phases() if phase.step == 3]
         found[name] = {
             phase.phase: (phase.peak_bytes, phase.cost.peak.operator, phase.cost.peak.path) for phase in last
         }

@@ -245,10 +245,15 @@ def evaluated(count, batch, keep, data=4):
     kept, total = [], 0.0
     with torch.no_grad():
         for (ids,) in DataLoader(rows, batch):
-            if keep:
+            if keep == "joined":
+                made = model(moved(ids))
+                kept = made if isinstance(kept, list) else torch.cat([kept, made])
+            elif keep:
                 kept.append(model(moved(ids)))
             else:
                 total += loss_of(model, moved(ids)).item()
+    if keep == "joined":
+        return kept.argmax(-1)
     return torch.cat(kept).argmax(-1) if keep else total
 
 
@@ -265,6 +270,11 @@ def evaluation_that_keeps_ten_logits():
 @program
 def evaluation_that_keeps_three_hundred_logits():
     evaluated(300, 2, keep=True)
+
+
+@program
+def evaluation_that_joins_three_hundred_logits():
+    evaluated(300, 2, keep="joined")
 
 
 @program
@@ -379,17 +389,17 @@ def real(run):
 def dry(run):
     """The same of a dry run with the kernels of a CPU."""
     from bertscope.dry_run.limits import Stop
-    from bertscope.dry_run.recording import Recording, evaluation
+    from bertscope.dry_run.recording import Recording
     from tests.dry_run.cpu_card import installed_cpu
 
-    with installed_cpu(run.__name__, steps=6) as (_, recorder, limits, _):
-        ends = []
+    with installed_cpu(run.__name__, steps=6) as here:
+        ends, recorder = [], here.recorder
         recorder.on_update.append(lambda _: ends.append(len(recorder.log.events)))
         with suppress(Stop):
             run()
         recorder.close()
         found = Recording(recorder.log, "cpu")
-        whole = evaluation(found, limits)
+        whole = found.evaluation(here.limits)
     steps = []
     for begun, end in zip([0, *ends], ends, strict=False):
         steps.append(max(found.live[max(begun - 1, 0) : end]) - found.live[end - 1])

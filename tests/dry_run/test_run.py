@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import bertscope
-from bertscope.dry_run.child import ScriptRun
-from bertscope.dry_run.script import fitted, with_value
+from bertscope.dry_run.script import ScriptRun, fitted, with_value
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError
 from bertscope.reports.run import RunReport
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
@@ -180,7 +179,8 @@ def test_a_script_that_fails_is_named_with_its_line_and_whose_fault_it_is(tmp_pa
     code = """
 import json
 from pathlib import Path
-from bertscope.dry_run.child import ScriptRun, _run_file, record
+from bertscope.dry_run.child import _run_file, record
+from bertscope.dry_run.script import ScriptRun
 found = []
 for code in json.loads(Path("faults.json").read_text()):
     Path("train.py").write_text(code)
@@ -304,7 +304,7 @@ def test_without_namespaces_the_run_is_refused_unless_it_is_asked_for(script, mo
         "import sys; from bertscope.dry_run import sandbox\n"
         "def refused(*_, **__): raise sandbox.Refused(1, 'no namespaces')\n"
         "sandbox.enter = refused\n"
-        "from bertscope.dry_run.child import main; main()"
+        "from bertscope.processes.child import serve; serve()"
     )
     monkeypatch.setattr("bertscope.processes.child.child_command", lambda entry: [sys.executable, "-c", code])
     refused = cli("run", name)
