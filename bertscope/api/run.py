@@ -13,6 +13,7 @@ from bertscope.dry_run.script import ScriptRun, dry_run, fitted, run_here, start
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, find_gpu
 from bertscope.reports.run import RunFitReport, RunReport
+from bertscope.reports.step import ByteRange
 from bertscope.settings.request import Request
 
 if TYPE_CHECKING:
@@ -52,15 +53,18 @@ def run(
                           "context")  # fmt: skip
     if gpu is not None and limit.context is not None:
         gpu = replace(gpu, context_low_bytes=limit.context, context_high_bytes=limit.context)
-    context = limit.context if limit.context is not None else gpu.context_high_bytes if gpu else CONTEXT_BYTES[1]
-    if budget is not None and budget <= context:
+    low, high = (gpu.context_low_bytes, gpu.context_high_bytes) if gpu is not None else CONTEXT_BYTES
+    if limit.context is not None:
+        low = high = limit.context
+    if budget is not None and budget <= high:
         raise request.error("{budget} holds not even the context of CUDA; give more", "budget")
     wanted = ScriptRun(
         script=code.__name__ if callable(code) else os.fspath(code),
         folder=os.getcwd() if callable(code) or module else os.path.dirname(os.path.abspath(code)),
         arguments=tuple(map(str, args)),
         is_module=module, steps=dry.steps, gpu=gpu, budget_bytes=budget,
-        limit_bytes=None if budget is None else budget - context, context_bytes=limit.context, network=dry.network,
+        limit_bytes=None if budget is None else budget - high,
+        context=ByteRange(low_bytes=low, high_bytes=high), network=dry.network,
         expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,
         wants_snapshot="snapshot" in request.extras,
     )  # fmt: skip

@@ -21,7 +21,6 @@ from bertscope.dry_run.recording import WORKSPACES, Recording, short_line
 from bertscope.dry_run.script import ScriptRun
 from bertscope.dry_run.stubs import remark_on_modules, stubbed
 from bertscope.errors import BertscopeError, name_of, one_line
-from bertscope.gpus import CONTEXT_BYTES
 from bertscope.memory.snapshot import snapshot
 from bertscope.memory.summary import memory
 from bertscope.processes.child import sender
@@ -98,10 +97,7 @@ class Installed:
             return "report", [made, None]
         start = log.refused[-1][2] if log.refused and not failure else 0
         found = Recording(log, card.kind, start if start < len(log.events) else 0, asked.folder, self.rows)
-        low, high = (card.gpu.context_low_bytes, card.gpu.context_high_bytes) if card.gpu else CONTEXT_BYTES
-        if asked.context_bytes is not None:
-            low = high = asked.context_bytes
-        context = ByteRange(low_bytes=low, high_bytes=high)
+        context = asked.context
         phases = found.phases(context)
         top = max(range(found.start, len(found.live)), key=found.live.__getitem__)
         step = log.events[top].place
@@ -111,14 +107,14 @@ class Installed:
         reserved = beyond + max(event.reserved_bytes for event in log.events[found.start :])
         device: dict[str, Any] = {
             "max_allocated_bytes": beyond + max(event.allocated_bytes for event in log.events[found.start :]),
-            "context": context, "gpu_bytes": reserved + high,
+            "context": context, "gpu_bytes": reserved + context.high_bytes,
             "workspace_bytes": sum(block.size_bytes for block in log.blocks if block.part == WORKSPACES),
             "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
         }  # fmt: skip
         cost = replace(max(phases, key=lambda phase: (phase.peak_bytes, phase.step)).cost, **device)
         sizes = tuple(size for size, _, _ in log.refused)
         if asked.budget_bytes is not None:
-            lacking = [max(reserved + size - asked.budget_bytes, 0) for size in (low, high)]
+            lacking = [max(reserved + size - asked.budget_bytes, 0) for size in vars(context).values()]
             if failure and sizes:
                 lacking = [sizes[-1], max(sizes[-1], lacking[1])]
             shortfall = ByteRange(low_bytes=lacking[0], high_bytes=lacking[1])

@@ -23,7 +23,7 @@ from bertscope.processes.worker import ENDED, GARBLED, Worker
 from bertscope.progress import progress
 from bertscope.reports.json import typed
 from bertscope.reports.run import RunFit, RunFitReport, RunReport
-from bertscope.reports.step import YES
+from bertscope.reports.step import YES, ByteRange
 
 _UNCONTAINED = (
     "what the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it all the "
@@ -45,7 +45,7 @@ class ScriptRun:
     gpu: Gpu | None = None
     budget_bytes: int | None = None
     limit_bytes: int | None = None  # what torch may reserve
-    context_bytes: int | None = None
+    context: ByteRange = ByteRange()  # of CUDA
     expandable_segments: bool = False
     network: bool = False
     sandbox: str = ""  # an empty folder, for the mounts; none for a run without
@@ -182,16 +182,10 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
 def with_value(arguments: Sequence[str], name: str, value: int) -> list[str]:
     """Return arguments in which a name has this value: where it stands, as `--name 8`, `--name=8` or `name=8`."""
     plain = name.lstrip("-").replace("-", "_")
-    found, is_next, is_there = [], False, False
-    for word in arguments:
+    made, is_there = list(arguments), False
+    for number, word in enumerate(arguments):
         key, equals, _ = word.partition("=")
-        is_it = key.lstrip("-").replace("-", "_") == plain and (key.startswith("-") or bool(equals))
-        if is_next:
-            found.append(str(value))
-        elif is_it and equals:
-            found.append(f"{key}={value}")
-        else:
-            found.append(word)
-        is_there |= is_it
-        is_next = is_it and not equals
-    return found if is_there else [*found, f"--{name}", str(value)]
+        if key.lstrip("-").replace("-", "_") == plain and (equals or key.startswith("-")):
+            made[number : number + (1 if equals else 2)] = [f"{key}={value}"] if equals else [word, str(value)]
+            is_there = True
+    return made if is_there else [*made, f"--{name}", str(value)]

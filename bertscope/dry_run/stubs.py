@@ -130,61 +130,48 @@ def stubbed(
             "safetensors.torch": lambda module: put(module, save_file=save),
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
             "transformers.utils.import_utils": lambda module: put(module, is_fake_tensor=lambda _: False),
-            "transformers.configuration_utils": lambda module: _of_preset(put, module, card),
-            "transformers.modeling_utils": lambda module: _without_weights(put, module, card),
-        }
+            "transformers.configuration_utils": lambda module: _else_of_preset(
+                put, module.PretrainedConfig, "get_config_dict", _config_of),
+            "transformers.modeling_utils": lambda module: _else_of_preset(
+                put, module.PreTrainedModel, "from_pretrained", partial(_model_of, card)),
+        }  # fmt: skip
         finder = _Imports(known | {name: partial(act, put) for name, act in actions.items()})
         sys.meta_path.insert(0, finder)
         stack.callback(sys.meta_path.remove, finder)
         yield
 
 
-def _of_preset(put: Put, module: Any, card: FakeCard) -> None:
-    """Let transformers read the configuration of a preset by its name on the hub, where it is not in the cache."""
-    kind = module.PretrainedConfig
-    given = kind.get_config_dict.__func__
+def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any]) -> None:
+    """Let a class of transformers take the preset that a name on the hub stands for, where nothing is in the cache."""
+    given = getattr(kind, name).__func__
 
-    def get_config_dict(cls: Any, /, name: Any, **kwargs: Any) -> Any:
+    def method(cls: Any, /, source: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return given(cls, name, **kwargs)
+            return given(cls, source, *args, **kwargs)
         except OSError:
-            if (found := _preset(name)) is None:
-                raise
-            return found, {key: value for key, value in kwargs.items() if key not in _OF_HUB and key[0] != "_"}
+            with suppress(BertscopeError):
+                if not os.path.exists(str(source)):
+                    return otherwise(cls, load(str(source).rpartition("/")[2]), source, *args, **kwargs)
+            raise
 
-    put(kind, get_config_dict=classmethod(get_config_dict))
-
-
-def _preset(name: Any) -> dict[str, Any] | None:
-    """Return the config.json of the preset that a name on the hub stands for; None for another name."""
-    with suppress(BertscopeError):
-        config = load(str(name).rpartition("/")[2]).config
-        return None if os.path.exists(str(name)) else dict(config.to_dict())
-    return None
+    put(kind, **{name: classmethod(method)})
 
 
-def _without_weights(put: Put, module: Any, card: FakeCard) -> None:
-    """Let transformers make the model of a preset whose weights are not here: they have no effect on memory."""
-    kind = module.PreTrainedModel
-    given = kind.from_pretrained.__func__
+def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
+    """Return the config.json of a preset, and the keywords that are no place of files."""
+    return dict(preset.config.to_dict()), {key: value for key, value in kwargs.items()
+                                           if key not in _OF_HUB and key[0] != "_"}  # fmt: skip
 
-    def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
-        try:
-            return given(cls, name, *args, config=config, **kwargs)
-        except OSError:
-            if _preset(name) is None:
-                raise
-            found = config if config is not None else cls.config_class.from_pretrained(name)
-            for key in [key for key in kwargs if hasattr(found, key)]:  # such as num_labels
-                setattr(found, key, kwargs.pop(key))
-            card.remarks[f"{name} was made from its preset: its weights are not here, and have no effect on memory"] = (
-                None
-            )
-            model = cls(found, *args).eval()
-            dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
-            return model.to(dtype) if isinstance(dtype, torch.dtype) else model
 
-    put(kind, from_pretrained=classmethod(from_pretrained))
+def _model_of(card: FakeCard, cls: Any, preset: Any, name: str, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    """Return the model of a preset without its weights, which are not here: they have no effect on memory."""
+    found = config if config is not None else cls.config_class.from_pretrained(name)
+    for key in [key for key in kwargs if hasattr(found, key)]:  # such as num_labels
+        setattr(found, key, kwargs.pop(key))
+    card.remarks[f"{name} was made from its preset: its weights are not here, and have no effect on memory"] = None
+    model = cls(found, *args).eval()
+    dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
+    return model.to(dtype) if isinstance(dtype, torch.dtype) else model
 
 
 def remark_on_modules(card: FakeCard, model: nn.Module) -> None:
