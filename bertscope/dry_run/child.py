@@ -210,8 +210,7 @@ def installed(asked: ScriptRun, kind: type[FakeCard] = FakeCard) -> Iterator[Ins
         put(threading.Thread, start=start)
         card.asked = lambda what: here.assumed.setdefault(f"{short_line(recorder.line(), asked.folder)} ({what})")
         recorder.on_new_root.append(seen)
-        actions = {"transformers.trainer_callback": limits.follow_trainer}
-        stack.enter_context(stubbed(card, actions, network=asked.network))
+        stack.enter_context(stubbed(card, limits.followed(), network=asked.network))
         stack.enter_context(limits.limiting())
         stack.enter_context(recorder.watching())
         yield here

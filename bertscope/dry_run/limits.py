@@ -99,8 +99,15 @@ class Limits:
                 return
             yield batch
 
-    def follow_trainer(self, put: Put, module: Any) -> None:
-        """Let transformers' Trainer evaluate after the last step, if it does at all, and save nothing."""
+    def followed(self) -> dict[str, Callable[[Put, Any], None]]:
+        """Return, by module, what has trainers of libraries evaluate after the last step, if they do at all."""
+        loops = ("lightning.pytorch", "pytorch_lightning")
+        return {"transformers.trainer_callback": self._follow_trainer} | {
+            f"{name}.loops.training_epoch_loop": self._follow_lightning for name in loops
+        }
+
+    def _follow_trainer(self, put: Put, module: Any) -> None:
+        """Let transformers' Trainer save nothing, too."""
         flow, limits = module.DefaultFlowCallback, self
         given = flow.on_step_end
 
@@ -112,6 +119,16 @@ class Limits:
             return control
 
         put(flow, on_step_end=on_step_end)
+
+    def _follow_lightning(self, put: Put, module: Any) -> None:
+        loop, limits = module._TrainingEpochLoop, self
+        given = loop._should_check_val_fx
+
+        def evaluates(own: Any, fetcher: Any) -> bool:
+            is_last = limits.recorder.updates >= limits.steps and own._should_check_val_epoch()
+            return given(own, fetcher) or is_last
+
+        put(loop, _should_check_val_fx=evaluates)
 
 
 def _raise_stop() -> None:

@@ -4,6 +4,7 @@ Everything here is put back at the end of the context, so that a function can ru
 """
 
 import io
+import json
 import os
 import sys
 from collections import defaultdict
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.dry_run.device import FakeCard
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
@@ -119,15 +121,16 @@ def stubbed(
     with ExitStack() as stack:
         put = Put(stack)
         _cuda(put, card)
+        _legacy_types(put)
         _kernels(put, stack, card)
-        save = _saving(put)
+        _saving(put)
         _ranks(put)
         stack.callback(os.environ.update, dict(os.environ))
         stack.callback(os.environ.clear)  # before that
         if not network:
             os.environ.update(dict.fromkeys(_OFFLINE, "1"), WANDB_MODE="disabled")
         known: dict[str, Callable[[Any], None]] = {
-            "safetensors.torch": lambda module: put(module, save_file=save),
+            "safetensors.torch": lambda module: put(module, save_file=_save_layouts),
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
             "transformers.utils.import_utils": lambda module: put(module, is_fake_tensor=lambda _: False),
             "transformers.configuration_utils": lambda module: _else_of_preset(
@@ -252,17 +255,6 @@ def _cuda(put: Put, card: FakeCard) -> None:
     put(torch.cuda.nvtx, **dict.fromkeys(("mark", "range_push", "range_pop", "range_start", "range_end"), _ignored))
     for place in [module for name, module in sys.modules.items() if name.startswith("torch.cuda.")]:
         put(place, **{name: value for name, value in answers.items() if name in vars(place)})
-    kinds = {name: partial(_legacy, dtype) for name, dtype in _LEGACY.items()}
-    put(torch.cuda, **kinds)
-    given, types = torch.Tensor.type, dict[Any, torch.dtype]()
-    for name, dtype in _LEGACY.items():
-        types[kinds[name]] = types[f"torch.cuda.{name}"] = dtype
-
-    def typed(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Return the tensor in a legacy type of the card, such as torch.cuda.FloatTensor."""
-        return tensor.to("cuda", types[dtype]) if dtype in types else given(tensor, dtype, *args, **kwargs)
-
-    put(torch.Tensor, type=typed)
     if (of_all := getattr(torch, "accelerator", None)) is not None:
         more = {
             "current_accelerator": lambda *_, **__: torch.device("cuda"),
@@ -273,6 +265,19 @@ def _cuda(put: Put, card: FakeCard) -> None:
         answers = _each_own(answers | more)
         for place in (of_all, getattr(of_all, "memory", of_all)):
             put(place, **{name: value for name, value in answers.items() if name in vars(place)})
+
+
+def _legacy_types(put: Put) -> None:
+    """Have torch.cuda.FloatTensor and its like make tensors, and be a type for `Tensor.type`."""
+    given, kinds = torch.Tensor.type, {name: partial(_legacy, dtype) for name, dtype in _LEGACY.items()}
+    dtypes: dict[Any, torch.dtype] = {f"torch.cuda.{name}": dtype for name, dtype in _LEGACY.items()}
+    dtypes |= {kind: _LEGACY[name] for name, kind in kinds.items()}
+
+    def typed(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return tensor.to("cuda", dtypes[dtype]) if dtype in dtypes else given(tensor, dtype, *args, **kwargs)
+
+    put(torch.cuda, **kinds)
+    put(torch.Tensor, type=typed)
 
 
 def _legacy(dtype: torch.dtype, *content: Any) -> torch.Tensor:
@@ -341,8 +346,8 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
     )
 
 
-def _saving(put: Put) -> Callable[..., None]:
-    """Keep in memory what a script saves of tensors that have no values, so that it can load it; return `save_file`."""
+def _saving(put: Put) -> None:
+    """Keep in memory what a script saves of tensors that have no values, so that it can load it."""
     saved: dict[str, Any] = {}
     given_load = torch.load
 
@@ -359,7 +364,26 @@ def _saving(put: Put) -> Callable[..., None]:
     put(torch, save=save)
     put(torch, load=lambda file, *args, **kwargs: saved[key(file)] if key(file) in saved else given_load(
         file, *args, **kwargs))  # fmt: skip
-    return lambda content, file, *_, **__: save(content, file)
+
+
+def _save_layouts(
+    tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write the safetensors file of tensors without their values, as zeros that take no space."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
+    codes = {dtype: code for code, (dtype, _) in DTYPES.items()}
+    end = 0
+    for name, tensor in tensors.items():
+        begun, end = end, end + tensor.numel() * tensor.itemsize
+        header[name] = {
+            "dtype": codes[str(tensor.dtype)[6:]],
+            "shape": tuple(tensor.shape),
+            "data_offsets": (begun, end),
+        }
+    text = json.dumps(header).encode()
+    with suppress(FileExistsError), open(filename, "xb") as file:  # without a sandbox a file of the user stays
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def _ranks(put: Put) -> None:
