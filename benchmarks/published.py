@@ -30,15 +30,13 @@ from bertscope.gpus import Gpu, find_gpu
 from bertscope.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed, requests
 from bertscope.memory.deepening import with_copies
 from bertscope.memory.estimate import module_trace
-from bertscope.memory.fit import Fitter
-from bertscope.memory.kernels.overhead import (
+from bertscope.memory.fit import fit_row
+from bertscope.memory.kernel_rules import (
     LT_WORKSPACE_BYTES,
-    Overhead,
     by_thread,
-    overhead,
     workspace_bytes,
 )
-from bertscope.memory.simulator import Simulator, estimate_report
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.step_time import PUBLISHED_RANGE, data_sheet_bound
 from bertscope.memory.trace import MemoryTrace
 from bertscope.reports.step import NO, UNCERTAIN, YES
@@ -131,21 +129,18 @@ class Published:
         """Return the compute capability of the card."""
         return CAPABILITIES.get(self.gpu, (8, 0))
 
-    @property
-    def _overhead(self) -> Overhead:
-        return overhead(self.run_config, None, self.card, self.attention)
-
-    def _fitter(self) -> Fitter:
-        return Fitter(_steps(self.model, self.architecture, self.attention), self.card.memory_bytes, self._overhead)
+    def _limited(self) -> Simulator:
+        return _steps(self.model, self.architecture, self.attention).limited(self.run_config, self.card)
 
     def answer(self) -> str:
         """Return the answer of `fit` for this batch."""
-        return self._fitter().answer(self.run_config)
+        return self._limited().answer(self.run_config)
 
     def shown_bytes(self) -> tuple[int, int]:
         """Return the bytes of the tensors with the lower context, and those that `fit` reserves with the upper one."""
-        row, room = self._fitter().row(self.run_config, self.batch), self._overhead
-        return row.peak_bytes + room.lowest_bytes, row.cost.gpu_bytes
+        simulator = self._limited()
+        row = fit_row(simulator, self.run_config, self.batch)
+        return row.peak_bytes + simulator.overhead.lowest_bytes, row.cost.gpu_bytes
 
 
 @cache
@@ -424,7 +419,7 @@ def seconds(rows: Sequence[Published]) -> Iterator[str]:
 @cache
 def _data_sheet(row: Published) -> float | None:
     source = load(row.model, architecture=row.architecture, attention=row.attention)
-    (variant,) = estimate_report(source, [row.run_config]).variants
+    (variant,) = Simulator(source).report([row.run_config]).variants
     return data_sheet_bound(source, row.run_config, variant.memory.cost.saved_bytes, row.card)
 
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from bertscope.api.counts import verify as verify
     from bertscope.api.explain import diagram as diagram
     from bertscope.api.explain import explain as explain
-    from bertscope.api.flops import flops as flops
+    from bertscope.api.explain import flops as flops
     from bertscope.api.memory import estimate as estimate
     from bertscope.api.memory import fit as fit
     from bertscope.api.memory import fits as fits
     from bertscope.api.memory import lengths as lengths
+    from bertscope.api.memory import plan as plan
     from bertscope.api.memory import profile as profile
     from bertscope.api.page import diff as diff
     from bertscope.api.page import report as report
-    from bertscope.api.plan import plan as plan
     from bertscope.api.run import run as run
     from bertscope.api.tools import presets as presets
     from bertscope.api.tools import sweep as sweep

@@ -18,7 +18,7 @@ from bertscope.errors import BertscopeError
 if TYPE_CHECKING:
     from bertscope.analyses.check import Witness
     from bertscope.sources.expectation_files import ExpectedModel
-    from bertscope.sources.expectations import Expectation
+    from bertscope.sources.presets import Expectation
 
 _SUFFIXES = (".bertscope.yaml", ".bertscope.yml")  # of expectation_files, which would import yaml
 
@@ -61,7 +61,7 @@ class ExpectationFile(pytest.File):
 
     def _failure(self, expected: Expectation, item: pytest.Item) -> str:
         """Build the model, once for a file, and compare; return the line that `check` prints, empty if it passes."""
-        from bertscope.views.check import line
+        from bertscope.views.tool import line
 
         finding = self.witness.finding(expected)
         item.user_properties += [("expected", finding.expected), ("got", finding.got)]

@@ -7,6 +7,7 @@ A test fails when the page is not what this writes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 import typer
@@ -14,6 +15,7 @@ import typer
 from bertscope.cli import app
 from bertscope.commands.process import EXIT_CODES
 from bertscope.settings.generate import markdown
+from bertscope.settings.rows import rows
 from bertscope.settings.run_config import MEASURED
 
 PAGE = Path(__file__).parent / "cli.md"
@@ -44,7 +46,7 @@ so that an error in the picture does not lose the table. Start the program as `b
 
 What was traced and counted for a model and a kind of run is kept in the user's cache folder (`XDG_CACHE_HOME`, by
 default `~/.cache`, on Windows `LOCALAPPDATA`; there `bertscope`). A further `estimate`, `fit` or `sweep` of the same
-kind, at any batch, budget and card, imports no torch: `fit bert-large-zh --gpu t4` takes 0.7 s in place of 4. The
+kind, at any batch, budget and card, imports no torch: `fit bert-large-zh --gpu t4` takes 0.7 s instead of 4. The
 answers are the same, byte for byte.
 
 - A result is used only for the same content of the configuration, settings without batch, versions of bertscope, torch,
@@ -80,37 +82,57 @@ is an error, except among defaults.
 
 {settings}
 
+## Other options
+
+{options}
 ## Commands
 
 `--help` explains the common options and, where it would have more than 100 lines, only names the others under their
-headings. `--help-all` explains every option; its texts follow.
+headings. `--help-all` explains every option.
 
 """
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the whole page: each option once, then the commands with the names of theirs."""
     group = typer.main.get_command(app)
     top = group.make_context("bertscope", [], resilient_parsing=True, terminal_width=WIDTH)
-    names = group.list_commands(top)
-    index = "".join(f"- [`bertscope {name}`](#bertscope-{name}): {_summary(group, top, name)}\n" for name in names)
-    blocks = [f"## bertscope\n\n{_fenced(group, top)}"]
-    for name in names:
-        command = group.get_command(top, name)
-        context = command.make_context(name, [], parent=top, resilient_parsing=True, terminal_width=WIDTH)
-        blocks.append(f"## bertscope {name}\n\n{_fenced(command, context)}")
+    commands = {name: group.get_command(top, name) for name in group.list_commands(top)}
+    contexts = {
+        name: command.make_context(name, [], parent=top, resilient_parsing=True, terminal_width=WIDTH)
+        for name, command in commands.items()
+    }
+    settings = rows(*MEASURED)
+    meanings: dict[tuple[str, str], list[str]] = defaultdict(list)  # option and meaning -> commands
+    for name, context in contexts.items():
+        for param in commands[name].get_params(context):
+            if param.name not in settings and (record := param.get_help_record(context)):
+                meanings[record[0], " ".join(record[1].split())].append(name)
+    options = "| option | meaning | commands |\n|---|---|---|\n"
+    for (option, meaning), names in meanings.items():
+        where = "all" if len(names) == len(commands) else ", ".join(names)
+        options += f"| `{_cell(option)}` | {_cell(meaning)} | {where} |\n"
     codes = "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items())
-    return f"{HEAD.format(codes=codes, settings=markdown(*MEASURED).strip())}{index}\n" + "\n".join(blocks)
+    blocks = [f"```text\n{_text(group, top)}```\n"]
+    for name, command in commands.items():
+        taken = [param.name for param in command.get_params(contexts[name]) if param.name in settings]
+        summary, _, more = command.help.partition("\n\n")
+        blocks.append(f"### bertscope {name}\n\n{' '.join(summary.split())}\n\n")
+        blocks += [f"{paragraph.strip()}\n\n" for paragraph in more.split("\n\n") if paragraph.strip()]
+        if taken:
+            blocks.append(f"Settings: {', '.join(f'`{one}`' for one in taken)}.\n\n")
+        examples = (command.epilog or "").partition("examples:\n")[2].rstrip()
+        blocks.append(f"```text\n{command.get_usage(contexts[name])}\n\n{examples}\n```\n\n")
+    head = HEAD.format(codes=codes, settings=markdown(*MEASURED).strip(), options=options)
+    return head + "".join(blocks).rstrip("\n") + "\n"
 
 
-def _summary(group, top, name: str) -> str:
-    first, _, _ = group.get_command(top, name).help.partition("\n\n")
-    return " ".join(first.split())
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
-def _fenced(command, context) -> str:
-    lines = [line.rstrip() for line in getattr(command, "whole_help", command.get_help)(context).strip().splitlines()]
-    return "```text\n" + "\n".join(lines) + "\n```\n"
+def _text(group, top) -> str:
+    return "\n".join(line.rstrip() for line in group.get_help(top).strip().splitlines()) + "\n"
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ _ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # before 
 class ForkedChild:
     """A child of the server, with what `profile` and `sweep` use of subprocess.Popen; it calls `entry`."""
 
-    def __init__(self, entry: str = "bertscope.measure.profile_worker:main") -> None:
+    def __init__(self, entry: str) -> None:
         (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = (os.pipe() for _ in range(3))
         self._server = request(_server(), {"paths": _paths(), "entry": entry}, [stdin, stdout, stderr])
         self.pid = number(self._server)
@@ -73,10 +73,9 @@ def forking() -> Iterator[None]:
     from bertscope.analyses.sweep import pool
     from bertscope.measure import profile
 
-    worker = partial(ForkedChild, pool.ENTRY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile, "_starting", lambda jobs: nullcontext(ForkedChild))
-        patch.setattr(pool, "_starting", lambda functions: nullcontext(worker))
+        for module in (profile, pool):
+            patch.setattr(module, "starting", lambda imports, entry, **_: nullcontext(partial(ForkedChild, entry)))
         yield
 
 
@@ -115,7 +114,6 @@ def _server() -> str:
 def serve() -> None:
     """Fork a child for each request, until no worker has stdin open."""
     from bertscope import cli  # noqa: F401
-    from bertscope.measure import profile_worker  # noqa: F401
     from bertscope.measure.rank import load_for_ranks
 
     load_for_ranks()  # nothing runs here, so that there are no threads to fork

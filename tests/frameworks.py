@@ -1,7 +1,8 @@
 """The recipes of docs/run.md for packages that the tests do not install: `.ci/versions frameworks` runs them.
 
 pytest does not collect this file by itself. Each script trains a small model; its dry run with a CPU's kernels holds
-what the real run on the CPU holds, in each step and in the evaluation after the last one.
+what the real run on the CPU holds, in each step and in the evaluation after the last one; but for the batch that a
+loader has ready on the host.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", eos_token="[PAD]")
 text = "a b c d e f g h i j k l m n o p"
-sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+sizes = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 768}
+sizes["vocab_size"] = 64
 """
 SCRIPTS = {
     "lightning": """

@@ -91,12 +91,12 @@ def _read(path: Path | str) -> Result:
 @contextlib.contextmanager
 def _surroundings(folder: Path) -> Iterator[None]:
     """Make the folder the working directory with the user's calibrations; compute a sweep's points in this process."""
-    from bertscope.analyses.sweep import point, pool
+    from bertscope.analyses.sweep import grid, pool
     from bertscope.commands import call
     from bertscope.reports.sweep import SweepRow
 
     def rows(tasks: Any, *_: object) -> Iterator[SweepRow]:
-        return (SweepRow.from_line(point.compute(task.to_json())) for task in tasks)
+        return (SweepRow.from_line(grid.compute(task.to_json())) for task in tasks)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -201,11 +201,11 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 
 
 NUMBERS_ELSEWHERE = {
-    "analyses/sweep/results.py",  # keys of rows, and the schema of another version
+    "analyses/sweep/pool.py",  # keys of rows, and the schema of another version
     "tracing/saved.py",  # digests, the names of files
-    "analyses/why/messages.py",  # sizes in an error message
-    "analyses/why/stacks.py",  # folders of a Python version
-    "analyses/diagram/forward.py",  # places in tuples, such as past_key_values[3]
+    "analyses/why/findings.py",  # sizes in an error message
+    "analyses/why/history.py",  # folders of a Python version
+    "analyses/dataflow.py",  # places in tuples, such as past_key_values[3]
     "tracing/inputs.py",  # sizes of inputs
     "views/console.py",  # the width of a terminal
     "views/columns.py",  # cells that a spreadsheet would run
@@ -281,9 +281,9 @@ def own_names(node: ast.AST) -> list[str]:
 # What is dispatched is read by the recorder and by the run of an estimate; `Bounded` guards a build. Functions are seen
 # for their names in a diagram, and twice to change what they do: initial values on meta, torch.chunk of fake ranks.
 MODES = {
-    "__torch_dispatch__": {"tracing/record.py", "memory/fake_run.py", "sources/building.py"},
+    "__torch_dispatch__": {"tracing/record.py", "memory/fake_run.py", "sources/model_source.py"},
     "__torch_function__": {
-        "analyses/diagram/forward.py",
+        "analyses/dataflow.py",
         "memory/parallel/fake_ranks.py",
         "torch_access/__init__.py",
     },
@@ -404,15 +404,15 @@ def runs_code(tree: ast.Module) -> set[str]:
 # Where a permit for code is made: of a typed name, of a teacher in such a loss, of a file with --allow-code, and of the
 # names for which the process that started this one has a permit.
 PERMITS = {
-    "commands/call.py": 1, "settings/code_names.py": 1, "settings/request.py": 1,
+    "commands/call.py": 1, "settings/rows.py": 1, "settings/request.py": 1,
     "sources/expectation_files.py": 1,
     "sources/find.py": 3,
 }  # fmt: skip
 # Where a layer of settings has one: the options, the keywords of Python, and files with --allow-code.
 PERMITTED = {"api/requests.py": {"True"}, "commands/call.py": {"True"},
              "analyses/sweep/grid.py": {"allow_code", "True"}, "settings/request.py": {"permit"},
-             "sources/expectation_files.py": {"allow_code"}, "sources/presets.py": {"allow_code", "permit"},
-             "sources/expectations.py": {"permit"}}  # fmt: skip
+             "sources/expectation_files.py": {"allow_code"},
+             "sources/presets.py": {"allow_code", "permit"}}  # fmt: skip
 
 
 def test_a_permit_for_code_is_made_where_a_person_names_the_code():

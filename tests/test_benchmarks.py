@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import speed
 from bertscope.errors import BertscopeWarning
-from bertscope.memory.simulator import estimate_report
+from bertscope.memory.simulator import Simulator
 from bertscope.reports.step import NO, YES
 from bertscope.sources.find import find
 from tests.conftest import ROOT, run_python
@@ -79,7 +79,7 @@ def test_the_published_memory_of_llama_lies_between_full_and_selective_checkpoin
     runs = [published.run_config.changed(checkpointing=name, loop="plain") for name in ("full", "selective")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BertscopeWarning)  # on the device of its buffers, once in a process
-        report = estimate_report(find(tmp_path), runs)
+        report = Simulator(find(tmp_path)).report(runs)
     full, selective = (variant.estimated.peak.peak_bytes for variant in report.variants)
     assert full < published.value_bytes < selective
     assert report.units == "32 x LlamaDecoderLayer"

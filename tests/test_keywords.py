@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 import bertscope
-from bertscope.analyses.diagram.forward import Given
+from bertscope.analyses.dataflow import Given
 from bertscope.api import why as diagnosis
 from bertscope.measure import profile as measurement
 from bertscope.memory import step as steps
-from bertscope.memory.simulator import estimate_report
+from bertscope.memory.simulator import Simulator
 from bertscope.reports.base import Report
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import MEASURED
@@ -125,7 +125,7 @@ class Larger(torch.nn.Module):
 
 def without_processes(jobs: Any, **limits: Any) -> Any:
     """Return the estimates of what processes would measure, and as their machine what they are asked."""
-    report = estimate_report(jobs[0].source, [job.run_config for job in jobs])
+    report = Simulator(jobs[0].source).report([job.run_config for job in jobs])
     asked = [json.loads(replace(job, run_config=jobs[0].run_config).to_json()) for job in jobs]
     return replace(report, machine=f"{asked} {limits}"), (), None
 

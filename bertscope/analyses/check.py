@@ -7,18 +7,20 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope import __version__
 from bertscope.errors import BertscopeError, SourceError, suggestion
+from bertscope.memory.simulator import Simulator
 from bertscope.reports.params import CountReport
 from bertscope.reports.tool import CheckReport, Finding
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected, yaml_name
-from bertscope.sources.expectations import TIES_KEY, Expectation
+from bertscope.sources.model_source import built_for_counting
 from bertscope.sources.other_models import as_source_error
-from bertscope.sources.safe_config import largest_layers
+from bertscope.sources.presets import TIES_KEY, Expectation
+from bertscope.sources.transformers_models import largest_layers
 from bertscope.tracing.saved import uncached
 from bertscope.units import decimal
 
@@ -51,7 +53,8 @@ def check(
     (True, ())
     """
     findings: list[Finding] = []
-    names = _names(models)
+    given = [models] if isinstance(models, (str, os.PathLike)) else models
+    names = files_to_check([os.fspath(model) for model in given])
     for name in names:
         witness, found = _checked(name, architecture, allow_code)
         if changes is not None and witness is not None:
@@ -62,21 +65,8 @@ def check(
             if failed and not any(finding.status == "error" for finding in found):
                 changes[witness.model.path] = witness.changes(failed)
         findings += found
-    return _report(findings, names)
-
-
-def _names(models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    given = [models] if isinstance(models, (str, os.PathLike)) else models
-    return files_to_check([os.fspath(model) for model in given])
-
-
-def _report(findings: list[Finding], names: list[str]) -> CheckReport:
-    if torch := sys.modules.get("torch"):
-        torch_version = str(torch.__version__)
-    else:
-        from importlib.metadata import version
-
-        torch_version = version("torch")
+    torch = sys.modules.get("torch")
+    torch_version = str(torch.__version__) if torch else version("torch")
     return CheckReport(
         findings=tuple(findings), files=len(names), torch_version=torch_version, bertscope_version=__version__
     )
@@ -176,13 +166,11 @@ class Witness:
         if run is None:
             return self.counts.get(expectation.key)
         if kind == "memory":
-            from bertscope.memory.simulator import Simulator
-
             return Simulator(self.model.source).trace(run).peak_bytes
         from bertscope.tracing.flops import FlopsRun
 
-        variant = FlopsRun(source=self.model.source, run=run)
-        return variant.at(run.batch, run.seq).rows[0].total.matmul_flops
+        report = FlopsRun(source=self.model.source, run=run).at(run.batch, run.seq)
+        return report.rows[0].total.matmul_flops
 
     def finding(self, expectation: Expectation) -> Finding:
         """Return the result of one expectation."""
@@ -257,8 +245,6 @@ def expected_block(model: ExpectedModel) -> str:
         rows = {key.partition(".")[2]: value for key, value in witness.counts.items() if key.startswith(f"{table}.")}
         lines += [f"  {table}:", *(f"    {yaml_name(row)}: {value}" for row, value in rows.items())]
     if witness.ties:
-        lines += [
-            "  ties:",
-            *(f"    {yaml_name(path)}: {yaml_name(is_path)}" for path, is_path in witness.ties.items()),
-        ]
+        shown = (f"    {yaml_name(path)}: {yaml_name(is_path)}" for path, is_path in witness.ties.items())
+        lines += ["  ties:", *shown]
     return "\n".join(lines) + "\n"

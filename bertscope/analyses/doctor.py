@@ -13,7 +13,7 @@ from typing import Any
 import bertscope
 from bertscope.calibrations import calibrations, card_of, user_folder
 from bertscope.errors import install_command, one_line
-from bertscope.measure.system_memory import machine_bytes
+from bertscope.measure.profile_job import machine_bytes
 from bertscope.processes.child import child_command
 from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.presets import preset_dir, preset_paths

@@ -7,18 +7,18 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Any, NamedTuple
 
 from bertscope import __version__
-from bertscope.analyses.diagram.forward import Given, forward_diagram
+from bertscope.analyses.dataflow import Given, forward_diagram
 from bertscope.analyses.params import count, tree
 from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.config import RULES
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
-from bertscope.memory.fit import estimate_on, fit_report
+from bertscope.memory.fit import fit_report
 from bertscope.memory.plan import plan_report
 from bertscope.memory.simulator import Simulator
+from bertscope.model.bert import modern_name
 from bertscope.model.lora import base_model_of, name_without_adapter
-from bertscope.model.pretrained import modern_name
 from bertscope.progress import stage
 from bertscope.reports.base import Shape, Subject, Totals
 from bertscope.reports.diagram import GraphReport
@@ -28,8 +28,7 @@ from bertscope.reports.page import DiffReport, DiffRow, FieldChange, ModelPart, 
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
-from bertscope.sources.building import built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.flops import FlopsRun, flops_model
 from bertscope.tracing.inputs import positions
@@ -185,13 +184,13 @@ def _model(
     forward = _dataflow(source, model, "", given)
     repeated = (node.path for node in forward.nodes if node.copies > 1) if forward else iter(())
     layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
-    steps = Simulator(source)
+    simulator = Simulator(source)
 
     def fits(asked: int | None = None) -> FitReport | None:
         if limit is None:
             return None
-        return fit_report(source, variants, (seq,), limit, batch=asked, context_bytes=context_bytes,
-                          known_steps={source.architecture: steps}, tries_other_head=False)  # fmt: skip
+        limited = simulator.limited(run_config, limit, context_bytes)
+        return fit_report(limited, variants, batch=asked, tries_other_head=False)
 
     # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
     with stage(f"{source.name}, fit") if limit is not None else nullcontext():
@@ -199,9 +198,10 @@ def _model(
         plain = [row for row in asked.rows if row.checkpointing == NONE] if asked else []
         if limit is not None and plain and not any(row.fits for row in plain) and run_config.mode == TRAINING:
             with suppress(BertscopeError):  # a model without layers whose products could be kept
-                plan = plan_report(source, run_config.changed(checkpointing=NONE), limit, context_bytes=context_bytes)
+                limited = Simulator(source, one_batch=True).limited(run_config, limit, context_bytes)
+                plan = plan_report(limited, run_config.changed(checkpointing=NONE))
     with stage(f"{source.name}, memory"):
-        memory = estimate_on(source, of_first, card, steps)[1]
+        memory = (simulator.limited(run_config, card, context_bytes) if card else simulator).report(of_first)
     return ModelPart(
         batch=batch,
         seq=seq,

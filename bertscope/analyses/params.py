@@ -13,8 +13,7 @@ from bertscope.model.lora import WRAPPED
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.params import CountReport, CountRow, TreeReport, TreeRow, WrittenSum
 from bertscope.torch_access import nn
-from bertscope.tracing.module_tree import Held, InOut, Node, fold, read
-from bertscope.tracing.totals import held_bytes, subject, ties, totals, unknown
+from bertscope.tracing.module_tree import Held, InOut, Node, fold, held_bytes, read, subject, ties, totals, unknown
 from bertscope.units import PRECISIONS
 
 _MOST_TERMS = 8  # of a sum; one with more is not written
@@ -143,19 +142,24 @@ def counts(
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = _read(model, shapes)
     equal = fold(root)
-    about, totalled, tied, unknown_paths = subject(model, name, dtype), totals(root, dtype), ties(root), unknown(root)
-    rows = _Rows(totalled.layer_params, dtype)
+    sums_of_all = totals(root, dtype)
+    rows = _Rows(sums_of_all.layer_params, dtype)
     made = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
     of_equal = {by: made[by](equal) for by in {"group", "layer", *tables} - {"parameter"}}
     sums = tuple(written_sums(of_equal["group"], of_equal["layer"]))
+    about, tied, unknown_paths = subject(model, name, dtype), ties(root), unknown(root)
+    common: dict[str, Any] = {
+        "subject": about,
+        "totals": sums_of_all,
+        "ties": tied,
+        "unknown": unknown_paths,
+        "sums": sums,
+    }
     reports = []
     for by in tables:
         is_folded = by != "parameter" if folded is None else folded
         shown = of_equal[by] if is_folded and by in of_equal else made[by](equal if is_folded else root)
-        reports.append(CountReport(
-            subject=about, by=by, totals=totalled, rows=tuple(sorted(shown, key=SORTS[sort])), ties=tied,
-            unknown=unknown_paths, sums=sums,
-        ))  # fmt: skip
+        reports.append(CountReport(by=by, rows=tuple(sorted(shown, key=SORTS[sort])), **common))
     return reports
 
 

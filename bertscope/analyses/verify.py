@@ -8,14 +8,14 @@ from dataclasses import replace
 from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
 from bertscope.errors import Reason, SelectionError, SourceError, name_of
+from bertscope.model.bert import STORED_BUFFERS, modern_name, own_name
 from bertscope.model.lora import PeftModel
-from bertscope.model.pretrained import STORED_BUFFERS, modern_name, own_name
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
 from bertscope.reports.layer_ranges import collapse, in_order, without_numbers
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
+from bertscope.tracing.module_tree import subject
 from bertscope.tracing.operator_costs import shape_of
-from bertscope.tracing.totals import subject
 from bertscope.units import PRECISIONS
 
 ALLOWABLE = ("missing", "unexpected", "dtype")

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 from bertscope.config import POSITIONS, BertConfig
 from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 
 if TYPE_CHECKING:
     from bertscope.checkpoints.reading import Checkpoint
@@ -54,11 +53,8 @@ Model: TypeAlias = (
 
 def is_module(model: Model) -> TypeGuard[nn.Module]:
     """Return True for a module of torch, which is imported then."""
-    if "torch" not in sys.modules:
-        return False
-    from bertscope.torch_access import nn
-
-    return isinstance(model, nn.Module)
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
 
 
 def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]:
@@ -117,10 +113,10 @@ def batch_of(inputs: Any) -> int:
 
 
 def _size_of(inputs: Any, place: int, what: str) -> int:
-    from bertscope.torch_access import torch, tree_leaves
+    from bertscope import torch_access
 
-    for item in tree_leaves(inputs):
-        if isinstance(item, torch.Tensor) and item.ndim > place:
+    for item in torch_access.tree_leaves(inputs):
+        if isinstance(item, torch_access.torch.Tensor) and item.ndim > place:
             return item.shape[place]
     raise SelectionError(f"the inputs have no tensor whose {what}")
 
@@ -132,8 +128,9 @@ def batched(inputs: Any, *, has_length: bool = False) -> Callable[[int, int], An
     """
     if inputs is None:
         return None
-    from bertscope.torch_access import torch, tree_map
+    from bertscope import torch_access
 
+    torch = torch_access.torch
     own = [batch_of(inputs), _size_of(inputs, 1, "second size is the length")] if has_length else [batch_of(inputs)]
 
     def of_sizes(item: Any, wanted: Sequence[int]) -> Any:
@@ -143,7 +140,7 @@ def batched(inputs: Any, *, has_length: bool = False) -> Callable[[int, int], An
         sizes = [new if size == old else size for size, old, new in zip(item.shape, own, wanted)]  # noqa: B905
         return torch.empty((*sizes, *item.shape[len(sizes) :]), dtype=item.dtype, device="meta")
 
-    return lambda batch, seq: tree_map(partial(of_sizes, wanted=(batch, seq)), inputs)
+    return lambda batch, seq: torch_access.tree_map(partial(of_sizes, wanted=(batch, seq)), inputs)
 
 
 def _numbers(size: Any) -> Sequence[Any]:
@@ -158,7 +155,7 @@ def refuse_sizes(batch: int, seq: int | None, when: str) -> None:
 
 def shapes_of_run(
     model: Model, *, shapes: Mapping[str, InOut] | bool | None = None, batch: int = 1, seq: int | None = None,
-    inputs: Any = None, input_size: Any = None, dtypes: Any = None, input_data: Any = None,
+    inputs: Any = None, input_size: Any = None, dtypes: Any = None, input_data: Any = None
 ) -> Mapping[str, InOut] | None:  # fmt: skip
     """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
     given = inputs_of(inputs, {"input_size": input_size, "dtypes": dtypes, "input_data": input_data})

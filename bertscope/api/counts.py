@@ -43,26 +43,14 @@ def count(
     >>> bertscope.count(torch.nn.Linear(3, 4)).totals.distinct_params
     16
     """
-    given: dict[str, Any] = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model", **run}
-    if checkpoint := stored_alone(model, **given):
-        from bertscope.checkpoints.reading import stored_report
-
-        return stored_report(checkpoint, by=by)
-    from bertscope.analyses import params  # torch, which the header of a checkpoint needs not
-
-    module, shown = built(model, name)
-    found = shapes_of_run(model, **run)
-    return params.count(module, by=by, name=shown, dtype=dtype, folded=folded, sort=sort, shapes=found)
+    given = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model"}
+    own = {"by": by, "dtype": dtype, "folded": folded, "sort": sort}
+    return _counted("count", model, name, run, given, {"by": by}, own)
 
 
 @with_keywords_of(shapes_of_run)
 def tree(
-    model: Model,
-    *,
-    depth: int | None = None,
-    name: str | None = None,
-    folded: bool = True,
-    **run: Unpack[ShapesOfRun],
+    model: Model, *, depth: int | None = None, name: str | None = None, folded: bool = True, **run: Unpack[ShapesOfRun]
 ) -> TreeReport | Any:
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 
@@ -76,16 +64,22 @@ def tree(
     >>> report["0"].outputs[0].shape
     (1, 8, 222, 222)
     """
-    given = {"name": name, "folded": not folded, **run}
-    if checkpoint := stored_alone(model, beside_config=False, **given):
+    given = {"name": name, "folded": not folded, "beside_config": False}
+    return _counted("tree", model, name, run, given, {"by": "tree", "depth": depth}, {"depth": depth, "folded": folded})
+
+
+def _counted(
+    question: str, model: Model, name: str | None, run: Any, given: dict[str, Any], stored: Any, own: dict[str, Any]
+) -> Any:
+    """Return the report on a file with tensors and no configuration by its header, else that on a model."""
+    if checkpoint := stored_alone(model, **given, **run):
         from bertscope.checkpoints.reading import stored_report
 
-        return stored_report(checkpoint, by="tree", depth=depth)
-    from bertscope.analyses import params
+        return stored_report(checkpoint, **stored)
+    from bertscope.analyses import params  # torch, which the header of a checkpoint needs not
 
     module, shown = built(model, name)
-    found = shapes_of_run(model, **run)
-    return params.tree(module, depth=depth, name=shown, folded=folded, shapes=found)
+    return getattr(params, question)(module, name=shown, shapes=shapes_of_run(model, **run), **own)
 
 
 # ---- `bertscope.verify` ----

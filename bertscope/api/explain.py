@@ -1,27 +1,33 @@
-"""`bertscope.explain` and `bertscope.diagram`."""
+"""`bertscope.explain`, `bertscope.diagram` and `bertscope.flops`: what a model computes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.diagram import diagram as diagrams
-from bertscope.analyses.diagram.forward import Given
-from bertscope.analyses.explain import steps
+from bertscope.analyses import diagram as diagrams
+from bertscope.analyses import explain as steps
+from bertscope.analyses.dataflow import Given
 from bertscope.api.arguments import Model, batch_of, built, inputs_of, refuse_sizes, usual_length, with_keywords_of
+from bertscope.api.requests import default_length, requested, resolved, with_settings
 from bertscope.errors import SelectionError, name_of
 from bertscope.model import BertPreTrainedModel
 from bertscope.model.bert import BertModel
 from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import ClassReport, GraphReport
 from bertscope.reports.explain import ExplainReport
+from bertscope.reports.flops import FlopsReport
+from bertscope.settings.request import Request
+from bertscope.settings.run_config import INFERENCE, QUESTIONS, TRAINING
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import source_of
+from bertscope.tracing import flops as work
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.settings.keywords import GivenInputs
+    from bertscope.settings.keywords import GivenInputs, RunSettings
 
     class DiagramOptions(GivenInputs, total=False):
         """Keywords of a class diagram, and of the inputs of a forward pass."""
@@ -131,3 +137,37 @@ def diagram(
         module, kind, path, name=shown, depth=depth, direction=direction, given=given,
         classes=diagrams.Classes(**classes),
     )  # fmt: skip
+
+
+@with_settings
+def flops(
+    model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
+) -> FlopsReport:
+    """Count the work of one run of any model; mode "training" adds the operators of the backward pass.
+
+    A module runs with its `inputs`: a tensor, a tuple, or a dictionary of keywords; `input_size` and `dtypes` describe
+    them. Without inputs, and for any other model, they are derived from its forward at `batch` and `seq`, of which
+    there may be several; then layers of `checkpointing` are recomputed, and parameters that match `freeze` are not
+    trained. The model runs on meta tensors, which compute and allocate nothing. One multiply-add counts as 2 FLOPs in
+    `matmul_flops`, as in torch.utils.flop_counter.
+
+    >>> bertscope.flops("bert-base-cased", batch=1, seq=512)[""].forward.matmul_flops
+    120044126208
+    >>> report = bertscope.flops(torch.nn.Linear(3, 4), input_size=(10, 3))
+    >>> report[""].forward.matmul_flops == 10 * 2 * 3 * 4
+    True
+    """
+    given = inputs_of(inputs, settings)
+    request = requested("flops", model, settings)
+    if given is not None:
+        if unused := sorted(request.named - {"mode"}):
+            raise SelectionError(f"{unused[0]} is for a run without inputs; a given module has its own")
+        module, shown = built(request.subject, name)
+        ((run_config, _),) = resolved(request).points
+        return work.flops(module, given, mode=run_config.mode, name=shown)
+    source = source_of(request.subject, name=name)
+    runs = request.resolved(**QUESTIONS["flops"].defaults, **default_length(request, source)).runs
+    if runs[0].mode not in (INFERENCE, TRAINING):
+        raise SelectionError(f"FLOPs are those of mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
+    batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
+    return work.flops_model(work.FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)

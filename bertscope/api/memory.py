@@ -1,62 +1,156 @@
-"""`bertscope.estimate`, `bertscope.profile`, `bertscope.fit`, `bertscope.fits` and `bertscope.lengths`."""
+"""`bertscope.estimate`, `profile`, `fit`, `fits`, `plan` and `lengths`: what a step costs, estimated and measured."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertscope.api.arguments import Model, batch_of, batched, built, function_of, inputs_of, inputs_on_device, is_module
-from bertscope.api.requests import (
-    calibration_for,
-    card_for,
-    default_length,
-    loop_of,
-    module_records,
-    noted,
-    requested,
-    resolved,
-    with_limit,
-    with_settings,
-)
-from bertscope.errors import SelectionError, name_of
+from bertscope.api.requests import default_length, loop_of, module_records, requested, resolved, with_settings
+from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
+from bertscope.config import LORA_EXAMPLE
+from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
-from bertscope.memory.fit import estimate_on, fewest_report, fit_report, fitter_for
-from bertscope.memory.lengths import Data, LengthSteps
+from bertscope.memory.caching_allocator import snapshot
+from bertscope.memory.fit import fewest_report, fit_report
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.base import Note
-from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow, MemoryReport, Variant
-from bertscope.reports.plan import PlanRow
-from bertscope.settings.checkpointing import NONE
+from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, TrainingFile, TrainingKey
+from bertscope.settings.optimizers import LEANER
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
-from bertscope.settings.request import Request, Resolved
+from bertscope.settings.request import Request, read_settings
+from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.units import FP32
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bertscope.memory.step import Loss
-    from bertscope.memory.step_time import Timer
+    from bertscope.reports.plan import PlanReport
     from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
     from bertscope.torch_access import nn
 
 
+Report = TypeVar("Report", bound=Any)  # on memory: with notes and a training file
+
+
+class ModelRequest:
+    """A resolved request about a model: its source, its runs under one limit, and the simulator of their steps."""
+
+    def __init__(self, request: Request, source: ModelSource, points: Sequence[tuple[Any, ...]]) -> None:
+        self.request, self.source = request, source
+        self.runs: tuple[RunConfig, ...] = tuple(dict.fromkeys(run for run, *_ in points))
+        self.limit: Limit = points[0][1]
+        self.run = self.runs[0]
+        self.calibration = calibration_for(self.limit, self.run)
+        self.card = _card_for(self.limit, self.calibration)
+
+    @classmethod
+    def of(cls, request: Request, source: ModelSource, **defaults: Any) -> ModelRequest:
+        """Return the work of all runs; a function that compares limits has one for each."""
+        return cls(request, source, resolved(request, source, **defaults).points)
+
+    @property
+    def by_precision(self) -> list[RunConfig]:
+        """Return the runs, those of the first precision before the others."""
+        order = list(dict.fromkeys(run.precision for run in self.runs))
+        return sorted(self.runs, key=lambda run: order.index(run.precision))
+
+    def simulator(
+        self, known: Simulator | None = None, *, is_limited: bool = True, is_timed: bool | None = None
+    ) -> Simulator:
+        """Return the simulator under the limit; raises SettingError if there is neither a GPU nor a budget."""
+        memory, found = self.card or self.limit.budget, known or Simulator(self.source)
+        if memory is not None:
+            found = found.limited(self.run, memory, self.limit.context)
+        elif is_limited:
+            raise self.request.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
+        if self.card is not None and (self.limit.time if is_timed is None else is_timed):
+            from bertscope.memory.step_time import Timer
+
+            calibration = self.calibration.report if self.calibration else None
+            found.timer = Timer(steps=found, card=self.card, calibration=calibration, sequences=self.limit.sequences)
+        return found
+
+    def finished(
+        self, report: Report, rows: Sequence[Any], *, searched: str = "", is_timed: bool | None = None
+    ) -> Report:
+        """Return the report with the training file, and with a note that says why no row has a time."""
+        notes = report.notes
+        if (self.limit.time if is_timed is None else is_timed) and not any(row.cost and row.cost.time for row in rows):
+            key = "no_time_precision" if self.calibration else "no_time_uncalibrated"
+            key = key if self.run.device == CUDA else "no_time_cpu"
+            values = {"card": self.limit.gpu or "a card here"} if key == "no_time_uncalibrated" else {}
+            notes = (*notes, Note(key=key, values=values))
+        return replace(report, notes=notes, training_file=noted(self.request, self.runs, searched))
+
+
+def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> TrainingFile | None:
+    """Return the training file with the settings for which the runs have other values.
+
+    `searched` is the setting that the function searches a value for.
+    """
+    file: TrainingFile | None = request.training_file
+    if file is None:
+        return None
+    replaced = []
+    for name, value in file.fields.items():
+        used = list(dict.fromkeys(run.flat()[name] for run in runs))
+        if name == searched or value not in used:
+            words = ", ".join(str(item).lower() for item in used)
+            effect = "it is searched" if name == searched else f"an option sets {words}"
+            replaced.append(TrainingKey(key=name, value=value, effect=effect))
+    return replace(file, replaced=tuple(replaced))
+
+
+def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
+    """Return the calibration of the limit, its GPU or, for a run on cuda, this machine's card; None without one."""
+    if isinstance(limit.calibration, str):
+        if run_config.device != CUDA:
+            device = run_config.device
+            raise SelectionError(f"{limit.calibration} is a calibration of a GPU; leave it or the device {device} out")
+        return calibration_in(limit.calibration, limit.gpu)
+    if not limit.calibration or run_config.device != CUDA or not any(calibrations()):
+        return None
+    if limit.gpu is not None:
+        return calibration_of(find_gpu(limit.gpu))
+    from bertscope.measure.calibration import this_card
+
+    here = this_card()
+    return calibration_here(*here) if here else None
+
+
+def _card_for(limit: Limit, found: Calibration | None) -> Gpu | None:
+    """Return the card of a run with what a calibration measured; None if no GPU is named or calibrated.
+
+    A card that is not named has as much memory as the budget, if there is one.
+    """
+    known = find_gpu(limit.gpu) if limit.gpu is not None else None
+    if known is None and limit.budget is None and limit.context is not None:
+        raise SettingError("{context} has no effect without {gpu}; give it too, or leave {context} out", ["context"])
+    if known is not None and limit.context is not None:
+        known = replace(known, context_low_bytes=limit.context, context_high_bytes=limit.context)
+    if found is None:
+        return known
+    if known is not None:
+        return found.on(known)
+    card = card_of(found)
+    return card if limit.budget is None else replace(card, memory_bytes=limit.budget)
+
+
 @with_settings
 def estimate(
-    model: Model | Request,
-    inputs: Any = None,
-    *,
-    name: str | None = None,
-    **settings: Unpack[RunSettings],
+    model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> MemoryReport:
     """Estimate the memory of a step of any model, without allocating it.
 
@@ -85,50 +179,44 @@ def estimate(
         module, shown = built(request.subject, name)
         run_config, limit = module_records(request, module, takes_limit=loss is None)
         if limit == Limit():
-            from bertscope.memory.estimate import estimate as estimate_module
-
-            return estimate_module(module, given, run_config, loss=loss, name=shown)
-        source, wanted = source_of(module, name=shown, inputs=given), [run_config]
+            return _estimate_modules([(module, given, run_config)], loss, shown)
+        work = ModelRequest(request, source_of(module, name=shown, inputs=given), [(run_config, limit)])
     else:
-        source = source_of(request.subject, name=name)
-        found = resolved(request, source)
-        (limit,), wanted = found.limits, list(found.runs)
+        work = ModelRequest.of(request, source_of(request.subject, name=name))
         if loss is not None:
-            return _with_function(source, wanted, limit, loss)
-    expect(len(wanted))
-    steps, card = Simulator(source), card_for(limit, wanted[0])
-    runs, report = estimate_on(source, wanted, card, steps)
-    report = replace(report, inputs_given=given is not None, training_file=noted(request, runs))
-    if "snapshot" in request.extras:
-        from bertscope.memory.snapshot import snapshot
-
-        request.extras["snapshot"] = snapshot(steps.trace(on_card(wanted[-1], card)))
-    return _timed(report, steps, limit, runs) if limit.time else report
+            return _with_function(work, loss)
+    expect(len(work.runs))
+    simulator = work.simulator(is_limited=False)
+    report = simulator.report(work.runs)
+    report = work.finished(replace(report, inputs_given=given is not None), report.variants)
+    if "snapshot" not in (request.wants or ()):
+        return request.answer(report)
+    return request.answer(report, snapshot=snapshot(simulator.trace(on_card(work.runs[-1], work.card))))
 
 
-def _with_function(source: ModelSource, run_configs: Sequence[RunConfig], limit: Limit, loss: Loss) -> MemoryReport:
+def _with_function(work: ModelRequest, loss: Loss) -> MemoryReport:
     """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
-    from bertscope.memory.estimate import estimate as estimate_module
-    from bertscope.memory.step import meta_inputs, run_model
+    from bertscope.memory import step
 
-    if limit != Limit():
+    if work.limit != Limit():
         raise SelectionError("gpu and budget are for an estimate without a function as loss")
-    reports = []
-    for run_config in run_configs:
-        model = run_model(source, run_config)
-        inputs = meta_inputs(model, run_config)
-        reports.append(estimate_module(model, inputs, run_config, loss=loss, name=source.name))
-    variants = [variant for report in reports for variant in report.variants]
-    return replace(reports[0], variants=tuple(variants), inputs_given=False)
+    models = [(step.run_model(work.source, run_config), run_config) for run_config in work.runs]
+    steps = ((model, step.meta_inputs(model, run_config), run_config) for model, run_config in models)
+    return replace(_estimate_modules(steps, loss, work.source.name), inputs_given=False)
+
+
+def _estimate_modules(
+    steps: Iterable[tuple[nn.Module, Any, RunConfig]], loss: Loss | None, name: str | None
+) -> MemoryReport:
+    from bertscope.memory.estimate import estimate
+
+    reports = [estimate(module, given, run_config, loss=loss, name=name) for module, given, run_config in steps]
+    return replace(reports[0], variants=tuple(variant for report in reports for variant in report.variants))
 
 
 @with_settings
 def profile(
-    model: Model | Request,
-    inputs: Any = None,
-    *,
-    name: str | None = None,
-    **settings: Unpack[MeasurementSettings],
+    model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[MeasurementSettings]
 ) -> MemoryReport:
     """Run steps of any model, and measure memory and time next to the estimate.
 
@@ -172,7 +260,7 @@ def _profile_module(request: Request, given: Any, loss: Loss | None, name: str |
 
 
 def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
-    """Return the measurement of a model that new processes build; the extras are a snapshot and a calibration."""
+    """Return the measurement of a model that new processes build; with a snapshot and a calibration if wanted."""
     from bertscope.measure.profile import profile_report
     from bertscope.measure.profile_job import Job, RankLaunch
 
@@ -181,7 +269,7 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     found = resolved(request, source)
     runs = [run for run, *_ in found.points]
     _, _, measurement, launch = found.points[0]
-    ranks, wants_card = launch.nproc or 1, "calibration" in request.extras
+    ranks, wants_card = launch.nproc or 1, "calibration" in (request.wants or ())
     if wants_card and (runs[0].device != CUDA or launch.nproc is not None):
         raise request.error("--save measures a CUDA card in one process: give {device} cuda, and no {nproc}", "device")
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
@@ -197,14 +285,14 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     jobs = [
         Job(source=source, run_config=run_config, steps=measurement.steps, threads=measurement.threads,
             seed=measurement.seed, memory_limit_bytes=measurement.memory_limit, beside=runs[0] if number else None,
-            wants_snapshot="snapshot" in request.extras and run_config is runs[-1], wants_card=wants_card,
+            wants_snapshot="snapshot" in (request.wants or ()) and run_config is runs[-1], wants_card=wants_card,
             launch=ranks_launch)
         for number, run_config in enumerate(runs)
     ]  # fmt: skip
     expect(len(jobs))
     report, pictures, calibration = profile_report(jobs, timeout_seconds=measurement.timeout)
-    request.extras.update(snapshot=pictures[-1] if pictures else None, calibration=calibration)
-    return replace(report, training_file=noted(request, runs))
+    report = replace(report, training_file=noted(request, runs))
+    return request.answer(report, snapshot=pictures[-1] if pictures else None, calibration=calibration)
 
 
 @with_settings
@@ -258,104 +346,133 @@ def fits(
     searched = () if batch_total is None else ("strategy",)
     request = requested("fits", model, given, compared=(*QUESTIONS["fits"].compared, *searched)).without("batch")
     source = source_of(request.subject, name=name, inputs=batched(own))
-    search = _FitSearch(source, request, batch, batch_total)
+    ranks: dict[str, Any] = {}
     if batch_total is not None:
-        search.check_total()
-    return tuple(map(search.report, search.limits()))
-
-
-@dataclass
-class _FitSearch:
-    """A search of `fit` for one model, whose limits share traces."""
-
-    source: ModelSource
-    request: Request
-    batch: int | None
-    batch_total: int | None
-    steps: dict[str | None, Simulator] = field(default_factory=dict)
-
-    @property
-    def _steps(self) -> Simulator:
-        """Return the steps of the model itself."""
-        return self.steps.setdefault(self.source.architecture, Simulator(self.source))
-
-    def limits(self) -> tuple[Limit, ...]:
-        """Return the GPUs or the budget; raises SelectionError without one."""
-        found = self._resolved().limits
-        with_limit(self.request, found[0].gpu or found[0].budget)  # type: ignore[arg-type]  # the name of a GPU
-        return found
-
-    def _resolved(self, **defaults: Any) -> Resolved:
-        ranks = {} if self.batch_total is None else {"strategy": SEARCHED, "world_size": 2}
-        return resolved(self.request, self.source, **ranks, **defaults)
-
-    def check_total(self) -> None:
-        """Raise SettingError for settings that say what `batch_total` searches, or that it cannot search."""
-        self.request = self.request.without("strategy", "world_size", "mesh", "rank")
-        if self.batch is not None:
-            raise self.request.error("{batch} is that of one rank and {batch_total} that of all; give one of them")
-        strategies = {name for source in self.request.sources if "strategy" in source
-                      for name in source["strategy"].values}  # fmt: skip
-        if self.request.named & {"mesh", "rank"} or not strategies <= set(SEARCHED):
-            raise self.request.error(
-                f"{{batch_total}} searches the number of ranks of {', '.join(SEARCHED)}; for others, for a mesh or a "
-                "rank give {batch}, that of a rank"
-            )
-
-    def report(self, limit: Limit) -> FitReport:
-        """Return the report for one limit."""
-        runs = self.runs(limit)
-        card = card_for(limit, runs[0])
+        request, ranks = _without_ranks(request, batch), {"strategy": SEARCHED, "world_size": 2}
+    known, limits = Simulator(source), resolved(request, source, **ranks).limits
+    reports = []
+    for limit in limits:
+        half = f"{AUTOCAST}{half_precision(find_gpu(limit.gpu) if limit.gpu else None)}"
+        usual = {"precision": [STORED if source.has_own_dtypes else FP32.name, half]}
+        usual["checkpointing"] = list(known.facts(RunConfig()).strategies)
+        points = resolved(request, source, **ranks, **usual).points
+        work = ModelRequest(request, source, [point for point in points if point[1] == limit])
+        simulator = work.simulator(known, is_timed=limit.time and batch_total is None)
+        runs = work.by_precision
         seqs = tuple(dict.fromkeys(run.seq for run in runs))
         variants = [run for run in runs if run.seq == seqs[0]]
-        memory = card or limit.budget or 0
-        if self.batch_total is not None:
-            report = self._fewest(variants, seqs, memory, limit)
-        else:
+        if batch_total is None:
             expect(len(runs))
-            report = fit_report(self.source, variants, seqs, memory, batch=self.batch, context_bytes=limit.context,
-                                known_steps=self.steps)  # fmt: skip
-        if limit.time:
-            if (timer := timer_for(card, self._steps, limit, runs[0])) is not None:
-                from bertscope.memory.step_time import with_fit_times
+            tried = [replace(run, seq=seq) for run in variants for seq in seqs]
+            report = fit_report(simulator, tried, batch=batch)
+        else:
+            strategies = tuple(dict.fromkeys(run.parallelism for run in variants))
+            sizes = (strategies[0].world_size,) if "world_size" in request.named else WORLD_SIZES
+            alone = tuple(dict.fromkeys(replace(run, parallelism=ONE_PROCESS) for run in variants))
+            expect(len(seqs) * (len(strategies) + 2))
+            report = fewest_report(simulator, alone, seqs, batch_total, strategies=strategies, world_sizes=sizes)
+        report = replace(report, length_given=_is_length_given(source, runs[0]))
+        reports.append(work.finished(report, report.rows, searched="batch"))
+    return tuple(reports)
 
-                report = with_fit_times(report, timer, variants)
-            report = replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.rows)))
-        file = noted(self.request, runs, searched="batch")
-        return replace(report, training_file=file, length_given=self._is_length_given(runs[0]))
 
-    def _is_length_given(self, run_config: RunConfig) -> bool:
-        """Return True if the inputs of the run do not follow its length."""
-        if not run_config.input:
-            return getattr(self.source, "inputs", None) is not None
-        from bertscope.tracing.inputs import inputs_for
+def _without_ranks(request: Request, batch: int | None) -> Request:
+    """Return the request without defaults of what `batch_total` searches.
 
-        model = built_for_counting(self.source)
-        short, longer = (repr(inputs_for(model, 1, seq, given=run_config.input)) for seq in (1, 2))
-        return short == longer
-
-    def runs(self, limit: Limit) -> list[RunConfig]:
-        """Return the runs for one limit, with the precisions that suit its card."""
-        card = find_gpu(limit.gpu) if limit.gpu else None
-        plain = STORED if self.source.has_own_dtypes else FP32.name
-        found = self._resolved(
-            precision=[plain, f"{AUTOCAST}{half_precision(card)}"],
-            checkpointing=list(self._steps.facts(RunConfig()).strategies),
+    Raises SettingError for settings that say what it searches, or that it cannot search.
+    """
+    request = request.without("strategy", "world_size", "mesh", "rank")
+    if batch is not None:
+        raise request.error("{batch} is that of one rank and {batch_total} that of all; give one of them")
+    strategies = {name for source in request.sources if "strategy" in source for name in source["strategy"].values}
+    if request.named & {"mesh", "rank"} or not strategies <= set(SEARCHED):
+        raise request.error(
+            f"{{batch_total}} searches the number of ranks of {', '.join(SEARCHED)}; for others, for a mesh or a rank "
+            "give {batch}, that of a rank"
         )
-        order = {name: number for number, name in enumerate(dict.fromkeys(run.precision for run in found.runs))}
-        return sorted((run for run, other in found.points if other == limit), key=lambda run: order[run.precision])
-
-    def _fewest(self, variants: Sequence[RunConfig], seqs: Sequence[int], memory: int | Gpu, limit: Limit) -> FitReport:
-        """Return the fewest ranks for the batch of all of them."""
-        ranks = tuple(dict.fromkeys(run.parallelism for run in variants))
-        sizes = (ranks[0].world_size,) if "world_size" in self.request.named else WORLD_SIZES
-        alone = dict.fromkeys(replace(run, parallelism=ONE_PROCESS) for run in variants)
-        expect(len(seqs) * (len(ranks) + 2))
-        return fewest_report(self.source, tuple(alone), seqs, memory, self.batch_total or 1, strategies=ranks,
-                             world_sizes=sizes, context_bytes=limit.context, known_steps=self.steps)  # fmt: skip
+    return request
 
 
-_ANY = 2**62  # a budget for which every batch fits
+def _is_length_given(source: ModelSource, run_config: RunConfig) -> bool:
+    """Return True if the inputs of the run do not follow its length."""
+    if not run_config.input:
+        return getattr(source, "inputs", None) is not None
+    from bertscope.tracing.inputs import inputs_for
+
+    model = built_for_counting(source)
+    short, longer = (repr(inputs_for(model, 1, seq, given=run_config.input)) for seq in (1, 2))
+    return short == longer
+
+
+@with_settings
+def plan(
+    model: Model | Request,
+    budget: int | str | None = None,
+    *,
+    inputs: Any = None,
+    batch: int | None = None,
+    batch_total: int | None = None,
+    may_change: str | Sequence[str] = (),
+    name: str | None = None,
+    **settings: Unpack[FitSettings],
+) -> PlanReport:
+    """Find which operators to keep for backward so that a step fits in a budget or on a `gpu` with the fewest FLOPs.
+
+    On a calibrated card it is with the least time. The layers of any model whose layers repeat keep the outputs of some
+    matrix products and compute the rest again. With `batch_total`, the batch of an optimizer step, the micro-batch is
+    chosen too. `may_change` names what else may change: lora, freeze, 8bit, precision, sgd. `report.apply(module)`
+    installs the answer on a live module; `report.emitted("torch")` is code that does so. Raises SelectionError for a
+    setting that the model does not have.
+
+    >>> report = bertscope.plan("bert-tiny", "220MiB", batch=64, seq=128)
+    >>> report.fits, report.rows[0].peak_bytes <= 220 * 2**20 < report.cheaper.peak_bytes
+    (True, True)
+    """
+    from bertscope.memory.plan import plan_report
+
+    own_inputs = inputs_of(inputs, settings)
+    own = {key: value for key, value in (("budget", budget), ("batch", batch)) if value is not None}
+    request = requested("plan", model, {**settings, **own})
+    if batch_total is not None:
+        if request.named & {"batch", "accumulate"}:
+            raise request.error(
+                "{batch} is the micro-batch and {batch_total} that of an optimizer step; give one of them"
+            )
+        request = request.without("batch", "accumulate")
+    source = source_of(request.subject, name=name, inputs=own_inputs)
+    work = ModelRequest.of(request, source)
+    is_timed = work.limit.time or work.calibration is not None
+    simulator = work.simulator(known=Simulator(source, one_batch=True), is_timed=is_timed)
+
+    def changed_run(changes: dict[str, Any]) -> RunConfig:
+        """Return the run with other settings."""
+        others = read_settings({name: value for name, value in changes.items() if name != "lora"})
+        return resolved(request.over(others), source).runs[0]
+
+    report = plan_report(
+        simulator, work.run, changes=_changes(may_change, work.card), changed_run=changed_run, batch_total=batch_total
+    )
+    return work.finished(report, report.rows, is_timed=is_timed)
+
+
+def _changes(may_change: str | Sequence[str], card: Gpu | None) -> list[dict[str, Any]]:
+    """Return the changes of settings to try, for a card: each alone, then those that go together."""
+    known: dict[str, dict[str, Any]] = {
+        "precision": {"precision": f"{AUTOCAST}{half_precision(card)}"},
+        **{word: {"optimizer": name} for word, name in LEANER.items()},
+        "freeze": {"freeze": ("embeddings",)},
+        "lora": {"lora": LORA_EXAMPLE},
+    }
+    words = may_change.split(",") if isinstance(may_change, str) else may_change
+    names = dict.fromkeys(word.strip() for word in words if word.strip())
+    for name in names:
+        if name not in known:
+            raise SelectionError(
+                f"a plan may change {', '.join(known)}; got {name[:40]!r}; {suggestion(name[:40], known)}"
+            )
+    together = [known[name] for name in ("precision", "8bit", "lora") if name in names]
+    several = [dict(chain.from_iterable(map(dict.items, together)))] if len(together) > 1 else []
+    return [*map(known.__getitem__, names), *several]
 
 
 @with_settings
@@ -383,88 +500,44 @@ def lengths(
     >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128), report["unpadded"].padding
     (True, 0.0)
     """
+    from bertscope.memory import lengths as epochs
+
     given = inputs_of(inputs, settings)
     request = requested("lengths", model, settings)
     source = source_of(request.subject, name=name, inputs=batched(given, has_length=True))
-    points = resolved(request, source, **({} if given is None else {"batch": batch_of(given)})).points
-    if len(points) > 1:
+    work = ModelRequest.of(request, source, **({} if given is None else {"batch": batch_of(given)}))
+    if len(work.runs) > 1:
         raise SelectionError("lengths are for one run; give one value of each setting")
-    run, limit = points[0]
-    card = card_for(limit, run)
-    memory = card or limit.budget
-    if search:
-        with_limit(request, memory)
+    limit, card = work.limit, work.card
+    simulator = work.simulator(is_limited=search)
     if search and tokens_per_batch:
         raise SelectionError(f"the search finds the tokens of a batch; leave {name_of('tokens_per_batch')} out")
     counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
     most = default_length(request, source, max(counts)).get("seq", max(counts))
-    most = run.seq if request.has("seq") else most
+    most = work.run.seq if request.has("seq") else most
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
-    data, run = Data(cut), on_card(run, card)
-    fitter, _ = fitter_for(source, run, memory or _ANY, limit.context, {})
-    steps = LengthSteps(fitter, run, data, is_limited=memory is not None)
-    subject = fitter.steps.facts(run.changed(checkpointing=NONE)).subject
+    data, run = epochs.Data(cut), on_card(work.run, card)
+    steps = epochs.LengthSteps(simulator, run, data)
     table = tuple(steps.table()) if search else ()
     sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
     if search:
         tokens = steps.largest_unpadded()
         sizes = (table[-1].batch, data.most_unpadded(tokens), tokens, min(row.batch * row.high for row in table))
     rows = tuple(map(steps.row, data.batchings(*sizes)))
-    notes: tuple[Note, ...] = () if steps.is_fused else (Note(key="lengths_scores"),)
-    if limit.time:
-        timer = timer_for(card, fitter.steps, limit, run)
-        rows = tuple(_timed_epoch(row, steps, timer) for row in rows) if timer else rows
-        notes += no_time_notes(limit, run, rows)
-    return LengthsReport(
-        subject=replace(subject, obtained="estimated"), run=replace(run, batch=RunConfig.batch, seq=RunConfig.seq),
-        source=os.path.basename(lengths) if isinstance(lengths, str | os.PathLike) else "", sequences=data.total,
-        truncated=sum(count for length, count in counts.items() if length > most), shortest=min(cut),
-        longest=data.longest, mean=data.tokens / data.total, traced=tuple(steps.traced), rows=rows, table=table,
-        budget_bytes=card.memory_bytes if card else limit.budget, card=card, notes=notes,
-        training_file=noted(request, [run], searched="batch" if search else ""),
-    )  # fmt: skip
-
-
-def _timed_epoch(row: LengthsRow, steps: LengthSteps, timer: Timer) -> LengthsRow:
-    """Return the row with the time of an epoch: that of a step of mean length, by the FLOPs of both."""
-    mean = steps.data.tokens / steps.data.total / (1 - row.padding)
-    seq = min(steps.traced, key=lambda traced: abs(traced - mean))
-    run = replace(steps.padded, batch=max(round(steps.data.total / row.batches), 1), seq=seq)
-    time = timer.time(run)
-    if time is not None:
-        steps_of_epoch = row.epoch_flops * run.accumulate / steps.fitter.steps.flops(run)
-        time = replace(time, epoch=time.step.times(steps_of_epoch))
-    return replace(row, cost=replace(row.cost, time=time))
-
-
-def _timed(report: MemoryReport, steps: Simulator, limit: Limit, runs: Sequence[RunConfig]) -> MemoryReport:
-    """Return the report with the time of each step, or with a note that says why there is none."""
-    if (timer := timer_for(report.card, steps, limit, runs[0])) is not None:
-        from bertscope.memory.step_time import with_times
-
-        report = with_times(report, timer, runs)
-    return replace(report, notes=(*report.notes, *no_time_notes(limit, runs[0], report.variants)))
-
-
-def timer_for(card: Gpu | None, steps: Simulator, limit: Limit, run_config: RunConfig) -> Timer | None:
-    """Return what gives the times on a card; None without one."""
-    if card is None:
-        return None
-    from bertscope.memory.step_time import Timer
-
-    found = calibration_for(limit, run_config)
-    calibration = None if found is None else found.report
-    return Timer(steps=steps, card=card, calibration=calibration, sequences=limit.sequences)
-
-
-def no_time_notes(
-    limit: Limit, run_config: RunConfig, rows: Sequence[Variant | FitRow | PlanRow | LengthsRow]
-) -> tuple[Note, ...]:
-    """Return the note that says why no row has a time."""
-    if any(row.cost and row.cost.time for row in rows):
-        return ()
-    if run_config.device != CUDA:
-        return (Note(key="no_time_cpu"),)
-    if calibration_for(limit, run_config) is None:
-        return (Note(key="no_time_uncalibrated", values={"card": limit.gpu or "a card here"}),)
-    return (Note(key="no_time_precision"),)
+    report = LengthsReport(
+        subject=replace(simulator.facts(run).subject, obtained="estimated"),
+        run=replace(run, batch=RunConfig.batch, seq=RunConfig.seq),
+        source=os.path.basename(lengths) if isinstance(lengths, str | os.PathLike) else "",
+        sequences=data.total,
+        truncated=sum(count for length, count in counts.items() if length > most),
+        shortest=min(cut),
+        longest=data.longest,
+        mean=data.tokens / data.total,
+        traced=tuple(steps.traced),
+        rows=rows,
+        table=table,
+        budget_bytes=card.memory_bytes if card else limit.budget,
+        card=card,
+        notes=() if steps.is_fused else (Note(key="lengths_scores"),),
+    )
+    return work.finished(report, rows, searched="batch" if search else "")

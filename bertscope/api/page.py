@@ -18,7 +18,8 @@ from bertscope.api.arguments import (
     with_keywords_of,
 )
 from bertscope.api.counts import verify
-from bertscope.api.requests import card_for, noted, requested, resolved, with_settings
+from bertscope.api.memory import ModelRequest, noted
+from bertscope.api.requests import requested, resolved, with_settings
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.progress import expect
@@ -26,8 +27,8 @@ from bertscope.reports.page import DiffReport, PageReport
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import STORED
-from bertscope.sources.building import built_for_counting
 from bertscope.sources.find import source_of, stored_alone
+from bertscope.sources.model_source import built_for_counting
 from bertscope.units import FP32
 
 if TYPE_CHECKING:
@@ -63,26 +64,24 @@ def report(
     module = request.subject if given is None else built(request.subject)[0]
     sources = [source_of(module, name=name, inputs=batched(given)), *([] if compare is None else [source_of(compare)])]
     own = {} if given is None else {"batch": batch_of(given)}
-    variants = []
+    works = []
     for source in sources:
         takes = source.strategies(built_for_counting(source))
-        found = resolved(
-            request, source, **own, precision=STORED if source.has_own_dtypes else FP32.name,
-            checkpointing=[name for name in (NONE, FULL) if name in takes],
-        )  # fmt: skip
-        order = list(dict.fromkeys(run.precision for run in found.runs))
-        variants.append(sorted(found.runs, key=lambda run: order.index(run.precision)))
-    limits = found.limits
-    if len(limits) > 1 or len({(run.batch, run.seq) for run in variants[0]}) > 1:
+        usual = {"checkpointing": [name for name in (NONE, FULL) if name in takes]}
+        usual["precision"] = [STORED if source.has_own_dtypes else FP32.name]
+        found = resolved(request, source, **own, **usual)
+        works.append(ModelRequest(request, source, found.points))
+    run, limit, card = works[0].run, works[0].limit, works[0].card
+    if len(found.limits) > 1 or any((other.batch, other.seq) != (run.batch, run.seq) for other in works[0].runs):
         raise SelectionError("a page is about one batch, one length and one GPU; give one of each")
     if not fit and "budget" in request.named:
         raise request.error("{budget} is for the fit table, which is left out", "budget")
-    limit = card_for(limits[0], variants[0][0]) or limits[0].budget
     expect(len(sources) * (len(STAGES) if fit else len(STAGES) - 1))
-    page = page_report(sources, variants, limit, limits[0].context, has_fit=fit)
+    variants = [work.by_precision for work in works]
+    page = page_report(sources, variants, card or limit.budget, limit.context, has_fit=fit)
     models = tuple(
-        replace(part, memory=replace(part.memory, training_file=noted(request, runs)))
-        for part, runs in zip(page.models, variants, strict=True)
+        replace(part, memory=replace(part.memory, training_file=noted(request, work.runs)))
+        for part, work in zip(page.models, works, strict=True)
     )
     return replace(page, models=models)
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature, signature
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from bertscope.api.arguments import Function, input_parameters, longest_input
-from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
 from bertscope.errors import SelectionError
-from bertscope.gpus import Gpu, find_gpu
-from bertscope.reports.memory import TrainingFile, TrainingKey
-from bertscope.reports.plan import PlanReport
+from bertscope.reports.memory import TrainingFile
 from bertscope.settings.request import Request, Resolved, read_settings
-from bertscope.settings.rows import SettingError, rows
-from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, TRAINER, Limit, RunConfig
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import AUTOCAST, QUESTIONS, STORED, TRAINER, Limit, RunConfig
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def requested(question: str, model: Any, settings: Mapping[str, Any], **others: 
     if plan is not None:
         from bertscope.sources.training_files import read_plan
 
-        request = request.with_plan(plan if isinstance(plan, PlanReport) else read_plan(plan))
+        request = request.with_plan(read_plan(plan) if isinstance(plan, str | PathLike) else plan)
     if file is not None:
         from bertscope.sources.training_files import read_training_file
 
@@ -98,68 +96,7 @@ def module_records(request: Request, module: nn.Module, *, takes_limit: bool = F
     return run_config, limit, *others
 
 
-def with_limit(request: Request, memory: Gpu | int | None) -> Gpu | int:
-    """Return the GPU or the budget of a search; raises SettingError if there is neither."""
-    if memory is None:
-        raise request.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
-    return memory
-
-
-def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> TrainingFile | None:
-    """Return the training file with the settings for which the runs have other values.
-
-    `searched` is the setting that the function searches a value for.
-    """
-    file: TrainingFile | None = request.training_file
-    if file is None:
-        return None
-    replaced = []
-    for name, value in file.fields.items():
-        used = list(dict.fromkeys(run.flat()[name] for run in runs))
-        if name == searched or value not in used:
-            words = ", ".join(str(item).lower() for item in used)
-            effect = "it is searched" if name == searched else f"an option sets {words}"
-            replaced.append(TrainingKey(key=name, value=value, effect=effect))
-    return replace(file, replaced=tuple(replaced))
-
-
 def loop_of(module: nn.Module) -> dict[str, str]:
     """Return the loop in which a module of this class is trained, if its class says it: a LightningModule's Trainer."""
     is_lightning = any(base.__name__ == "LightningModule" for base in type(module).__mro__)
     return {"loop": TRAINER} if is_lightning else {}
-
-
-def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
-    """Return the calibration of the limit, its GPU or, for a run on cuda, this machine's card; None without one."""
-    if isinstance(limit.calibration, str):
-        if run_config.device != CUDA:
-            device = run_config.device
-            raise SelectionError(f"{limit.calibration} is a calibration of a GPU; leave it or the device {device} out")
-        return calibration_in(limit.calibration, limit.gpu)
-    if not limit.calibration or run_config.device != CUDA or not any(calibrations()):
-        return None
-    if limit.gpu is not None:
-        return calibration_of(find_gpu(limit.gpu))
-    from bertscope.measure.calibration import this_card
-
-    here = this_card()
-    return calibration_here(*here) if here else None
-
-
-def card_for(limit: Limit, run_config: RunConfig) -> Gpu | None:
-    """Return the card of a run with what a calibration measured; None if no GPU is named or calibrated.
-
-    A card that is not named has as much memory as the budget, if there is one.
-    """
-    known = find_gpu(limit.gpu) if limit.gpu is not None else None
-    if known is None and limit.budget is None and limit.context is not None:
-        raise SettingError("{context} has no effect without {gpu}; give it too, or leave {context} out", ["context"])
-    if known is not None and limit.context is not None:
-        known = replace(known, context_low_bytes=limit.context, context_high_bytes=limit.context)
-    found = calibration_for(limit, run_config)
-    if found is None:
-        return known
-    if known is not None:
-        return found.on(known)
-    card = card_of(found)
-    return card if limit.budget is None else replace(card, memory_bytes=limit.budget)

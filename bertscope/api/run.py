@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,9 @@ def run(
     gpu = find_gpu(limit.gpu) if limit.gpu is not None else None
     budget = gpu.memory_bytes if gpu is not None else limit.budget
     if limit.context is not None and budget is None:
-        raise request.error("{context} has no effect without {gpu} or {budget}; give one, or leave {context} out",
-                          "context")  # fmt: skip
+        raise request.error(
+            "{context} has no effect without {gpu} or {budget}; give one, or leave {context} out", "context"
+        )
     if gpu is not None and limit.context is not None:
         gpu = replace(gpu, context_low_bytes=limit.context, context_high_bytes=limit.context)
     low, high = (gpu.context_low_bytes, gpu.context_high_bytes) if gpu is not None else CONTEXT_BYTES
@@ -66,24 +68,19 @@ def run(
         limit_bytes=None if budget is None else budget - high,
         context=ByteRange(low_bytes=low, high_bytes=high), network=dry.network,
         expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,
-        wants_snapshot="snapshot" in request.extras,
+        wants_snapshot="snapshot" in (request.wants or ()),
     )  # fmt: skip
     if callable(code):
         own = {"args": args, "module": module, "fit": fit}
         own |= {name: name in request.named for name in ("network", "sandbox", "memory_limit", "timeout")}
         if unused := next((name for name, given in own.items() if given), ""):
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
-        return run_here(code, wanted)
-
+        return request.answer(run_here(code, wanted))
     if fit and budget is None:
         raise request.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
     with starting_runs(wanted) as start:
-
-        def once(one: ScriptRun) -> RunReport:
-            """Run the script once."""
-            report, request.extras["snapshot"] = dry_run(
-                one, start, timeout_seconds=dry.timeout, is_contained=dry.sandbox
-            )
-            return report
-
-        return fitted(wanted, fit, once, budget) if fit and budget is not None else once(wanted)
+        once = partial(dry_run, start=start, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
+        if fit and budget is not None:
+            return request.answer(fitted(wanted, fit, lambda one: once(one)[0], budget))
+        report, snapshot = once(wanted)
+        return request.answer(report, snapshot=snapshot)

@@ -67,7 +67,7 @@ def sweep(
     ([1, 2], True)
     """
     from bertscope.analyses.sweep import grid as grids
-    from bertscope.analyses.sweep.results import results_file
+    from bertscope.analyses.sweep.pool import results_file
 
     address = _cluster(engine, workers, address)
     request = grids.read_grid(grid, allow_code=allow_code)

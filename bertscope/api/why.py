@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from bertscope.analyses.why.reading import read_why
 from bertscope.api.arguments import Model
-from bertscope.api.memory import fit
-from bertscope.api.requests import card_for, noted, requested, resolved, with_settings
+from bertscope.api.memory import ModelRequest, fit, noted
+from bertscope.api.requests import requested, with_settings
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
-from bertscope.memory.fit import estimate_on
-from bertscope.memory.simulator import Simulator
+from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.memory import FitReport, Memory
 from bertscope.reports.why import BEFORE, MESSAGE, OOM, WhyFinding, WhyPart, WhyReport
@@ -32,9 +31,11 @@ if TYPE_CHECKING:
 
 _BEYOND, _LEAST = 1.25, 64 * 2**20  # an excess over the estimate that is named: a share, and bytes
 _EXPLAINED = {  # parts whose excess a finding explains
-    "parameters": {"why_models", "why_copy"}, "optimizer_state": {"why_optimizers"}, "gradients": {"why_gradients"},
+    "parameters": {"why_models", "why_copy"},
+    "optimizer_state": {"why_optimizers"},
+    "gradients": {"why_gradients"},
     "activations": {"why_graph", "why_grad_eval", "why_outputs", "why_previous", "why_cache"},
-}  # fmt: skip
+}
 
 
 @with_settings
@@ -57,28 +58,27 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
             raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")
         return report
     if report.source == MESSAGE and not has_file and not {"batch", "seq"} <= request.named:
-        raise request.error("the step of a model depends on {batch} and {seq}; give those of the run that failed",
-                            "batch", "seq")  # fmt: skip
+        raise request.error(
+            "the step of a model depends on {batch} and {seq}; give those of the run that failed", "batch", "seq"
+        )
     source = source_of(request.subject)
-    ((run, limit),) = resolved(request, source).points
-    card = card_for(limit, run)
-    other = report.other_bytes
+    work = ModelRequest.of(request, source)
+    card, other = work.card, report.other_bytes
     if card is not None and report.moment == OOM and report.source != MESSAGE and report.free_bytes is not None:
         outside = report.free_bytes + (report.reserved_bytes or report.allocated_bytes) + card.context_high_bytes
         other = max(card.memory_bytes - outside, 0)
         report = replace(report, total_bytes=card.memory_bytes, other_bytes=other)
-    report = _compared(report, source, run, card)
-    return replace(report, training_file=noted(request, [run]))
+    return replace(_compared(report, work), training_file=noted(request, work.runs))
 
 
-def _compared(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu | None) -> WhyReport:
+def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     """Return the report with the estimate of a step, and with findings on what the step does not explain."""
+    run, card, simulator = on_card(work.run, work.card), work.card, work.simulator(is_limited=False)
     runs = [run, *([run.changed(checkpointing=FULL)] if run.checkpointing == NONE else [])]
     expect(len(runs))
-    steps = Simulator(source)
-    if len(runs) > 1 and FULL not in steps.facts(run).strategies:
+    if len(runs) > 1 and FULL not in simulator.facts(run).strategies:
         runs = [run]
-    (run, *_), estimate = estimate_on(source, runs, card, steps)
+    estimate = simulator.report(runs)
     memories = [variant.estimated for variant in estimate.variants if variant.estimated is not None]
     held = {part.part: part for part in report.parts}
     of_phase = {phase.phase: phase for phase in memories[0].phases}.get(report.phase, memories[0].peak)
@@ -89,7 +89,7 @@ def _compared(report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu 
     )
     report = replace(report, parts=parts, subject=estimate.subject, run=run)
     needed = memories[0].cost.gpu_bytes
-    found = [*_kept(report, memories), *_beyond(report), *_fitting(report, source, run, card, needed)]
+    found = [*_kept(report, memories), *_beyond(report), *_fitting(report, work.source, run, card, needed)]
     return replace(report, findings=tuple(sorted(found, key=lambda finding: -finding.frees_bytes)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -17,10 +17,9 @@ from bertscope.commands.process import failure
 from bertscope.commands.table import Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
-from bertscope.settings.code_names import CodeName
-from bertscope.sources.building import built_for_counting
+from bertscope.settings.rows import CodeName
 from bertscope.sources.find import find
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_import import load_meta_kernels, without_meta_kernels
 
 if TYPE_CHECKING:
@@ -64,9 +63,9 @@ class CommandLine(SimpleNamespace):
         if command.settings:
             self.request = _request(command, given, own)
 
-    def about(self, subject: Any, extras: dict[str, Any] | None = None) -> Request:
-        """Return the request about a model; `extras` get what is wanted besides the report."""
-        return replace(self.request, subject=subject, extras={} if extras is None else extras)
+    def about(self, subject: Any, wants: Collection[str] | None = None) -> Request:
+        """Return the request about a model; with `wants` the answer is a pair, of the report and what is wanted."""
+        return replace(self.request, subject=subject, wants=wants)
 
     def found(self, model: str | None = None, **changes: Any) -> ModelSource:
         """Return the source that MODEL, or another name that was typed, means with the options of models."""
@@ -89,7 +88,7 @@ class CommandLine(SimpleNamespace):
             without_meta_kernels()
         else:  # what else a model runs to build itself is not known
             load_meta_kernels()
-        from bertscope.tracing.totals import freeze  # torch is imported from here on
+        from bertscope.tracing.module_tree import freeze  # torch is imported from here on
 
         built = built_for_counting(source)
         freeze(built, getattr(self, "freeze", None) or ())

@@ -79,22 +79,22 @@ def estimate(call: CommandLine) -> None:
               "a second MODEL": call.others}  # fmt: skip
     if _lengths(call, others) is not None:
         return
-    extras: dict[str, Any] = {} if call.snapshot is None else {"snapshot": None}
+    wants = [] if call.snapshot is None else ["snapshot"]
 
-    def report_of(model: str) -> MemoryReport:
-        """Return the report of one model."""
+    def answer_of(model: str) -> Any:
+        """Return the report of one model, with its snapshot if it is wanted."""
         source = call.source(model)
-        if extras:
+        if wants:
             source.require("--snapshot")
         with progress_shown():
-            return bertscope.estimate(call.about(source, extras))
+            return bertscope.estimate(call.about(source, wants))
 
-    reports = call.each(report_of)
+    reports, extras = zip(*call.each(answer_of), strict=True)
     call.show_all(*reports, **({} if call.others else {"shown_rows": call.rows}))
     if not call.others:
         _write_timeline(call, reports[0])
     if call.snapshot is not None:
-        write_file(call.snapshot, extras["snapshot"])
+        write_file(call.snapshot, extras[0]["snapshot"])
 
 
 def profile(call: CommandLine) -> int:
@@ -103,10 +103,10 @@ def profile(call: CommandLine) -> int:
 
     _check_timeline(call)
     wanted = {"snapshot": call.snapshot, "calibration": call.save}
-    extras: dict[str, Any] = {name: None for name, path in wanted.items() if path is not None}
     source = call.source()
     with progress_shown():
-        report = bertscope.profile(call.about(source, extras))
+        answer: Any = bertscope.profile(call.about(source, [name for name, path in wanted.items() if path]))
+    report, extras = answer
     print_notes(report)
     is_shown = call.fmt != "table" or any(variant.measured for variant in report.variants)
     failed = [variant for variant in report.variants if variant.failure]
@@ -131,14 +131,15 @@ def run(call: CommandLine) -> int:
     _check_timeline(call)
     if call.fit and (call.timeline or call.snapshot or call.rows is not None):
         raise SelectionError("--timeline, --snapshot and --rows show one run; leave them or --fit out")
-    extras: dict[str, Any] = {} if call.snapshot is None else {"snapshot": None}
+    about = call.about(call.script, [] if call.snapshot is None else ["snapshot"])
     with progress_shown():
-        report = bertscope.run(call.about(call.script, extras), call.arguments or (), module=call.module, fit=call.fit)
+        answer: Any = bertscope.run(about, call.arguments or (), module=call.module, fit=call.fit)
+    report, extras = answer
     if isinstance(report, RunFitReport):
         call.show(report)
         return 0 if report.largest else 1
     call.show(report, shown_rows=call.rows)
-    if call.snapshot is not None and extras["snapshot"] is not None:
+    if extras.get("snapshot") is not None:
         write_file(call.snapshot, extras["snapshot"])
     if call.timeline is not None:
         from bertscope.views.run import step_timeline

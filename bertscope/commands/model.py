@@ -52,7 +52,7 @@ def count(call: CommandLine) -> int:
         source, built = call.built(model)
         shapes = call.traced(source)
         if call.untie:
-            from bertscope.tracing.totals import untie
+            from bertscope.tracing.module_tree import untie
 
             note(f"{source.name}: counted without ties, which adds {count_text(untie(built))} parameters")
         folded = None if call.unfold is None else not call.unfold
@@ -188,7 +188,7 @@ def _show_as_torch(call: CommandLine) -> None:
     printed = getattr(call.source(), "printed_attention", None)
     call.freeze = None
     source, built = call.built(attention=call.attention or printed)
-    from bertscope.tracing.totals import subject
+    from bertscope.tracing.module_tree import subject
 
     text = f"{built}\n"
     if source.layers > MAX_BUILT_LAYERS:  # two are built

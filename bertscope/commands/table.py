@@ -90,7 +90,7 @@ examples:
 """,
         ),
         Command(
-            "bertscope.api.flops:flops",
+            "bertscope.api.explain:flops",
             f"* {_MODEL} others depth operators convention {_OUT}",
             """
 Count the FLOPs of a forward pass or a training step.
@@ -291,7 +291,7 @@ examples:
 """,
         ),
         Command(
-            "bertscope.api.plan:plan",
+            "bertscope.api.memory:plan",
             f"batch batch_total may_change emit plot * {_MODEL} {_OUT}",
             """
 Find what to recompute so that a step fits, and print the code.

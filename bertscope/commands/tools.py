@@ -25,7 +25,6 @@ from bertscope.sources.expectation_files import (
 from bertscope.sources.presets import config_paths, preset_paths, read_preset
 from bertscope.text_files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.units import json_text
-from bertscope.views import check as renderer
 
 _SHOWN = 12  # files that a note names
 CONFIG = "config"
@@ -56,7 +55,7 @@ def check(call: CommandLine) -> int:
     show(report, call.fmt, call.output)
     _update(changes or {})
     for finding in report.having("error"):
-        complain(renderer.finding_message(finding), 2)
+        complain(finding.message, 2)
     if report.having("error"):
         return 2
     return 1 if not call.update and report.having("failed") else 0

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from bertscope.dry_run import sandbox
@@ -20,10 +21,10 @@ from bertscope.dry_run.limits import Limits, Stop
 from bertscope.dry_run.recording import WORKSPACES, Recording, short_line
 from bertscope.dry_run.script import ScriptRun
 from bertscope.dry_run.stubs import remark_on_modules, stubbed
-from bertscope.errors import BertscopeError, name_of, one_line
-from bertscope.memory.snapshot import snapshot
+from bertscope.errors import BertscopeError, WorkerError, name_of, one_line
+from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.summary import memory
-from bertscope.processes.child import sender
+from bertscope.processes.child import error_message, sender
 from bertscope.reports.json import typed
 from bertscope.reports.run import RunReport
 from bertscope.reports.step import ByteRange
@@ -32,7 +33,11 @@ from bertscope.torch_access.fake_card import NoRule, Put, fake_card
 from bertscope.tracing.module_tree import row_paths
 from bertscope.tracing.record import SETUP, Recorder, is_library
 
-_DEBUG = "BERTSCOPE_DEBUG"
+_DEBUG, _LONGEST = "BERTSCOPE_DEBUG", 400  # letters of an error
+_UNCONTAINED = (
+    "what the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it all the "
+    "same, without a sandbox"
+)
 _OF_NETWORK = ("connect", "resol", "offline", "urlopen", "HTTP", "huggingface")  # in the text of an error
 
 
@@ -49,23 +54,31 @@ def main() -> None:
         try:
             sandbox.enter(asked.sandbox, network=asked.network)
         except OSError as error:
-            send("uncontained", [str(error)])
-            os._exit(0)
+            reason = _UNCONTAINED.format(reason=one_line(str(error), limit=120), option=name_of("sandbox=False"))
+            raise WorkerError(reason) from None
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
     if asked.memory_limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (asked.memory_limit_bytes, asked.memory_limit_bytes))
     _hide_cards()
 
-    def leave(kind: str, content: Any) -> None:
+    def leave(answer: Callable[[], Any]) -> None:
         """Send the result, and end without what a script has left to do: it may catch every exception."""
+        try:
+            message = "report", answer()
+        except BertscopeError as error:
+            message = error_message(error)
+        except BaseException as error:
+            message = error_message(WorkerError(f"{type(error).__name__}: {error}"))
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # a script may have closed it
                 stream.flush()
-        send(kind, content)
-        os._exit(0)
+        try:
+            send(*message)
+        finally:
+            os._exit(0)
 
-    leave(*record(asked, lambda: _run_file(asked), leave))
+    leave(lambda: record(asked, lambda: _run_file(asked), leave))
 
 
 @dataclass
@@ -79,14 +92,14 @@ class Installed:
     rows: dict[str, str] = field(default_factory=dict)  # module -> its row in a folded tree of the script's models
     assumed: dict[str, None] = field(default_factory=dict)  # lines that asked for a value that is not known
 
-    def report(self, failure: str = "") -> tuple[str, Any]:
-        """Return `report` with the report, and the snapshot if it is wanted; with a failure the card had no room.
+    def report(self, failure: str = "") -> tuple[RunReport, str | None]:
+        """Return the report, and the snapshot if it is wanted; with a failure the card had no room.
 
-        Raises NoRule for what is not recorded.
+        Raises WorkerError for what is not recorded.
         """
         self.recorder.close()
         if self.recorder.refusal:
-            raise NoRule(self.recorder.refusal)
+            raise WorkerError(self.recorder.refusal)
         asked, card, log = self.asked, self.card, self.recorder.log
         made = RunReport(
             script=asked.script, arguments=asked.arguments, card=asked.gpu, budget_bytes=asked.budget_bytes,
@@ -94,7 +107,7 @@ class Installed:
             phases=(),
         )  # fmt: skip
         if not log.events:
-            return "report", [made, None]
+            return made, None
         start = log.refused[-1][2] if log.refused and not failure else 0
         found = Recording(log, card.kind, start if start < len(log.events) else 0, asked.folder, self.rows)
         context = asked.context
@@ -125,60 +138,46 @@ class Installed:
             refused_lines=tuple(short_line(line, asked.folder) for _, line, _ in log.refused),
         )  # fmt: skip
         picture = base64.b64encode(snapshot(trace)).decode() if asked.wants_snapshot and trace is not None else None
-        return "report", [made, picture]
+        return made, picture
 
 
 def record(
-    asked: ScriptRun, run: Callable[[], Any], leave: Callable[[str, Any], None] | None = None
-) -> tuple[str, Any]:
-    """Run a function on the fake card; return `report` with its content, or `failed` with the reason and the line.
+    asked: ScriptRun, run: Callable[[], Any], leave: Callable[[Callable[[], Any]], None] | None = None
+) -> tuple[RunReport, str | None]:
+    """Run a function on the fake card, and return the report and the snapshot.
 
-    `refused` stands for a card that cannot be installed and for an operator without a rule. When the last step has
-    ended, `leave` gets the result, or without it the function is left by an exception.
+    When the last step has ended, `leave` gets the function that returns them, or without it the function is left by an
+    exception. Raises BertscopeError for a fault of the function, with the line, and WorkerError for a card that cannot
+    be installed and for an operator without a rule.
     """
-    try:
-        with installed(asked) as here:
-
-            def stop() -> None:
-                """Send the report, or why there is none."""
-                try:
-                    leave(*here.report())  # type: ignore[misc]
-                except BaseException as error:  # a script may catch every exception, and would go on
-                    leave("refused", [f"{type(error).__name__}: {error}", ""])  # type: ignore[misc]
-
-            if leave is not None:
-                here.limits.stop = stop
-            failure = where = ""
-            try:
-                run()
-            except Stop:
-                pass
-            except SystemExit as end:
-                code = end.code
-                if isinstance(code, int):
-                    failure = f"{asked.name} ended with exit code {code}" if code else ""
-                elif code is not None:
-                    failure = _text(code)
-            except BaseException as error:
-                if os.environ.get(_DEBUG, "0") not in ("", "0"):
-                    traceback.print_exc()
-                failure, where = _text(error), _place(error, asked.folder)
-                if isinstance(error, NoRule) or lacks_kernel(error):
-                    return "refused", [f"{failure}; no memory can be told after it", where]
-                if not isinstance(error, torch.OutOfMemoryError):
-                    failure = f"{type(error).__name__}: {failure}"
-                if isinstance(error, OSError) and not asked.network and any(sign in failure for sign in _OF_NETWORK):
-                    failure = f"{one_line(failure, limit=150)}; let it download with {name_of('network')}"
-            is_full = bool(here.recorder.log.refused) and "out of memory" in failure
-            return (
-                here.report(failure and f"{where}: {failure}")
-                if is_full or not failure
-                else ("failed", [failure, where])
-            )
-    except NoRule as error:
-        return "refused", [str(error), ""]
-    except BertscopeError as error:
-        return "refused", [error.text, error.where]
+    with installed(asked) as here:
+        if leave is not None:
+            here.limits.stop = partial(leave, here.report)
+        failure = where = ""
+        try:
+            run()
+        except Stop:
+            pass
+        except SystemExit as end:
+            if isinstance(end.code, int):
+                failure = f"{asked.name} ended with exit code {end.code}" if end.code else ""
+            elif end.code is not None:
+                failure = _text(end.code)
+        except BaseException as error:
+            if os.environ.get(_DEBUG, "0") not in ("", "0"):
+                traceback.print_exc()
+            failure, where = _text(error), _place(error, asked.folder)
+            if isinstance(error, NoRule) or lacks_kernel(error):
+                reason = one_line(f"{failure}; no memory can be told after it", limit=_LONGEST)
+                raise WorkerError(reason, where=where) from None
+            if not isinstance(error, torch.OutOfMemoryError):
+                failure = f"{type(error).__name__}: {failure}"
+            if isinstance(error, OSError) and not asked.network and any(sign in failure for sign in _OF_NETWORK):
+                failure = f"{one_line(failure, limit=150)}; let it download with {name_of('network')}"
+        is_full = bool(here.recorder.log.refused) and "out of memory" in failure
+        if failure and not is_full:
+            raise BertscopeError(one_line(failure, limit=_LONGEST), where=where)
+        return here.report(failure and f"{where}: {failure}")
 
 
 @contextmanager

@@ -13,9 +13,8 @@ from typing import Any
 
 from bertscope.gpus import Gpu, capability, card_threads
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock
-from bertscope.memory.kernels.cuda_kernels import cuda_scratch, statistics_bytes
-from bertscope.memory.kernels.overhead import LT_WORKSPACE_BYTES, MANY_THREADS, blas_bytes
-from bertscope.memory.kernels.scratch_rules import MATRICES
+from bertscope.memory.kernel_rules import LT_WORKSPACE_BYTES, MANY_THREADS, MATRICES, blas_bytes
+from bertscope.memory.kernels import cuda_scratch, statistics_bytes
 from bertscope.torch_access import (
     active_fake_mode,
     fake_tensor_mode,

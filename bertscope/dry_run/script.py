@@ -14,10 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError, name_of, one_line
+from bertscope.errors import SelectionError, SourceError, WorkerError, name_of
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
-from bertscope.processes.child import Child, ForkedChild, starting
+from bertscope.processes.child import ERROR, Child, ForkedChild, starting
 from bertscope.processes.folders import OwnFolder
 from bertscope.processes.worker import ENDED, GARBLED, Worker
 from bertscope.progress import progress
@@ -25,10 +25,6 @@ from bertscope.reports.json import typed
 from bertscope.reports.run import RunFit, RunFitReport, RunReport
 from bertscope.reports.step import YES, ByteRange
 
-_UNCONTAINED = (
-    "what the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it all the "
-    "same, without a sandbox"
-)
 _RANGE = re.compile(r"([A-Za-z_][\w.-]*)=([0-9]{1,9})\.\.([0-9]{1,9})", re.ASCII)
 _Start = Callable[[], Child | ForkedChild]
 
@@ -66,7 +62,7 @@ def starting_runs(asked: ScriptRun) -> AbstractContextManager[_Start]:
 
 
 def dry_run(
-    asked: ScriptRun, start: _Start, *, timeout_seconds: float, is_contained: bool = True
+    asked: ScriptRun, *, start: _Start, timeout_seconds: float, is_contained: bool = True
 ) -> tuple[RunReport, bytes | None]:
     """Run a script in a process of its own, and return what it would hold on the card, and a snapshot if it is wanted.
 
@@ -94,44 +90,36 @@ def dry_run(
                     f"{asked.name} ran for longer than {timeout_seconds:g} s; give a longer {name_of('timeout')}"
                 )
         kind, content = message
+        if kind == ERROR:
+            raise content
         if kind in (ENDED, GARBLED):
             reason = content if kind == GARBLED else worker.death()
             raise WorkerError(f"the process of {asked.name} {reason}")
-    return _answer(asked, kind, content)
+    report = _answer(asked, content[0])
+    return report, base64.b64decode(content[1]) if content[1] else None
 
 
 def run_here(function: Callable[[], Any], asked: ScriptRun) -> RunReport:
     """Run a function in this process on the fake card, and put everything back."""
     from bertscope.dry_run.child import record
 
-    return _answer(asked, *record(asked, function))[0]
+    return _answer(asked, record(asked, function)[0])
 
 
 def _message(line: bytes) -> tuple[str, Any]:
     """Return a message of the process, which runs a user's code: only plain data of the report's types is taken."""
-    kind, content = json.loads(line)
-    if kind == "report":
-        report, picture = content
-        return kind, [typed(RunReport, report, "the report of the script"), picture and str(picture)]
-    return str(kind), [str(item) for item in content] if isinstance(content, list) else [str(content)]
+    kind, (report, picture) = json.loads(line)
+    return str(kind), (typed(RunReport, report, "the report of the script"), str(picture or ""))
 
 
-def _answer(asked: ScriptRun, kind: str, content: Sequence[Any]) -> tuple[RunReport, bytes | None]:
-    """Return the report of a run and its snapshot; raises the error for a run without one."""
-    if kind == "uncontained":
-        reason = _UNCONTAINED.format(reason=one_line(content[0], limit=120), option=name_of("sandbox=False"))
-        raise WorkerError(reason)
-    if kind != "report":
-        text, where = (*content, "")[:2]
-        raise (BertscopeError if kind == "failed" else WorkerError)(one_line(text, limit=400), where=where)
-    sent, picture = content
-    report = replace(sent, script=asked.script, arguments=asked.arguments, card=asked.gpu,
-                     budget_bytes=asked.budget_bytes)  # fmt: skip
-    if not report.phases:
+def _answer(asked: ScriptRun, sent: RunReport) -> RunReport:
+    """Return the report that was sent, with what was asked for as this process knows it."""
+    if not sent.phases:
         raise SelectionError(
             f"{asked.name} put nothing on a CUDA device; does it choose the device by torch.cuda.is_available()?"
         )
-    return report, base64.b64decode(picture) if picture else None
+    return replace(sent, script=asked.script, arguments=asked.arguments, card=asked.gpu,
+                   budget_bytes=asked.budget_bytes)  # fmt: skip
 
 
 def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport], budget_bytes: int) -> RunFitReport:

@@ -21,7 +21,7 @@ from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.dry_run.device import FakeCard
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
-from bertscope.memory.kernels.cuda_kernels import attention
+from bertscope.memory.kernels import attention
 from bertscope.sources.find import load
 from bertscope.torch_access import nn, torch
 from bertscope.torch_access.distributed import fake_store

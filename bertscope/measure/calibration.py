@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,11 @@ def measure_card(job: Job, device: str, send: Say) -> None:
 
     A step of several precisions has a product for each. The tensors use at most a quarter of the free memory.
     """
-    send("card", _machine())
+    name, memory_bytes = this_card() or ("", 0)
+    send("card", Machine(
+        card=name, memory_bytes=memory_bytes, driver=_driver_version(), torch_version=str(torch.__version__),
+        bertscope_version=bertscope.__version__, date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+    ))  # fmt: skip
     names = {job.run_config.compute_precision}
     with suppress(UnknownValueError):  # its operators depend on values: no time follows from this step
         work = step_work(job.source, job.run_config)
@@ -47,19 +52,9 @@ def measure_card(job: Job, device: str, send: Say) -> None:
         free = min(free, job.memory_limit_bytes - torch.cuda.memory_reserved())
     side = max(min(_SIDE, int((max(free, 0) / 64) ** 0.5) // 128 * 128), 128)
     rates = {name: _product_rate(side, name, device) for name in sorted(names & PRECISIONS.keys())}
-    send("rates", {**rates, COPY: _copy_rate(max(free // 8, 1), device)})
-
-
-def _machine() -> Machine:
-    name, memory_bytes = this_card() or ("", 0)
-    return Machine(
-        card=name,
-        memory_bytes=memory_bytes,
-        driver=_driver_version(),
-        torch_version=str(torch.__version__),
-        bertscope_version=bertscope.__version__,
-        date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-    )
+    size = min(_COPIED_BYTES, max(free // 8, 1))
+    given, copied = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
+    send("rates", {**rates, COPY: 2 * size / _seconds(partial(copied.copy_, given))})
 
 
 def _driver_version() -> str:
@@ -78,13 +73,7 @@ def _product_rate(side: int, precision: str, device: str) -> float:
     dtype = getattr(torch, PRECISIONS[precision].torch_name)
     one, other = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     with torch.no_grad():
-        return 2 * side**3 / _seconds(lambda: one @ other)
-
-
-def _copy_rate(most_bytes: int, device: str) -> float:
-    size = min(_COPIED_BYTES, most_bytes)
-    source, target = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
-    return 2 * size / _seconds(lambda: target.copy_(source))
+        return 2 * side**3 / _seconds(partial(torch.matmul, one, other))
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 from bertscope import __version__
-from bertscope.errors import SelectionError, one_line
-from bertscope.measure.profile_job import Job, Sent, read_message
-from bertscope.measure.system_memory import available_bytes
+from bertscope.errors import one_line
+from bertscope.measure.profile_job import Job, Sent, available_bytes, read_message
 from bertscope.measure.watch import RanksWatch
-from bertscope.processes.child import Child, ForkedChild, starting
+from bertscope.processes.child import ERROR, Child, ForkedChild, starting
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
@@ -26,7 +24,7 @@ from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
 from bertscope.units import bytes_text
 
 _Start = Callable[[], Child | ForkedChild]
-_ENTRY = "bertscope.measure.profile_worker:main"
+_LOAD = "bertscope.measure.profile_worker:load_for_jobs"
 _POLL_SECONDS = 0.2
 INTERRUPTED = ("interrupted", "was interrupted")
 
@@ -39,10 +37,11 @@ def profile_report(
     Memory is measured in one child after the other. Then the children run their timed steps in turn, so that a
     change of the machine's speed affects all of them; a child whose state does not leave room for the others is
     timed before the next one starts. If a child cannot finish, its variant has a `failure`; an interruption skips
-    the jobs that follow. Raises SelectionError for a job that the child refuses.
+    the jobs that follow. Raises the BertscopeError of a child.
     """
     children: list[_Child] = []
-    with _starting(jobs) as start:
+    entry = f"bertscope.measure.{'rank:launcher' if jobs[0].launch else 'profile_worker:main'}"
+    with starting(_LOAD, entry, forks=len(jobs) > 1 and jobs[0].run_config.device == "cpu") as start:
         try:
             for job in jobs:
                 beside = children[0].sent.estimated.cost.peak_bytes if children and children[0].sent.estimated else 0
@@ -50,7 +49,11 @@ def profile_report(
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
                     break
-                if not _has_room(children):
+                # So that a child can wait, the free memory is twice that of the largest one. The children of a GPU
+                # share its memory, which this process does not see: they do not wait.
+                sizes = [child.sent.process.run_high_water_bytes for child in children if child.sent.process]
+                available = available_bytes()
+                if not sizes or available is None or 2 * max(sizes) > available:
                     children[-1].run_timed_steps()
             _take_turns([child for child in children if not child.is_stopped])
         finally:
@@ -83,16 +86,6 @@ def _take_turns(children: Sequence[_Child]) -> None:
             child.run_timed_step(number, steps, [other.first_seconds for other in children])
 
 
-def _has_room(children: Sequence[_Child]) -> bool:
-    """Return True if the memory that is free is twice that of the largest child, so that a child can wait beside it.
-
-    The children of a GPU share its memory, which this process does not see: they do not wait.
-    """
-    largest = max((child.sent.process.run_high_water_bytes for child in children if child.sent.process), default=None)
-    available = available_bytes()
-    return largest is not None and available is not None and 2 * largest <= available
-
-
 def _subject(job: Job) -> Subject:
     """Return the subject by the source; that of the built model comes from a child, unless it is a BERT's."""
     source, config = job.source, job.source.bert_config
@@ -110,12 +103,6 @@ def _subject(job: Job) -> Subject:
     )
 
 
-def _starting(jobs: Sequence[Job]) -> AbstractContextManager[_Start]:
-    """Return a context with a function that starts a child, which waits for its job: a fork if several are on a CPU."""
-    forks = len(jobs) > 1 and jobs[0].run_config.device == "cpu"
-    return starting("bertscope.measure.profile_job:load_what_jobs_need", _ENTRY, forks=forks)
-
-
 class _Child:
     """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
@@ -126,7 +113,7 @@ class _Child:
         self.job = job if self.watch is None else self.watch.job
         self.timeout_seconds = timeout_seconds
         self.sent = Sent()
-        self.problem: tuple[str, str] | None = None
+        self.problem: tuple[str, Any] | None = None
         self.is_in_turn = False
         self.name = job.run_config.checkpointing
         self.worker = Worker(start(), read_message)
@@ -140,11 +127,11 @@ class _Child:
         return self.sent.timing.warmup_seconds if self.sent.timing else 0.0
 
     def measure(self) -> None:
-        """Give the child its job and wait until it has measured the memory; raise SelectionError if it refuses."""
+        """Give the child its job and wait until it has measured the memory; raise its BertscopeError."""
         answer = "timing" if self.watch is None else "ended"
         self._ask(self.job.to_json(), answer, lambda: detailed(self.name, self.sent.stage))
-        if self.problem is not None and self.problem[0] == "refused":
-            raise SelectionError(self.problem[1])
+        if self.problem is not None and self.problem[0] == ERROR:
+            raise self.problem[1]
         if self.problem is None:
             self.sent.stage = "waiting for its timed steps"
 
@@ -274,20 +261,15 @@ class _Child:
         return CalibrationReport(machine=sent.card, rates=sent.rates, steps=(step,))
 
 
-def _failure(job: Job, sent: Sent, who: str, kind: str, text: str) -> str:
+def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:
     taken = f", of which torch and Python take {bytes_text(sent.taken)}" if sent.taken else ""
-    limit: str = ""
-    if job.memory_limit_bytes:
-        limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})"
-    words = {
+    limit = f" (limit {bytes_text(job.memory_limit_bytes)}{taken})" if job.memory_limit_bytes else ""
+    happened = {
         "out of memory": f"ran out of memory{limit}",
         "failed": f"failed: {one_line(text, limit=300)}",
         "died": f"{text}{limit}",
-    }
-    happened = words.get(kind, text)
-    expected: str = ""
-    if sent.estimated is not None:
-        expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}"
+    }.get(kind, text)
+    expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}" if sent.estimated else ""
     said = f"{who} {happened} while {sent.stage}{expected}"
     others = {"interrupted": "run it again to measure",
               "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",

@@ -1,33 +1,27 @@
-"""The job of a child of `profile`, its messages, and what the children of one process and of several ranks share."""
+"""The job of a child of `profile`, its messages, and the memory of this machine as Linux reports it."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import gc
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from bertscope.errors import BertscopeError, UnknownValueError, is_out_of_memory
-from bertscope.measure.system_memory import proc_bytes
-from bertscope.processes.child import die_with_parent
+from bertscope.processes.child import ERROR
+from bertscope.processes.worker import read_error
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
-from bertscope.settings.code_names import permits_of, with_permits
+from bertscope.settings.rows import permits_of, with_permits
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data
 from bertscope.sources.model_source import ModelSource
 
-_TOO_MANY = os.strerror(errno.EMFILE)
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+_GROUP = Path("/sys/fs/cgroup")  # of a container, version 2
 Say = Callable[[str, Any], None]
 
 
@@ -110,130 +104,50 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     "seconds": float,
     "pid": int,  # this and the next of a rank
     "row": RankRow,
-    **dict.fromkeys(("refused", "out of memory", "files", "failed"), str),
+    **dict.fromkeys(("out of memory", "files", "failed"), str),
 }
 
 
 def read_message(line: bytes) -> tuple[str, Any]:
     """Return the kind and the content of a message; raises an error for any other line."""
+    if (error := read_error(line)) is not None:
+        return ERROR, error
     kind, content = json.loads(line)
     return kind, typed(MESSAGES[kind], content, kind)
 
 
-def stages(send: Say, step_name: str) -> Callable[[str], AbstractContextManager[None]]:
-    """Return a function that sends the phase of a step that begins."""
-
-    @contextmanager
-    def stage(name: str) -> Iterator[None]:
-        send("stage", f"in the {name} phase of {step_name}")
-        yield
-
-    return stage
+# ---- the memory of this machine; None where the system does not report it ----
 
 
-def load_what_jobs_need() -> None:
-    """Import what every job needs, without running anything that starts a thread."""
-    from bertscope.measure import profiler_run  # noqa: F401
-    from bertscope.memory import estimate  # noqa: F401
-    from bertscope.tracing.fake_tensors import load_fake_tensors
-
-    load_fake_tensors()
-
-
-def set_up_process() -> None:
-    """Have the system kill this process when the parent dies, and first when memory runs out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    die_with_parent()
+def proc_bytes(path: str, field: str) -> int | None:
+    """Return a field of a file such as /proc/meminfo, whose lines are `MemAvailable:  1024 kB`."""
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
-def set_memory_limit(job: Job, send: Say) -> None:
-    """Set the memory limit; of a process without a GPU, send the bytes of it that torch and Python already use.
-
-    The limit starts after the imports: a library that runs out of memory while it loads may hang.
-    """
-    from bertscope.torch_access import torch
-
-    if job.memory_limit_bytes is None:
-        return
-    if job.run_config.device == "cuda":
-        whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
-        return
-    import resource
-
-    torch.ones(2**20).add_(1)  # starts the threads now: OpenMP ends the process if it has no memory for them
-    send("taken", status_bytes("VmData") or 0)
-    resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
-
-
-def job_error(error: Exception, job: Job) -> tuple[str, str]:
-    """Return the kind of message and the text for an error of a job."""
-    if isinstance(error, BertscopeError):
-        return "refused", f"{error.where}: {error.text}" if error.where else error.text
-    text = str(error)
-    if (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)) or _TOO_MANY in text:
-        return "files", "has too many open files"
-    is_limited = job.memory_limit_bytes is not None and "could not create a primitive" in text  # by oneDNN
-    if is_limited or is_out_of_memory(error):
-        return "out of memory", text
-    return "failed", f"{type(error).__name__}: {text}"
-
-
-def estimate_job(job: Job, send: Say) -> int:
-    """Send the estimate, and return the FLOPs of a step."""
-    from bertscope.memory.simulator import Simulator, break_even, estimate_memory
-
-    send("stage", "estimating")
-    steps = Simulator(job.source)
-    if job.source.bert_config is None:
-        send("subject", steps.facts(job.run_config).subject)
-    with suppress(UnknownValueError):  # then there is only the measurement
-        found = estimate_memory(job.source, job.run_config, steps)
-        send("estimated", found)
-        if job.beside is not None and job.source.layer_path and found.cost.peak_bytes >= job.beside_peak_bytes:
-            growths = steps.growth(job.beside), steps.growth(job.run_config)
-            send("outlook", break_even(*growths, above=job.beside.batch))
-    return steps.flops(job.run_config)
-
-
-def machine_name(device: str) -> str:
-    """Return the name of the processor or the GPU that runs the step."""
-    from bertscope.torch_access import torch
-
-    if device == "cuda":
-        return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-    model = ""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{model or 'CPU'}, {torch.get_num_threads()} threads"
-
-
-def set_malloc(option: int, value: int) -> None:
-    """Set an option of glibc's malloc."""
-    with suppress(OSError, AttributeError):  # a C library other than glibc
-        ctypes.CDLL(None).mallopt(option, value)
-
-
-def high_water(run: Callable[[], None]) -> ProcessMemory | None:
-    """Return the high-water mark of this process over one step; None if the system does not report it."""
-    gc.collect()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-    life = status_bytes("VmHWM")
-    before = status_bytes("VmRSS")
-    if before is None or life is None:
-        run()
+def machine_bytes() -> int | None:
+    """Return the machine's memory, or the limit of its control group."""
+    try:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not available on this system
         return None
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # resets the mark
-    run()
-    mark = status_bytes("VmHWM") or 0
-    return ProcessMemory(resident_before_bytes=before, high_water_bytes=mark, run_high_water_bytes=max(life, mark))
+    limit = _group_bytes("max")
+    return whole if limit is None else min(whole, limit)
 
 
-def status_bytes(field: str) -> int | None:
-    """Return a field of /proc/self/status in bytes; None without it."""
-    return proc_bytes("/proc/self/status", field)
+def available_bytes() -> int | None:
+    """Return the memory that a process can still get on the machine and in its control group."""
+    available = proc_bytes("/proc/meminfo", "MemAvailable")
+    limit, used = _group_bytes("max"), _group_bytes("current")
+    return available if None in (available, limit, used) else min(available, limit - used)  # type: ignore[type-var, operator]
+
+
+def _group_bytes(name: str) -> int | None:
+    """Return a number of the control group; None without one, and for `max`, which means no limit."""
+    try:
+        return int((_GROUP / f"memory.{name}").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

@@ -3,56 +3,61 @@
 It imports torch before it reads its job. A separate process starts with clean memory, confines the memory limit, and
 may die without harm to the parent. A message is a line of JSON, [kind, content]: a stage, the estimate, a result, or
 the reason for a failure. After the memory is measured, the parent asks for each timed step with a line on standard
-input, and with a last line for what a calibration has of the card.
+input, and with a last line for what a calibration has of the card. The ranks of `rank.py` share what is here.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
+import os
+import signal
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from bertscope.errors import SelectionError, name_of
-from bertscope.measure.profile_job import (
-    M_MMAP_THRESHOLD,
-    M_TRIM_THRESHOLD,
-    Job,
-    Say,
-    estimate_job,
-    high_water,
-    job_error,
-    machine_name,
-    set_malloc,
-    set_memory_limit,
-    set_up_process,
-    stages,
-)
+from bertscope.errors import BertscopeError, SelectionError, UnknownValueError, is_out_of_memory, name_of
+from bertscope.measure.calibration import measure_card
+from bertscope.measure.profile_job import Job, Say, proc_bytes
 from bertscope.measure.profiler_run import measured, measured_device, real_step, step_seconds
-from bertscope.memory.snapshot import snapshot
+from bertscope.memory.caching_allocator import snapshot
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import memory
-from bertscope.processes.child import sender
-from bertscope.reports.memory import Timing
+from bertscope.processes.child import die_with_parent, error_message, sender
+from bertscope.reports.memory import ProcessMemory, Timing
 from bertscope.torch_access import torch
+from bertscope.tracing.fake_tensors import load_fake_tensors
 from bertscope.tracing.inputs import running
 from bertscope.tracing.module_tree import row_paths
+
+_TOO_MANY = os.strerror(errno.EMFILE)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of glibc's malloc
+_STATUS = "/proc/self/status"
+
+
+def load_for_jobs() -> None:
+    """Load what every job needs, without running anything that starts a thread."""
+    load_fake_tensors()
 
 
 def main() -> None:
     """Read a job from standard input and run it."""
+    answer_job(run)
+
+
+def answer_job(answer: Callable[[Job, Say], None]) -> None:
+    """Read a job from standard input and answer it; an error is a message too."""
     send = sender()
     job = Job.from_json(sys.stdin.buffer.readline())
     set_up_process()
     gc.disable()  # until the real model is built: collections over torch's objects double the time of an estimate
     try:
-        if job.launch is None:
-            run(job, send)
-        else:
-            from bertscope.measure.rank import launch_ranks
-
-            launch_ranks(job, send)
+        answer(job, send)
     except Exception as error:
         send(*job_error(error, job))
 
@@ -66,13 +71,22 @@ def run(job: Job, send: Say) -> None:
     flops = estimate_job(job, send)
     gc.enable()
     gc.collect()
-    set_malloc(M_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
+    _set_malloc(_MMAP_THRESHOLD, 2**16)  # larger blocks are mapped separately: a free returns them to the system
     torch.manual_seed(job.seed)
     set_memory_limit(job, send)
     send("stage", "building the model")
     step = real_step(job.source, job.run_config, job.run_config.device)
     with running(job.source, step.model, f"this machine's {job.run_config.device.upper()}", job.run_config.input):
-        _time(step, job, send, Timing(warmup_seconds=_measure(step, job, send), flops=flops))
+        warmup = _measure(step, job, send)
+        if job.memory_limit_bytes is None:  # malloc keeps freed memory, as it does by default
+            _set_malloc(_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
+            _set_malloc(_TRIM_THRESHOLD, 2**26)
+        send("timing", Timing(warmup_seconds=warmup, flops=flops))
+        for line in sys.stdin.buffer:
+            if line == b"card\n":
+                measure_card(job, step.device, send)
+            else:
+                send("seconds", step_seconds(step))
 
 
 def _measure(step: Any, job: Job, send: Say) -> float:
@@ -106,19 +120,100 @@ def _measure(step: Any, job: Job, send: Say) -> float:
     return warmup
 
 
-def _time(step: Any, job: Job, send: Say, timing: Timing) -> None:
-    """Time a step without the profiler for each line of input, but measure the card for the line `card`.
+# ---- what a rank does too ----
 
-    Unless memory is limited, malloc keeps freed memory as it does by default.
+
+def stages(send: Say, step_name: str) -> Callable[[str], AbstractContextManager[None]]:
+    """Return a function that sends the phase of a step that begins."""
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        send("stage", f"in the {name} phase of {step_name}")
+        yield
+
+    return stage
+
+
+def set_up_process() -> None:
+    """Have the system kill this process when the parent dies, and first when memory runs out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    die_with_parent()
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def set_memory_limit(job: Job, send: Say) -> None:
+    """Set the memory limit; of a process without a GPU, send the bytes of it that torch and Python already use.
+
+    The limit starts after the imports: a library that runs out of memory while it loads may hang.
     """
     if job.memory_limit_bytes is None:
-        set_malloc(M_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
-        set_malloc(M_TRIM_THRESHOLD, 2**26)
-    send("timing", timing)
-    for line in sys.stdin.buffer:
-        if line == b"card\n":
-            from bertscope.measure.calibration import measure_card
+        return
+    if job.run_config.device == "cuda":
+        whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(job.memory_limit_bytes / whole, 1.0))
+        return
+    import resource
 
-            measure_card(job, step.device, send)
-        else:
-            send("seconds", step_seconds(step))
+    torch.ones(2**20).add_(1)  # starts the threads now: OpenMP ends the process if it has no memory for them
+    send("taken", proc_bytes(_STATUS, "VmData") or 0)
+    resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit_bytes, job.memory_limit_bytes))
+
+
+def job_error(error: Exception, job: Job) -> tuple[str, Any]:
+    """Return the message for an error of a job."""
+    if isinstance(error, BertscopeError):
+        return error_message(error)
+    text = str(error)
+    if (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)) or _TOO_MANY in text:
+        return "files", "has too many open files"
+    is_limited = job.memory_limit_bytes is not None and "could not create a primitive" in text  # by oneDNN
+    if is_limited or is_out_of_memory(error):
+        return "out of memory", text
+    return "failed", f"{type(error).__name__}: {text}"
+
+
+def estimate_job(job: Job, send: Say) -> int:
+    """Send the estimate, and return the FLOPs of a step."""
+    send("stage", "estimating")
+    steps = Simulator(job.source)
+    if job.source.bert_config is None:
+        send("subject", steps.facts(job.run_config).subject)
+    with suppress(UnknownValueError):  # then there is only the measurement
+        found = steps.memory(job.run_config)
+        send("estimated", found)
+        if job.beside is not None and job.source.layer_path and found.cost.peak_bytes >= job.beside_peak_bytes:
+            send("outlook", steps.break_even(job.beside, job.run_config))
+    return steps.flops(job.run_config)
+
+
+def machine_name(device: str) -> str:
+    """Return the name of the processor or the GPU that runs the step."""
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    model = ""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{model or 'CPU'}, {torch.get_num_threads()} threads"
+
+
+def _set_malloc(option: int, value: int) -> None:
+    with suppress(OSError, AttributeError):  # a C library other than glibc
+        ctypes.CDLL(None).mallopt(option, value)
+
+
+def high_water(run: Callable[[], None]) -> ProcessMemory | None:
+    """Return the high-water mark of this process over one step; None if the system does not report it."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    life, before = proc_bytes(_STATUS, "VmHWM"), proc_bytes(_STATUS, "VmRSS")
+    if before is None or life is None:
+        run()
+        return None
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # resets the mark
+    run()
+    mark = proc_bytes(_STATUS, "VmHWM") or 0
+    return ProcessMemory(resident_before_bytes=before, high_water_bytes=mark, run_high_water_bytes=max(life, mark))

@@ -23,8 +23,7 @@ from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import has_kernel, is_of_device, nn, profiled_events, record_name, torch
 from bertscope.tracing.inputs import running_module
 from bertscope.tracing.losses import loss_function
-from bertscope.tracing.module_tree import row_paths
-from bertscope.tracing.totals import subject
+from bertscope.tracing.module_tree import row_paths, subject
 from bertscope.tracing.trace import hooks
 from bertscope.units import FP32
 

@@ -20,25 +20,23 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SelectionError, name_of
-from bertscope.measure.profile_job import (
-    Job,
-    RankLaunch,
-    Say,
+from bertscope.measure.profile_job import Job, RankLaunch, Say, printed_file
+from bertscope.measure.profile_worker import (
+    answer_job,
     estimate_job,
     high_water,
     job_error,
-    load_what_jobs_need,
+    load_for_jobs,
     machine_name,
-    printed_file,
     set_memory_limit,
     set_up_process,
     stages,
 )
 from bertscope.measure.profiler_run import measured_device, real_step, step_seconds
+from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fake_run import RunMode
 from bertscope.memory.parallel.collectives import NAMESPACES, kind_of, traffic
 from bertscope.memory.parallel.strategies import layers_of, make_meshes, parallelize
-from bertscope.memory.snapshot import snapshot
 from bertscope.memory.step import ModelStep, Phase
 from bertscope.memory.summary import memory
 from bertscope.memory.trace import MemoryTrace
@@ -249,6 +247,11 @@ def _measured(step: Any, job: Job, send: Say) -> RankRow:
 # ---- the launcher ----
 
 
+def launcher() -> None:
+    """Read a job from standard input and run its ranks."""
+    answer_job(launch_ranks)
+
+
 def launch_ranks(job: Job, send: Say) -> None:
     """Send the estimate, start the ranks of this machine, and send the exit codes of those that failed, {} if none."""
     launch = job.launch
@@ -274,7 +277,7 @@ def launch_ranks(job: Job, send: Say) -> None:
 
 def load_for_ranks() -> None:
     """Import what every rank needs, without running anything that starts a thread: forks then need not import it."""
-    load_what_jobs_need()
+    load_for_jobs()
     from torch.distributed import fsdp, optim  # noqa: F401
     from torch.distributed.tensor import parallel  # noqa: F401
 

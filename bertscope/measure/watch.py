@@ -33,7 +33,7 @@ class _Rank:
     number: int
     pid: int = 0
     stages: list[str] = field(default_factory=lambda: ["starting"])
-    problem: tuple[str, str] | None = None
+    problem: tuple[str, Any] | None = None
     read_bytes: int = 0
 
     @property
@@ -88,8 +88,8 @@ class RanksWatch:
                 self.first_problem, self.problem_seconds = rank, time.monotonic()
 
     def failure(
-        self, exit_codes: dict[str, int] | None, problem: tuple[str, str] | None
-    ) -> tuple[str, str, tuple[str, str]] | None:
+        self, exit_codes: dict[str, int] | None, problem: tuple[str, Any] | None
+    ) -> tuple[str, str, tuple[str, Any]] | None:
         """Return the name of the rank that failed or hangs, its stage, and its problem; None if there is none.
 
         `exit_codes` are those of the ranks that failed, None while the ranks run; `problem` is that of the job.
@@ -98,7 +98,7 @@ class RanksWatch:
             rank, kind, text = self._failed(exit_codes)
             return rank.name, rank.stages[-1], (kind, text)
         if self.first_problem is not None and self.first_problem.problem is not None:
-            may_be_lost = any(word in self.first_problem.problem[1] for word in _LOST)
+            may_be_lost = any(word in str(self.first_problem.problem[1]) for word in _LOST)
             if may_be_lost and exit_codes is None and time.monotonic() < self.problem_seconds + _SURE_SECONDS:
                 return None
             return self.first_problem.name, self.first_problem.stages[-1], self.first_problem.problem
@@ -112,7 +112,7 @@ class RanksWatch:
         who = found[0].name if len(found) == 1 else f"ranks {numbers}"
         return who, stage, ("hung", "hung until the time limit")
 
-    def _failed(self, exit_codes: dict[str, int]) -> tuple[_Rank, str, str]:
+    def _failed(self, exit_codes: dict[str, int]) -> tuple[_Rank, str, Any]:
         """Return the rank that failed first, the kind of its problem, and a text; after the ranks have ended.
 
         A rank that was killed is the first; the exceptions of the others say only that they lost it.

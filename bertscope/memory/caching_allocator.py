@@ -18,14 +18,17 @@ not split off (should_split and alloc_found_block in CUDACachingAllocator.cpp).
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
+from typing import Any
 
 from bertscope.frozen import dataclass
-from bertscope.memory.kernels.scratch_rules import MATRICES
-from bertscope.memory.trace import Layout, MemoryTrace, Where
+from bertscope.memory.kernel_rules import MATRICES
+from bertscope.memory.trace import Layout, MemoryEvent, MemoryTrace, Where
 from bertscope.reports.memory import BACKWARD, OPTIMIZER
 
 _MIB = 2**20
@@ -45,7 +48,7 @@ class SegmentBlock:
 
     def __init__(
         self, address: int, size: int, pool: PoolKey, is_mapped: bool = True, before: SegmentBlock | None = None,
-        after: SegmentBlock | None = None,
+        after: SegmentBlock | None = None
     ) -> None:  # fmt: skip
         self.address, self.size, self.pool = address, size, pool  # of a pool of blocks of up to 1 MiB, or of others
         self.is_free, self.is_mapped = False, is_mapped
@@ -287,7 +290,7 @@ MOVED, LOADED, AFTER_ANOTHER = "moved from the CPU", "checkpoint loaded on the c
 
 def replayed(
     run: Requests, limit_bytes: int | None = None, *, expandable_segments: bool = False, steps: int = STEPS,
-    history: str = MOVED,
+    history: str = MOVED
 ) -> Allocator:  # fmt: skip
     """Return the allocator after this number of steps; or after the first that exceeds the limit.
 
@@ -374,8 +377,7 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
         products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in MATRICES)
         product = next(products, None)
         first.insert(0 if product is None else first.index(product) + 1, number)
-    streams = [made_by[number].stream if number in made_by else ""
-               for number in range(len(held) + len(trace.changes))]  # fmt: skip
+    streams = [made_by[number].stream if number in made_by else "" for number in range(len(held) + len(trace.changes))]
     return Requests(
         sizes=[],
         streams=[*streams, *("" for _ in workspaces)],
@@ -408,3 +410,62 @@ def _laying_down(passes: Iterable[tuple[Where, int]], gradients: dict[int, str])
         yield number
     for numbers in waiting.values():
         yield from numbers
+
+
+# ---- the file of a trace for PyTorch's memory viewer (pytorch.org/memory_viz, or torch.cuda._memory_viz) ----
+
+
+_ITEMS = 1000  # for one instruction of a pickle, as in the standard library
+
+
+def snapshot(trace: MemoryTrace) -> bytes:
+    """Return the pickle that `torch.cuda.memory._dump_snapshot` would write for the step, with invented addresses."""
+    entries = list(_entries(trace))
+    return pickled({"segments": [], "device_traces": [entries]})
+
+
+def _entries(trace: MemoryTrace) -> Iterator[dict[str, Any]]:
+    addresses: dict[int, int] = {}  # of the blocks by number
+    next_address = _STEP
+    before = [MemoryEvent(size, block, "before the step", "", "") for block, size in trace.state]
+    events = (*before, *trace.events)
+    steps = [*enumerate(range(len(before))), *((event + len(before), number) for event, number in trace.matched())]
+    for time, (event, number) in enumerate(steps):
+        size, block, phase, *_ = events[event]
+        if number >= 0:
+            addresses[number] = next_address
+            next_address += size + _STEP
+        names = (block.operator or "(before the step)", block.path or "(model)", f"{block.part}, {phase}")
+        frames = [{"name": name, "filename": "", "line": 0} for name in names]
+        for action in ("alloc",) if number >= 0 else ("free_requested", "free_completed"):
+            yield {"action": action, "addr": addresses[max(number, ~number)], "size": abs(size), "stream": 0,
+                   "frames": frames, "time_us": time}  # fmt: skip
+
+
+def pickled(value: Any) -> bytes:
+    """Return the pickle, protocol 4, of dicts, lists, text and integers, which are all that a snapshot needs."""
+    return b"".join((b"\x80\x04", *_instructions(value, {}), b"."))
+
+
+def _instructions(value: Any, memo: dict[str, int]) -> Iterator[bytes]:
+    """Yield the instructions that push a value; a repeated text comes from the memo."""
+    if isinstance(value, (dict, list)):
+        is_dict = isinstance(value, dict)
+        yield b"}" if is_dict else b"]"
+        items = list(value.items()) if isinstance(value, dict) else [(item,) for item in value]
+        for start in range(0, len(items), _ITEMS):
+            yield b"("
+            for item in chain.from_iterable(items[start : start + _ITEMS]):
+                yield from _instructions(item, memo)
+            yield b"u" if is_dict else b"e"
+    elif isinstance(value, str) and value in memo:
+        yield struct.pack("<cI", b"j", memo[value])
+    elif isinstance(value, str):
+        memo[value] = len(memo)
+        text = value.encode("utf-8", "surrogatepass")
+        yield struct.pack("<cI", b"X", len(text)) + text + b"\x94"
+    elif type(value) is int:
+        size = value.bit_length() // 8 + 1
+        yield struct.pack("<BB", 0x8A, size) + value.to_bytes(size, "little", signed=True)
+    else:
+        raise TypeError(f"a snapshot holds no {type(value).__name__}")

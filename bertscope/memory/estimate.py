@@ -16,11 +16,12 @@ from unittest.mock import patch
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
 from bertscope.memory.deepening import with_copies
 from bertscope.memory.fake_run import fake_run
-from bertscope.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.memory.kernels import cuda_semantics
+from bertscope.memory.parallel.collectives import bucket_sizes
 from bertscope.memory.parallel.fake_ranks import fake_ranks, parallelize_fakes
-from bertscope.memory.parallel.strategies import layers_of, zero_ranks
-from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
-from bertscope.memory.summary import estimated, memory_report, uncounted_notes
+from bertscope.memory.parallel.strategies import layers_of, rank_groups, units_text, zero_ranks
+from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model, step_flops
+from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
 from bertscope.memory.trace import FAR, SMALLEST, MemoryTrace, same_events
 from bertscope.memory.zero import idle, with_update, without_broadcasts
 from bertscope.processes.folders import compile_environment
@@ -34,9 +35,8 @@ from bertscope.torch_access.compiled import compiled_paths, inductor_without_ker
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.tracing.inputs import loss_of, running, running_module
 from bertscope.tracing.losses import loss_function
-from bertscope.tracing.module_tree import row_paths
+from bertscope.tracing.module_tree import read, row_paths, subject, totals
 from bertscope.tracing.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
-from bertscope.tracing.totals import subject
 
 _KEPT_RUNS = 16
 # The peaks of compiled steps, in those of eager ones: measured, with one recomputation estimated (docs/memory.md).
@@ -84,6 +84,24 @@ class MemoryTraces:
         if found is None:
             found = self.freed(one).growing(self.freed(far))
         return found and self._finished(found, run_config)
+
+    def flops(self, run_config: RunConfig) -> int:
+        """Return the FLOPs of a step."""
+        return step_flops(self.source, run_config)
+
+    def facts(self, run_config: RunConfig) -> ModelFacts:
+        """Return the facts of the model as the run has it."""
+        parallelism, path = run_config.parallelism, self.source.layer_path
+        model = counted_model(self.source, run_config)
+        return ModelFacts(
+            subject=subject(model, self.source.name, run_config.dtype),
+            params=totals(read(model), None).distinct_params,
+            rows=dict(row_paths(model)),
+            units=units_text(model, parallelism, path),
+            groups=rank_groups(model, parallelism, path),
+            buckets=len(bucket_sizes(model)),
+            strategies=tuple(self.source.strategies(model)),
+        )
 
     def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:
         """Return the stacks of layers of which few run, if that takes less time; () if every layer has to run."""
@@ -164,7 +182,7 @@ def module_memory(
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = module_trace(module, inputs, run_config, loss)
     trace = trace.in_loop(run_config)
-    found = estimated(trace, trace.other_peak_bytes, run_config, row_paths(module))
+    found = estimated(trace, run_config, row_paths(module))
     return found, uncounted_notes(trace, run_config)
 
 

@@ -13,10 +13,8 @@ from functools import cached_property, partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from bertscope.memory.kernels.cpu_scratch import cpu_scratch
-from bertscope.memory.kernels.cuda_kernels import cuda_scratch, statistics_bytes
-from bertscope.memory.kernels.overhead import resident_threads
-from bertscope.memory.kernels.scratch_rules import Scratch
+from bertscope.memory.kernel_rules import Scratch, resident_threads
+from bertscope.memory.kernels import cpu_scratch, cuda_scratch, statistics_bytes
 from bertscope.memory.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.memory.step import ModelStep, dtype_name
 from bertscope.memory.trace import (

@@ -60,8 +60,9 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False)
     model = run_model(few, run_config)
     keep_operators(model, {})  # no layer yet: it switches the cache of keys off
-    records = {path: _LayerRuns(model.get_submodule(layers[-1]))
-               for path, layers in layer_lists(model).items() if path in deep}  # fmt: skip
+    records = {
+        path: _LayerRuns(model.get_submodule(layers[-1])) for path, layers in layer_lists(model).items() if path in deep
+    }
     inputs = meta_inputs(model, run_config)
     with running(few, model, "fake tensors", run_config.input):
         module_trace(model, inputs, run_config, None, few.layer_path)

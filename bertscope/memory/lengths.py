@@ -13,21 +13,22 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import accumulate
 from math import exp, lgamma, prod
 
 from bertscope.errors import SelectionError, name_of
-from bertscope.memory.fit import Fitter
-from bertscope.memory.trace import MemoryTrace
+from bertscope.memory.fit import fit_row
+from bertscope.memory.simulator import Simulator
 from bertscope.reports.memory import LengthBatch, LengthsRow
+from bertscope.reports.step import StepTime
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.building import built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 
 _MOST_TRACED = 5  # each takes about 0.5 s
 _MULTIPLE = 8
 _MEGABATCHES = 50  # batches that group_by_length sorts together: get_length_grouped_indices of transformers
+_ANY = 2**62  # a limit under which every batch fits
 _LARGE = 1024  # a batch in which activations decide the peak
 _NO_SCORES = 0.002  # the share by which a token's memory may grow with the length, such as by a kernel's scratch
 StepShape = tuple[int, int]  # sequences, tokens of each
@@ -166,18 +167,24 @@ def _takes_ids(source: ModelSource, run: RunConfig) -> bool:
 class LengthSteps:
     """The steps of a run at other lengths: their peaks, FLOPs and largest batches."""
 
-    def __init__(self, fitter: Fitter, run: RunConfig, data: Data, *, is_limited: bool) -> None:
-        self.fitter, self.data = fitter, data
-        self.limit = {} if is_limited else {"limit_bytes": None, "shortfall": None}
+    def __init__(self, simulator: Simulator, run: RunConfig, data: Data) -> None:
+        self.without_limit = {"limit_bytes": None, "shortfall": None} if simulator.limit_bytes is None else {}
+        self.simulator = simulator.limited(run, _ANY) if self.without_limit else simulator
+        self.data = data
         self.traced = traced_lengths(list(data.counts))
         padding = run.padding or 1 - data.tokens / (data.total * data.longest)
-        takes_mask = run.padding or _takes_ids(fitter.steps.source, run)
+        takes_mask = run.padding or _takes_ids(simulator.source, run)
         self.padded, self.unpadded = replace(run, padding=padding if takes_mask else 0.0), replace(run, padding=0.0)
-        self._bytes = lru_cache(None)(lambda run, batch, seq: self._trace(run, batch, seq).peak_bytes)
-        self._flops = lru_cache(None)(lambda seq: fitter.steps.flops(replace(run, batch=1, seq=seq)) / run.accumulate)
 
-    def _trace(self, run: RunConfig, batch: int, seq: int) -> MemoryTrace:
-        return self.fitter.trace(replace(run, batch=batch, seq=seq))
+        @cache
+        def peak_bytes(run: RunConfig, batch: int, seq: int) -> int:
+            return self.simulator.trace(replace(run, batch=batch, seq=seq)).peak_bytes
+
+        @cache
+        def sequence_flops(seq: int) -> float:
+            return self.simulator.flops(replace(run, batch=1, seq=seq)) / run.accumulate
+
+        self._bytes, self._flops = peak_bytes, sequence_flops
 
     @cached_property
     def is_fused(self) -> bool:
@@ -202,8 +209,9 @@ class LengthSteps:
     def flops(self, seq: int) -> float:
         """Return the FLOPs of one sequence."""
         near = sorted(self.traced, key=lambda traced: abs(traced - seq))[:3]
-        return sum(self._flops(own) * prod((seq - other) / (own - other) for other in near if other != own)
-                   for own in near)  # fmt: skip
+        return sum(
+            self._flops(own) * prod((seq - other) / (own - other) for other in near if other != own) for own in near
+        )
 
     def row(self, found: Batching) -> LengthsRow:
         """Return what an epoch of these batches needs."""
@@ -215,21 +223,39 @@ class LengthSteps:
         peak = self.peak if is_padded else lambda shape: self._bytes(run, *shape)
         worst, steps = replace(run, batch=batch, seq=seq), sum(found.shapes.values())
         mean_bytes = round(sum(count * peak(shape) for shape, count in found.shapes.items()) / steps)
-        return LengthsRow(
-            name=found.name, batch=0 if by_tokens else found.size, tokens_per_batch=found.size * by_tokens,
-            batches=round(steps), padding=1 - self.data.tokens / sum(count * length for count, length in own),
+        row = LengthsRow(
+            name=found.name,
+            batch=0 if by_tokens else found.size,
+            tokens_per_batch=found.size * by_tokens,
+            batches=round(steps),
+            padding=1 - self.data.tokens / sum(count * length for count, length in own),
             expected_bytes=min(mean_bytes, self._bytes(run, batch, seq)),  # `peak` has two sequences at least
-            worst_batch=batch, worst_seq=seq, cost=self.fitter.cost(worst, **self.limit),
+            worst_batch=batch,
+            worst_seq=seq,
+            cost=self.simulator.cost(worst, **self.without_limit),
             epoch_flops=round(sum(count * self.flops(length) for count, length in own)),
-        )  # fmt: skip
+        )
+        return replace(row, cost=replace(row.cost, time=self._time(row)))
+
+    def _time(self, row: LengthsRow) -> StepTime | None:
+        """Return the time of an epoch: that of a step of mean length, by the FLOPs of both."""
+        mean = self.data.tokens / self.data.total / (1 - row.padding)
+        seq = min(self.traced, key=lambda traced: abs(traced - mean))
+        run = replace(self.padded, batch=max(round(self.data.total / row.batches), 1), seq=seq)
+        time = self.simulator.timer.time(run) if self.simulator.timer else None
+        if time is None:
+            return None
+        return replace(time, epoch=time.step.times(row.epoch_flops * run.accumulate / self.simulator.flops(run)))
 
     def table(self) -> Iterator[LengthBatch]:
         """Yield the largest batch for the lengths up to each one that ran."""
         for low, high in zip([0, *self.traced], self.traced):  # noqa: B905
-            row = self.fitter.row(replace(self.padded, seq=high))
+            row = fit_row(self.simulator, replace(self.padded, seq=high))
             count = sum(count for length, count in self.data.counts.items() if low < length <= high)
             yield LengthBatch(low=low + 1, high=high, sequences=count, batch=row.batch, cost=row.cost)
 
     def largest_unpadded(self) -> int:
         """Return the most tokens of a batch without padding; 0 if attention saves scores."""
-        return self.is_fused and self.fitter.row(replace(self.unpadded, seq=self.data.even)).batch * self.data.even
+        return (
+            self.is_fused and fit_row(self.simulator, replace(self.unpadded, seq=self.data.even)).batch * self.data.even
+        )

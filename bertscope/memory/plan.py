@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, reduce
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
-from bertscope.gpus import Gpu
-from bertscope.memory.fit import Fitter, fitter_for
 from bertscope.memory.simulator import LARGEST_BATCH, Simulator, largest
 from bertscope.memory.summary import on_card
 from bertscope.progress import progress
@@ -152,22 +151,21 @@ def strategy_text(lists: Sequence[PlanList]) -> str:
 class PlanSearch:
     """The search for the cheapest plan of one run that fits."""
 
-    fitter: Fitter
+    simulator: Simulator
     run_config: RunConfig
     space_of: Callable[[Simulator, RunConfig], PlanSpace]
     changes: dict[str, Any]
-    timer: Any  # the Timer of a card (step_time.py) or None
     rows: dict[tuple[PlanSpace | None, Counts], PlanRow] = field(default_factory=dict)
 
     @cached_property
     def space(self) -> PlanSpace:
         """Return the plans of the run, whatever its optimizer is."""
-        return self.space_of(self.fitter.steps, self.run_config.changed(optimizer="none"))
+        return self.space_of(self.simulator, self.run_config.changed(optimizer="none"))
 
     @cached_property
     def byte_flops(self) -> float:
         """Return the FLOPs that cost as much as moving a byte: without a calibration only FLOPs count."""
-        return self.timer.byte_flops(self.run_config) if self.timer else 0.0
+        return self.simulator.timer.byte_flops(self.run_config) if self.simulator.timer else 0.0
 
     @property
     def plain(self) -> PlanRow:
@@ -225,7 +223,7 @@ class PlanSearch:
         found = None
         for _ in range(number):
             row = self.row(space, plan)
-            if row.answer == NO or row.cost.gpu_bytes > most * self.fitter.budget_bytes:
+            if row.answer == NO or row.cost.gpu_bytes > most * (self.simulator.limit_bytes or 0):
                 break
             found = plan if row.answer == YES else found
             plan = space.next(plan)
@@ -255,7 +253,7 @@ class PlanSearch:
         last = self.row(space, low)
         stride = 0  # how many plans to go on, where the last one fits and has the fewest bytes more than the one before
         for _ in range(_TRIED):
-            free = self.fitter.budget_bytes - last.cost.gpu_bytes  # as if each kept byte were one at the peak
+            free = (self.simulator.limit_bytes or 0) - last.cost.gpu_bytes  # as if each kept byte were one at the peak
             room = (kept(low) if last.answer == YES else top) + free
             if stride:
                 ahead = reduce(lambda plan, _: space.next(plan), range(stride), low)
@@ -294,36 +292,33 @@ class PlanSearch:
         lists = space.in_lists(counts) if space else ()
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         again = run.accumulate * space.flops_again(counts) if space else 0
+        step_flops = self.simulator.flops(replace(run, checkpointing=NONE)) + again
         self.rows[space, counts] = PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
-            cost=self.fitter.cost(run, recompute_flops=again,
-                                  step_flops=self.fitter.steps.flops(replace(run, checkpointing=NONE)) + again),
+            cost=self.simulator.cost(run, recompute_flops=again, step_flops=step_flops),
             recompute_share=again / (space.flops * run.accumulate) if space and space.flops else 0.0,
             moved_bytes_again=run.accumulate * space.moved_bytes if space else 0,
             changes=self.changes,
             lists=lists,
-        )  # fmt: skip
+        )
         return self.rows[space, counts]
 
     def _timed(self, row: PlanRow) -> PlanRow:
         run = replace(self.run_config, checkpointing=row.checkpointing)
-        return replace(row, cost=replace(row.cost, time=self.timer.time(run))) if self.timer else row
+        return replace(row, cost=self.simulator.timed(row.cost, run))
 
 
 def plan_report(
-    source: ModelSource,
+    simulator: Simulator,
     first: RunConfig,
-    budget: int | Gpu,
     *,
     changes: Sequence[dict[str, Any]] = (),
     changed_run: Callable[[dict[str, Any]], RunConfig] | None = None,
     batch_total: int | None = None,
-    context_bytes: int | None = None,
-    timer_of: Callable[[Simulator], Any] = lambda steps: None,
 ) -> PlanReport:
-    """Return the plan with the least time of a step that fits in a budget of bytes or on a GPU.
+    """Return the plan with the least time of a step that fits under the simulator's limit.
 
     Without measured times it has the fewest FLOPs again. `changed_run` returns the run with each of the `changes`; they
     are tried if no run before them fits without recomputation, and are the answer if no run without them fits. With
@@ -332,17 +327,12 @@ def plan_report(
     """
     searches: list[PlanSearch] = []
     notes: list[Note] = []
-    known = {source.architecture: Simulator(source, one_batch=True)}
-    asked, card = fitter_for(source, first, budget, context_bytes, known)
-    space_of = cache(_space)
+    card, space_of = simulator.card, cache(_space)
     for own in ({}, *changes):
         try:
             run = changed_run(own) if own and changed_run else first
-            other = source.with_options(lora=own["lora"]) if "lora" in own else source
-            steps = known if other is source else {other.architecture: Simulator(other, one_batch=True)}
-            fitter = fitter_for(other, run, budget, context_bytes, steps)[0]
-            search = PlanSearch(fitter, on_card(run, card), space_of, own, timer_of(fitter.steps))
-            searches.append(_sized(search, batch_total))
+            other = simulator.with_options(lora=own["lora"]) if "lora" in own else simulator
+            searches.append(_sized(PlanSearch(other, on_card(run, card), space_of, own), batch_total))
         except BertscopeError as error:
             if not own:
                 raise
@@ -356,12 +346,12 @@ def plan_report(
     rows = [best.answer, *best.leaner(), *others]
     if is_timed:
         rows.sort(key=lambda row: (row.answer != YES, bool(row.changes), _seconds(row) or 0.0))
-    facts = asked.steps.facts(first.changed(checkpointing=NONE))
+    facts = simulator.facts(first)
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
         units=facts.units,
         run=on_card(first, card).changed(checkpointing=NONE),
-        budget_bytes=asked.budget_bytes,
+        budget_bytes=simulator.limit_bytes or 0,
         card=card,
         batch_total=batch_total,
         objective=TIME if is_timed else FLOPS,
@@ -370,17 +360,17 @@ def plan_report(
         layers_flops=best.space.flops,
         front=tuple(
             PlanPoint(checkpointing=row.checkpointing, cost=row.cost, recompute_share=row.recompute_share)
-            for row in sorted(best.rows.values(), key=lambda row: row.peak_bytes)
+            for row in sorted(best.rows.values(), key=attrgetter("peak_bytes"))
         ),
         tried=sum(len(search.rows) for search in searches),
         notes=tuple(notes),
     )
 
 
-def _space(steps: Simulator, run_config: RunConfig) -> PlanSpace:
+def _space(simulator: Simulator, run_config: RunConfig) -> PlanSpace:
     from bertscope.memory.layer_operators import layer_costs
 
-    return PlanSpace(tuple(layer_costs(steps.source, replace(run_config, parallelism=ONE_PROCESS))))
+    return PlanSpace(tuple(layer_costs(simulator.source, replace(run_config, parallelism=ONE_PROCESS))))
 
 
 def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
@@ -418,8 +408,8 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
 
     A plan that was made with other versions runs again.
     """
-    row, steps, planned = report.rows[0], Simulator(source), report.subject
-    found = steps.facts(report.run.changed(checkpointing=NONE)).subject
+    row, simulator, planned = report.rows[0], Simulator(source), report.subject
+    found = simulator.facts(report.run).subject
     for name in ("architecture", "attention", "config"):
         pair = [getattr(subject, name) for subject in (planned, found)]
         if all(isinstance(config, dict) for config in pair):
@@ -437,7 +427,7 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
     made = f"bertscope {planned.bertscope_version}, torch {planned.torch_version}"
     changed = {name: value for name, value in row.changes.items() if name != "lora"}
     run = replace(report.run, batch=row.batch, accumulate=row.accumulate).changed(**changed)
-    operators = {own.path: own.operators for own in _space(steps, run).lists}
+    operators = {own.path: own.operators for own in _space(simulator, run).lists}
     for own in row.lists:
         names = {(item.name, item.number, item.module) for item in operators.get(own.path, ())}
         for item in own.kept:
@@ -446,7 +436,7 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
                     f"the plan was made by {made}, and now the layers of {own.path} call no {item.name}.{item.number} "
                     f"in {item.module}; make it again"
                 )
-    peak = steps.trace(run.changed(checkpointing=row.checkpointing)).peak_bytes
+    peak = simulator.trace(run.changed(checkpointing=row.checkpointing)).peak_bytes
     if peak != row.peak_bytes:
         raise SelectionError(
             f"the plan was made by {made} for a peak of {row.peak_bytes:,} bytes, which is {peak:,} now; make it again"

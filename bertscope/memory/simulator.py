@@ -1,4 +1,4 @@
-"""One model and what is known of its steps: traces at any batch, FLOPs, and facts of the model.
+"""One model and what is known of its steps: traces at any batch, FLOPs, facts of the model, and what a step costs.
 
 Two recorded runs of a kind of step give its memory at any batch (trace.py). Results are kept in the user's cache
 (saved.py): a further report on the same kind of step imports no torch.
@@ -6,63 +6,97 @@ Two recorded runs of a kind of step give its memory at any batch (trace.py). Res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache, partial
+from copy import copy
+from dataclasses import asdict, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
+from bertscope.memory.caching_allocator import Allocator, Requests, replayed, requests
+from bertscope.memory.kernel_rules import Overhead, by_thread, overhead
 from bertscope.memory.parallel.collectives import traffic
-from bertscope.memory.summary import estimated, memory_report, uncounted_notes
+from bertscope.memory.summary import (
+    ModelFacts,
+    device_cost,
+    estimated,
+    memory_report,
+    on_card,
+    step_cost,
+    uncounted_notes,
+)
 from bertscope.memory.trace import SMALLEST, MemoryTrace
 from bertscope.progress import progress
-from bertscope.reports.base import Subject
-from bertscope.reports.json import typed
-from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, RankGroup, Variant
+from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, Variant
+from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, StepCost
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.losses import MODEL, mini_batch
 from bertscope.settings.run_config import CUDA, FREED, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.tracing.saved import NUMBER, checked, is_saved, not_negative, saved
+from bertscope.tracing.saved import NUMBER, checked, is_saved, saved
 
 if TYPE_CHECKING:
     from bertscope.memory.estimate import MemoryTraces
+    from bertscope.memory.step_time import Timer
 
 LARGEST_BATCH, _MOST_LINES = 2**20, 8
 _SHOWN_BATCHES = (8, 32)
 _KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next budget those of the same runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFacts:
-    """Facts of a model as a run has it, which reports show."""
-
-    subject: Subject
-    params: int
-    rows: dict[str, str]  # the row of each module's path
-    units: str  # of FSDP
-    groups: tuple[RankGroup, ...]
-    buckets: int  # of DDP
-    strategies: tuple[str, ...]  # of checkpointing, to compare by default
-
-    @classmethod
-    def of(cls, data: Any) -> ModelFacts:
-        """Return the facts that asdict wrote, from JSON; raises ValueError for data that no model has."""
-        not_negative(data)
-        found: ModelFacts = typed(cls, data, "facts")
-        return found
+# What is known of a run -> its form in the cache: to JSON data, and from it; computed by the method of MemoryTraces.
+_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "trace": (MemoryTrace.data, MemoryTrace.read),
+    "growth": (lambda found: found and found.data(), lambda data: None if data is None else MemoryTrace.read(data)),
+    "flops": (int, lambda data: int(checked(data, NUMBER))),
+    "facts": (asdict, ModelFacts.of),
+}
 
 
 class Simulator:
-    """A source, and what is known of its steps; with `one_batch` each step runs at its batch only."""
+    """A source, and what is known of its steps: `cost(run)` is what a step costs, `limited` has its verdict too.
+
+    With `one_batch` each step runs at its batch only.
+    """
 
     def __init__(self, source: ModelSource, *, one_batch: bool = False) -> None:
         self.source, self.one_batch = source, one_batch or source.has_own_dtypes
+        self.limit_bytes: int | None = None
+        self.card: Gpu | None = None
+        self.overhead = Overhead()
+        self.timer: Timer | None = None
+        self.rows: Mapping[str, str] = {}  # of each module's path, once there is a limit
+        self.others: dict[Any, Simulator] = {}  # of the same source with options
         self.trace = lru_cache(_KEPT)(self._trace)
-        self._read_once = lru_cache(_KEPT)(self._facts)
         self._grown = lru_cache(4 * _KEPT)(self._growth)
-        self._counted = lru_cache(4 * _KEPT)(self._flops)
+        self._known = lru_cache(4 * _KEPT)(self._saved)
+        self._served = lru_cache(2 * _KEPT)(self._replayed)
+
+    def limited(self, run_config: RunConfig, memory: int | Gpu, context_bytes: int | None = None) -> Simulator:
+        """Return a simulator of such runs in a budget of bytes or on a GPU, with all that is known here.
+
+        `context_bytes` are instead of what is known of the GPU's context.
+        """
+        found, facts = copy(self), self.facts(run_config)
+        found.card = memory if isinstance(memory, Gpu) else None
+        found.limit_bytes = memory.memory_bytes if isinstance(memory, Gpu) else memory
+        found.overhead = overhead(run_config, context_bytes, found.card, facts.subject.attention)
+        found.rows = facts.rows
+        found._served = lru_cache(2 * _KEPT)(found._replayed)
+        return found
+
+    def with_options(self, **options: Any) -> Simulator:
+        """Return the simulator of the source with these options, under the same limit."""
+        key = tuple(options.items())
+        if key not in self.others:
+            self.others[key] = Simulator(self.source.with_options(**options), one_batch=self.one_batch)
+        found = copy(self.others[key])
+        found.card, found.limit_bytes, found.overhead = self.card, self.limit_bytes, self.overhead
+        found.timer = replace(self.timer, steps=found) if self.timer else None
+        found._served = lru_cache(2 * _KEPT)(found._replayed)
+        return found
 
     @cached_property
     def traces(self) -> MemoryTraces:
@@ -71,10 +105,12 @@ class Simulator:
 
         return MemoryTraces(self.source)
 
+    # ---- what is known: in memory, in the cache, else computed ----
+
     def is_kept(self, run_config: RunConfig, threads: int) -> bool:
         """Return True if the cache has all that a row of a sweep needs of a run."""
         kind = "growth" if run_config.batch >= SMALLEST else "trace"
-        needed = {"facts": _plain(run_config), kind: run_config, "step FLOPs": _counted(run_config)}
+        needed = {"facts": _plain(run_config), kind: run_config, "flops": _counted(run_config)}
         if kind == "growth":
             needed[kind] = replace(run_config, batch=SMALLEST)
         return all(is_saved(name, self.source, run, threads) for name, run in needed.items())
@@ -90,8 +126,12 @@ class Simulator:
             growing = self._grown(replace(run_config, batch=SMALLEST))
             if growing is not None:
                 return growing.scaled(batch)
-        return saved("trace", self.source, run_config, lambda: self.traces.trace(run_config), MemoryTrace.data,
-                     MemoryTrace.read)  # fmt: skip
+        found: MemoryTrace = self._saved("trace", run_config)
+        return found
+
+    def _saved(self, kind: str, run_config: RunConfig) -> Any:
+        """Return what is in the cache, else what runs on fake tensors give; only these import torch."""
+        return saved(kind, self.source, run_config, lambda: getattr(self.traces, kind)(run_config), *_FORMS[kind])
 
     def growth(self, run_config: RunConfig) -> MemoryTrace | None:
         """Return the trace from which those of all batches are scaled; None if its events change with the batch."""
@@ -100,127 +140,159 @@ class Simulator:
     def _growth(self, run_config: RunConfig) -> MemoryTrace | None:
         found: MemoryTrace | None = None
         with suppress(BertscopeError):  # of a model or shape that takes no other batch: each batch runs by itself
-            found = saved(
-                "growth", self.source, run_config, lambda: self.traces.growth(run_config),
-                lambda found: found and found.data(), lambda data: None if data is None else MemoryTrace.read(data),
-            )  # fmt: skip
+            found = self._saved("growth", run_config)
         return found
 
     def flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of a step: with the model's own loss those of one sequence, times the batch."""
         run = _counted(run_config)
-        return run_config.batch // run.batch * self._counted(run)
-
-    def _flops(self, run_config: RunConfig) -> int:
-        def compute() -> int:
-            from bertscope.memory.step import step_flops
-
-            return step_flops(self.source, run_config)
-
-        return saved("step FLOPs", self.source, run_config, compute, int, lambda data: int(checked(data, NUMBER)))
+        flops: int = self._known("flops", run)
+        return run_config.batch // run.batch * flops
 
     def facts(self, run_config: RunConfig) -> ModelFacts:
-        """Return the facts of the model as the run has it, which do not change with its batch and length."""
-        return self._read_once(_plain(run_config))
+        """Return the facts of the model as the run has it, which do not change with sizes and recomputation."""
+        facts: ModelFacts = self._known("facts", _plain(run_config))
+        return facts
 
-    def _facts(self, run_config: RunConfig) -> ModelFacts:
-        compute = partial(self._read, run_config)
-        return saved("facts", self.source, run_config, compute, asdict, ModelFacts.of)
+    # ---- what a step costs ----
 
-    def _read(self, run_config: RunConfig) -> ModelFacts:
-        from bertscope.memory.parallel.collectives import bucket_sizes
-        from bertscope.memory.parallel.strategies import rank_groups, units_text
-        from bertscope.memory.step import counted_model
-        from bertscope.tracing.module_tree import read, row_paths
-        from bertscope.tracing.totals import subject, totals
+    def cost(self, run_config: RunConfig, known: StepCost | None = None, **fields: Any) -> StepCost:
+        """Return the cost of a step, under the limit if there is one; `known` is that of the same step without one."""
+        trace, limit, room = self.trace(run_config), self.limit_bytes, self.overhead
+        rows = self.rows or self.facts(run_config).rows
+        if limit is None:
+            return step_cost(trace, rows, **device_cost(trace, run_config, self.card), **fields)
+        least, lacking = (max(trace.peak_bytes + used - limit, 0) for used in (room.lowest_bytes, room.highest_bytes))
+        reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=trace.peak_bytes)
+        if run_config.device == CUDA:
+            most = replayed(self._requests(run_config), expandable_segments=run_config.expandable_segments)
+            found = most.peak_reserved_bytes
+            if not lacking:
+                lacking = self._served(run_config).missing_bytes
+                found = found if lacking else self._served(run_config).peak_reserved_bytes
+            reserved = ByteRange(low_bytes=found, high_bytes=max(found, most.peak_reserved_bytes))
+            fields = {"reserved": reserved, **fields}
+        fields = {
+            "workspace_bytes": room.workspace_bytes,
+            "context": room.context,
+            "gpu_bytes": reserved.low_bytes + room.context.high_bytes,
+            "limit_bytes": limit,
+            "margin": room.margin,
+            "shortfall": ByteRange(low_bytes=least, high_bytes=lacking),
+            **fields,
+        }
+        return replace(known, **fields) if known else step_cost(trace, rows, **fields)
 
-        parallelism, path = run_config.parallelism, self.source.layer_path
-        model = counted_model(self.source, run_config)
-        return ModelFacts(
-            subject=subject(model, self.source.name, run_config.dtype),
-            params=totals(read(model), None).distinct_params,
-            rows=dict(row_paths(model)),
-            units=units_text(model, parallelism, path),
-            groups=rank_groups(model, parallelism, path),
-            buckets=len(bucket_sizes(model)),
-            strategies=tuple(self.source.strategies(model)),
+    def timed(self, cost: StepCost, run_config: RunConfig) -> StepCost:
+        """Return the cost with the time of the step, if times are wanted."""
+        return replace(cost, time=self.timer.time(run_config)) if self.timer else cost
+
+    def answer(self, run_config: RunConfig) -> str:
+        """Return if the run fits in the limit: yes, no, or uncertain."""
+        if self.is_served(run_config):
+            return YES
+        return UNCERTAIN if self.trace(run_config).peak_bytes <= self.most_bytes else NO
+
+    @property
+    def most_bytes(self) -> int:
+        """Return the bytes of tensors above which no step fits."""
+        return (self.limit_bytes or 0) - self.overhead.lowest_bytes
+
+    def is_served(self, run_config: RunConfig) -> bool:
+        """Return True if the run fits with the upper context, on CUDA with the fragmentation of the allocator."""
+        return not self.excess_bytes(run_config) and (
+            run_config.device != CUDA or not self._served(run_config).missing_bytes
         )
+
+    def needed_bytes(self, run_config: RunConfig) -> int:
+        """Return the bytes of the tensors, the workspaces and the upper context at the peak of this step."""
+        return self.trace(run_config).peak_bytes + self.overhead.highest_bytes
+
+    def excess_bytes(self, run_config: RunConfig) -> int:
+        """Return by how much these bytes exceed the limit."""
+        return max(self.needed_bytes(run_config) - (self.limit_bytes or 0), 0)
+
+    def missing_bytes(self, run_config: RunConfig) -> int:
+        """Return how many bytes the requests of a run lack: of the tensors, or of the allocator's segments."""
+        return self.excess_bytes(run_config) or self._served(run_config).missing_bytes
+
+    def _replayed(self, run_config: RunConfig) -> Allocator:
+        limit = self.overhead.limit_bytes(self.limit_bytes or 0)
+        return replayed(self._requests(run_config), limit, expandable_segments=run_config.expandable_segments)
+
+    def _requests(self, run_config: RunConfig) -> Requests:
+        """Return the requests to the allocator with the most memory that a version of torch needs for the run."""
+        trace = self.trace(run_config)
+        trace = trace.upper if self.overhead.margin else trace
+        return requests(trace, by_thread(run_config, self.overhead.workspace_bytes))
+
+    # ---- reports ----
+
+    def memory(self, run_config: RunConfig) -> Memory:
+        """Return the memory of a step without a limit."""
+        return estimated(self.trace(run_config), run_config, self.facts(run_config).rows)
+
+    def report(self, run_configs: Sequence[RunConfig]) -> MemoryReport:
+        """Return the estimates of a step for runs that differ only in checkpointing; with a GPU as they are there."""
+        runs = [on_card(run_config, self.card) for run_config in run_configs]
+        facts, path = self.facts(runs[0]), self.source.layer_path
+        variants: list[Variant] = []
+        for run in runs:
+            progress(f"estimating {run.checkpointing}")
+            trace = self.trace(run)
+            found = estimated(trace, run, facts.rows, self.card)
+            cost = found.cost if self.limit_bytes is None else self.cost(run, found.cost)
+            calls = traffic(trace.collectives, facts.rows, facts.buckets, run.parallelism, run.accumulate)
+            first, outlook = variants[0].cost if variants else None, None
+            if first and path and cost.peak_bytes >= first.peak_bytes:
+                outlook = self.break_even(runs[0], run)
+            variants.append(Variant(
+                checkpointing=run.checkpointing, reentrant=run.reentrant, traffic=calls, outlook=outlook,
+                estimated=replace(found, cost=self.timed(cost, run)),
+            ))  # fmt: skip
+        report = replace(
+            memory_report(facts.subject, runs[0], tuple(variants)),
+            card=self.card,
+            notes=uncounted_notes(self.trace(runs[0]), runs[0]),
+        )
+        is_divided = runs[0].parallelism.world_size > 1
+        return replace(report, ranks=facts.groups, units=facts.units) if is_divided else report
+
+    def break_even(self, first: RunConfig, run_config: RunConfig) -> BreakEven | None:
+        """Return the least batch at which a run has a lower peak than the first one, and both peaks at larger batches.
+
+        None if it is not known.
+        """
+        one, other = self.growth(first), self.growth(run_config)
+        if one is None or other is None:
+            return None
+
+        def peaks(batch: int) -> tuple[int, int]:
+            return one.scaled(batch).peak_bytes, other.scaled(batch).peak_bytes
+
+        def is_behind(batch: int) -> bool:
+            first_bytes, own_bytes = peaks(batch)
+            return own_bytes >= first_bytes
+
+        behind = largest(is_behind)
+        if behind >= LARGEST_BATCH // 2:
+            return None
+        shown = [(batch, *peaks(batch)) for batch in _SHOWN_BATCHES if batch > max(first.batch, behind)]
+        points = (BreakEvenPoint(batch=batch, first_bytes=first, own_bytes=own) for batch, first, own in shown)
+        return BreakEven(pays_from_batch=behind + 1, points=tuple(points))
 
 
 def _plain(run_config: RunConfig) -> RunConfig:
-    """Return the run of other sizes and loop that builds the same model."""
-    return replace(run_config, batch=1, seq=1, loop=FREED)
+    """Return the run of other sizes, loop, kernels and strategy of checkpointing that builds the same model."""
+    if run_config.checkpointing != NONE:
+        run_config = run_config.changed(checkpointing=NONE)
+    return replace(run_config, batch=1, seq=1, loop=FREED, sdpa_kernel="auto", card_threads=0)
 
 
 def _counted(run_config: RunConfig) -> RunConfig:
     """Return the run whose FLOPs are counted: with the model's own loss that of one sequence."""
     batch = 1 if run_config.loss == MODEL else run_config.batch
     return run_config.counted(accumulate=run_config.accumulate, batch=batch)
-
-
-def break_even(one: MemoryTrace | None, other: MemoryTrace | None, above: int) -> BreakEven | None:
-    """Return the least batch at which `other` has the lower peak, and both peaks at batches above `above`.
-
-    None if it is not known.
-    """
-    if one is None or other is None:
-        return None
-
-    def peaks(batch: int) -> tuple[int, int]:
-        return one.scaled(batch).peak_bytes, other.scaled(batch).peak_bytes
-
-    def is_behind(batch: int) -> bool:
-        first, second = peaks(batch)
-        return second >= first
-
-    behind = largest(is_behind)
-    if behind >= LARGEST_BATCH // 2:
-        return None
-    shown = [(batch, *peaks(batch)) for batch in _SHOWN_BATCHES if batch > max(above, behind)]
-    points = tuple(BreakEvenPoint(batch=batch, first_bytes=first, own_bytes=second) for batch, first, second in shown)
-    return BreakEven(pays_from_batch=behind + 1, points=points)
-
-
-def estimate_memory(source: ModelSource, run_config: RunConfig, steps: Simulator | None = None) -> Memory:
-    """Return the memory of a step of the model of `source`; `steps` are this model's, by default new ones."""
-    steps = steps or Simulator(source)
-    rows = steps.facts(run_config).rows
-    trace = steps.trace(run_config)
-    return estimated(trace, trace.other_peak_bytes, run_config, rows)
-
-
-def estimate_report(
-    source: ModelSource, run_configs: Sequence[RunConfig], card: Gpu | None = None, steps: Simulator | None = None
-) -> MemoryReport:
-    """Return the estimates of one model's step for run configurations that differ only in checkpointing.
-
-    On CUDA the context and the workspaces are those of `card`; `steps` are this model's, by default new ones.
-    """
-    steps = steps or Simulator(source)
-    facts = steps.facts(run_configs[0])
-    variants: list[Variant] = []
-    for run_config in run_configs:
-        progress(f"estimating {run_config.checkpointing}")
-        trace = steps.trace(run_config)
-        found = estimated(trace, trace.other_peak_bytes, run_config, facts.rows, card)
-        variant = Variant(
-            checkpointing=run_config.checkpointing,
-            reentrant=run_config.reentrant,
-            estimated=found,
-            traffic=traffic(
-                trace.collectives, facts.rows, facts.buckets, run_config.parallelism, run_config.accumulate
-            ),
-        )
-        first = variants[0].estimated if variants else None
-        if first and source.layer_path and found.cost.peak_bytes >= first.cost.peak_bytes:
-            growths = steps.growth(run_configs[0]), steps.growth(run_config)
-            variant = replace(variant, outlook=break_even(*growths, above=run_configs[0].batch))
-        variants.append(variant)
-    notes = uncounted_notes(steps.trace(run_configs[0]), run_configs[0])
-    report = replace(memory_report(facts.subject, run_configs[0], tuple(variants)), card=card, notes=notes)
-    if run_configs[0].parallelism.world_size == 1:
-        return report
-    return replace(report, ranks=facts.groups, units=facts.units)
 
 
 # ---- searches ----

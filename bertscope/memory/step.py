@@ -20,8 +20,7 @@ from bertscope.settings.losses import MODEL
 from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import CUDA, FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.sources.building import built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, storage_key, torch, tree_map
 from bertscope.torch_access.compiled import compiled
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
@@ -29,8 +28,8 @@ from bertscope.tracing.fake_tensors import attribute_tensors, valid_tokens
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.tracing.losses import add_teacher, batch_of_texts
+from bertscope.tracing.module_tree import freeze
 from bertscope.tracing.operator_costs import tensors
-from bertscope.tracing.totals import freeze
 from bertscope.units import PRECISIONS
 
 _BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH",

@@ -10,7 +10,6 @@ reach: FLOPs alone make recomputation too cheap.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,12 +17,11 @@ from typing import Any
 from bertscope.gpus import Gpu, bandwidth, peak_flops
 from bertscope.memory.estimate import named_inputs
 from bertscope.memory.fake_run import RunMode
-from bertscope.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import ModelStep, meta_inputs, run_model, step_flops
-from bertscope.memory.summary import on_card
 from bertscope.reports.calibration import COPY, CalibrationReport, CardWork
-from bertscope.reports.memory import OPTIMIZER, FitReport, FitRow, MemoryReport, Variant
+from bertscope.reports.memory import OPTIMIZER
 from bertscope.reports.step import StepTime, TimeRange
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import TRAINING, RunConfig
@@ -127,31 +125,6 @@ class Timer:
         if found is None or not self.sequences:
             return found
         return replace(found, epoch=found.step.times(-(-self.sequences // (run_config.batch * run_config.accumulate))))
-
-
-def with_times(report: MemoryReport, timer: Timer, run_configs: Sequence[RunConfig]) -> MemoryReport:
-    """Return an estimate with the time of each variant; `run_configs` are theirs."""
-
-    def timed(variant: Variant, run: RunConfig) -> Variant:
-        found = variant.estimated
-        return replace(variant, estimated=found and replace(found, cost=replace(found.cost, time=timer.time(run))))
-
-    return replace(report, variants=tuple(map(timed, report.variants, run_configs)))
-
-
-def with_fit_times(report: FitReport, timer: Timer, variants: Sequence[RunConfig]) -> FitReport:
-    """Return the rows of `fit` that fit with the time of a step; `variants` are the runs that were tried."""
-    if report.batch_total is not None:
-        return report
-    runs = {(run.checkpointing, run.precision): on_card(run, timer.card) for run in variants}
-
-    def timed(row: FitRow) -> FitRow:
-        if not row.batch:
-            return row
-        run = replace(runs[row.checkpointing, row.precision], seq=row.seq, batch=row.batch)
-        return replace(row, cost=replace(row.cost, time=timer.time(run)))
-
-    return replace(report, rows=tuple(map(timed, report.rows)))
 
 
 def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:

@@ -3,20 +3,22 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from bertscope.gpus import CONTEXT_BYTES, Gpu, card_threads, sdpa_kernel
+from bertscope.gpus import Gpu, capability, card_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
-from bertscope.memory.kernels.overhead import by_thread, card_workspace_bytes
+from bertscope.memory.kernel_rules import by_thread, context_of, workspace_bytes
 from bertscope.memory.trace import MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
-from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Sample, Variant
+from bertscope.reports.json import typed
+from bertscope.reports.memory import KeptRow, Memory, MemoryReport, RankGroup, Sample, Variant
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, RunConfig
+from bertscope.tracing.saved import not_negative
 
 # Operators whose temporary memory on a CPU is not counted, nor the workspace that an LSTM saves for backward.
 _UNCOUNTED_KERNELS = {"convolution": "convolutions", "mkldnn_rnn_layer": "LSTMs"}
@@ -41,12 +43,38 @@ _WHAT = (
     (r"", r"_to_copy", "copy in another dtype"),
     (r"", r"_log_softmax", "log-probabilities of the vocabulary"),
     (r"", r"get_rng_state", "random state for recomputation"),
-)  # fmt: skip
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Facts of a model as a run has it, which reports show."""
+
+    subject: Subject
+    params: int
+    rows: dict[str, str]  # the row of each module's path
+    units: str  # of FSDP
+    groups: tuple[RankGroup, ...]
+    buckets: int  # of DDP
+    strategies: tuple[str, ...]  # of checkpointing, to compare by default
+
+    @classmethod
+    def of(cls, data: Any) -> "ModelFacts":
+        """Return the facts that asdict wrote, from JSON; raises ValueError for data that no model has."""
+        not_negative(data)
+        found: ModelFacts = typed(cls, data, "facts")
+        return found
 
 
 def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device: Any) -> Memory:
     """Return the report on a trace; `rows` gives the row of each module's path, `device` the fields of a GPU's cost."""
     phases = tuple(_peak(trace, moment, rows) for moment in trace.peaks())
+    reserved = device.get("reserved")
+    if obtained == "measured" and reserved and reserved.low_bytes < trace.peak_bytes:
+        # Profiler and allocator measured two steps and round differently: what is allocated is reserved too.
+        more = trace.peak_bytes - reserved.low_bytes
+        reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=max(trace.peak_bytes, reserved.high_bytes))
+        device |= {"reserved": reserved, "gpu_bytes": device["gpu_bytes"] + more}
     return Memory(
         obtained=obtained,
         cost=_cost(trace, max(phases, key=attrgetter("peak_bytes")), device),
@@ -138,9 +166,7 @@ def _highest(live: list[int], width: int) -> Iterator[int]:
 # ---- the report of an estimate, and on CUDA what the allocator, cuBLAS and the context add ----
 
 
-def estimated(
-    trace: MemoryTrace, other_peak_bytes: int, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None
-) -> Memory:
+def estimated(trace: MemoryTrace, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None) -> Memory:
     """Return the memory of a step, with the peak of the same step in another loop."""
     device = device_cost(trace, run_config, card)
     if device:
@@ -149,7 +175,7 @@ def estimated(
         found = [device["max_allocated_bytes"], *(allocated for allocated, _ in others)]
         device["allocated"] = ByteRange(low_bytes=min(found), high_bytes=max(found))
         device["reserved_loaded_bytes"] = others[0][1]
-    return memory(trace, "estimated", rows, other_loop_bytes=other_peak_bytes, **device)
+    return memory(trace, "estimated", rows, other_loop_bytes=trace.other_peak_bytes, **device)
 
 
 def allocator_bytes(
@@ -169,15 +195,15 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = No
     """Return the fields of a cost that a CUDA device adds, of a GPU or of any; none for the CPU."""
     if run_config.device != "cuda":
         return {}
-    workspaces = card_workspace_bytes(run_config, card)
+    workspaces = workspace_bytes(run_config, capability(card) if card else None)
     allocated, reserved = allocator_bytes(trace, run_config, workspaces)
-    low, high = (card.context_low_bytes, card.context_high_bytes) if card else CONTEXT_BYTES
+    context = context_of(card)
     return {
         "max_allocated_bytes": allocated,
         "workspace_bytes": workspaces,
         "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
-        "context": ByteRange(low_bytes=low, high_bytes=high),
-        "gpu_bytes": reserved + high,
+        "context": context,
+        "gpu_bytes": reserved + context.high_bytes,
     }
 
 

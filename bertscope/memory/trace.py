@@ -4,7 +4,7 @@ Runs on fake tensors, profiler runs and runs on a CUDA device record the same tr
 reports an estimate and a measurement. A trace has no addresses: equal blocks are interchangeable.
 
 Two recorded batches give the trace at any batch: each size grows with the batch by a fixed number of bytes; that of a
-kernel's scratch follows a rule (scratch_rules.py) whose numbers do, and a matrix of all pairs is the product of its
+kernel's scratch follows a rule (kernel_rules.py) whose numbers do, and a matrix of all pairs is the product of its
 dimensions. The two batches differ by a large prime: a minimum or a rounded quotient gives no whole number of bytes for
 a sequence, or fewer than 0 bytes without any.
 """
@@ -21,7 +21,7 @@ from itertools import accumulate, groupby
 from math import prod
 from typing import Any, NamedTuple
 
-from bertscope.memory.kernels.scratch_rules import RULES
+from bertscope.memory.kernel_rules import RULES
 from bertscope.memory.parallel.collectives import Collective
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.reports.step import Parts
@@ -216,8 +216,10 @@ class MemoryTrace:
         """Return the events as rows."""
         sizes, blocks = self.kind_bytes, [kind.block_at(self.more) for kind in self.kinds]
         sizes, blocks = sizes + [-size for size in reversed(sizes)], blocks + blocks[::-1]
-        return tuple(MemoryEvent(sizes[number], blocks[number], *place)
-                     for number, place in zip(self.changes, self.layout.places, strict=True))  # fmt: skip
+        return tuple(
+            MemoryEvent(sizes[number], blocks[number], *place)
+            for number, place in zip(self.changes, self.layout.places, strict=True)
+        )
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -324,8 +326,9 @@ class MemoryTrace:
         Their own order, when autocast ends after forward or after a recomputed layer, changes from run to run.
         """
         phases = [place[0] for place in self.places]
-        copies = {~number: kind.block.recomputed for number, kind in enumerate(self.kinds)
-                  if kind.block.operator == _COPY}  # fmt: skip
+        copies = {
+            ~number: kind.block.recomputed for number, kind in enumerate(self.kinds) if kind.block.operator == _COPY
+        }
         if not copies:
             return self
 
@@ -334,8 +337,9 @@ class MemoryTrace:
             return phase if change in copies and (copies[change] or phase == FORWARD) else ""
 
         order = self._with_sorted_frees(run)
-        return replace(self, changes=[self.changes[event] for event in order],
-                       place_of=[self.place_of[event] for event in order])  # fmt: skip
+        return replace(
+            self, changes=[self.changes[event] for event in order], place_of=[self.place_of[event] for event in order]
+        )
 
     # ---- at another batch, depth or loop ----
 
@@ -438,8 +442,9 @@ class MemoryTrace:
         """Return the number of the event at which forward returns: its mark, else its last allocation."""
         places = self.layout.places
         returns = [event for event, place in enumerate(places) if place[2] == RETURN]
-        returns = returns or [event for event, place in enumerate(places)
-                              if place[0] == FORWARD and self.changes[event] >= 0]  # fmt: skip
+        returns = returns or [
+            event for event, place in enumerate(places) if place[0] == FORWARD and self.changes[event] >= 0
+        ]
         return (returns or [0])[-1]
 
     @property

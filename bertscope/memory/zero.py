@@ -11,7 +11,7 @@ from typing import Any
 
 from bertscope.memory.deepening import with_copies
 from bertscope.memory.fake_run import fake_run
-from bertscope.memory.kernels.cuda_kernels import cuda_semantics
+from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.parallel.collectives import Collective
 from bertscope.memory.parallel.strategies import zero_shares
 from bertscope.memory.step import ModelStep

@@ -7,10 +7,9 @@ from bertscope import torch_access  # first: torch is imported there, with its e
 from bertscope.config import HEADS, BertConfig, unknown_architecture
 from bertscope.model import heads
 from bertscope.model.attention import BertAttention, BertSdpaSelfAttention, BertSelfAttention, BertSelfOutput
-from bertscope.model.bert import BertModel
+from bertscope.model.bert import BertModel, BertPreTrainedModel
 from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOutput, BertPooler
 from bertscope.model.lora import PeftModel
-from bertscope.model.pretrained import BertPreTrainedModel
 
 CLASSES: dict[str, type[BertPreTrainedModel]] = {name: getattr(heads, name) for name in HEADS}
 

@@ -1,15 +1,22 @@
-"""BertModel: the model without a head.
+"""BertModel, the model without a head, and the base class of all models.
+
+The base class initialises and ties weights, recomputes, prunes and resizes, and loads checkpoints.
 
 Letters in the shapes: B batch, S sequence length, T = S + cached length, E encoder length, N heads,
 H hidden size.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from bertscope.config import BertConfig
-from bertscope.model.encoder import BertEmbeddings, BertEncoder, BertPooler
+from bertscope.model.encoder import LAYERS, BertEmbeddings, BertEncoder, BertPooler
 from bertscope.model.inputs import (
     Cache,
     additive_mask,
@@ -22,7 +29,273 @@ from bertscope.model.inputs import (
     transformers_mask,
 )
 from bertscope.model.outputs import BaseModelOutputWithPoolingAndCrossAttentions
-from bertscope.model.pretrained import BertPreTrainedModel
+from bertscope.settings.checkpointing import FULL, Checkpointing
+
+
+class BertPreTrainedModel(nn.Module):
+    """The base of BertModel and of every class with a head."""
+
+    base_model_prefix = "bert"
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    # ---- weights: values and ties ----
+
+    def post_init(self) -> None:
+        """Initialise the weights and tie parameters; every constructor calls this last."""
+        is_meta = next(self.parameters()).is_meta  # no values to initialise
+        for child in () if is_meta else self.children():
+            if not isinstance(child, BertPreTrainedModel):  # the BertModel of a head did this in its own constructor
+                child.apply(self._init_weights)
+        self.tie_weights()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Set normal weights with `initializer_range`, zero biases, a zero padding row, and LayerNorm as identity."""
+        weight: Any = getattr(module, "weight", None)
+        if weight is None or weight.is_meta:  # a meta weight has no values, and `normal_` on it costs 1.4 s
+            return
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(weight, std=self.config.initializer_range)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            with torch.no_grad():
+                weight[module.padding_idx].zero_()
+        if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    @property
+    def base_model(self) -> Any:
+        """Return the BertModel in this model, or the model itself."""
+        return getattr(self, self.base_model_prefix, self)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the first parameter."""
+        return next(self.parameters()).device
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the word embeddings."""
+        embeddings: nn.Embedding = self.base_model.embeddings.word_embeddings
+        return embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the word embeddings; also update a tied decoder and the size of the vocabulary."""
+        self.base_model.embeddings.word_embeddings = value
+        self._set_config(replace(self.config, vocab_size=value.num_embeddings))
+        if self.config.tie_word_embeddings:
+            self._resize_decoder(value.num_embeddings)
+        self.tie_weights()
+
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """Return the decoder of the language modelling head; None for a class without one."""
+        return None
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replace the decoder; the head gets its bias. Raises ValueError for a class without a decoder."""
+        if self.get_output_embeddings() is None:
+            raise ValueError(f"{type(self).__name__} has no output embeddings")
+        head: Any = self.cls
+        head.predictions.decoder = value
+        head.predictions.bias = value.bias
+
+    def tie_weights(self) -> None:
+        """Tie the decoder to the word embeddings, if the configuration says so, and always to the head's bias."""
+        decoder = self.get_output_embeddings()
+        if decoder is None:
+            return
+        head: Any = self.cls
+        head.predictions.tie_bias()
+        if self.config.tie_word_embeddings:
+            decoder.weight = self.get_input_embeddings().weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertPreTrainedModel:
+        """Apply `fn` as torch does, but keep ties: torch replaces the parameter of each name separately."""
+        shared = _shared_parameters(self)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for (first, name), *others in shared:
+            for module, other_name in others:
+                module._parameters[other_name] = first._parameters[name]
+        return self
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights as torch does, with names of this class or of old checkpoints, with or without `bert.` in front.
+
+        LayerNorm's `gamma` and `beta` become weight and bias, stored `position_ids` are ignored, and a
+        tied weight without an entry is taken from its other name. Raises ValueError for
+        TensorFlow's names.
+        """
+        found, filled = translated(state_dict, self)
+        result = super().load_state_dict(found, strict, assign)
+        if not strict:  # filled names still count as missing, as safetensors' loader expects of tied names
+            result.missing_keys.extend(filled)
+        self.tie_weights()
+        return result
+
+    # ---- checkpointing: tensors saved for backward ----
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Return True if layers are recomputed in the backward pass in train mode."""
+        return self._encoder().gradient_checkpointing
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = FULL
+    ) -> None:
+        """Recompute layers in the backward pass instead of saving their activations, in train mode only.
+
+        `strategy`: full (every layer), layers:0-5, selective (saves the matrix products), keep:addmm.0-3 (saves the
+        outputs of the first four addmm of each layer).
+        `gradient_checkpointing_kwargs` may hold `use_reentrant`, which is False by default.
+        """
+        options = dict(gradient_checkpointing_kwargs or {})
+        use_reentrant = bool(options.pop("use_reentrant", False))
+        if options:
+            raise ValueError(f"only use_reentrant can be chosen; got {', '.join(options)}")
+        encoder = self._encoder()
+        chosen = Checkpointing.parse(strategy, use_reentrant=use_reentrant)
+        if chosen is not None:
+            chosen.check_lists([LAYERS])
+            chosen.check_layers(LAYERS, len(encoder.layer))
+        encoder.gradient_checkpointing = chosen is not None
+        encoder.checkpointing = chosen or Checkpointing()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Save all activations again."""
+        self._encoder().gradient_checkpointing = False
+
+    def _encoder(self) -> BertEncoder:
+        encoder: BertEncoder = self.base_model.encoder
+        return encoder
+
+    # ---- pruning and resizing ----
+
+    def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
+        """Remove attention heads; `heads` maps a layer to head numbers in the unpruned layer."""
+        pruned = {layer: set(heads) for layer, heads in self.config.pruned_heads.items()}
+        for place, heads in heads_to_prune.items():
+            layer = place + self.config.num_hidden_layers if place < 0 else place
+            pruned[layer] = pruned.get(layer, set()) | set(heads)
+        config = replace(self.config, pruned_heads={layer: tuple(sorted(heads)) for layer, heads in pruned.items()})
+        for layer, heads in config.pruned_heads.items():
+            self._encoder().layer[layer].attention.prune_heads(heads)  # type: ignore[union-attr, operator]
+        self._set_config(config)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
+    ) -> nn.Embedding:
+        """Resize the vocabulary in embeddings and decoder, initialise new rows, and return the embeddings."""
+        embeddings = self.get_input_embeddings()
+        size = embeddings.num_embeddings if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None and not isinstance(pad_to_multiple_of, int):
+            raise ValueError(f"pad_to_multiple_of must be an integer; got {pad_to_multiple_of}")
+        if pad_to_multiple_of:
+            size = -(-size // pad_to_multiple_of) * pad_to_multiple_of
+        if size != embeddings.num_embeddings:
+            self._set_config(replace(self.config, vocab_size=size))
+            self._resize(embeddings, size)
+            embeddings.num_embeddings = size
+            self._resize_decoder(size)
+            self.tie_weights()
+        return embeddings
+
+    def _resize_decoder(self, size: int) -> None:
+        decoder = self.get_output_embeddings()
+        if decoder is None:
+            return
+        if not self.config.tie_word_embeddings:
+            self._resize(decoder, size)
+        decoder.out_features = size
+        head: Any = self.cls
+        head.predictions.bias = _resized(head.predictions.bias, size, std=0.0)
+
+    def _resize(self, module: nn.Embedding | nn.Linear, size: int) -> None:
+        module.weight = _resized(module.weight, size, std=self.config.initializer_range)
+
+    def _set_config(self, config: BertConfig) -> None:
+        for module in self.modules():
+            if isinstance(getattr(module, "config", None), BertConfig):
+                module.config = config  # type: ignore[assignment]
+
+
+def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Return, for every parameter with several names, the modules and attributes that have it."""
+    addresses: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                addresses.setdefault(id(parameter), []).append((module, name))
+    return [places for places in addresses.values() if len(places) > 1]
+
+
+def _resized(old: Tensor, size: int, *, std: float) -> nn.Parameter:
+    """Return the first `size` rows of `old`, then new rows from a normal distribution; frozen if `old` is."""
+    new = old.new_empty(size, *old.shape[1:])
+    if not new.is_meta:
+        with torch.no_grad():
+            kept = min(size, old.shape[0])
+            new.normal_(std=std) if std else new.zero_()
+            new[:kept] = old[:kept]
+    return nn.Parameter(new, requires_grad=old.requires_grad)
+
+
+# ---- the names of weights in old and new checkpoints, translated to the names of a model ----
+
+# Buffers that transformers before 4.31 saved; computed here.
+STORED_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+_OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def translated(state_dict: Mapping[str, Any], model: nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """Return the state dict with the names of `model`, and the tied names that were added.
+
+    Raises ValueError for TensorFlow's names.
+    """
+    for name in state_dict:
+        if "/" in name:
+            raise ValueError(
+                f"{name!r} is a TensorFlow name; convert the checkpoint first "
+                "(transformers-cli convert --model_type bert), then load what that writes"
+            )
+    own = set(model.state_dict(keep_vars=True))
+    found = {
+        own_name(modern_name(name), own): tensor
+        for name, tensor in state_dict.items()
+        if not name.endswith(STORED_BUFFERS)
+    }
+    return found, _fill_ties(found, model)
+
+
+def modern_name(name: str) -> str:
+    """Return the name with `weight` and `bias` for a LayerNorm's `gamma` and `beta`."""
+    for old, new in _OLD_ENDS.items():
+        if name.endswith(old):
+            return name[: -len(old)] + new
+    return name
+
+
+def own_name(name: str, own: Container[str], prefix: str = "bert") -> str:
+    """Return the name with or without `bert.` in front, as in the model."""
+    if name in own:
+        return name
+    front = f"{prefix}."
+    other = name.removeprefix(front) if name.startswith(front) else front + name
+    return other if other in own else name
+
+
+def _fill_ties(found: dict[str, Any], model: nn.Module) -> list[str]:
+    """Add the missing names of tied parameters with the tensor of another name; return the added names."""
+    filled = []
+    addresses: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        addresses.setdefault(id(parameter), []).append(name)
+    for names in addresses.values():
+        stored = next((name for name in names if name in found), None)
+        for name in names:
+            if stored is not None and name not in found:
+                found[name] = found[stored]
+                filled.append(name)
+    return filled
 
 
 class BertModel(BertPreTrainedModel):

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from bertscope.config import BertConfig
 from bertscope.errors import ConfigError
-from bertscope.model.activations import activation
-from bertscope.model.bert import BertModel
+from bertscope.model.bert import BertModel, BertPreTrainedModel
+from bertscope.model.encoder import activation
 from bertscope.model.inputs import Cache
 from bertscope.model.outputs import (
     BertForPreTrainingOutput,
@@ -29,7 +29,6 @@ from bertscope.model.outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from bertscope.model.pretrained import BertPreTrainedModel
 
 Flag = bool | None
 Output = TypeVar("Output", bound=ModelOutput)

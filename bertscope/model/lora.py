@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertscope.config import ALL_LINEAR, BertConfig, Lora
 from bertscope.errors import ConfigError, suggestion
-from bertscope.model.pretrained import BertPreTrainedModel
+from bertscope.model.bert import BertPreTrainedModel
 from bertscope.settings.checkpointing import FULL, NONE
 
 ADAPTER = "default"  # peft's name for the first adapter

@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 # `-I` leaves the working directory, PYTHONPATH and the user's site-packages out of sys.path. The bootstrap adds the
 # last two, and imports this package from the parent's folder.
 _BOOTSTRAP = """
-import json, pkgutil, site, sys
+import json, site, sys
 from importlib.util import module_from_spec, spec_from_file_location
 entry, package, user_site, paths = json.loads(sys.argv.pop(1))
 sys.path[:] = paths + [path for path in sys.path if path not in paths]
@@ -36,14 +36,10 @@ if user_site:
 spec = spec_from_file_location("bertscope", package)
 sys.modules["bertscope"] = module_from_spec(spec)
 spec.loader.exec_module(sys.modules["bertscope"])
-from bertscope.errors import BertscopeError
-try:
-    run = pkgutil.resolve_name(entry)
-except BertscopeError as error:  # such as a torch that cannot be imported
-    print(json.dumps(["refused", error.text]))
-else:
-    run()
+from bertscope.processes.child import run_entry
+run_entry(entry)
 """
+ERROR = "error"  # the kind of the message that a BertscopeError is
 
 
 def child_command(entry: str) -> list[str]:
@@ -228,12 +224,33 @@ def sender() -> Callable[[str, Any], None]:
     return send
 
 
+def error_message(error: BertscopeError) -> tuple[str, Any]:
+    """Return the message by which the parent of this process raises the error too."""
+    return ERROR, [error.text, error.where, error.exit_code]
+
+
+def run_entry(entry: str, failure: BertscopeError | None = None) -> None:
+    """Be a child: call `entry`; a BertscopeError from it, or from the imports before it, is a message to the parent."""
+    out = os.dup(sys.stdout.fileno())  # `output_for_parent` changes standard output
+    try:
+        if failure is not None:
+            raise failure
+        pkgutil.resolve_name(entry)()
+    except BertscopeError as error:
+        with suppress(OSError):
+            os.write(out, json.dumps(error_message(error)).encode() + b"\n")
+        sys.exit(error.exit_code)
+
+
 def serve() -> None:
     """Be the server: import, and fork a child for each request until the parent closes its socket."""
     imports, entry, number, parent = sys.stdin.readline().split()
     die_with_parent(int(parent))
-    with suppress(BertscopeError):  # such as a torch that cannot be imported: each child says so
+    failure = None
+    try:
         pkgutil.resolve_name(imports)()
+    except BertscopeError as error:
+        failure = error
     requests = socket.socket(fileno=int(number))
     server = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes the watchers that have ended
@@ -246,12 +263,12 @@ def serve() -> None:
             return
         if not os.fork():
             requests.close()
-            _watch(entry, files, server)
+            _watch(partial(run_entry, entry, failure), files, server)
         for descriptor in files:
             os.close(descriptor)
 
 
-def _watch(entry: str, files: list[int], server: int) -> None:
+def _watch(run: Callable[[], None], files: list[int], server: int) -> None:
     """Fork the child, write its process id, wait for its end, and write its exit status: several children may live."""
     die_with_parent(server)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -259,7 +276,7 @@ def _watch(entry: str, files: list[int], server: int) -> None:
     pid = os.fork()
     if not pid:
         die_with_parent(watcher)
-        run_and_end(partial(_be_child, entry, files))
+        run_and_end(partial(_be_child, run, files))
     with suppress(OSError):  # the parent has closed its end
         os.write(files[3], struct.pack("i", pid))
     for descriptor in files[:3]:
@@ -270,19 +287,14 @@ def _watch(entry: str, files: list[int], server: int) -> None:
     os._exit(0)
 
 
-def _be_child(entry: str, files: list[int]) -> None:
+def _be_child(run: Callable[[], None], files: list[int]) -> None:
     os.setsid()
     os.close(files[3])
     for number, descriptor in enumerate(files[:3]):
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdin = os.fdopen(0, "r")
-    try:
-        run = pkgutil.resolve_name(entry)
-    except BertscopeError as error:
-        print(json.dumps(["refused", error.text]))
-    else:
-        run()
+    run()
 
 
 def run_and_end(run: Callable[[], Any]) -> NoReturn:

@@ -12,19 +12,31 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
-from bertscope.errors import BertscopeError, one_line
-from bertscope.processes.child import Child, ForkedChild
+from bertscope.errors import BertscopeError, SelectionError, WorkerError, one_line
+from bertscope.processes.child import ERROR, Child, ForkedChild
 
 ENDED, GARBLED = "no more messages", "garbled"  # kinds of messages that the supervisor makes itself
 _MAX_MESSAGE_BYTES = 2**27  # a step of 100,000 events needs 20 MiB
+_ERROR_START = f'["{ERROR}", '.encode()
 _LAST_LINES = 21
 _DRAIN_SECONDS = 0.5
 Message = tuple[str, Any]  # its kind and its content
 Inbox = queue.Queue[tuple["Worker", str, Any]]
 
 
+def read_error(line: bytes) -> BertscopeError | None:
+    """Return the error whose message (`child.error_message`) the line is; None for another line."""
+    if not line.startswith(_ERROR_START):
+        return None
+    text, where, exit_code = json.loads(line)[1]
+    kind = WorkerError if exit_code == WorkerError.exit_code else SelectionError
+    return kind(str(text), where=str(where))
+
+
 class Worker:
     """A child process that sends messages, one a line; `read` makes a message of a line, and raises for other lines.
+
+    A BertscopeError that ends the process is a message of the kind ERROR, whose content is the error.
 
     Several workers may share an inbox. The last message is of the kind ENDED, also of a process that is killed. What
     the process prints goes to `echo` as well, if there is one.
@@ -69,7 +81,8 @@ class Worker:
 
     def _message(self, line: bytes) -> Message:
         try:
-            return self.read(line)
+            error = read_error(line)
+            return self.read(line) if error is None else (ERROR, error)
         except (ValueError, KeyError, TypeError, RecursionError, BertscopeError):
             shown = one_line(line[:100].decode(errors="replace").strip(), limit=80)
             return GARBLED, f"printed {shown!r} where its parent expected a message"

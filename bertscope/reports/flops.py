@@ -85,6 +85,11 @@ class SweepPoint:
         """Return the FLOPs that checkpointing adds."""
         return self.total_flops - self.forward_flops - self.backward_flops
 
+    @property
+    def macs(self) -> int:
+        """Return the multiply-adds of the matrix products."""
+        return self.total_flops // 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Polynomial:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bertscope.errors import name_of, suggestion
 from bertscope.frozen import dataclass
-from bertscope.settings.code_names import NO_PERMIT, CodeName
-from bertscope.settings.rows import SettingError, Settings, no_effect, quoted, rows
+from bertscope.settings.rows import NO_PERMIT, CodeName, SettingError, Settings, no_effect, quoted, rows
 from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Limit, RunConfig
+
+Report = TypeVar("Report")
 
 
 class Value(NamedTuple):
@@ -118,8 +119,8 @@ class Combination(NamedTuple):
 class Request:
     """A question: the public function, what it is about, and the sources of its settings, highest precedence first.
 
-    A front end passes it to the public function instead of the model. `extras` are what it wants besides the report,
-    such as the snapshot of a step; the function puts them there.
+    A front end passes it to the public function instead of the model. With `wants`, such as the snapshot of a step, the
+    function returns a pair: the report, and a dictionary of what is wanted.
     """
 
     question: str
@@ -129,7 +130,7 @@ class Request:
     compared: Collection[str] = ()  # the settings that may have several values
     training_file: Any = None
     plan: Any = None
-    extras: dict[str, Any] = field(default_factory=dict)
+    wants: Collection[str] | None = None  # None: the report alone
 
     @classmethod
     def of(cls, name: str, subject: Any, sources: Sequence[Source] = (), **others: Any) -> Request:
@@ -197,8 +198,9 @@ class Request:
             implied = Source()
             for name in (name for name in table if name in own):
                 given = [value for value in own[name].values if value and value != table[name].default]
-                for other, value_of in table[name].implies.items() if given else ():
-                    values = tuple(dict.fromkeys(value_of(value, known) for value in given))
+                for other, implied_by in table[name].implies.items() if given else ():
+                    found = (implied_by(value, known) if callable(implied_by) else implied_by for value in given)
+                    values = tuple(dict.fromkeys(found))
                     implied.setdefault(other, Value(values, is_default=True))
             kept |= {name: value for name, value in (implied | own).items() if name not in kept}
         for name, value in kept.items():
@@ -222,8 +224,9 @@ class Request:
             while further := [name for name in kept if effective[name] != first[name] and table[name].unmet(effective)]:
                 idle.update(further)
                 effective |= {name: first[name] for name in further}
-            own = frozenset(name for name in kept.keys() - idle
-                            if effective[name] != first[name] or len(kept[name].values) == 1)  # fmt: skip
+            own = frozenset(
+                name for name in kept.keys() - idle if effective[name] != first[name] or len(kept[name].values) == 1
+            )
             used |= own
             try:
                 made = tuple(record.of(effective) for record in self.records)
@@ -232,8 +235,9 @@ class Request:
                 yield Combination(effective, frozenset(idle), own, error=error)
         for name, value in kept.items():
             if name not in used and not value.is_default:
-                others = {other: kept[other].values[-1] if other in kept else first[other]
-                          for other in table[name].concerns}  # fmt: skip
+                others = {
+                    other: kept[other].values[-1] if other in kept else first[other] for other in table[name].concerns
+                }
                 other = table[name].unmet(others)
                 raise placed(SettingError(no_effect(table[name], table[other], others[other]), [name, other]), kept)
 
@@ -253,6 +257,11 @@ class Request:
                 raise placed(point.error, self.values(weakest))
             found[point.records] = None
         return Resolved(tuple(found))
+
+    def answer(self, report: Report, **others: Any) -> Report:
+        """Return the report, or for a front end that wants more the pair of it and of what is wanted."""
+        pair: Any = (report, {name: others.get(name) for name in self.wants or ()})
+        return report if self.wants is None else pair
 
     def error(self, text: str, *names: str) -> SettingError:
         """Return the error about these settings, which the text names in braces, each in the form of its origin."""

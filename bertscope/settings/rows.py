@@ -1,7 +1,7 @@
 """The rows of settings: a setting of a run is declared once, as the metadata of its dataclass field.
 
 Options, Python keywords, keys of files, schemas and tables in the documentation are generated from the rows.
-Read `run_config.py` for the rows themselves.
+Read `run_config.py` for the rows themselves. A value that names code needs a permit, a `CodeName`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,48 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from bertscope.errors import BertscopeError, SelectionError, either, name_of, nearest, one_line
 from bertscope.frozen import dataclass
-from bertscope.settings.code_names import CodeName
 from bertscope.units import PRECISIONS, parse_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+Record = TypeVar("Record")
+NO_PERMIT = "is code, which no file imports; name it on the command line, or add --allow-code to check or sweep"
+_NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_CODE = re.compile(rf"(?:{_NAME}|(?:[^:\0]{{0,4000}}[/\\])?[^\W\d]\w*\.py):{_NAME}")
+
+
+def is_code(name: str) -> bool:
+    """Return True if a name has the form `package.module:attribute` or `path/to/file.py:attribute`."""
+    return _CODE.fullmatch(name) is not None
+
+
+class CodeName(str):
+    """A text with a permit: the `module:attribute` that it is or contains may be imported.
+
+    The command line, a Python call and `--allow-code` make it (a test lists where). Text from a file is a plain `str`,
+    and so is what any method of `str` returns: whatever is made from a name loses the permit.
+    """
+
+    __slots__ = ()
+
+
+def permits_of(*records: object) -> tuple[str, ...]:
+    """Return the names with a permit in the fields of records, for a process that computes with the same records."""
+    values = [value for record in records if record is not None for value in vars(record).values()]
+    return tuple(dict.fromkeys(str(value) for value in values if isinstance(value, CodeName)))
+
+
+def with_permits(record: Record, permits: Collection[str]) -> Record:
+    """Return the record of another process; its texts among `permits` may be imported, as they may be there."""
+    own: Any = {key: CodeName(value) for key, value in vars(record).items() if type(value) is str and value in permits}
+    changed: Any = record
+    return replace(changed, **own) if own else record
+
 
 MAX_SIZE = 2**31
 _WHOLE = re.compile(r"[-+]?[0-9]{1,20}", re.ASCII)
@@ -67,7 +100,8 @@ class Row:
     of_modules: bool = True  # a module that a Python program gives does not determine it itself
     text: str = ""  # in reports, such as `batch {}`; name and value if it is empty
     concerns: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # other settings -> has an effect
-    implies: Mapping[str, Any] = field(default_factory=dict)  # values of other settings, unless they are set too
+    # Values of other settings, or functions that return them, unless they are set too.
+    implies: Mapping[str, Any] = field(default_factory=dict)
     yields_to: tuple[str, ...] = ()  # a weaker layer's value is not used if one of these settings is set
     trainer: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = field(
         default_factory=dict

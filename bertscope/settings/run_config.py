@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from operator import eq, ne
 from typing import Any, NamedTuple
 
 from bertscope.frozen import dataclass
@@ -21,7 +22,6 @@ from bertscope.settings.checkpointing import (
     split_strategies,
     takes_reentrant,
 )
-from bertscope.settings.code_names import is_code
 from bertscope.settings.losses import FORMS, LOSSES, MODEL, loss_parts, loss_text, losses_with, takes
 from bertscope.settings.optimizers import (
     ADAMW,
@@ -33,7 +33,7 @@ from bertscope.settings.optimizers import (
     takers,
 )
 from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
-from bertscope.settings.rows import RULES, Row, Rule, Settings, row, rows
+from bertscope.settings.rows import RULES, Row, Rule, Settings, is_code, row, rows
 from bertscope.settings.training_arguments import (
     clips,
     flag,
@@ -59,9 +59,9 @@ FLASH_KERNELS = ("flash_attention_2", "flash_attention_3")  # of the package fla
 _TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: ()}  # and what lives until the next forward has returned
-_OF_TRAINING = {"mode": lambda mode: mode == TRAINING}
-_WITH_GRADIENTS = {"mode": lambda mode: mode != INFERENCE}
-_OF_CUDA = {"device": lambda device: device == CUDA}
+_OF_TRAINING = {"mode": partial(eq, TRAINING)}
+_WITH_GRADIENTS = {"mode": partial(ne, INFERENCE)}
+_OF_CUDA = {"device": partial(eq, CUDA)}
 
 
 def _strategy(text: str) -> str:
@@ -69,7 +69,7 @@ def _strategy(text: str) -> str:
     return text
 
 
-def _others(implementation: str, optimizer: str) -> str:
+def other_implementations(implementation: str, optimizer: str) -> str:
     """Return the implementations of an optimizer that does not have this one; empty if it has."""
     own = OPTIMIZERS.get(optimizer)
     return "" if own is None or own.has(implementation) else ", ".join(filter(own.has, IMPLEMENTATIONS))
@@ -100,12 +100,15 @@ class RunConfig(Settings):
         trainer={"per_device_train_batch_size": whole_number, "per_gpu_train_batch_size": whole_number},
         of_modules=False,
     )  # fmt: skip
-    seq: int = row(128, "The sequence length.", section="common", low=1, metavar="N", flag="-s", text="seq {}",
-                   of_modules=False)  # fmt: skip
+    seq: int = row(
+        128, "The sequence length.", section="common", low=1, metavar="N", flag="-s", text="seq {}", of_modules=False
+    )
     mode: str = row(
-        TRAINING, "What runs. inference: forward in eval mode; forward: forward in train mode; training: forward, "
-        "backward and optimizer step.", words=MODES,
-    )  # fmt: skip
+        TRAINING,
+        "What runs. inference: forward in eval mode; forward: forward in train mode; training: forward, "
+        "backward and optimizer step.",
+        words=MODES,
+    )
     precision: str = row(
         FP32.name, "The dtype of parameters and computation; autocast-...: the parameters keep theirs, and "
         "torch.autocast "
@@ -142,9 +145,11 @@ class RunConfig(Settings):
         concerns=_OF_TRAINING, text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
     )  # fmt: skip
     keep_gradients: bool = row(
-        False, "Zero the gradients after a step, as zero_grad(set_to_none=False).", concerns=_OF_TRAINING,
+        False,
+        "Zero the gradients after a step, as zero_grad(set_to_none=False).",
+        concerns=_OF_TRAINING,
         text="gradients kept",
-    )  # fmt: skip
+    )
     clip_grad_norm: bool = row(
         False,
         "Clip the norm of the gradients before the step.",
@@ -162,15 +167,17 @@ class RunConfig(Settings):
         False, "Keep a moving average of the weights.", concerns=_OF_TRAINING, text="average of the weights"
     )
     loop: str = row(
-        PLAIN, "The training loop. plain: output and loss live until the next forward has returned; trainer: as in "
+        PLAIN,
+        "The training loop. plain: output and loss live until the next forward has returned; trainer: as in "
         "transformers' Trainer, the output is freed before backward; freed: nothing outlives its use.",
-        words=tuple(LOOPS), text="{} loop",
-    )  # fmt: skip
+        words=tuple(LOOPS),
+        text="{} loop",
+    )
     loss: str = row(
         MODEL, "The loss that the step trains with, as sentence-transformers and FlagEmbedding run it. model: the loss "
         "of the model's class, or the sum of its output.", words=FORMS, convert=loss_text, metavar="LOSS",
         names_code=lambda loss: is_code(loss_parts(loss)[1]), concerns=_OF_TRAINING, text="loss {}", of_modules=False,
-        implies={"loop": lambda loss, given: TRAINER, "mode": lambda loss, given: TRAINING},
+        implies={"loop": TRAINER, "mode": TRAINING},
     )  # fmt: skip
     pairs: int | None = row(
         None, f"The texts of an example without hard negatives, for {losses_with('pairs')}; default: 2, a query and "
@@ -198,9 +205,11 @@ class RunConfig(Settings):
         of_modules=False,
     )  # fmt: skip
     compile: bool = row(
-        False, "Compile the model with torch.compile and inductor, for fixed sizes.", text="compiled",
+        False,
+        "Compile the model with torch.compile and inductor, for fixed sizes.",
+        text="compiled",
         trainer={"torch_compile": flag(True)},
-    )  # fmt: skip
+    )
     padding: float = row(
         0.0,
         "The share of each sequence that is padding, masked by an attention mask.",
@@ -208,8 +217,9 @@ class RunConfig(Settings):
         below=1,
         metavar="SHARE",
     )
-    dropout: bool = row(True, "Apply the model's dropout; without it every dropout is 0.", of_modules=False,
-                        concerns=_WITH_GRADIENTS)  # fmt: skip
+    dropout: bool = row(
+        True, "Apply the model's dropout; without it every dropout is 0.", of_modules=False, concerns=_WITH_GRADIENTS
+    )
     freeze: tuple[str, ...] = row(
         (), "Freeze parameters: a glob ('*.bias') or whole parts of a path ('embeddings', 'encoder.layer.0').",
         metavar="PATTERN", of_modules=False, concerns=_WITH_GRADIENTS,
@@ -292,7 +302,7 @@ class Limit(Settings):
 
     gpu: str | None = row(
         None, "The GPU.", section="common", words=tuple(GPUS), convert=lambda name: find_gpu(name).name,
-        concerns=_OF_CUDA, implies={"device": lambda gpu, given: CUDA}, yields_to=("budget",),
+        concerns=_OF_CUDA, implies={"device": CUDA}, yields_to=("budget",),
     )  # fmt: skip
     budget: int | None = row(
         None, "The memory budget, such as 16GiB (on CUDA, including the context).", section="common", kind=int,
@@ -318,7 +328,7 @@ class Limit(Settings):
         section="card",
         or_file=True,
         metavar="FILE",
-        implies={"device": lambda file, given: CUDA},
+        implies={"device": CUDA},
     )
 
 
@@ -381,9 +391,10 @@ class DryRun(Settings):
     )  # fmt: skip
     network: bool = row(False, "Let the script use the network.", section="common")
     sandbox: bool = row(
-        True, "Discard what the script writes, in namespaces of Linux; without it only torch.save is discarded.",
+        True,
+        "Discard what the script writes, in namespaces of Linux; without it only torch.save is discarded.",
         section="common",
-    )  # fmt: skip
+    )
     memory_limit: int | None = row(
         None, "The memory limit of the process, such as 4GiB.", section="common", kind=int, is_size=True, low=1,
         below=2**60, metavar="SIZE",
@@ -448,7 +459,7 @@ RULES += [
          f"GradScaler takes no {FP16.name} gradients; leave {{grad_scaler}} out, or use {{precision}} "
          f"{_AUTOCAST_FP16}"),
     Rule(("optimizer_implementation", "optimizer"),
-         lambda implementation, name: _others(implementation, name),
+         other_implementations,
          "there is no {optimizer_implementation} {optimizer_implementation_value} of {optimizer} {optimizer_value}; "
          "choose one of {found}"),
     Rule(("loss", "world_size"), lambda loss, ranks: ranks > 1 and LOSSES[loss_parts(loss)[0]].in_one_process,

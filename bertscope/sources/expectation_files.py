@@ -25,14 +25,21 @@ import yaml
 from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.frozen import dataclass
-from bertscope.settings.code_names import CodeName, is_code
+from bertscope.settings.rows import CodeName, is_code
 from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
 from bertscope.sources.bert import BertSource
-from bertscope.sources.expectations import MEASURES, Expectation, read_expectations
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource
 from bertscope.sources.other_models import FactorySource
-from bertscope.sources.presets import config_paths, member_of, preset_of, preset_paths
+from bertscope.sources.presets import (
+    MEASURES,
+    Expectation,
+    config_paths,
+    member_of,
+    preset_of,
+    preset_paths,
+    read_expectations,
+)
 from bertscope.text_files import Entry, read_mapping, read_text, read_yaml, readable, root_node
 from bertscope.text_files import Mapping as Entries
 

@@ -30,15 +30,21 @@ from bertscope.errors import (
     suggestion,
 )
 from bertscope.frozen import dataclass
-from bertscope.settings.code_names import NO_PERMIT, CodeName, is_code, with_permits
 from bertscope.settings.losses import loss_parts
-from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
-from bertscope.sources.bert import BertSource
+from bertscope.settings.rows import NO_PERMIT, CodeName, is_code, with_permits
+from bertscope.sources.bert import ADAPTER_CONFIG, TYPE, BertSource, read_adapter
 from bertscope.sources.model_source import ModelSource, SourceOptions
 from bertscope.sources.other_models import FactorySource, GivenModule
 from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_paths, read_preset
-from bertscope.sources.safe_config import check_complete, check_family, file_notes
-from bertscope.sources.transformers_models import TransformersSource, flash_kernel, from_config, stored_dtype
+from bertscope.sources.transformers_models import (
+    TransformersSource,
+    check_complete,
+    check_family,
+    file_notes,
+    flash_kernel,
+    from_config,
+    stored_dtype,
+)
 from bertscope.text_files import Mapping as Entries
 from bertscope.text_files import read_json, read_mapping, readable
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError, SelectionError, SourceError, is_out_of_memory, suggestion
 from bertscope.frozen import dataclass
-from bertscope.settings.code_names import NO_PERMIT, CodeName
-from bertscope.sources.building import built_on, note_values
-from bertscope.sources.model_source import ModelSource
+from bertscope.settings.rows import NO_PERMIT, CodeName
+from bertscope.sources.model_source import ModelSource, built_on, note_values
 
 if TYPE_CHECKING:
     from bertscope.torch_access import nn

@@ -14,7 +14,7 @@ from sys import modules
 from typing import Any
 from unittest.mock import patch
 
-from bertscope.errors import BertscopeError
+from bertscope.errors import WorkerError
 from bertscope.torch_access import fake_tensor_mode, nn, storage_key, torch
 
 _WORD = ctypes.c_void_p
@@ -63,12 +63,12 @@ def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
 
     With `has_foreach` optimizers take their foreach kernels, as on a card.
 
-    Where torch.cuda is initialized, CUDA's own guard and hooks stay. Raises BertscopeError where the card cannot be
+    Where torch.cuda is initialized, CUDA's own guard and hooks stay. Raises WorkerError where the card cannot be
     installed: on another system, with another torch, and in a process that has run a backward pass without it, since
     autograd makes the queues of its devices once.
     """
     if _INSTALLED:
-        raise BertscopeError("no fake card: this process has one; a run inside a run has no other")
+        raise WorkerError("no fake card: this process has one; a run inside a run has no other")
     with ExitStack() as stack:
         _INSTALLED.append(True)
         stack.callback(_INSTALLED.clear)
@@ -86,7 +86,7 @@ def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
                 if "device_ready_queues" in str(error)
                 else f"torch {torch.__version__} cannot have one here ({first}): it needs Linux and torch 2.10 or newer"
             )
-            raise BertscopeError(f"no fake card: {reason}") from None
+            raise WorkerError(f"no fake card: {reason}") from None
         yield
 
 

@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, SourceError
-from bertscope.sources.building import MAX_REAL_BYTES, at_most_real_bytes, note_values
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import MAX_REAL_BYTES, ModelSource, at_most_real_bytes, note_values
 from bertscope.torch_access import (
     fake_parameter,
     fake_tensor_as,

@@ -21,17 +21,15 @@ from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.settings.checkpointing import NONE, with_eager_attention
 from bertscope.settings.losses import MODEL
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
-from bertscope.sources.building import built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
 from bertscope.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.tracing.losses import add_teacher, batch_of_texts, loss_function
-from bertscope.tracing.module_tree import Node, fold, read, tensors_of
+from bertscope.tracing.module_tree import Node, fold, freeze, read, subject, tensors_of, totals
 from bertscope.tracing.operators import Trace, trace
 from bertscope.tracing.repeat import RAN, Repeated, layer_stacks, repeated, shortened
 from bertscope.tracing.saved import not_negative, saved
-from bertscope.tracing.totals import freeze, subject, totals
 
 MODES = ("inference", "training")
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
@@ -48,12 +46,8 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
         raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
     training = mode == "training"
     args, kwargs = on_meta(arguments(inputs))
-    state = _meta_state(module)
-
-    def call() -> Any:
-        """Run the module on meta; with `tie_weights`, `functional_call` would not restore a module with two paths."""
-        return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
-
+    # With `tie_weights`, it would not restore a module with two paths.
+    call = partial(torch.func.functional_call, module, _meta_state(module), args, kwargs, tie_weights=False)
     with running_module(name or type(module).__name__, module, "meta tensors"):
         try:
             recorded, loss = _step(module, call, training)
@@ -65,18 +59,13 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
 
 
 def run_as_it_is(
-    module: nn.Module,
-    inputs: Any,
-    training: bool,
-    padding: float = 0.0,
-    loss: Callable[..., Any] | None = None,
+    module: nn.Module, inputs: Any, training: bool, padding: float = 0.0, loss: Callable[..., Any] | None = None
 ) -> tuple[Trace, str]:
     """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
     mark_valid(inputs, padding)
-    if loss is not None:
-        return _step(module, lambda: loss(module, inputs), training, padding)
     args, kwargs = arguments(inputs)
-    return _step(module, lambda: module(*args, **kwargs), training, padding)
+    forward = partial(module, *args, **kwargs) if loss is None else partial(loss, module, inputs)
+    return _step(module, forward, training, padding)
 
 
 def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding: float = 0.0) -> tuple[Trace, str]:
@@ -146,20 +135,10 @@ def _rows(root: Node) -> Iterator[FlopsRow]:
         forward, backward, recompute = (work * copies for work in _subtree(node))
         total = forward + backward + recompute
         yield FlopsRow(
-            name=node.name,
-            path=node.path,
-            type=node.type,
-            depth=depth,
-            copies=copies,
-            is_last=is_last,
-            forward=forward,
-            backward=backward,
-            recompute=recompute,
-            total=total,
-            macs=total.macs,
-            intensity=total.intensity,
-            share=total.matmul_flops / whole,
-        )
+            name=node.name, path=node.path, type=node.type, depth=depth, copies=copies, is_last=is_last,
+            forward=forward, backward=backward, recompute=recompute, total=total,
+            macs=total.macs, intensity=total.intensity, share=total.matmul_flops / whole,
+        )  # fmt: skip
 
 
 def _operators(recorded: Trace, tree: Repeated) -> tuple[OperatorRow, ...]:
@@ -179,6 +158,26 @@ def _operators(recorded: Trace, tree: Repeated) -> tuple[OperatorRow, ...]:
 
 
 _CALFLOPS_RULE = "a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
+# The unit, the rule and the source of each convention.
+_CONVENTIONS = {
+    "torch": ("FLOPs", "matrix products only, a multiply-add is 2, as dispatched", "torch.utils.flop_counter"),
+    "macs": (
+        "MACs",
+        "matrix products only, a multiply-add is 1",
+        "half of torch.utils.flop_counter; the MACs of calflops",
+    ),
+    "calflops": ("FLOPs", _CALFLOPS_RULE, "calflops 0.3.2, README: BERT-base-chinese at 1 x 128"),
+    "fvcore": ("MACs", "a multiply-add is 1, and LayerNorm 5 for each element", "fvcore 0.1.5, FlopCountAnalysis"),
+    "palm": (
+        "FLOPs",
+        "2 N + 4 L H Q T for each token (a third of a training step); N: the parameters, embeddings included",
+        "Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
+    ),
+}
+_IN_TRAINING = {
+    "calflops": f"{_CALFLOPS_RULE}; backward is 2 x forward, whatever is frozen",
+    "palm": "6 N + 12 L H Q T for each token; N: the parameters, embeddings included",
+}
 _CALFLOPS = {"aten.native_layer_norm": 5, "aten._softmax": 1, "aten._safe_softmax": 1}
 _FVCORE = {"aten.native_layer_norm": 5}
 
@@ -189,53 +188,27 @@ def conventions(
     """Yield every convention that applies to this model and mode; the closed form needs a BertConfig."""
     total, forward, training = report.rows[0].total, report.rows[0].forward, report.mode == "training"
     passes = 3 if training else 1  # forward, and backward as twice the forward
-    yield Convention(
-        name="torch",
-        value=total.matmul_flops,
-        unit="FLOPs",
-        how="matrix products only, a multiply-add is 2, as dispatched",
-        source="torch.utils.flop_counter",
-    )
-    yield Convention(
-        name="macs",
-        value=total.macs,
-        unit="MACs",
-        how="matrix products only, a multiply-add is 1",
-        source="half of torch.utils.flop_counter; the MACs of calflops",
-    )
-    yield Convention(
-        name="calflops",
-        value=passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
-        unit="FLOPs",
-        how=f"{_CALFLOPS_RULE}; backward is 2 x forward, whatever is frozen" if training else _CALFLOPS_RULE,
-        source="calflops 0.3.2, README: BERT-base-chinese at 1 x 128",
-    )
+    values = {
+        "torch": total.matmul_flops,
+        "macs": total.macs,
+        "calflops": passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
+    }
     if not training:
-        yield Convention(
-            name="fvcore",
-            value=forward.macs + _elementwise(report, _FVCORE),
-            unit="MACs",
-            how="a multiply-add is 1, and LayerNorm 5 for each element",
-            source="fvcore 0.1.5, FlopCountAnalysis",
-        )
-    if config is None:
-        return
-    yield Convention(
-        name="palm",
-        value=batch * seq * passes * (2 * distinct_params + 4 * config.num_hidden_layers * config.hidden_size * seq),
-        unit="FLOPs",
-        how="6 N + 12 L H Q T for each token; N: the parameters, embeddings included"
-        if training
-        else "2 N + 4 L H Q T for each token (a third of a training step); N: the parameters, embeddings included",
-        source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
-    )
+        values["fvcore"] = forward.macs + _elementwise(report, _FVCORE)
+    if config is not None:
+        scores = 4 * config.num_hidden_layers * config.hidden_size * seq
+        values["palm"] = batch * seq * passes * (2 * distinct_params + scores)
+    for name, value in values.items():
+        unit, how, source = _CONVENTIONS[name]
+        how = _IN_TRAINING.get(name, how) if training else how
+        yield Convention(name=name, value=value, unit=unit, how=how, source=source)
 
 
 def _elementwise(report: FlopsReport, weights: dict[str, int]) -> int:
     return sum(weights.get(row.operator, 0) * row.elements for row in report.operators if row.phase == "forward")
 
 
-_SAMPLES = ((1, 2), (1, 3), (1, 4))
+_SAMPLES = (2, 3, 4)  # lengths
 _WITNESS = (3, 7)
 
 
@@ -294,10 +267,13 @@ class FlopsRun:
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
     ) -> FlopsReport:
+        inputs, encoder = inputs_for(model, batch, seq, given=self.run.input), None
+        if isinstance(inputs, dict):  # the encoder's tokens, of a model with cross-attention
+            ids = inputs.get("input_ids") if "decoder_input_ids" in inputs else None
+            encoder = inputs.get("encoder_hidden_states", ids)
         made = flops_report(
             model, recorded, self.source.name, tree, mode=self.run.mode, checkpointing=self.run.checkpointing,
-            batch=batch, seq=seq, loss=loss,
-            encoder_seq=_encoder_length(inputs_for(model, batch, seq, given=self.run.input)),
+            batch=batch, seq=seq, loss=loss, encoder_seq=None if encoder is None else encoder.shape[1],
         )  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
@@ -310,14 +286,6 @@ def _read(text: Any) -> FlopsReport:
         raise ValueError("another report")
     not_negative(as_data(report))
     return report
-
-
-def _encoder_length(inputs: Any) -> int | None:
-    """Return the number of the encoder's tokens, if the inputs are those of a model with cross-attention."""
-    if not isinstance(inputs, dict):
-        return None
-    encoder = inputs.get("encoder_hidden_states", inputs.get("input_ids") if "decoder_input_ids" in inputs else None)
-    return None if encoder is None else encoder.shape[1]
 
 
 def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,)) -> FlopsReport:
@@ -356,9 +324,9 @@ def _polynomial(run: FlopsRun, known: Sequence[SweepPoint]) -> Polynomial | None
     if config is None or config.max_position_embeddings < _WITNESS[1] or config.chunk_size_feed_forward > 1:
         return None
     points = {point.seq: point for point in known if (point.batch, point.seq) != _WITNESS}
-    for sample in _SAMPLES:
-        if len(points) < 3 and sample[1] not in points:
-            points[sample[1]] = sweep_point(run.at(*sample))
+    for seq in _SAMPLES:
+        if len(points) < 3 and seq not in points:
+            points[seq] = sweep_point(run.at(1, seq))
     one, two, three = list(points)[:3]
     of_one, of_two, of_three = (Fraction(points[seq].total_flops, points[seq].batch) for seq in (one, two, three))
     slope = (of_two - of_one) / (two - one)

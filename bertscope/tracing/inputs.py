@@ -265,10 +265,8 @@ def derived_inputs(module: nn.Module, names: Collection[str], batch: int, seq: i
             inputs[name] = _ids(*shape)
         elif name == "decoder_input_ids" and getattr(config, "is_encoder_decoder", False):
             inputs[name] = _ids(batch, seq)
-        elif name in _DERIVED and config is not None:
-            size = _DERIVED[name](config, seq)
-            if size:
-                inputs[name] = torch.empty(batch, *size, device="meta")
+        elif config is not None and (sizes := _sizes(name, config, seq)):
+            inputs[name] = torch.empty(batch, *sizes, device="meta")
     return inputs
 
 
@@ -279,51 +277,38 @@ def setting(config: Any, *names: str) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _pixels(config: Any, seq: int) -> tuple[int, ...]:
-    """Return (channels, height, width) of images; of videos with their frames first."""
-    size, frames = setting(config, "image_size", "input_size"), setting(config, "num_frames")
-    sides = tuple(size) if isinstance(size, (list, tuple)) else (size or IMAGE_SIZE,) * 2
-    return (*((frames,) if frames else ()), setting(config, "num_channels") or 3, *sides)
+# The settings that are the sizes of an input after the batch; an empty name is the length of the sequence.
+_SIZE_SETTINGS = {
+    "input_values": ("max_length", "num_mel_bins"),
+    "past_values": ("context_length", "num_input_channels"),  # of PatchTST
+    "visual_feats": ("", "visual_feat_dim"),  # this and the next of LXMERT
+    "visual_pos": ("", "visual_pos_dim"),
+}
 
 
-def _samples(config: Any, seq: int) -> tuple[int, ...]:
-    """Return the samples of a waveform of which the convolutions make `seq` frames, or the sizes of a spectrogram."""
-    kernels, strides = setting(config, "conv_kernel"), setting(config, "conv_stride")
-    if kernels and strides:
-        samples = seq
-        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-            samples = (samples - 1) * stride + kernel
-        return (samples,)
-    channels, ratios = setting(config, "audio_channels"), setting(config, "upsampling_ratios")
-    if channels and ratios:  # EnCodec
-        return channels, seq * math.prod(ratios)
-    return _settings("max_length", "num_mel_bins")(config, seq)
-
-
-def _features(config: Any, seq: int) -> tuple[int, ...]:
-    """Return the sizes of a spectrogram: of Whisper, whose second convolution halves the length, or of `seq` frames."""
-    if getattr(config, "model_type", "") == "whisper":
-        return (config.num_mel_bins, 2 * config.max_source_positions)
-    size = setting(config, "input_feat_per_channel", "feature_projection_input_dim")
-    return (seq, size) if size else ()
-
-
-def _settings(*names: str) -> Callable[[Any, int], tuple[int, ...]]:
-    """Return a function that returns these settings as sizes, `seq` for an empty name; nothing if one is absent."""
-
-    def sizes(config: Any, seq: int) -> tuple[int, ...]:
-        found = tuple(setting(config, name) if name else seq for name in names)
-        return found if all(isinstance(size, int) for size in found) else ()
-
-    return sizes
-
-
-# Name of an input -> its sizes after the batch by the configuration; empty: it cannot be derived.
-_DERIVED: dict[str, Callable[[Any, int], tuple[int, ...]]] = {
-    "pixel_values": _pixels, "input_values": _samples, "input_features": _features,
-    "past_values": _settings("context_length", "num_input_channels"),  # of PatchTST
-    "visual_feats": _settings("", "visual_feat_dim"), "visual_pos": _settings("", "visual_pos_dim"),  # of LXMERT
-}  # fmt: skip
+def _sizes(name: str, config: Any, seq: int) -> tuple[int, ...]:
+    """Return the sizes of an input after the batch by the configuration; empty if they cannot be derived."""
+    if name == "pixel_values":  # the channels, height and width of images; of videos with their frames first
+        size, frames = setting(config, "image_size", "input_size"), setting(config, "num_frames")
+        sides = tuple(size) if isinstance(size, (list, tuple)) else (size or IMAGE_SIZE,) * 2
+        return (*((frames,) if frames else ()), setting(config, "num_channels") or 3, *sides)
+    if name == "input_features":  # a spectrogram
+        if getattr(config, "model_type", "") == "whisper":  # whose second convolution halves the length
+            return (config.num_mel_bins, 2 * config.max_source_positions)
+        size = setting(config, "input_feat_per_channel", "feature_projection_input_dim")
+        return (seq, size) if size else ()
+    if name == "input_values":  # a waveform of which the convolutions make `seq` frames, or a spectrogram
+        kernels, strides = setting(config, "conv_kernel"), setting(config, "conv_stride")
+        if kernels and strides:
+            samples = seq
+            for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+                samples = (samples - 1) * stride + kernel
+            return (samples,)
+        channels, ratios = setting(config, "audio_channels"), setting(config, "upsampling_ratios")
+        if channels and ratios:  # EnCodec
+            return channels, seq * math.prod(ratios)
+    sizes = tuple(setting(config, key) if key else seq for key in _SIZE_SETTINGS.get(name, ()))
+    return sizes if all(isinstance(size, int) for size in sizes) else ()
 
 
 def check_sizes(batch: int, seq: int, most: int, limit: str) -> None:
@@ -396,8 +381,9 @@ def known_shapes(module: nn.Module, names: Collection[str]) -> dict[str, str]:
     else:
         one, other = (derived_inputs(module, names, *sizes) | labels_of(module, *sizes) for sizes in _TWO_SIZES)
     letters = {pair: letter for letter, pair in zip("BS", zip(*_TWO_SIZES, strict=True), strict=True)}
-    shapes = {name: [letters.get(pair, str(pair[0])) for pair in zip(tensor.shape, other[name].shape, strict=True)]
-              for name, tensor in one.items()}  # fmt: skip
-    known = {name: f"{'x'.join(shape)}:{str(one[name].dtype).removeprefix('torch.')}" for name, shape in shapes.items()}
+    known = {}
+    for name, tensor in one.items():
+        sizes = (letters.get(pair, str(pair[0])) for pair in zip(tensor.shape, other[name].shape, strict=True))
+        known[name] = f"{'x'.join(sizes)}:{str(tensor.dtype).removeprefix('torch.')}"
     of_words = dict.fromkeys(_AS_IDS, known["input_ids"]) if "input_ids" in known else {}
     return of_words | known

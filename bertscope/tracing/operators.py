@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from bertscope.reports.flops import Work
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.reports.params import ModuleCall
-from bertscope.sources.building import REPEATED, built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import REPEATED, ModelSource, built_for_counting
 from bertscope.torch_access import is_plain_meta, load_dynamo_later, nn, operator_packet, torch
 from bertscope.tracing.fake_tensors import (
     META_ATTENTION,
@@ -19,9 +18,8 @@ from bertscope.tracing.fake_tensors import (
 )
 from bertscope.tracing.inputs import arguments, inputs_for
 from bertscope.tracing.module_tree import InOut
-from bertscope.tracing.operator_costs import bytes_moved, cost, shape_of, tensors
+from bertscope.tracing.operator_costs import Window, bytes_moved, cost, shape_of, tensors, windows_of
 from bertscope.tracing.record import Device, Recorder, RunLog, RunPlace
-from bertscope.tracing.windows import Window, windows_of
 
 _RESULTS = OperatorResults(is_plain_meta)
 _SCALAR = torch.ops.aten._local_scalar_dense.default

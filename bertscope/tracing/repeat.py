@@ -14,11 +14,9 @@ from bertscope.errors import BertscopeError
 from bertscope.model.lora import base_model_of
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.settings.checkpointing import Checkpointing, Kept, kept_text, ranges_text
-from bertscope.sources.building import REPEATED
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import REPEATED, ModelSource
 from bertscope.torch_access import nn
-from bertscope.tracing.module_tree import Node, moved, tensors_of
-from bertscope.tracing.totals import freeze
+from bertscope.tracing.module_tree import Node, freeze, moved, tensors_of
 
 RAN = 3  # periods that run: the first is next to the embeddings, the last next to the head; the middle one is repeated
 _MIDDLE = 1

@@ -37,9 +37,13 @@ _uncached: list[None] = []  # blocks of `uncached` that run
 
 
 def saved(
-    kind: str, source: ModelSource, run_config: RunConfig, compute: Callable[[], Result],
-    to_data: Callable[[Result], Any], from_data: Callable[[Any], Result],
-) -> Result:  # fmt: skip
+    kind: str,
+    source: ModelSource,
+    run_config: RunConfig,
+    compute: Callable[[], Result],
+    to_data: Callable[[Result], Any],
+    from_data: Callable[[Any], Result],
+) -> Result:
     """Return the result in the cache, else the computed one, which is saved; only computed without a cache.
 
     `from_data` raises an error for data that no result has: a file is believed as far as it was checked.
@@ -130,7 +134,10 @@ def cache_folder() -> tuple[Path | None, str]:
     if given == "":
         return None, f"{CACHE_VARIABLE} is empty"
     try:
-        folder = Path(given).expanduser() if given else _user_folder()
+        parent = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME", "")
+        if given is None and os.path.isabs(parent):
+            given = os.path.join(parent, "bertscope")
+        folder = Path(given or "~/.cache/bertscope").expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         above = next(filter(_is_open, folder.resolve().parents), None) if os.name == "posix" else None
@@ -151,13 +158,6 @@ def _is_open(folder: Path) -> bool:
     found = folder.stat()
     may_write = found.st_mode & 0o002 or (found.st_mode & 0o020 and found.st_gid not in (0, os.getgid()))
     return bool(may_write and not found.st_mode & stat.S_ISVTX) or found.st_uid not in (0, os.getuid())
-
-
-def _user_folder() -> Path:
-    """Return the folder for the user's cache; raises RuntimeError without a home."""
-    given = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME", "")
-    parent = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
-    return parent / "bertscope"
 
 
 def _opened(path: str | Path, flags: int) -> int:
@@ -223,16 +223,16 @@ def _tidy(folder: Path) -> None:
 
 
 def _key(kind: str, sources: Sequence[ModelSource], run_config: RunConfig, thread_count: str) -> str:
-    parts = [kind, *map(_identity, sources), run_config.flat(), run_config.card_threads, _files(), _default_dtype(),
-             _versions(all(type(source).__name__ == "BertSource" for source in sources)),
-             None if run_config.device == CUDA else [*_processor(), thread_count]]  # fmt: skip
+    parts: list[Any] = [kind, run_config.flat(), run_config.card_threads, _files()]
+    for source in sources:
+        path = getattr(source, "path", None)
+        content = path.read_bytes() if path is not None and path.is_file() else b""
+        parts += [type(source).__name__, source.to_data(), str(source.notice), hashlib.sha256(content).hexdigest()]
+    torch = sys.modules.get("torch")  # of which a program may have set another dtype of new tensors
+    parts.append(str(torch.get_default_dtype()) if torch else "torch.float32")
+    parts.append(_versions(all(type(source).__name__ == "BertSource" for source in sources)))
+    parts.append(None if run_config.device == CUDA else [*_processor(), thread_count])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _identity(source: ModelSource) -> list[Any]:
-    path = getattr(source, "path", None)
-    content = path.read_bytes() if path is not None and path.is_file() else b""
-    return [type(source).__name__, source.to_data(), str(source.notice), hashlib.sha256(content).hexdigest()]
 
 
 def threads() -> str:
@@ -247,11 +247,6 @@ def threads() -> str:
 
     found = torch.get_num_threads()
     return by_default if found == threads_of_import() and not _chosen else str(found)
-
-
-def _default_dtype() -> str:
-    """Return torch's dtype of new tensors; a program may have set another."""
-    return str(sys.modules["torch"].get_default_dtype()) if "torch" in sys.modules else "torch.float32"
 
 
 _chosen: list[int] = []

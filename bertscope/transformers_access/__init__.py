@@ -17,8 +17,9 @@ from bertscope.transformers_access.flash_attn import modules
 _MISSING = object()
 _UTILITIES = "transformers.modeling_flash_attention_utils"
 # The functions that say if flash-attn is installed, which the modules of transformers import by their names.
-_ANSWERS = [f"is_flash_attn_{end}" for end in
-            ("2_available", "3_available", "greater_or_equal", "greater_or_equal_2_10")]  # fmt: skip
+_ANSWERS = [
+    f"is_flash_attn_{end}" for end in ("2_available", "3_available", "greater_or_equal", "greater_or_equal_2_10")
+]
 # The methods that look for a card too: of transformers 5, 4.48 and 4.43.
 _CHECKS = ["_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch",
            "_check_and_enable_flash_attn_2"]  # fmt: skip

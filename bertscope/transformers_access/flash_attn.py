@@ -1,7 +1,7 @@
 """The functions of the package flash-attn on tensors without values: its operators with their shapes, and no kernels.
 
 Source: flash-attn 2.8 (flash_attn/flash_attn_interface.py, bert_padding.py, layers/rotary.py) and flash-attn 3
-(hopper/flash_attn_interface.py). Their workspaces are in memory/kernels/cuda_kernels.py.
+(hopper/flash_attn_interface.py). Their workspaces are in memory/kernels.py.
 """
 
 import inspect
@@ -40,13 +40,13 @@ def _operators() -> tuple[Any, Any]:
     """Return the library and the operators, which have shapes only; under the names of flash-attn."""
     library = torch.library.Library("bertscope_flash_attn", "DEF")
     for kind, lengths in (("", ""), ("varlen_", _LENGTHS)):
-        for name, schema, shapes in (("forward", _FORWARD, _results), ("backward", _BACKWARD, lambda *_: None)):
+        for name, schema, shapes in (("forward", _FORWARD, results), ("backward", _BACKWARD, lambda *_: None)):
             library.define(f"_flash_attn_{kind}{name}{schema.format(lengths)}")
             library.impl(f"_flash_attn_{kind}{name}", shapes, "Meta")
     return library, torch.ops.bertscope_flash_attn
 
 
-def _results(q: torch.Tensor, *settings: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def results(q: torch.Tensor, *settings: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the output, the logarithms of the sums of softmax, and the state of the random numbers of version 2."""
     lse = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
     random = torch.empty(2 if settings[-1] == 2 else 0, dtype=torch.int64, device=q.device)
@@ -88,11 +88,10 @@ class _Attention(torch.autograd.Function):
 
 def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
     tensors = _FUNCTIONS[name].split()
-    kind, defaults = inspect.Parameter.POSITIONAL_OR_KEYWORD, {"causal": False, "window_size": (-1, -1)}
-    signature = inspect.Signature([
-        *(inspect.Parameter(item, kind) for item in tensors),
-        *(inspect.Parameter(item, kind, default=defaults.get(item)) for item in _SETTINGS[version].split()),
-    ])  # fmt: skip
+    kind, usual = inspect.Parameter.POSITIONAL_OR_KEYWORD, {"causal": False, "window_size": (-1, -1)}
+    parameters = [inspect.Parameter(item, kind) for item in tensors]
+    parameters += [inspect.Parameter(item, kind, default=usual.get(item)) for item in _SETTINGS[version].split()]
+    signature = inspect.Signature(parameters)
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         bound = signature.bind(*args, **kwargs)
@@ -139,13 +138,15 @@ class _IndexFirstAxis(torch.autograd.Function):
         return whole.scatter_(0, indices[:, None].expand_as(rows), rows).reshape(ctx.shape), None
 
 
-def _pad_input(given: torch.Tensor, indices: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
+def pad_input(given: torch.Tensor, indices: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
+    """Return the rows in zeros of batch x seq."""
     whole = torch.zeros(batch * seq, *given.shape[1:], device=given.device, dtype=given.dtype)
     whole[indices] = given
     return whole.view(batch, seq, *given.shape[1:])
 
 
-def _unpad_input(given: torch.Tensor, mask: torch.Tensor, unused_mask: Any = None) -> tuple[Any, ...]:
+def unpad_input(given: torch.Tensor, mask: torch.Tensor, unused_mask: Any = None) -> tuple[Any, ...]:
+    """Return the rows that the mask keeps, their places, the ends of the sequences, and their lengths."""
     lengths = mask.sum(dim=-1, dtype=torch.int32)
     indices = torch.nonzero(mask.flatten()).flatten()
     ends = nn.functional.pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
@@ -172,11 +173,12 @@ class _RotaryEmbedding(nn.Module):
             self._cos_cached, self._sin_cached = torch.cos(turns).to(dtype), torch.sin(turns).to(dtype)
 
 
-def _apply_rotary(given: torch.Tensor, *_: Any, inplace: bool = False, **__: Any) -> torch.Tensor:
+def apply_rotary(given: torch.Tensor, *_: Any, inplace: bool = False, **__: Any) -> torch.Tensor:
+    """Return a tensor of the same shape, in place the same one."""
     return given if inplace else torch.empty_like(given)
 
 
-def _apply_rotary_emb(given: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def apply_rotary_emb(given: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Return a new tensor, and keep nothing for backward that is not a table."""
     return given * 1
 
@@ -185,13 +187,13 @@ def _apply_rotary_emb(given: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 def modules() -> dict[str, Any]:
     """Return what transformers imports of flash-attn 2 and 3, by the names of their modules."""
     two, three = ({name: _function(name, version) for name in _FUNCTIONS} for version in (2, 3))
-    padding = (_IndexFirstAxis.apply, _pad_input, _unpad_input)
+    padding = {"index_first_axis": _IndexFirstAxis.apply, "pad_input": pad_input, "unpad_input": unpad_input}
     return {
         "flash_attn": two,
         _PACKAGES[2]: two,
         _PACKAGES[3]: three,
-        "flash_attn.bert_padding": dict(zip(("index_first_axis", "pad_input", "unpad_input"), padding, strict=True)),
-        "flash_attn.layers.rotary": {"RotaryEmbedding": _RotaryEmbedding, "apply_rotary_emb": _apply_rotary_emb},
-        "flash_attn.ops.triton.rotary": {"apply_rotary": _apply_rotary},
+        "flash_attn.bert_padding": padding,
+        "flash_attn.layers.rotary": {"RotaryEmbedding": _RotaryEmbedding, "apply_rotary_emb": apply_rotary_emb},
+        "flash_attn.ops.triton.rotary": {"apply_rotary": apply_rotary},
         **{f"flash_attn.{name}": {} for name in ("layers", "ops", "ops.triton")},
     }

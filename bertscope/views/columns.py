@@ -7,9 +7,8 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
-from operator import attrgetter
 from typing import Any
 
 from bertscope.frozen import dataclass
@@ -18,6 +17,7 @@ from bertscope.views.console import Target, stacked, unbroken, wrapped
 
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![0-9.,]+$)")  # no module or tensor of PyTorch is called so
+Read = Callable[[Any], Any]  # what a row has of a column
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,75 @@ class Column:
 
     title: str
     text: Callable[[Any], str]
-    csv: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    csv: Mapping[str, Read] = field(default_factory=dict)
     right: bool = False
     detail: int = 0
     below: int = 0
     csv_order: int = 0
     shown: bool = True
 
+    def of(self, path: str | Read, missing: str = "") -> Column:
+        """Return this column for rows that have its own row at a path; `missing` is shown where all values are None."""
+        own, csv = reader(path), self.csv
 
-def values(*names: str, of: str = "") -> dict[str, Callable[[Any], Any]]:
+        def text(row: Any) -> str:
+            found = own(row)
+            is_known = found is not None and (not csv or any(read(found) is not None for read in csv.values()))
+            return self.text(found) if is_known else missing
+
+        def value(read: Read, row: Any) -> Any:
+            return None if (found := own(row)) is None else read(found)
+
+        return replace(self, text=text, csv={name: partial(value, read) for name, read in csv.items()})
+
+
+def reader(path: str | Read) -> Read:
+    """Return the function that reads attributes and keys at a path such as `cost.peak.path`; None if one is None."""
+    if not isinstance(path, str):
+        return path
+    names = path.split(".")
+
+    def read(row: Any) -> Any:
+        for name in names:
+            if row is None:
+                break
+            row = row.get(name) if isinstance(row, dict) else getattr(row, name)
+        return row
+
+    return read
+
+
+def values(*names: str, of: str = "") -> dict[str, Read]:
     """Return CSV values that are attributes of a row, or of its attribute `of`: `a.b` is named `a_b`."""
-    return {name.replace(".", "_"): attrgetter(f"{of}.{name}" if of else name) for name in names}
+    return {name.replace(".", "_"): reader(f"{of}.{name}" if of else name) for name in names}
 
 
-def number(title: str, name: str, text: Callable[[Any], str] = count_text, of: str = "", **options: Any) -> Column:
-    """Return a column of numbers: an attribute of a row, or of its attribute `of`, as text and as a value in CSV."""
-    read = attrgetter(f"{of}.{name}" if of else name)
-    return Column(title, lambda row: text(read(row)), values(name, of=of), right=True, **options)
+def word(
+    title: str,
+    name: str,
+    text: Callable[[Any], str] = str,
+    *,
+    of: str = "",
+    csv: Sequence[str] | None = None,
+    missing: str = "",
+    **options: Any,
+) -> Column:
+    """Return a column of an attribute of a row, or of its attribute `of`, as text and as a value in CSV.
+
+    `missing` is the text of None and of an empty one; `csv` has the attributes that CSV holds instead of this one.
+    """
+    read = reader(f"{of}.{name}" if of else name)
+
+    def cell(row: Any) -> str:
+        value = read(row)
+        return missing if value is None or value == "" else text(value)
+
+    return Column(title, cell, values(*([name] if csv is None else csv), of=of), **options)
+
+
+def number(title: str, name: str, text: Callable[[Any], str] = count_text, **options: Any) -> Column:
+    """Return a column of numbers, as `word` does."""
+    return word(title, name, text, right=True, **options)
 
 
 def optional(text: Callable[[Any], str], missing: str = "") -> Callable[[Any], str]:
@@ -56,7 +108,7 @@ def optional(text: Callable[[Any], str], missing: str = "") -> Callable[[Any], s
     return lambda value: missing if value is None else text(value)
 
 
-def csv_only(csv: Mapping[str, Callable[[Any], Any]]) -> Column:
+def csv_only(csv: Mapping[str, Read]) -> Column:
     """Return a column that CSV holds and no table shows."""
     return Column("", str, csv, shown=False)
 

@@ -1,78 +1,222 @@
-"""The diff report as a table, CSV and Markdown."""
+"""The differences of two models, the contents of a checkpoint, and what of a model it holds."""
 
 import shlex
+from collections import Counter
+from operator import attrgetter
+from typing import Any
 
+from bertscope.errors import named, one_line, shown
 from bertscope.reports.base import Shape
-from bertscope.reports.page import DiffReport
-from bertscope.units import count_text, shape_text, signed_text
-from bertscope.views.columns import Column, copies_text, csv_only, optional, values
+from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
+from bertscope.reports.page import DiffReport, DiffRow
+from bertscope.units import bytes_text, count_text, shape_text, signed_text
+from bertscope.views.columns import Column, copies_text, csv_only, number, optional, values, word
+from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
-_value, _count, _shape = optional(str, "--"), optional(count_text, "--"), optional(shape_text, "--")
+_SHOWN_FILES = 3
+
+
+# ---- two models ----
+
+
+_value, _shape = optional(str, "--"), optional(shape_text, "--")
+
+
+def _shapes(row: DiffRow) -> str:
+    a, b = row.shape_a, row.shape_b
+    return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
+
+
+def _difference(totals: dict[str, Any]) -> str:
+    return "--" if None in totals.values() else signed_text(totals["b"] - totals["a"])
+
+
 _FIELDS = (
-    Column("setting", lambda change: change.field),
+    word("setting", "field"),
     Column("a", lambda change: _value(change.a)),
     Column("b", lambda change: _value(change.b)),
 )
 _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
-    Column("change", lambda row: row.status, values("status")),
+    word("change", "status"),
     csv_only(values("copies")),
-    Column("shape", lambda row: _shapes(row.shape_a, row.shape_b), below=1,
+    Column("shape", _shapes, below=1,
            csv={"shape_a": lambda row: _shape(row.shape_a), "shape_b": lambda row: _shape(row.shape_b)}),
     Column("difference", lambda row: signed_text(row.params_b - row.params_a), values("params_a", "params_b"),
            right=True),
 )  # fmt: skip
 _TOTALS = (
-    Column("total", lambda item: item[0]),
-    Column("a", lambda item: _count(item[1]), right=True),
-    Column("b", lambda item: _count(item[2]), right=True),
-    Column("difference", lambda item: "--" if None in item else signed_text(item[2] - item[1]), right=True),
+    word("total", "total"),
+    number("a", "a", missing="--"),
+    number("b", "b", missing="--"),
+    Column("difference", _difference, right=True),
 )
 
 
-def _shapes(a: Shape, b: Shape) -> str:
-    return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
-
-
-def parts(report: DiffReport) -> list[Table]:
+def parts(report: DiffReport, target: Target | None = None) -> list[Table]:
     """Return the tables: settings, parameters, totals."""
     a, b = report.totals_a, report.totals_b
+    flops = "forward FLOPs" if report.inputs_given else f"forward FLOPs at {report.batch} x {report.seq}"
     totals = [
-        ("unique parameters", a.distinct_params, b.distinct_params),
-        ("sum over layers", a.layer_params, b.layer_params),
-        (
-            "forward FLOPs" if report.inputs_given else f"forward FLOPs at {report.batch} x {report.seq}",
-            report.forward_flops_a,
-            report.forward_flops_b,
-        ),
+        {"total": "unique parameters", "a": a.distinct_params, "b": b.distinct_params},
+        {"total": "sum over layers", "a": a.layer_params, "b": b.layer_params},
+        {"total": flops, "a": report.forward_flops_a, "b": report.forward_flops_b},
     ]
-    tables = [(_FIELDS, report.fields), (_ROWS, report.rows), (_TOTALS, totals)]
-    return [Table(columns, rows) for columns, rows in tables if rows]
+    tables = Table(_FIELDS, report.fields), Table(_ROWS, report.rows), Table(_TOTALS, totals)
+    return [table for table in tables if table.rows]
 
 
-def notes(report: DiffReport) -> list[str]:
+def notes(report: DiffReport, target: Target | None = None) -> list[str]:
     """Return how FLOPs are counted, the models that have none, and that nothing differs."""
-    sides = ((report.a, report.forward_flops_a), (report.b, report.forward_flops_b))
-    found = {side.name: flops for side, flops in sides if side.obtained == "computed"}  # not a file with tensors
-    sizes = f"; bertscope flops {{}} --batch {report.batch} --seq {report.seq} says why" * (not report.inputs_given)
-    return [
-        "FLOPs: matrix products only, a multiply-add is 2",
-        *(
-            f"no FLOPs of {name}: its forward pass did not run{sizes.format(shlex.quote(name))}"
-            for name, flops in found.items()
-            if flops is None
-        ),
-        *["the two do not differ"] * report.is_empty,
-    ]
+    found = ["FLOPs: matrix products only, a multiply-add is 2"]
+    for side, flops in ((report.a, report.forward_flops_a), (report.b, report.forward_flops_b)):
+        if flops is None and side.obtained == "computed":  # not a file with tensors
+            sizes = f"{shlex.quote(side.name)} --batch {report.batch} --seq {report.seq}"
+            why = "" if report.inputs_given else f"; bertscope flops {sizes} says why"
+            found.append(f"no FLOPs of {side.name}: its forward pass did not run{why}")
+    return [*dict.fromkeys(found), *["the two do not differ"] * report.is_empty]
+
+
+def _sides(report: DiffReport) -> str:
+    a, b = report.a, report.b
+    return f"a: {a.name} ({a.architecture})\nb: {b.name} ({b.architecture})"
 
 
 VIEW = View(
-    title=lambda report: "\n".join(
-        f"{side}: {model.name} ({model.architecture})" for side, model in (("a", report.a), ("b", report.b))
-    ),
-    tables=lambda report, target: parts(report),
-    notes=lambda report, target: notes(report),
+    title=_sides,
+    tables=parts,
+    notes=notes,
     shows_all_notes=True,
     records=lambda report: Table(_ROWS, report.rows),
+)
+
+
+# ---- a checkpoint ----
+
+
+def _checkpoint_tables(report: CheckpointReport, target: Target | None) -> list[Table]:
+    rows = report.rows
+    columns = [
+        Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
+        word("dtype", "dtype"),
+        word("shape", "shape", shape_text, csv=["shape", "copies"]),
+        number("params", "params"),
+        number("bytes", "bytes", bytes_text, detail=True),
+        word("packing", "packing", below=1, shown=any(row.packing for row in rows)),
+        word("shares the storage of", "shares", one_line, below=1,
+                  shown=any(row.shares for row in rows)),
+    ]  # fmt: skip
+    return [Table(columns, rows)]
+
+
+def _checkpoint_title(report: CheckpointReport) -> str:
+    """Return `model.safetensors: safetensors, 62 tensors`."""
+    stored = report.stored
+    return f"{one_line(stored.name, limit=120)}: {stored.format}, {count_text(stored.tensors)} tensors"
+
+
+def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
+    dtypes = []
+    for row in stored.dtypes:
+        kind = f"{row.dtype} of {row.packing}" if row.packing else row.dtype
+        dtypes.append(f"{count_text(row.params)} in {kind} ({bytes_text(row.bytes)})")
+    sums = Counter[str]()
+    for part in stored.parts:
+        sums[part.what] += part.bytes
+    parts = " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
+    elements = f"{count_text(stored.distinct_params)} elements (every storage once)"
+    lines = [("stored", f"{elements}: {', '.join(dtypes)}")]
+    if stored.weights and (stored.weights != stored.distinct_params or any(row.packing for row in stored.dtypes)):
+        bits, size = f"{8 * stored.weight_bytes / stored.weights:.2f}", bytes_text(stored.weight_bytes)
+        lines.append(("weights", f"{count_text(stored.weights)}, {bits} bits each with their scales ({size})"))
+    if stored.unknown_packing:
+        packing = one_line(stored.unknown_packing, limit=60)
+        lines.append(("packing", f"{packing}: packed in a way that bertscope does not know; counted as stored"))
+    if stored.stored_params != stored.distinct_params:
+        lines.append(("under all names", count_text(stored.stored_params)))
+    lines.append(("size", f"{count_text(stored.file_bytes)} bytes ({bytes_text(stored.file_bytes)}) = {parts}"))
+    if len(stored.files) > 1:
+        names = ", ".join(map(one_line, stored.files[:_SHOWN_FILES]))
+        more = f" and {len(stored.files) - _SHOWN_FILES} more" if len(stored.files) > _SHOWN_FILES else ""
+        lines.append(("files", f"{len(stored.files)}: {names}{more}"))
+    if left_out := stored.metadata.get("left out"):
+        lines.append(("left out", one_line(left_out, limit=200)))
+    return lines + [("problem", one_line(problem)) for problem in stored.problems]
+
+
+def _checkpoint_lines(report: CheckpointReport, target: Target | None) -> list[tuple[str, str]]:
+    lines = _stored_lines(report.stored)
+    if metadata := [f"{key}: {value}" for key, value in report.stored.metadata.items() if key != "left out"]:
+        lines.append(("metadata", one_line(", ".join(metadata), limit=200)))
+    return [*lines, ("read", "only the header; nothing was loaded or run")]
+
+
+checkpoint = View(title=_checkpoint_title, tables=_checkpoint_tables, lines=_checkpoint_lines, name_width=17)
+
+
+# ---- a model in a checkpoint: yes or no first, then what is wrong, then what is worth knowing ----
+
+
+def _label(row: VerifyRow) -> str:
+    name = f"{row.stored_name} -> {row.name}" if row.status == "renamed" else row.name
+    return one_line(name) + copies_text(row.copies)
+
+
+def _side(shape: Shape, dtype: str | None) -> str:
+    if shape is None:
+        return ""
+    return shape_text(shape) + ("" if dtype in (None, "float32") else f" {dtype}")
+
+
+_VERIFY = (
+    word("", "is_wrong", {True: "no", False: "ok"}.__getitem__),
+    word("what", "status"),
+    Column("tensor", _label, values("name", "stored_name", "copies")),
+    Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), below=2),
+    Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), below=2),
+    csv_only(values("dtype", "stored_dtype")),
+    number("params", "params"),
+    Column("note", lambda row: one_line(shown(row.note)), values("note"), below=1),
+)
+
+
+def _answer(report: VerifyReport) -> str:
+    subject, stored = report.subject, one_line(report.stored.name, limit=120)
+    adapters = f", LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    model = f"{one_line(subject.name, limit=120)} ({subject.architecture}{adapters})"
+    if report.fits:
+        return f"yes: {stored} holds {model}"
+    wrong, found = Counter[str](), []
+    for row in report.rows:
+        if row.is_wrong:
+            wrong[row.status] += row.copies
+    for status, count in wrong.items():
+        text = f"{count} of another {status}" if status in ("shape", "dtype") else f"{count} {status}"
+        if status == "prefix":
+            prefix = next(one_line(row.name) for row in report.rows if row.status == "prefix")
+            text = f"{count} names begin with {prefix} ({named('strip_prefix')} {prefix})"
+        found.append(text)
+    found += [f"{len(report.stored.problems)} problems of the file"] if report.stored.problems else []
+    return f"no: {stored} does not hold {model}: {', '.join(found)}"
+
+
+def _verify_lines(report: VerifyReport, target: Target | None) -> list[tuple[str, str]]:
+    matched = f"{count_text(report.matched_tensors)} of {count_text(report.model_tensors)} names are stored"
+    lines = [("model", f"{count_text(report.model_distinct_params)} unique parameters; {matched}")]
+    lines += _stored_lines(report.stored)
+    if report.new_modules:
+        names = ", ".join(report.new_modules)
+        lines.append(("untrained", f"{names}: not in the file, newly initialised with random values; train it"))
+    if report.fitting:
+        lines.append(("what fits", f"{named('architecture')} {', '.join(report.fitting)}"))
+    return [*lines, ("verified", report.obtained)]
+
+
+verify = View(
+    title=_answer,
+    tables=lambda report, target: [Table(_VERIFY, report.rows, attrgetter("is_wrong"))] if report.rows else [],
+    lines=_verify_lines,
+    name_width=17,
+    records=lambda report: Table(_VERIFY, report.rows),
 )

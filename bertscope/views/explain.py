@@ -1,10 +1,11 @@
 """The walk of `explain` as text, CSV and Markdown, in English and in Chinese; the texts are in explain_texts/."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bertscope.errors import SelectionError, one_line, shown
 from bertscope.reports.base import Note
 from bertscope.reports.explain import ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.units import count_text
-from bertscope.views.columns import Column, copies_text, csv_text, markdown_text, values
+from bertscope.views.columns import Column, copies_text, csv_text, markdown_text, number, values, word
 from bertscope.views.console import Target, wrapped
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
@@ -68,9 +69,7 @@ def _arrow(step: Step, sizes: Mapping[str, int]) -> str:
     return f"{given} -> {output}" if step.output or not step.type else given
 
 
-def _formula(formula: Formula | None) -> str:
-    if formula is None:
-        return "0"
+def _formula(formula: Formula) -> str:
     value = count_text(formula.value)
     if not formula.numbers:
         return f"{value} ({formula.symbols})"
@@ -79,30 +78,23 @@ def _formula(formula: Formula | None) -> str:
     return f"{formula.symbols} = {numbers}{terms}{value}"
 
 
-def _formula_values(name: str) -> dict[str, Callable[[Step], Any]]:
-    return {
-        f"{name}_formula": lambda step: getattr(getattr(step, name), "symbols", ""),
-        name: lambda step: getattr(getattr(step, name), "value", 0),
-    }
-
-
 def table(report: ExplainReport, target: Target, naming: str | None = None, lang: str = "en") -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
     with in_language(lang):
-        return _table(report, target, naming)
-
-
-def _table(report: ExplainReport, target: Target, naming: str | None) -> str:
-    blocks = "\n".join(_step(step, target, naming) for step in report.steps)
-    sums = "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
-    questions = "".join(
-        f"\n{_said('question', item)}\n{_wrapped(_said('answer', item), target)}" for item in report.questions
-    )
-    if report.steps:
-        sizes = _notes(report) if report.batch is None else say("explain_sizes", batch=report.batch, seq=report.seq)
-        blocks = f"{wrapped(sizes, target, 4)}\n{blocks}\n"
-    sections = "".join(f"\n{_section(section, target)}" for section in report.sections)
-    return f"{_title(report)}\n{blocks}{sums}{questions}{sections}"
+        text = f"{_title(report)}\n"
+        if report.steps:
+            sizes = _notes(report) if report.batch is None else say("explain_sizes", batch=report.batch, seq=report.seq)
+            steps = "\n".join(_step(step, target, naming) for step in report.steps)
+            text += f"{wrapped(sizes, target, 4)}\n{steps}\n"
+        text += "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)
+        for item in report.questions:
+            text += f"\n{_said('question', item)}\n{_wrapped(_said('answer', item), target)}"
+        for section in report.sections:
+            text += f"\n{section_title(section)}\n"
+            text += "".join(_wrapped(section_text(section, key), target) for key in section.notes)
+            for number, point in enumerate(section.points, 1):
+                text += wrapped(f"{f'{number}.':>4} {_point(section, point)}", target, 5)
+        return text
 
 
 def _said(kind: str, note: Note) -> str:
@@ -112,15 +104,6 @@ def _said(kind: str, note: Note) -> str:
 def sentence(step: Step) -> str:
     """Return what a step does."""
     return say("sentence_break").join(_said("step", note) for note in step.sentences)
-
-
-def _section(section: Section, target: Target) -> str:
-    notes = "".join(_wrapped(section_text(section, key), target) for key in section.notes)
-    points = "".join(
-        wrapped(f"{f'{number}.':>4} {_point(section, point)}", target, 5)
-        for number, point in enumerate(section.points, 1)
-    )
-    return f"{section_title(section)}\n{notes}{points}"
 
 
 def section_title(section: Section) -> str:
@@ -156,7 +139,7 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     beside = "".join(f"  =  {other}" for other in names if other and other != name)
     lines = [f"{f'{step.number}. ' if step.number else ''}{name}{_marks(step)}{beside}"]
     lines += [f"  {flow}"] if (flow := _flow(step)) else []
-    lines.append("  " + say("explain_params", formula=_formula(step.params)))
+    lines.append("  " + say("explain_params", formula=_formula(step.params) if step.params else "0"))
     if step.flops is not None:
         lines.append("  " + say("explain_flops", formula=_formula(step.flops)))
     return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(sentence(step), target)
@@ -175,52 +158,61 @@ def _sum(item: Sum, report: ExplainReport) -> str:
     flops = ""
     if report.batch is not None:
         flops = say("explain_sum_flops", flops=count_text(item.flops), counted=count_text(item.counted_flops))
-    terms = f"{item.symbols} = " if "+" in item.symbols else ""
-    verdict = say("explain_equal" if item.agrees else "explain_unequal")
-    return say("explain_sum", group=_group(item.group), params=terms + count_text(item.params),
-               counted=count_text(item.counted_params), flops=flops, verdict=verdict)  # fmt: skip
-
-
-def _group(name: str) -> str:
-    """Return the name of a sum, `layer (each of 12)` or `total`, in words."""
-    layer, each, count = name.partition(" (each of ")
+    group, each, count = item.group.partition(" (each of ")  # `layer (each of 12)`
     if each:
-        return say("explain_each", name=layer, count=count.rstrip(")"))
-    return say("total") if name == "total" else name
+        group = say("explain_each", name=group, count=count.rstrip(")"))
+    elif group == "total":
+        group = say("total")
+    params = f"{item.symbols} = " * ("+" in item.symbols) + count_text(item.params)
+    verdict = say("explain_equal" if item.agrees else "explain_unequal")
+    counted = count_text(item.counted_params)
+    return say("explain_sum", group=group, params=params, counted=counted, flops=flops, verdict=verdict)
+
+
+def _formulas(title: str, name: str) -> Column:
+    """Return the column of a formula; CSV has its symbols and its value."""
+
+    def symbols(step: Step) -> str:
+        return getattr(getattr(step, name), "symbols", "")
+
+    def value(step: Step) -> int:
+        return getattr(getattr(step, name), "value", 0)
+
+    return replace(word(title, name, _formula, missing="0"), csv={f"{name}_formula": symbols, name: value})
 
 
 def _columns() -> list[Column]:
+    name, path, tf_name = map(attrgetter, ("name", "path", "tf_name"))
     return [
-        Column("#", lambda step: str(step.number), values("number"), right=True),
-        Column(say("explain_step"), lambda step: step.name + _marks(step), {"step": lambda step: step.name}),
-        Column("hf", lambda step: step.path, values("type") | {"hf": lambda step: step.path}),
-        Column("tf", lambda step: step.tf_name, {"tf": lambda step: step.tf_name} | values("copies")),
+        number("#", "number", str),
+        Column(say("explain_step"), lambda step: step.name + _marks(step), {"step": name}),
+        Column("hf", path, values("type") | {"hf": path}),
+        Column("tf", tf_name, {"tf": tf_name} | values("copies")),
         Column(say("explain_flow"), _flow, {"flow": _flow}),
-        Column(say("explain_column_params"), lambda step: _formula(step.params), _formula_values("params")),
-        Column("FLOPs", lambda step: _formula(step.flops), _formula_values("flops")),
+        _formulas(say("explain_column_params"), "params"),
+        _formulas("FLOPs", "flops"),
         Column(say("explain_sentence"), sentence, {"sentence": sentence}),
     ]
 
 
 def markdown(report: ExplainReport, lang: str = "en") -> str:
     """Return the report for a page."""
+
+    def escaped(text: str) -> str:
+        return text.replace("*", "\\*").replace("_", "\\_")
+
     with in_language(lang):
-        return _markdown(report)
-
-
-def _markdown(report: ExplainReport) -> str:
-    sums = "".join(f"- {_sum(item, report)}\n" for item in report.sums).replace("*", "\\*").replace("_", "\\_")
-    questions = "".join(f"\n**{_said('question', item)}** {_said('answer', item)}\n" for item in report.questions)
-    note = f"{_notes(report)}\n\n" if report.notes else ""
-    steps = f"{markdown_text(_columns(), report.steps)}\n" if report.steps else ""
-    sections = "".join(_section_markdown(section) for section in report.sections)
-    return f"**{_title(report)}**\n\n{note}{steps}{sums}{questions}{sections}"
-
-
-def _section_markdown(section: Section) -> str:
-    notes = "".join(f"{section_text(section, key)}\n\n" for key in section.notes)
-    points = "".join(f"{number}. {_point(section, point)}\n" for number, point in enumerate(section.points, 1))
-    return f"\n**{section_title(section)}**\n\n" + (notes + points).replace("*", "\\*").replace("_", "\\_")
+        text = f"**{_title(report)}**\n\n"
+        text += f"{_notes(report)}\n\n" if report.notes else ""
+        text += f"{markdown_text(_columns(), report.steps)}\n" if report.steps else ""
+        text += escaped("".join(f"- {_sum(item, report)}\n" for item in report.sums))
+        for item in report.questions:
+            text += f"\n**{_said('question', item)}** {_said('answer', item)}\n"
+        for section in report.sections:
+            notes = "".join(f"{section_text(section, key)}\n\n" for key in section.notes)
+            points = "".join(f"{number}. {_point(section, point)}\n" for number, point in enumerate(section.points, 1))
+            text += f"\n**{section_title(section)}**\n\n{escaped(notes + points)}"
+        return text
 
 
 def csv(report: ExplainReport, lang: str = "en") -> str:

@@ -1,127 +1,250 @@
-"""The reports of `presets`, `schema`, `tree --style torch`, `doctor` and a calibration, each with its view."""
+"""The reports of `check`, `presets`, `schema`, `tree --style torch`, `doctor` and a calibration, each with its view."""
 
-from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 from bertscope.errors import one_line
 from bertscope.reports.calibration import COPY, CalibrationReport
-from bertscope.reports.tool import DoctorReport
-from bertscope.units import bytes_text, count_text
-from bertscope.views.columns import Column, csv_only, number, optional, values
+from bertscope.reports.tool import CheckReport, DoctorReport, Finding, PrintReport
+from bertscope.units import bytes_text, count_text, html_text, signed_text
+from bertscope.views.columns import Column, csv_only, number, values, word
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
+# ---- check: every expectation, for people, for GitHub's annotations, as JUnit, and as a table ----
 
-def _listing(columns: tuple[Column, ...], *notes: str, details: Sequence[str] = ()) -> View:
-    """Return the view of a report that is one table with notes under it, and `details` with -v only."""
+
+def line(finding: Finding) -> str:
+    """Return one finding as `file:line: model: message`."""
+    if finding.status == "error":
+        return one_line(finding.message)
+    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {finding.message}")
+
+
+def _failures(report: CheckReport) -> str:
+    """Return a line for each failure, and a last line with the sums.
+
+    Files that could not be checked are not data: they go to stderr, one line each, by the command. Nothing else is said
+    if no file could be checked.
+    """
+    if report.findings and len(report.having("error")) == len(report.findings):
+        return ""
+    return "".join(f"{line(finding)}\n" for finding in report.having("failed")) + _summary(report)
+
+
+def _summary(report: CheckReport) -> str:
+    passed, failed, errors = (len(report.having(status)) for status in ("passed", "failed", "error"))
+    files = "1 file" if report.files == 1 else f"{report.files} files"
+    expectations = "1 expectation" if passed == 1 else f"{passed} expectations"
+    unread = f", {errors} could not be checked" if errors else ""
+    return f"{files}: {expectations} passed, {failed} failed{unread}\n"
+
+
+def _github(report: CheckReport) -> str:
+    """Return workflow commands that GitHub shows at the file and line of the expectation."""
+
+    def escaped(value: str) -> str:
+        return one_line(value).replace("%", "%25")
+
+    text = ""
+    for finding in report.findings:
+        if finding.status != "passed":
+            path = escaped(finding.path).replace(":", "%3A").replace(",", "%2C")
+            message = escaped(f"{finding.model}: {finding.message}")
+            text += f"::error title=bertscope check,file={path},line={finding.line}::{message}\n"
+    return text + _summary(report)
+
+
+def _junit(report: CheckReport) -> str:
+    """Return one test case for each expectation."""
+
+    def escaped(value: str) -> str:
+        """Escape the text, and what XML 1.0 cannot hold: controls, surrogates, non-characters."""
+        return html_text(one_line(value))
+
+    failures, errors = len(report.having("failed")), len(report.having("error"))
+    head = f'<testsuite name="bertscope check" tests="{len(report.findings)}" failures="{failures}" errors="{errors}">'
+    text = f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>{head}\n'
+    for finding in report.findings:
+        name, model, path = map(escaped, (finding.key or "readable", finding.model, finding.path))
+        text += f'  <testcase name="{name}" classname="{model}" file="{path}" line="{finding.line}"'
+        tag = {"passed": "", "failed": "failure", "error": "error"}[finding.status]
+        message = escaped(finding.message)
+        text += f'><{tag} message="{message}">{message}</{tag}></testcase>\n' if tag else "/>\n"
+    return f"{text}</testsuite></testsuites>\n"
+
+
+def _value(value: int | str | None) -> str:
+    if value is None:
+        return ""
+    return count_text(value) if isinstance(value, int) else one_line(value)
+
+
+def _difference(value: int | None) -> str:
+    return signed_text(value) if value else ""
+
+
+def _is_wrong(finding: Finding) -> bool:
+    return finding.status != "passed"
+
+
+def _findings(report: CheckReport, target: Target | None) -> list[Table]:
+    columns = [
+        word("", "status", {"passed": "ok", "failed": "FAILED", "error": "ERROR"}.__getitem__),
+        Column("model", lambda finding: one_line(finding.model, limit=120), values("model")),
+        word("expectation", "key", one_line),
+        word("expected", "expected", _value, right=True),
+        Column("got", lambda finding: _value(finding.got) or one_line(finding.message), values("got"), right=True),
+        word("difference", "difference", _difference, csv=["difference", "tolerance"], right=True,
+                  shown=any(finding.difference for finding in report.findings)),
+        Column("place", lambda row: one_line(f"{row.path}:{row.line}") if _is_wrong(row) else "",
+               values("path", "line"), below=1),
+        csv_only(values("message")),
+    ]  # fmt: skip
+    return [Table(columns, report.findings, _is_wrong)]
+
+
+_CHECKED = View(tables=_findings)
+check = SimpleNamespace(
+    text=_failures,
+    github=_github,
+    junit=_junit,
+    csv=_CHECKED.csv,
+    table=lambda report, target: _CHECKED.table(report, target) + _summary(report),
+    markdown=lambda report: f"{_CHECKED.markdown(report)}\n{_summary(report)}",
+)
+
+
+# ---- lists ----
+
+
+def _listing(columns: tuple[Column, ...], *notes: str, detail: tuple[str, ...] = ()) -> View:
+    """Return the view of a report that is one table with notes under it, and those in `detail` with -v only."""
     return View(
         tables=lambda report, target: [Table(columns, report.rows)],
-        notes=lambda report, target: notes if target and not target.verbose else (*notes, *details),
+        notes=lambda report, target: notes if target and not target.verbose else notes + detail,
     )
 
 
 presets = _listing(
     (
-        Column("preset", lambda row: row.name, values("name")),
-        Column("class", lambda row: row.architecture, values("architecture")),
-        number("unique params", "distinct_params", optional(count_text)),
-        number("sum over layers", "layer_params", optional(count_text), detail=True),
-        Column("description", lambda row: row.description, values("description")),
+        word("preset", "name"),
+        word("class", "architecture"),
+        number("unique params", "distinct_params"),
+        number("sum over layers", "layer_params", detail=True),
+        word("description", "description"),
         csv_only(values("path")),
     ),
     "unique params: every tensor once; 'bertscope check --presets' verifies those of a preset against the built model",
-    details=("sum over layers: a tied tensor at every layer that uses it",),
+    detail=("sum over layers: a tied tensor at every layer that uses it",),
 )
 schemas = _listing(
     (
-        Column("kind", lambda row: row.report, values("report")),
+        word("kind", "report"),
         Column("report", lambda row: ", ".join(row.classes), {"classes": lambda row: " ".join(row.classes)}),
-        Column("content", lambda row: row.description, values("description")),
+        word("content", "description"),
     ),
     "'bertscope schema KIND' prints the JSON Schema of one",
 )
-print_model = SimpleNamespace(
-    text=lambda report: report.text,
-    table=lambda report, target: report.text,
-    markdown=lambda report: f"```text\n{report.text}```\n",
-)
+
+
+def _text(report: PrintReport, target: Target | None = None) -> str:
+    return report.text
+
+
+print_model = SimpleNamespace(text=_text, table=_text, markdown=lambda report: f"```text\n{report.text}```\n")
+
+
+# ---- doctor ----
+
 
 _PACKAGES = (
-    Column("package", lambda row: row.name),
-    Column("version", lambda row: row.version or "missing"),
-    Column("extra", lambda row: row.extra or "(needed)"),
-    Column("purpose", lambda row: row.purpose),
-    Column("to install", lambda row: row.remedy),
+    word("package", "name"),
+    word("version", "version", missing="missing"),
+    word("extra", "extra", missing="(needed)"),
+    word("purpose", "purpose"),
+    word("to install", "remedy"),
 )
 _DEVICES = (
-    Column("device", lambda row: row.name),
-    Column("type", lambda row: row.description),
-    number("threads", "threads", optional(str)),
-    number("memory", "memory_bytes", optional(bytes_text)),
+    word("device", "name"),
+    word("type", "description"),
+    number("threads", "threads", str),
+    number("memory", "memory_bytes", bytes_text),
 )
 
 
-def _head(report: DoctorReport) -> list[tuple[str, str]]:
-    lines = [
-        ("bertscope", f"{report.bertscope_version}, {report.bertscope_path}"),
-        ("python", f"{report.python_version}, {report.python_path}"),
-        ("torch", report.torch_version or "does not load"),
-        ("platform", report.platform),
-        ("presets", f"{report.presets} in {report.preset_path}"),
-        ("calibrated", "; ".join(report.calibrations) or f"no card, by a file in {report.calibration_path}"),
-        (
-            "cache",
-            f"{report.cache_files:,} results, {bytes_text(report.cache_bytes)}, in {report.cache_path}"
-            if report.cache_path
-            else f"none: {report.no_cache}",
-        ),
-    ]
-    return [(name, one_line(text)) for name, text in lines]
+def _environment(report: DoctorReport, target: Target | None = None) -> Iterator[tuple[str, str]]:
+    cache = f"none: {report.no_cache}"
+    if report.cache_path:
+        cache = f"{report.cache_files:,} results, {bytes_text(report.cache_bytes)}, in {report.cache_path}"
+    for name, text in {
+        "bertscope": f"{report.bertscope_version}, {report.bertscope_path}",
+        "python": f"{report.python_version}, {report.python_path}",
+        "torch": report.torch_version or "does not load",
+        "platform": report.platform,
+        "presets": f"{report.presets} in {report.preset_path}",
+        "calibrated": "; ".join(report.calibrations) or f"no card, by a file in {report.calibration_path}",
+        "cache": cache,
+    }.items():
+        yield name, one_line(text)
 
 
-def _tables(report: DoctorReport, target: Target | None) -> list[Table]:
+def _installed(report: DoctorReport, target: Target | None) -> list[Table]:
     """Return the packages and the devices; remedies only where a package is missing."""
     packages = _PACKAGES if any(row.remedy for row in report.packages) else _PACKAGES[:-1]
     return [Table(packages, report.packages), Table(_DEVICES, report.devices)]
 
 
-def _problems(report: DoctorReport, target: Target | None) -> list[str]:
-    problems = [f"problem: {one_line(problem)}" for problem in report.problems]
-    return problems or ["no problem found"]
-
-
-_RECORDS = (csv_only({name: itemgetter(place) for place, name in enumerate(("what", "name", "value"))}),)
-
-
 def _records(report: DoctorReport) -> Table:
-    return Table(_RECORDS, [
-        *(("about", name, text) for name, text in _head(report)),
+    columns = word("", "what"), word("", "name"), word("", "value")
+    rows = [
+        *(("about", name, text) for name, text in _environment(report)),
         *(("package", row.name, row.version or "") for row in report.packages),
         *(("device", row.name, row.memory_bytes) for row in report.devices),
         *(("problem", "", text) for text in report.problems),
-    ])  # fmt: skip
+    ]
+    return Table(columns, [dict(zip(("what", "name", "value"), row, strict=True)) for row in rows])
 
 
-doctor = View(tables=_tables, lines=lambda report, target: _head(report), name_width=12, notes=_problems,
-              shows_all_notes=True, records=_records)  # fmt: skip
+def _problems(report: DoctorReport, target: Target | None) -> list[str]:
+    return [f"problem: {one_line(problem)}" for problem in report.problems] or ["no problem found"]
+
+
+doctor = View(
+    tables=_installed,
+    lines=_environment,
+    name_width=12,
+    notes=lambda report, target: (
+        [f"problem: {one_line(problem)}" for problem in report.problems] or ["no problem found"]
+    ),
+    shows_all_notes=True,
+    records=_records,
+)
 
 
 # ---- the calibration of a card ----
 
 
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.2f}"
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:+.2f} %"
+
+
 _STEPS = (
-    Column("step", lambda row: one_line(row.name), values("name")),
-    number("allocated", "allocated_bytes", optional(bytes_text)),
-    number("error", "allocated_error", optional(lambda error: f"{100 * error:+.2f} %")),
-    number("reserved", "reserved_bytes", optional(bytes_text)),
-    number("error", "reserved_error", optional(lambda error: f"{100 * error:+.2f} %")),
-    number("context", "context_bytes", optional(bytes_text)),
-    number("ms", "median_seconds", optional(lambda seconds: f"{1000 * seconds:,.2f}")),
+    word("step", "name", one_line),
+    number("allocated", "allocated_bytes", bytes_text),
+    number("error", "allocated_error", _percent),
+    number("reserved", "reserved_bytes", bytes_text),
+    number("error", "reserved_error", _percent),
+    number("context", "context_bytes", bytes_text),
+    number("ms", "median_seconds", _milliseconds),
 )
 
 
-def _card_lines(report: CalibrationReport) -> Iterator[tuple[str, str]]:
+def _card(report: CalibrationReport, target: Target | None) -> Iterator[tuple[str, str]]:
     """Yield what belongs to the card and not to a step."""
     machine = report.machine
     yield "card", one_line(f"{machine.card}, {bytes_text(machine.memory_bytes)}")
@@ -131,6 +254,4 @@ def _card_lines(report: CalibrationReport) -> Iterator[tuple[str, str]]:
         yield one_line(f"rate {name}"), f"{rate / 1e9:,.0f} GB/s" if name == COPY else f"{rate / 1e12:,.1f} TFLOP/s"
 
 
-calibration = View(
-    tables=lambda report, target: [Table(_STEPS, report.steps)], lines=lambda report, target: _card_lines(report)
-)
+calibration = View(tables=lambda report, target: [Table(_STEPS, report.steps)], lines=_card)

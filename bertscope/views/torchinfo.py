@@ -17,7 +17,7 @@ from math import prod
 
 from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.base import TensorShape
-from bertscope.reports.layer_ranges import LayerRange
+from bertscope.reports.layer_ranges import expand
 from bertscope.reports.params import ModuleCall, TreeReport, TreeRow
 from bertscope.units import count_text
 from bertscope.views.console import Target
@@ -108,7 +108,7 @@ class _CallLine:
 
 
 def _lines(report: TreeReport) -> list[_CallLine]:
-    rows = list(_with_repeated(list(_unfolded(report.rows))))
+    rows = list(_with_repeated(_unfolded(report.rows)))
     if report.calls:
         lines = list(_called(rows, report.calls))
     else:
@@ -134,35 +134,20 @@ def _below(lines: Sequence[_CallLine], place: int) -> Iterator[_CallLine]:
         yield lines[at]
 
 
-def _unfolded(rows: Sequence[TreeRow]) -> Iterator[TreeRow]:
-    """Yield a row for each module, in place of the rows of several equal ones."""
-    place = 0
-    while place < len(rows):
-        row = rows[place]
-        layers = LayerRange.parse(row.name) if row.depth else None
-        one = replace(
-            row, copies=1, params=row.each_params, trainable_params=row.trainable_params // row.copies,
-            bytes=row.bytes // row.copies,
-        )  # fmt: skip
-        place += 1
-        if layers is None or not layers.is_run:
-            yield replace(one, name=row.name.rstrip("'"), path=row.path.replace("'", ""))
-            continue
-        end = next((at for at in range(place, len(rows)) if rows[at].depth <= row.depth), len(rows))
-        above = row.path.removesuffix(row.name)
-        for number in layers:
-            moved = [
-                replace(item, path=_moved(item.path, row.path, f"{above}{number}"),
-                        same_as=_moved(item.same_as, row.path, f"{above}{number}") if item.same_as else None)
-                for item in rows[place:end]
-            ]  # fmt: skip
-            yield replace(one, name=str(number), path=f"{above}{number}")
-            yield from _unfolded(moved)
-        place = end
-
-
-def _moved(path: str, old: str, new: str) -> str:
-    return new + path.removeprefix(old) if path.startswith(f"{old}.") else path
+def _unfolded(rows: Sequence[TreeRow]) -> list[TreeRow]:
+    """Return a row for each module, in place of the rows of several equal ones."""
+    found: list[TreeRow] = []
+    places: dict[str, tuple[int, ...]] = {}  # those of the module around it, its row, its number in the row
+    for place, row in enumerate(rows):
+        first_paths = [None] if row.same_as is None else [*expand(row.same_as)]
+        for number, path in enumerate(expand(row.path)):
+            above, _, name = path.rpartition(".")
+            places[path] = (*places.get(above, ()), place, number)
+            same_as = first_paths[number % len(first_paths)]
+            one = replace(row, name=name, path=path, same_as=same_as, copies=1, params=row.each_params)
+            trainable = row.trainable_params // row.copies
+            found.append(replace(one, trainable_params=trainable, bytes=row.bytes // row.copies))
+    return sorted(found, key=lambda row: places[row.path])
 
 
 def _with_repeated(rows: Sequence[TreeRow]) -> Iterator[TreeRow]:

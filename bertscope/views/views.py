@@ -17,11 +17,12 @@ from bertscope.views.footer import bullets, lines_markdown, lines_text, notes_te
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
 VIEWS = {
-    "calibration": "tool:calibration", "comparison": "views:comparison", "convention": "flops:convention",
-    "doctor": "tool:doctor",
-    "operators": "flops:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
+    "calibration": "tool:calibration", "check": "tool:check", "checkpoint": "diff:checkpoint",
+    "comparison": "views:comparison", "convention": "modules:convention",
+    "count": "modules:count", "doctor": "tool:doctor", "flops": "modules:flops",
+    "operators": "modules:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
     "run_fit": "run:FIT",
-    "schemas": "tool:schemas", "verify": "checkpoint:verify",
+    "schemas": "tool:schemas", "tree": "modules:tree", "verify": "diff:verify",
 }  # fmt: skip
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from operator import attrgetter
 from types import SimpleNamespace
 
 from bertscope.errors import named
-from bertscope.reports.why import MESSAGE, OOM, PEAK, WhyFinding, WhyReport
+from bertscope.reports.why import MESSAGE, OOM, PEAK, WhyFinding, WhyPart, WhyReport
 from bertscope.units import binary_unit, bytes_text, html_text
-from bertscope.views.columns import Column, number, optional, values
+from bertscope.views.columns import Column, number, word
 from bertscope.views.console import Target
 from bertscope.views.footer import note_text, title
 from bertscope.views.step import part_name, run_text
@@ -129,11 +130,10 @@ def finding_text(finding: WhyFinding) -> str:
 def answer(report: WhyReport) -> str:
     """Return what held the memory and the change that frees most, in a sentence."""
     held = bytes_text(report.allocated_bytes)
-    parts = sorted(report.parts, key=lambda part: -part.held_bytes)
     mostly = ""
-    if report.source != MESSAGE and parts and report.allocated_bytes:
-        share = f"{100 * parts[0].held_bytes / report.allocated_bytes:.0f}"
-        mostly = f", of which {share} % is {part_name(parts[0].part)}"
+    if report.source != MESSAGE and report.parts and report.allocated_bytes:
+        largest = max(report.parts, key=attrgetter("held_bytes"))
+        mostly = f", of which {100 * largest.held_bytes / report.allocated_bytes:.0f} % is {part_name(largest.part)}"
     phases = {
         "forward": "in a forward pass",
         "backward": "in a backward pass",
@@ -152,32 +152,35 @@ def answer(report: WhyReport) -> str:
     return f"{moment}; {finding_text(report.findings[0])}" if report.findings else moment
 
 
-def _tables(report: WhyReport, target: Target | None) -> Sequence[Table]:
+def _tables(report: WhyReport, target: Target | None) -> list[Table]:
     rows = report.rows if target is None or target.verbose else report.rows[:_ROWS]
-    total = max(report.allocated_bytes, 1)
+    total, has_sizes = max(report.allocated_bytes, 1), report.source != MESSAGE
+
+    def share(part: WhyPart) -> str:
+        return f"{100 * part.held_bytes / total:.0f} %"
+
     parts = [
-        Column("part", lambda part: part_name(part.part), values("part")),
-        number("bytes", "held_bytes", bytes_text, shown=report.source != MESSAGE),
-        Column("share", lambda part: f"{100 * part.held_bytes / total:.0f} %", right=True,
-               shown=report.source != MESSAGE),
+        word("part", "part", part_name),
+        number("bytes", "held_bytes", bytes_text, shown=has_sizes),
+        Column("share", share, right=True, shown=has_sizes),
         number("blocks", "blocks", shown=any(part.blocks for part in report.parts)),
-        number("estimate", "estimated_bytes", optional(bytes_text, "-"), shown=report.run is not None),
-    ]  # fmt: skip
-    tables = [Table(parts, report.parts)] if report.source != MESSAGE or report.run else []
+        number("estimate", "estimated_bytes", bytes_text, missing="-", shown=report.run is not None),
+    ]
+    tables = [Table(parts, report.parts)] if has_sizes or report.run else []
     return [*tables, *([Table(_row_columns(report), rows)] if report.rows else [])]
 
 
 def _row_columns(report: WhyReport) -> list[Column]:
     return [
-        Column("line", lambda row: row.line or "-", values("line")),
-        Column("module", lambda row: row.module or "-", values("module"), below=1),
-        Column("part", lambda row: part_name(row.part), values("part")),
+        word("line", "line", missing="-"),
+        word("module", "module", missing="-", below=1),
+        word("part", "part", part_name),
         number("blocks", "blocks"),
         number("passes", "passes", detail=report.passes < 2),
         number("bytes", "held_bytes", bytes_text),
         number("smallest", "smallest_bytes", bytes_text, detail=True),
         number("largest", "largest_bytes", bytes_text, detail=True),
-    ]  # fmt: skip
+    ]
 
 
 def _lines(report: WhyReport, target: Target | None) -> Iterator[tuple[str, str]]:

@@ -73,9 +73,9 @@ def test_an_estimate_is_the_same_from_a_file_without_a_cache_and_at_another_batc
 
 
 def module_report(run: RunConfig):
-    from bertscope.memory.simulator import estimate_report
+    from bertscope.memory.simulator import Simulator
 
-    return estimate_report(small(num_hidden_layers=2), [run])
+    return Simulator(small(num_hidden_layers=2)).report([run])
 
 
 COMMANDS = (
@@ -103,10 +103,10 @@ def test_the_second_sweep_of_the_same_kinds_prints_the_same_and_imports_no_torch
     monkeypatch.chdir(tmp_path)
     Path("grid.yaml").write_text("model: bert-tiny\nseq: 8\nbatch: [2, 3, 4]\nthreads: 1\ngpu: t4\n")
     cli("sweep", "grid.yaml", "-o", "one.jsonl")
-    functions, real = [], pool._starting
-    monkeypatch.setattr(pool, "_starting", lambda given: functions.append(given) or real(given))
+    loads, real = [], pool.starting
+    monkeypatch.setattr(pool, "starting", lambda load, entry: loads.append(load) or real(load, entry))
     cli("sweep", "grid.yaml", "-o", "two.jsonl")
-    assert functions == [pool.KEPT_POINT]
+    assert loads == [pool.KEPT_POINT.load]
     assert Path("two.jsonl").read_bytes() == Path("one.jsonl").read_bytes()
 
 
@@ -344,7 +344,7 @@ def test_without_a_home_there_is_no_cache(monkeypatch):
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(
-        Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
+        Path, "expanduser", lambda _: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
     )
     assert module.cache_folder() == (None, "Could not determine home directory.")
     assert peak_bytes() > 0
@@ -376,7 +376,7 @@ def test_files_that_are_old_or_too_many_are_removed_and_foreign_ones_stay(folder
 
 def test_several_processes_may_write_at_once(folder, tmp_path):
     (tmp_path / "writes.py").write_text(
-        "from bertscope.memory.simulator import Simulator\n"
+        "from bertscope.memory.simulator import Simulator, Simulator\n"
         "from bertscope.settings.run_config import RunConfig; from bertscope import load; s = load('bert-tiny')\n"
         "print([Simulator(s).trace(RunConfig(batch=2, seq=n)).peak_bytes for n in (3, 4, 5)])\n"
     )

@@ -160,7 +160,7 @@ def test_fit_of_a_batch_on_several_gpus_is_fine_if_it_fits_on_one(cli):
 
 
 def test_every_model_is_found_before_the_work_for_the_first_begins(cli, monkeypatch):
-    monkeypatch.setattr("bertscope.memory.fit.estimate_report", None)
+    monkeypatch.setattr("bertscope.memory.simulator.Simulator.report", None)
     result = cli("estimate", "bert-tiny", "bert-tinny")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "'bert-tinny'; did you mean 'bert-tiny'" in result.err

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import bertscope
-from bertscope.analyses.sweep.results import results_file
+from bertscope.analyses.sweep.pool import results_file
 from bertscope.errors import BertscopeWarning, SelectionError, SourceError
 from tests.conftest import GRID
 
@@ -73,10 +73,7 @@ def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
     [
         ("grid.yaml -o notes.txt", "notes.txt:1: no row of a sweep; name another file"),
         ("grid.yaml -o results.jsonl --address tcp://a:1", "--address names a cluster; give --engine dask too"),
-        (
-            "grid.yaml -o results.jsonl --sort peek_bytes",
-            "no column 'peek_bytes' to sort by; did you mean 'peak_byte",
-        ),
+        ("grid.yaml -o results.jsonl --sort peek_bytes", "no column 'peek_bytes' to sort by; did you mean 'peak_byte"),
         ("absent.yaml -o results.jsonl", "absent.yaml does not exist; a grid is lines of"),
         ("grid.yaml -o /dev/null", "/dev/null is no regular file, which a sweep needs to go on from"),
     ],

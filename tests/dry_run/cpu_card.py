@@ -12,8 +12,7 @@ from torch import nn
 from bertscope.dry_run.child import Installed, installed
 from bertscope.dry_run.device import FakeCard
 from bertscope.dry_run.script import ScriptRun
-from bertscope.memory.kernels.cpu_scratch import cpu_scratch
-from bertscope.memory.kernels.cuda_kernels import attention
+from bertscope.memory.kernels import attention, cpu_scratch
 from bertscope.torch_access.fake_card import Put
 
 

@@ -181,12 +181,16 @@ import json
 from pathlib import Path
 from bertscope.dry_run.child import _run_file, record
 from bertscope.dry_run.script import ScriptRun
+from bertscope.errors import BertscopeError
 found = []
 for code in json.loads(Path("faults.json").read_text()):
     Path("train.py").write_text(code)
     asked = ScriptRun(script="train.py", folder=str(Path.cwd()))
-    kind, content = record(asked, lambda: _run_file(asked))
-    found.append((kind, content[1] if isinstance(content, list) else None))
+    try:
+        record(asked, lambda: _run_file(asked))
+        found.append(("report", None))
+    except BertscopeError as error:
+        found.append(("refused" if error.exit_code == 3 else "failed", error.where))
 print(json.dumps(found))
 """
     done = run_python(code, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})

@@ -234,7 +234,7 @@ def card(monkeypatch, tmp_path):
 
     def use(entry: str = "main") -> None:
         start = partial(ForkedChild, f"tests.memory.fake_card:{entry}")
-        monkeypatch.setattr(profile, "_starting", lambda jobs: nullcontext(start))
+        monkeypatch.setattr(profile, "starting", lambda *_, **__: nullcontext(start))
 
     use()
     return use

@@ -25,7 +25,7 @@ from bertscope.errors import SelectionError, SourceError
 from bertscope.measure import profile as profile_module
 from bertscope.measure.profile import profile_report
 from bertscope.measure.profile_job import MESSAGES, Job, read_message
-from bertscope.memory.simulator import estimate_memory
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import run_model
 from bertscope.memory.summary import memory
 from bertscope.processes import child as child_module
@@ -46,13 +46,13 @@ SHORT = ("--steps", "1", "--batch", "1", "--seq", "8", "--mode", "inference")
 
 
 STARTED: list[subprocess.Popen] = []
-STARTING = profile_module._starting
+STARTING = profile_module.starting
 
 
 @pytest.fixture
 def as_the_program_starts_it(monkeypatch):
     """Start children as the program does; in other tests a server with torch loaded forks them."""
-    monkeypatch.setattr(profile_module, "_starting", STARTING)
+    monkeypatch.setattr(profile_module, "starting", STARTING)
 
 
 SAY = "import json, sys\nsay = lambda *message: print(json.dumps(message), flush=True)\nasked = sys.stdin.readline()\n"
@@ -241,7 +241,7 @@ def test_a_limit_below_what_torch_takes_is_told_and_hangs_nothing(cli, folder):
 
 
 def test_what_could_be_measured_is_shown_beside_what_could_not(cli, folder, child_of):
-    memory_ = estimate_memory(small(), RunConfig(batch=2, seq=8))
+    memory_ = Simulator(small()).memory(RunConfig(batch=2, seq=8))
     timing = Timing(warmup_seconds=1.0)
     answers = {
         "none": (("estimated", memory_), ("out of memory", "")),
@@ -278,7 +278,7 @@ def test_a_child_waits_for_its_turn_only_where_memory_is_left(folder, child_of, 
 
 
 def test_a_child_that_hangs_is_ended_at_the_timeout_and_its_memory_is_kept(folder, child_of, monkeypatch):
-    memory = estimate_memory(small(), RunConfig(batch=2, seq=8))
+    memory = Simulator(small()).memory(RunConfig(batch=2, seq=8))
     (folder / "memory.json").write_text(json.dumps(memory, default=vars))
     (folder / "log").touch()
     child_of(
@@ -415,7 +415,7 @@ def test_an_activation_without_a_name_is_refused_before_a_child_starts():
 
 
 def test_an_answer_arrives_as_it_was():
-    memory_ = estimate_memory(small(), RunConfig(batch=2, seq=8, checkpointing="full"))
+    memory_ = Simulator(small()).memory(RunConfig(batch=2, seq=8, checkpointing="full"))
     assert read_message(json.dumps(["estimated", memory_], default=vars).encode()) == ("estimated", memory_)
     for kind in MESSAGES.keys() - {"outlook"}:  # which may be None
         with pytest.raises(SourceError, match="must be"):

@@ -18,9 +18,10 @@ from bertscope.errors import SourceError
 from bertscope.measure import profile as profile_module
 from bertscope.measure import rank
 from bertscope.measure.profile import profile_report
-from bertscope.measure.profile_job import Job, RankLaunch, Sent, job_error
+from bertscope.measure.profile_job import Job, RankLaunch, Sent
+from bertscope.measure.profile_worker import job_error
 from bertscope.measure.watch import RanksWatch
-from bertscope.memory.simulator import estimate_report
+from bertscope.memory.simulator import Simulator
 from bertscope.processes.child import can_fork
 from bertscope.progress import listening
 from bertscope.reports.memory import RankRow
@@ -108,7 +109,7 @@ def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strat
     (variant,) = profile_report([asked], timeout_seconds=LIMIT)[0].variants
     assert variant.failure == ""
     assert abs(variant.error_bytes) <= 64
-    (estimated,) = estimate_report(asked.source, [asked.run_config]).variants
+    (estimated,) = Simulator(asked.source).report([asked.run_config]).variants
 
     def sums(rows):
         found = {}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from bertscope import load
 from bertscope.measure.profiler_run import measured
+from bertscope.memory import fit
 from bertscope.memory.estimate import MemoryTraces, source_trace
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import ModelStep, real_inputs, run_model
 from bertscope.memory.trace import MemoryTrace
+from bertscope.reports.memory import FitReport
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.torch_access import has_bf16_products
@@ -25,6 +29,15 @@ def small(architecture: str = "BertForMaskedLM", attention: str = "sdpa", **fiel
     """A model of one layer, 16 wide, or as `fields` say."""
     source = load("bert-tiny", architecture=architecture, attention=attention)
     return replace(source, config=replace(source.config, **{**SMALL, **fields}))
+
+
+def fit_report(
+    source: Any, runs: Sequence[RunConfig], seqs: Sequence[int], memory: Any, *, batch: int | None = None,
+    context_bytes: int | None = None, known: Simulator | None = None,
+) -> FitReport:  # fmt: skip
+    """The report of `fit` for these runs at each length, in a budget or on a GPU."""
+    simulator = (known or Simulator(source)).limited(runs[0], memory, context_bytes)
+    return fit.fit_report(simulator, [replace(run, seq=seq) for run in runs for seq in seqs], batch=batch)
 
 
 def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:

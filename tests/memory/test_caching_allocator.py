@@ -15,9 +15,9 @@ from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.kernels.cuda_kernels import cuda_semantics
-from bertscope.memory.kernels.overhead import by_thread, overhead, workspace_bytes
-from bertscope.memory.simulator import estimate_memory
+from bertscope.memory.kernel_rules import by_thread, overhead, workspace_bytes
+from bertscope.memory.kernels import cuda_semantics
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import device_cost, step_cost
 from bertscope.memory.trace import Block, MemoryEvent, MemoryTrace
 from bertscope.settings.run_config import RunConfig
@@ -232,7 +232,7 @@ INDEPENDENT = [
 @pytest.mark.parametrize(("name", "settings", "phase", "gib"), INDEPENDENT)
 def test_the_figures_of_an_independent_program_come_out(name, settings, phase, gib):
     source = load(name, architecture="BertForMaskedLM", attention="sdpa")
-    found = estimate_memory(source, RunConfig(device="cuda", loop="freed", **settings))
+    found = Simulator(source).memory(RunConfig(device="cuda", loop="freed", **settings))
     peaks = {found.phase: found.peak_bytes / GIB for found in found.phases}
     assert peaks[phase] == pytest.approx(gib, rel=1e-4 if name == BASE else 0.01)
     assert found.cost.reserved_bytes >= found.cost.max_allocated_bytes > found.cost.peak_bytes
@@ -244,7 +244,7 @@ def test_only_the_math_kernel_keeps_the_scores(kernel):
         batch=8, seq=32, mode="forward", device="cuda", precision="autocast-bf16", sdpa_kernel=kernel
     )
     rows = [
-        row for row in estimate_memory(small(), run_config).kept if row.shape[-2:] == (32, 32) and len(row.shape) == 4
+        row for row in Simulator(small()).memory(run_config).kept if row.shape[-2:] == (32, 32) and len(row.shape) == 4
     ]
     assert bool(rows) == (kernel == "math")
 
@@ -253,7 +253,7 @@ def test_masks_have_a_byte_on_cuda_and_the_tensors_width_on_the_host():
     masks = {}
     for device in ("cpu", "cuda"):
         run_config = RunConfig(batch=16, seq=32, mode="forward", device=device)
-        rows = estimate_memory(small(attention="eager"), run_config).kept
+        rows = Simulator(small(attention="eager")).memory(run_config).kept
         masks[device] = {(row.dtype, row.kept_bytes // row.tensors) for row in rows if "mask" in row.what}
     assert ("bool", 16 * 2 * 32 * 32) in masks["cuda"]
     assert ("float32", 4 * 16 * 2 * 32 * 32) in masks["cpu"]
@@ -265,7 +265,7 @@ def test_torch_is_as_it_was_after_cuda_has_been_imitated():
     with cuda_semantics(RunConfig(device="cuda")):
         assert functional.dropout is not before["dropout"]
     with pytest.raises(SelectionError):
-        estimate_memory(small(), RunConfig(seq=4096, device="cuda"))
+        Simulator(small()).memory(RunConfig(seq=4096, device="cuda"))
     assert dict(vars(functional)) == before
 
 
@@ -278,7 +278,7 @@ def test_cublas_takes_a_workspace_for_each_thread_that_multiplies(mode, threads,
     assert workspace_bytes(run_config, (9, 0)) == threads * 32 * MIB + MIB
     for capability in ((9, 0), (8, 0), (10, 0)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr("bertscope.memory.kernels.overhead.may_have_cuda", lambda: True)
+        monkeypatch.setattr("bertscope.memory.kernel_rules.may_have_cuda", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda now=capability: now)
         assert workspace_bytes(run_config) == workspace_bytes(run_config, capability)
     for name, size in (("h200", 32 * MIB), ("a100-80gb", 8_519_680)):
@@ -340,7 +340,7 @@ BEFORE_MIB = 1343
 def test_what_a_v100_showed_is_not_exceeded_and_not_far(fields, shown_mib):
     """nvidia-smi includes all that the allocator has cached, so 70 % is a lower bound only."""
     source = load("bert-large-uncased", architecture="BertForSequenceClassification", attention="eager")
-    found = estimate_memory(source, RunConfig(seq=512, device="cuda", optimizer_implementation="loop", **fields))
+    found = Simulator(source).memory(RunConfig(seq=512, device="cuda", optimizer_implementation="loop", **fields))
     shown = (shown_mib - BEFORE_MIB) * MIB
     assert 0.7 * shown <= found.cost.max_allocated_bytes <= shown
 
@@ -356,7 +356,7 @@ def test_the_reformer_posts_slope_is_what_a_layer_keeps():
     source = load("bert-base-uncased", architecture="BertForMaskedLM", attention="eager")
     run_config = RunConfig(batch=8, seq=512, optimizer="none", device="cuda")
     four, eight = (
-        estimate_memory(replace(source, config=replace(source.config, num_hidden_layers=layers)), run_config)
+        Simulator(replace(source, config=replace(source.config, num_hidden_layers=layers))).memory(run_config)
         for layers in (4, 8)
     )
     assert (eight.cost.saved_bytes - four.cost.saved_bytes) / 4 == 8 * 512 * (66 * 768 + 9 * 12 * 512 + 16)

@@ -18,8 +18,8 @@ from bertscope.errors import ConfigError, SelectionError
 from bertscope.memory import fake_run as live
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces, source_trace
-from bertscope.memory.kernels.scratch_rules import EMBEDDING
-from bertscope.memory.simulator import estimate_memory
+from bertscope.memory.kernel_rules import EMBEDDING
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import real_inputs, run_model
 from bertscope.memory.summary import memory
 from bertscope.memory.trace import FAR, Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
@@ -346,7 +346,7 @@ def test_what_hangs_on_chance_or_a_number_is_told_to_be_measured(number):
 
 def reports(run_config: RunConfig, **model):
     source = small(**model)
-    yield estimate_memory(source, run_config)
+    yield Simulator(source).memory(run_config)
     if run_config.device == "cpu":
         yield memory(real_trace(source, run_config), "measured", row_paths(run_model(source, run_config)))
 
@@ -369,7 +369,7 @@ def test_the_parts_add_up_to_every_peak(run_config):
 def test_the_state_is_the_model_its_inputs_and_two_moments():
     source, run_config = small(), RunConfig(batch=2, seq=8)
     model = run_model(source, run_config)
-    parts = estimate_memory(source, run_config).phases[-1].parts
+    parts = Simulator(source).memory(run_config).phases[-1].parts
     params = sum(param.numel() for param in model.parameters())
     steps = len(list(model.parameters()))
     assert parts.parameters == parts.gradients == 4 * params
@@ -379,7 +379,7 @@ def test_the_state_is_the_model_its_inputs_and_two_moments():
 
 
 def kept_but_random_states(run_config: RunConfig, **model) -> int:
-    rows = estimate_memory(small(**model), run_config).kept
+    rows = Simulator(small(**model)).memory(run_config).kept
     return sum(row.kept_bytes for row in rows if row.operator != "get_rng_state")
 
 
@@ -425,7 +425,7 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, precision):
     run_config = RunConfig(batch=batch, seq=s, mode="forward", precision=precision, device=device)
     sizes = {"hidden_size": h, "intermediate_size": 4 * h, "num_attention_heads": a, "attention": attention}
     one, two = (
-        estimate_memory(small(**sizes, num_hidden_layers=layers), run_config).cost.saved_bytes for layers in (1, 2)
+        Simulator(small(**sizes, num_hidden_layers=layers)).memory(run_config).cost.saved_bytes for layers in (1, 2)
     )
     weights = (
         2 * (4 * h * h + 2 * h * 4 * h) if precision == "autocast-bf16" else 0
@@ -458,7 +458,7 @@ def test_what_is_kept_is_what_autograd_saves(attention, precision, dropout):
         loss = model(**inputs).loss
     assert loss.requires_grad
     truth = sum(size for _, size in saved.values())
-    assert abs(estimate_memory(source, run_config).cost.saved_bytes - truth) <= CONSTANT_BYTES
+    assert abs(Simulator(source).memory(run_config).cost.saved_bytes - truth) <= CONSTANT_BYTES
 
 
 def test_an_additive_mask_keeps_the_probabilities_in_fp32():
@@ -467,8 +467,8 @@ def test_an_additive_mask_keeps_the_probabilities_in_fp32():
     of_a_layer = {"padded": [], "masked": [], "without": []}
     for layers in (1, 2):
         source = small(attention="eager", num_hidden_layers=layers)
-        of_a_layer["padded"].append(estimate_memory(source, replace(run_config, padding=0.5)).cost.saved_bytes)
-        of_a_layer["masked"].append(estimate_memory(source, run_config).cost.saved_bytes)
+        of_a_layer["padded"].append(Simulator(source).memory(replace(run_config, padding=0.5)).cost.saved_bytes)
+        of_a_layer["masked"].append(Simulator(source).memory(run_config).cost.saved_bytes)
         model = build(source.config, source.architecture).train()
         inputs = {"input_ids": torch.zeros(4, 32, dtype=torch.long, device="meta")}
         (variant,) = bertscope.estimate(model, inputs, mode="forward", precision="autocast-bf16").variants
@@ -635,9 +635,9 @@ def test_the_scratch_of_embeddings_follows_its_rule_at_each_batch():
 def test_nothing_is_allocated():
     """BERT-large at 32 x 512 would take 65 GiB; what counts here is the process."""
     code = (
-        "import re; from bertscope import load; from bertscope.memory.simulator import estimate_memory;"
+        "import re; from bertscope import load; from bertscope.memory.simulator import Simulator;"
         "from bertscope.settings.run_config import RunConfig;"
-        "found = estimate_memory(load('bert-large-zh'), RunConfig(batch=32, seq=512, optimizer='sgd'));"
+        "run = RunConfig(batch=32, seq=512, optimizer='sgd');found = Simulator(load('bert-large-zh')).memory(run);"
         # not getrusage: its mark is inherited from the process that started this one
         "mark = re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1];"
         "print(found.peak.peak_bytes, 1024 * int(mark))"
@@ -690,9 +690,9 @@ def test_strategies_are_parsed_and_a_number_belongs_to_the_layers_before_it():
 
 def test_layers_and_lengths_that_the_model_does_not_have_are_refused():
     with pytest.raises(ConfigError, match="the model has 2 layers"):
-        estimate_memory(small(num_hidden_layers=2), RunConfig(seq=4, checkpointing="layers:7"))
+        Simulator(small(num_hidden_layers=2)).memory(RunConfig(seq=4, checkpointing="layers:7"))
     with pytest.raises(SelectionError, match="at most max_position_embeddings 32"):
-        estimate_memory(small(), RunConfig(seq=33))
+        Simulator(small()).memory(RunConfig(seq=33))
 
 
 def test_a_ready_made_model_is_estimated_as_its_preset_is():
@@ -702,4 +702,4 @@ def test_a_ready_made_model_is_estimated_as_its_preset_is():
     model.base_model.uses_transformers_masks = True
     inputs = real_inputs(model, run_config, "meta")
     found = bertscope.estimate(model, inputs).variants[0].estimated
-    assert found.phases == estimate_memory(source, run_config).phases
+    assert found.phases == Simulator(source).memory(run_config).phases

@@ -20,8 +20,8 @@ from bertscope.gpus import GPUS, find_gpu
 from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.fit import Fitter, fit_report, other_head
-from bertscope.memory.kernels.overhead import by_thread, overhead
+from bertscope.memory.fit import largest_by_bytes
+from bertscope.memory.kernel_rules import by_thread, overhead
 from bertscope.memory.simulator import Simulator, largest, near
 from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace, ordered_frees
 from bertscope.reports.base import Subject
@@ -42,7 +42,7 @@ from bertscope.units import parse_bytes
 from bertscope.views.console import PARTS, Target
 from bertscope.views.views import view_of
 from tests.conftest import GOLDEN
-from tests.memory.steps import estimated_trace, small, whole_trace
+from tests.memory.steps import estimated_trace, fit_report, small, whole_trace
 from tests.smoke import (  # noqa: F401  # pytest does not collect that file by itself
     test_estimates_are_the_known_numbers,
     test_fit_finds_the_known_batch,
@@ -147,7 +147,7 @@ def test_a_peak_that_grows_little_up_to_the_batch_of_the_growth_is_searched_in_f
     assert abs(near(peak_bytes, budget) - 300_000) < 10
     tried, real = [], steps.trace
     monkeypatch.setattr(steps, "trace", lambda run: tried.append(run.batch) or real(run))
-    assert Fitter(steps, budget)._largest_by_bytes(run) == 300_000
+    assert largest_by_bytes(steps.limited(run, budget), run) == 300_000
     assert len(tried) < 50
 
 
@@ -213,8 +213,8 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
 def test_a_batch_turned_around_is_sorted_by_what_it_costs():
     ways = [RunConfig(checkpointing=strategy, optimizer="sgd") for strategy in ("full", "every-2", "none", "selective")]
     source = small(num_hidden_layers=2)
-    fitter = Fitter(Simulator(source), 0)
-    peaks = {way.checkpointing: fitter.needed_bytes(replace(way, seq=32, batch=64)) for way in ways}
+    simulator = Simulator(source)
+    peaks = {way.checkpointing: simulator.needed_bytes(replace(way, seq=32, batch=64)) for way in ways}
     report = fit_report(source, ways, [32], peaks["none"] - 1, batch=64)
     assert [row.fits for row in report.rows] == [True, True, True, False]
     costs = [row.cost.extra_flops for row in report.rows if row.fits]
@@ -225,10 +225,10 @@ def test_a_batch_turned_around_is_sorted_by_what_it_costs():
 
 
 def test_a_second_budget_traces_no_step_again(monkeypatch):
-    ways, known = [RunConfig(optimizer="sgd")], {}
-    (first,) = fit_report(small(), ways, [8], 50 * MIB, batch=4, known_steps=known).rows
+    ways, known = [RunConfig(optimizer="sgd")], Simulator(small())
+    (first,) = fit_report(small(), ways, [8], 50 * MIB, batch=4, known=known).rows
     monkeypatch.setattr(estimate, "source_trace", lambda *_: pytest.fail("the step was traced again"))
-    (second,) = fit_report(small(), ways, [8], 60 * MIB, batch=4, known_steps=known).rows
+    (second,) = fit_report(small(), ways, [8], 60 * MIB, batch=4, known=known).rows
     assert replace(second, cost=replace(second.cost, limit_bytes=first.cost.limit_bytes)) == first
 
 
@@ -301,9 +301,6 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_unless_the_context_is_
 
 def test_another_common_head_is_tried_for_an_asked_batch():
     masked, classifier = small(vocab_size=5000), small("BertForSequenceClassification", vocab_size=5000)
-    assert other_head(masked).architecture == "BertForSequenceClassification"
-    assert other_head(classifier).architecture == "BertForMaskedLM"
-    assert other_head(small("BertModel")) is None
     run_config = RunConfig(batch=200, seq=32)
     peaks = [estimated_trace(source, run_config).peak_bytes for source in (classifier, masked)]
     between = sum(peaks) // 2

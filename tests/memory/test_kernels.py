@@ -16,12 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bertscope
 from bertscope.errors import SelectionError
-from bertscope.memory.kernels import cpu_scratch as cpu
-from bertscope.memory.kernels import cuda_kernels as cuda
-from bertscope.memory.kernels.cpu_scratch import cpu_scratch
-from bertscope.memory.kernels.cuda_kernels import _flash_attn_scratch, kernel_for
-from bertscope.memory.kernels.scratch_rules import Scratch
-from bertscope.memory.simulator import estimate_memory
+from bertscope.memory import kernels
+from bertscope.memory.kernel_rules import Scratch
+from bertscope.memory.kernels import _flash_attn_scratch, cpu_scratch, kernel_for
+from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import fake_tensor_mode, has_bf16_products
 from tests.memory.steps import small
@@ -174,7 +172,7 @@ def test_a_product_of_64_has_the_scratchpad_that_a_hand_computes(threads):
 
 
 def test_a_product_of_16_bits_has_no_scratchpad_without_kernels_of_bf16(monkeypatch):
-    monkeypatch.setattr(cpu, "has_bf16_products", lambda: False)
+    monkeypatch.setattr(kernels, "has_bf16_products", lambda: False)
     operands = matrices(64, 64, "rows"), matrices(64, 64, "columns")
     assert cpu_scratch_bytes(torch.ops.aten.mm.default, operands) == 0
 
@@ -217,7 +215,7 @@ def on_cuda(module: nn.Module, *shape: int, **run) -> bertscope.reports.memory.M
     return bertscope.estimate(module, torch.empty(*shape, device="meta"), **run).variants[0].estimated
 
 
-@pytest.mark.parametrize(("macro", "own"), [("FP32", cuda._IN_FLOAT), ("FP32_SET_OPT_DTYPE", cuda._TO_FLOAT)])
+@pytest.mark.parametrize(("macro", "own"), [("FP32", kernels._IN_FLOAT), ("FP32_SET_OPT_DTYPE", kernels._TO_FLOAT)])
 def test_the_lists_are_those_of_torchs_header_without_what_the_host_lists_too(macro, own):
     header = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text()
     (rows,) = re.findall(rf"define AT_FORALL_{macro}\(_\) *\\\n((?:.*\\\n)*.*)", header)
@@ -243,7 +241,7 @@ def test_cudas_autocast_computes_in_fp32_what_the_hosts_does_not(lower):
             }
 
     before = dtypes()
-    with FakeTensorMode(), cuda.cuda_semantics(RunConfig(device="cuda")):
+    with FakeTensorMode(), kernels.cuda_semantics(RunConfig(device="cuda")):
         inside = dtypes()
     assert inside == dict.fromkeys(inside, FP32) | {"linear": lower, "add": lower}
     assert dtypes() == before == dict.fromkeys(before, lower)
@@ -269,7 +267,7 @@ KEPT_BY_LOSS = {
 @pytest.mark.parametrize("lower", [BF16, FP16])
 @pytest.mark.parametrize("form", KEPT_BY_LOSS)
 def test_each_form_of_cross_entropy_keeps_what_cudas_autocast_keeps(form, lower):
-    with FakeTensorMode(), cuda.cuda_semantics(RunConfig(device="cuda")), torch.autocast("cpu", dtype=lower):
+    with FakeTensorMode(), kernels.cuda_semantics(RunConfig(device="cuda")), torch.autocast("cpu", dtype=lower):
         options = {"": {}, "label_smoothing": {"label_smoothing": 0.1}, "weight": {"weight": torch.ones(50)}}[form]
         given = torch.ones(4, 50, dtype=lower, requires_grad=True)
         loss = nn.functional.cross_entropy(given, torch.zeros(4, dtype=torch.long), **options)
@@ -303,7 +301,7 @@ def test_the_kernel_follows_dtype_mask_and_heads(dtype, has_mask, more, kernel):
 )
 def test_a_kernel_that_cannot_compute_it_is_refused(kernel, fields):
     with pytest.raises(SelectionError, match="sdpa_kernel auto"):
-        estimate_memory(small(), RunConfig(batch=2, seq=16, device="cuda", sdpa_kernel=kernel, **fields))
+        Simulator(small()).memory(RunConfig(batch=2, seq=16, device="cuda", sdpa_kernel=kernel, **fields))
 
 
 @pytest.mark.parametrize(

@@ -176,12 +176,9 @@ def test_a_step_that_saves_scores_has_no_unpadded_batches() -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_between_two_lengths_the_peak_is_not_below_that_of_the_step(attention: str) -> None:
-    from bertscope.memory.fit import fitter_for
-
     source = small(attention=attention, **WIDE)
     run = RunConfig(optimizer="sgd")
-    fitter, _ = fitter_for(source, run, 2**40, None, {})
-    steps = LengthSteps(fitter, run, counted(list(range(16, 400, 3))), is_limited=False)
+    steps = LengthSteps(Simulator(source), run, counted(list(range(16, 400, 3))))
     for seq in (17, 60, 130, 211, 333):
         assert seq not in steps.traced
         for batch in (2, 16):

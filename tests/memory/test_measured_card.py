@@ -13,8 +13,8 @@ import pytest
 from bertscope.gpus import card_threads, find_gpu
 from bertscope.measure.profiler_run import _EventReader
 from bertscope.memory.caching_allocator import Allocator
-from bertscope.memory.kernels.cuda_kernels import cuda_semantics, kernel_for
-from bertscope.memory.kernels.scratch_rules import SUM, Scratch
+from bertscope.memory.kernel_rules import SUM, Scratch
+from bertscope.memory.kernels import cuda_semantics, kernel_for
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 

@@ -15,16 +15,15 @@ from bertscope.errors import BertscopeWarning, SelectionError
 from bertscope.measure.profile import profile_report
 from bertscope.measure.profile_job import Job
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.fit import fit_report
 from bertscope.memory.trace import same_events
-from bertscope.settings.code_names import CodeName
+from bertscope.settings.rows import CodeName
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.other_models import GivenModule
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.repeat import layer_stacks
 from tests.memory.plain_loop import peak_bytes, tokenized
-from tests.memory.steps import whole_trace
+from tests.memory.steps import fit_report, whole_trace
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -14,9 +14,9 @@ from torch import nn
 
 import bertscope
 from bertscope.errors import BertscopeError, SelectionError
-from bertscope.memory.fit import fewest_report, fit_report
+from bertscope.memory import fit, plan
 from bertscope.memory.layer_operators import layer_costs
-from bertscope.memory.plan import PlanSpace, plan_report, strategy_text
+from bertscope.memory.plan import PlanSpace, strategy_text
 from bertscope.memory.simulator import Simulator
 from bertscope.model import BertModel
 from bertscope.model.lists import layer_lists
@@ -27,7 +27,7 @@ from bertscope.settings.parallelism import SEARCHED, ranks_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.other_models import GivenModule
 from bertscope.tracing.flops import FlopsRun
-from tests.memory.steps import estimated_trace, real_trace, small, whole_trace
+from tests.memory.steps import estimated_trace, fit_report, real_trace, small, whole_trace
 
 MIB = 2**20
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # torch's fused kernel on a CPU
@@ -62,6 +62,14 @@ class Net(nn.Module):
 
 OWN = GivenModule(name="net", module=Net())
 RUN = RunConfig(batch=64, seq=1, optimizer="sgd", precision="stored")
+
+
+def plan_report(source, run, memory, **others):
+    return plan.plan_report(Simulator(source, one_batch=True).limited(run, memory), run, **others)
+
+
+def fewest_report(source, budget, **others):
+    return fit.fewest_report(Simulator(source).limited(STEP, budget), [STEP], [8], TOTAL, world_sizes=SIZES, **others)
 
 
 def test_the_products_of_a_layer_are_those_that_a_reader_counts():
@@ -384,21 +392,19 @@ def peaks(source):
 @pytest.mark.parametrize("place", [0, 2, 3])
 def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strategy, place):
     budget = peaks[strategy][place]
-    (row,) = fewest_report(
-        source, [STEP], [8], budget, TOTAL, strategies=[ranks_of(strategy, 2)], world_sizes=SIZES
-    ).rows
+    (row,) = fewest_report(source, budget, strategies=[ranks_of(strategy, 2)]).rows
     expected = next(size for size, peak in zip(SIZES, peaks[strategy], strict=True) if peak <= budget)
     assert (row.ranks, row.batch, row.peak_bytes) == (expected, -(-TOTAL // expected), budget)
 
 
 def test_where_no_number_of_ranks_fits_the_answer_is_no_with_the_most(source, peaks):
-    (row,) = fewest_report(source, [STEP], [8], 1000, TOTAL, strategies=[ranks_of("ddp", 2)], world_sizes=SIZES).rows
+    (row,) = fewest_report(source, 1000, strategies=[ranks_of("ddp", 2)]).rows
     assert (row.fits, row.ranks, row.peak_bytes) == (False, 4, peaks["ddp"][-1])
 
 
 def test_the_strategy_with_the_fewest_ranks_is_first(source, peaks):
     budget = (peaks["fsdp"][2] + min(peaks["ddp"][2], peaks["fsdp"][1])) // 2
-    report = fewest_report(source, [STEP], [8], budget, TOTAL, world_sizes=SIZES)
+    report = fewest_report(source, budget)
     assert {row.strategy for row in report.rows} == set(SEARCHED)
     assert [row.ranks for row in report.rows if row.fits] == sorted(row.ranks for row in report.rows if row.fits)
     assert (report.rows[0].ranks, report.batch_total) == (3, TOTAL)
@@ -406,7 +412,7 @@ def test_the_strategy_with_the_fewest_ranks_is_first(source, peaks):
 
 def test_the_first_strategy_wins_of_equals_and_ends_the_search(source, peaks):
     budget = max(peaks["ddp"][1], peaks["fsdp"][1])
-    report = fewest_report(source, [STEP], [8], budget, TOTAL, world_sizes=SIZES)
+    report = fewest_report(source, budget)
     assert [(row.strategy, row.ranks) for row in report.rows] == [("ddp", 2)]
 
 

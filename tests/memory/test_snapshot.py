@@ -8,7 +8,7 @@ import pickletools
 
 import pytest
 
-from bertscope.memory.snapshot import pickled, snapshot
+from bertscope.memory.caching_allocator import pickled, snapshot
 from bertscope.memory.trace import Block, MemoryEvent, MemoryTrace
 
 # The instructions that the viewer's own reader knows (pytorch, torch/utils/viz/MemoryViz.js, unpickleData).

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertscope
-from bertscope.analyses.diagram.forward import Given
+from bertscope.analyses.dataflow import Given
 from bertscope.config import LORA_BIASES, Lora
 from bertscope.errors import ConfigError
 from bertscope.measure.profile_job import Job

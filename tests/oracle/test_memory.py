@@ -14,13 +14,12 @@ from transformers.optimization import Adafactor, AdamW
 
 import bertscope
 from bertscope.memory.estimate import MemoryTraces, module_trace
-from bertscope.memory.fit import fit_report
 from bertscope.memory.step import meta_inputs
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
 from tests.memory.plain_loop import peak_bytes, tokenized
-from tests.memory.steps import estimated_trace, small
+from tests.memory.steps import estimated_trace, fit_report, small
 
 
 def of_transformers(source, attention):

@@ -13,7 +13,7 @@ import torch
 
 from bertscope.config import ACTIVATIONS
 from bertscope.model import CLASSES, BertModel
-from bertscope.model.activations import activation
+from bertscope.model.encoder import activation
 
 # That sdpa falls back to eager is said once; here it may be said.
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")

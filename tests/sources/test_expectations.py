@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bertscope import load
 from bertscope.errors import BertscopeError
 from bertscope.sources.expectation_files import read_expectation_file, with_expected
-from bertscope.sources.expectations import Expectation
+from bertscope.sources.presets import Expectation
 from bertscope.text_files import read_yaml
 from tests.conftest import ROOT, cases, data
 
@@ -70,14 +70,14 @@ def test_flops_are_those_of_the_command(cli, checked):
 
 @pytest.mark.parametrize("settings", data("expectations.yaml")["runs"])
 def test_memory_is_the_estimate_of_that_run(checked, settings):
-    from bertscope.memory.simulator import estimate_memory
+    from bertscope.memory.simulator import Simulator
     from bertscope.settings.run_config import RunConfig
 
     source = load("bert-tiny", architecture="BertForMaskedLM")
     run_config = RunConfig(
         **{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     )
-    peak = estimate_memory(source, run_config).peak.peak_bytes
+    peak = Simulator(source).memory(run_config).peak.peak_bytes
     lines = "".join(f"      {key}: {str(value).lower()}\n" for key, value in settings.items()).replace("'", "")
     result, found = checked(TINY_MLM + f"  memory:\n    run:\n{lines}      peak_bytes: {peak}\n")
     assert (result.code, found["memory.run"]["got"]) == (0, peak)

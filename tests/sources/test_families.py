@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bertscope.analyses.params import count
 from bertscope.errors import BertscopeError
-from bertscope.memory.simulator import estimate_memory
+from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find, source_of
 from bertscope.tracing.flops import FlopsRun, flops_model
@@ -154,7 +154,7 @@ def test_the_memory_of_an_encoder_is_that_of_a_plain_loop(tmp_path, model_type, 
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     settings = settings | {"vocab_size": 500}
     (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": model_type, "architectures": [name]}))
-    found = estimate_memory(find(tmp_path), RunConfig(batch=BATCH, seq=SEQ))
+    found = Simulator(find(tmp_path)).memory(RunConfig(batch=BATCH, seq=SEQ))
 
     def inputs(model):
         ids, takes = torch.randint(3, 90, (BATCH, SEQ)), inspect.signature(model.forward).parameters

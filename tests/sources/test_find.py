@@ -15,7 +15,7 @@ from torch import nn
 
 import bertscope
 from bertscope.errors import BertscopeError, ConfigError, SourceError
-from bertscope.memory.simulator import estimate_report
+from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
 from bertscope.sources.other_models import GivenModule
@@ -234,7 +234,7 @@ def test_a_module_from_python_is_a_model_like_any_other():
     flops = FlopsRun(source=source, run=RunConfig(mode="training", freeze=("words",))).at(2, 7).rows[0]
     assert flops.forward.matmul_flops == 2 * 2 * 7 * 6 * 3
     assert source_shapes(source, 2, 7)["words"][1][0].shape == (2, 7, 6)
-    memory = estimate_report(source, [RunConfig(batch=2, seq=7, precision="bf16")]).variants[0].memory
+    memory = Simulator(source).report([RunConfig(batch=2, seq=7, precision="bf16")]).variants[0].memory
     assert memory.peak.parts.parameters == 2 * (50 * 6 + 6 * 3 + 3)
     difference = bertscope.diff(source, GivenModule(name="wider", module=Tagger(8)))
     assert [row.path for row in difference.rows] == ["out.weight", "words.weight"]

@@ -180,7 +180,7 @@ def test_the_guard_holds_without_the_refusals(cli, trap, monkeypatch):
     """Build families with a backbone, which transformers finds in several ways, from settings that are refused."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    monkeypatch.setattr("bertscope.sources.safe_config._refusal", lambda key, value: "")
+    monkeypatch.setattr("bertscope.sources.transformers_models._refusal", lambda key, value: "")
     poison = trap.poison()
     implementations = {key: poison.pop(key) for key in [*poison] if "implementation" in key}
     for model_type in ("detr", "dpt", "maskformer", "upernet", "zoedepth"):
@@ -204,7 +204,7 @@ def test_the_code_runs_where_nothing_guards(trap, cli, monkeypatch):
 
     if int(transformers.__version__.split(".")[0]) >= 5:
         pytest.skip("transformers 5 does not take a folder for a backbone")
-    monkeypatch.setattr("bertscope.sources.safe_config._refusal", lambda key, value: "")
+    monkeypatch.setattr("bertscope.sources.transformers_models._refusal", lambda key, value: "")
     monkeypatch.setattr("bertscope.sources.transformers_models.confined", contextlib.nullcontext)
     assert cli("count", trap.write(ISSUE)).code == 2
     assert trap.canary.exists()

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError
-from bertscope.settings.code_names import CodeName
+from bertscope.settings.rows import CodeName
 from bertscope.sources.find import find
 from bertscope.sources.other_models import FactorySource
 from tests.child_server import loaded

@@ -14,7 +14,7 @@ from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.tracing.flops import FlopsRun
-from bertscope.tracing.totals import freeze
+from bertscope.tracing.module_tree import freeze
 from tests.memory.plain_loop import peak_bytes, tokenized
 
 SIZES = {

@@ -10,7 +10,7 @@ from tests.conftest import ROOT, run_python
 
 LOGGED = """
 import json, torch
-from bertscope.memory.kernels.cpu_scratch import cpu_scratch
+from bertscope.memory.kernels import cpu_scratch
 from bertscope.tracing.record import Device, Recorder, SeenTensor
 from bertscope.torch_access import operator_name
 from tests.dry_run.cpu_card import installed_cpu

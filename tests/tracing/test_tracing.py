@@ -23,8 +23,8 @@ from bertscope.tracing import fake_tensors as fake_tensors_module
 from bertscope.tracing.fake_tensors import OperatorResults, fake_tensors
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.inputs import known_shapes
+from bertscope.tracing.operator_costs import Window, windows_of
 from bertscope.tracing.operators import shapes
-from bertscope.tracing.windows import Window, windows_of
 
 aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.analyses.diagram.forward import Given
+from bertscope.analyses.dataflow import Given
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from bertscope.reports.diagram import ClassAttribute, ClassBox, DiagramEdge, DiagramGroup, DiagramNode

@@ -16,7 +16,7 @@ import pytest
 
 from bertscope import load
 from bertscope.errors import BertscopeError
-from bertscope.memory.simulator import estimate_report
+from bertscope.memory.simulator import Simulator
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
 from bertscope.reports.step import Parts, PhasePeak, StepCost
@@ -53,7 +53,7 @@ def drawn(*phases: tuple[str, list[Parts]]) -> Variant:
 def report() -> MemoryReport:
     """A step of bert-tiny without and with checkpointing, short enough to hold every event."""
     run_configs = [RunConfig(batch=2, seq=16, checkpointing=strategy) for strategy in ("none", "full")]
-    return reporting(*estimate_report(load("bert-tiny"), run_configs).variants)
+    return reporting(*Simulator(load("bert-tiny")).report(run_configs).variants)
 
 
 def records(report: MemoryReport) -> list[dict[str, str]]:

@@ -1,14 +1,18 @@
-"""The grid of a sweep: a YAML file with one value or a list for each setting, and the points of their product."""
+"""The grid of a sweep: a YAML file with one value or a list for each setting, and the points of their product.
+
+A point is a task: plain data, so that any process with the same versions computes its row, by the function `compute`.
+"""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from itertools import product
 from math import prod
@@ -16,22 +20,26 @@ from pathlib import Path
 from typing import Any
 
 import bertscope
-from bertscope.errors import BertscopeError, MissingExtraError, SourceError
+from bertscope.errors import BertscopeError, MissingExtraError, SourceError, one_line
 from bertscope.gpus import Gpu, find_gpu
+from bertscope.memory.parallel.collectives import traffic
 from bertscope.memory.plan import check_plan
+from bertscope.memory.simulator import Simulator
+from bertscope.memory.summary import device_cost, on_card, step_cost
+from bertscope.memory.trace import SMALLEST
 from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.sweep import REFUSED, SweepRow
-from bertscope.settings.code_names import permits_of, with_permits
 from bertscope.settings.request import Combination, Request, Source, read_settings, unknown_setting
-from bertscope.settings.rows import rows
+from bertscope.settings.rows import permits_of, rows, with_permits
 from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, RunConfig
-from bertscope.sources.find import DEFAULT_MODEL, find
+from bertscope.sources.find import DEFAULT_MODEL, find, source_from_data
 from bertscope.sources.model_source import ModelSource
 from bertscope.text_files import read_text, read_yaml, readable
-from bertscope.tracing.saved import default_threads
+from bertscope.tracing.saved import choose_threads, default_threads
 
+KEPT_MODELS = 4  # whose traces a worker keeps
 MAX_POINTS = 100_000  # a row has 1.5 KB, and a point takes 0.1 s or more
 KEYS = rows(*SWEPT)
 _USUAL = {"model": DEFAULT_MODEL, **QUESTIONS["sweep"].defaults}
@@ -174,8 +182,7 @@ def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRo
     except BertscopeError as error:
         found = versions()
         content = _hash(settings, found, str(error))
-        outcome = FAILED if isinstance(error, MissingExtraError) else REFUSED
-        return SweepRow(key=content, point=settings, versions=found, outcome=outcome, error=str(error))
+        return SweepRow(key=content, point=settings, versions=found, outcome=_outcome(error), error=str(error))
     found = versions() if kind == "BertSource" else versions("transformers", "peft")
     card = find_gpu(limit.gpu) if limit.gpu else None
     return Task(
@@ -184,6 +191,10 @@ def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRo
         permits=permits_of(source, run_config), threads=settings["threads"], card=card,
         budget_bytes=card.memory_bytes if card else limit.budget, context_bytes=limit.context, versions=found,
     )  # fmt: skip
+
+
+def _outcome(error: BertscopeError) -> str:
+    return FAILED if isinstance(error, MissingExtraError) else REFUSED
 
 
 def _hash(*content: Any) -> str:
@@ -214,3 +225,76 @@ def _version(package: str) -> str:
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     return ""
+
+
+# ---- the row of a task: each engine runs `compute` and no other function ----
+
+
+def load_torch() -> None:
+    """Import what every point needs, before a process forks its workers."""
+    from bertscope.tracing.fake_tensors import load_fake_tensors
+
+    load_fake_tensors()
+    gc.collect()
+    gc.freeze()  # collections over torch's objects take as long as an estimate
+
+
+def load_nothing() -> None:
+    """Import nothing: what was traced before is kept, and a point that lacks something imports torch itself."""
+
+
+def are_kept(tasks: Sequence[Task]) -> bool:
+    """Return True if the cache has what all points need."""
+    kinds = {}
+    for task in tasks:
+        run = replace(on_card(task.run_config, task.card), batch=min(task.run_config.batch, SMALLEST))
+        kinds[task.group[0], task.threads, run] = task
+    return all(_steps_of(task).is_kept(run, threads) for (_, threads, run), task in kinds.items())
+
+
+def _steps_of(task: Task) -> Simulator:
+    return _steps(task.source[0], json.dumps(task.source[1]), task.threads, task.permits)
+
+
+def compute(text: str) -> str:
+    """Return the row of a task, both as lines of JSON; an error of the task is a row too."""
+    task = Task.from_json(text)
+    try:
+        row = _row(task)
+    except BertscopeError as error:
+        row = task.row(outcome=_outcome(error), error=str(error))
+    except Exception as error:
+        row = task.row(outcome=FAILED, error=one_line(f"{type(error).__name__}: {error}"))
+    return row.to_line()
+
+
+@lru_cache(maxsize=KEPT_MODELS)
+def _steps(kind: str, data: str, threads: int, permits: tuple[str, ...]) -> Simulator:
+    """Return the steps of a model, which its points with so many threads share: each thread has temporaries."""
+    return Simulator(source_from_data(kind, json.loads(data), permits))
+
+
+def _row(task: Task) -> SweepRow:
+    here = versions(*task.versions)
+    if here != task.versions:
+        found, asked = (", ".join(map(" ".join, named.items())) for named in (here, task.versions))
+        return task.row(outcome=FAILED, error=f"the worker has {found}; the sweep began with {asked}")
+    choose_threads(task.threads)
+    steps = _steps_of(task)
+    run_config = on_card(task.run_config, task.card)
+    facts, trace = steps.facts(run_config), steps.trace(run_config)
+    calls = traffic(trace.collectives, {}, facts.buckets, run_config.parallelism, run_config.accumulate)
+    moved: dict[str, int] = {}
+    for call in calls:
+        moved[call.collective] = moved.get(call.collective, 0) + call.full_bytes
+    cost = step_cost(trace, facts.rows, **device_cost(trace, run_config, task.card))
+    memory = task.card or task.budget_bytes
+    if memory is not None:
+        cost = steps.limited(run_config, memory, task.context_bytes).cost(run_config, cost)
+    return task.row(
+        cost=replace(cost, step_flops=steps.flops(run_config)),
+        phases={moment.phase: moment.live_bytes for moment in trace.peaks()},
+        traffic=moved,
+        sent_bytes=sum(call.sent_bytes for call in calls) if run_config.parallelism.world_size > 1 else None,
+        parameters=facts.params,
+    )

@@ -1,36 +1,36 @@
-"""The workers of a sweep: processes that compute one task after another, and the pool of those of this machine."""
+"""The engines of a sweep, which compute one task after another, and the file of its results.
+
+An engine is the processes of this machine, or a cluster of dask. An interrupted sweep goes on from its file.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import pkgutil
+import re
 import signal
-import subprocess
 import sys
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from queue import Queue as SimpleQueue
-from typing import Any
+from typing import Any, TextIO
 
-from bertscope.analyses.sweep.grid import Task
-from bertscope.analyses.sweep.point import are_kept
-from bertscope.errors import MissingExtraError, SelectionError, WorkerError, one_line
-from bertscope.processes.child import (
-    Child,
-    ForkedChild,
-    child_command,
-    die_with_parent,
-    output_for_parent,
-    starting,
-)
-from bertscope.processes.worker import ENDED, GARBLED, Inbox, Worker, end_text
-from bertscope.reports.base import FAILED
-from bertscope.reports.sweep import SweepRow
+from bertscope.analyses.sweep.grid import Task, are_kept
+from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError, WorkerError, one_line
+from bertscope.processes.child import ERROR, Child, ForkedChild, die_with_parent, output_for_parent, starting
+from bertscope.processes.worker import ENDED, GARBLED, Inbox, Worker
+from bertscope.progress import notify
+from bertscope.reports.base import FAILED, SCHEMA
+from bertscope.reports.sweep import COMPUTED, REFUSED, SweepRow
+from bertscope.text_files import write_file
 
 ATTEMPTS = 2  # a point whose worker ends is computed once more
 _STARTS = 3  # workers that end before they are ready, one after another, before the sweep stops
@@ -46,16 +46,16 @@ class Functions:
     Each is named as `module:function`.
     """
 
-    compute: str = "bertscope.analyses.sweep.point:compute"
-    load: str = "bertscope.analyses.sweep.point:load_torch"
+    compute: str = "bertscope.analyses.sweep.grid:compute"
+    load: str = "bertscope.analyses.sweep.grid:load_torch"
 
 
 POINT = Functions()
-KEPT_POINT = Functions(load="bertscope.analyses.sweep.point:load_nothing")  # for points whose traces are kept
+KEPT_POINT = Functions(load="bertscope.analyses.sweep.grid:load_nothing")  # for points whose traces are kept
 
 
 def be_worker() -> None:
-    """Be a worker of the local pool: compute the task of each line of standard input until it ends."""
+    """Be a worker of a pool: compute the task of each line of standard input until it ends."""
     out = output_for_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     die_with_parent()
@@ -73,6 +73,9 @@ def be_worker() -> None:
         answer = compute(line.decode())
 
 
+ENTRY = f"{be_worker.__module__}:{be_worker.__name__}"
+
+
 class Queue:
     """The tasks that no worker has begun, by group: a worker stays in its group as long as there are tasks in it.
 
@@ -80,7 +83,7 @@ class Queue:
     farthest from those of the others.
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Iterable[Task]) -> None:
         self.left: dict[Group, deque[Task]] = defaultdict(deque)
         for task in tasks:
             self.left[task.group].append(task)
@@ -103,8 +106,8 @@ class Queue:
         self.busy[worker] = chosen = max(left, key=preference)
         return left[chosen].popleft()
 
-    def again(self, task: Task) -> None:
-        """Put a task back, in front of the others of its group."""
+    def put_first(self, task: Task) -> None:
+        """Put a task in front of the others of its group."""
         self.left[task.group].appendleft(task)
 
 
@@ -114,38 +117,49 @@ def _common(group: Group, other: Group | None) -> int:
     return (*same, False).index(False)
 
 
-class _SweepWorker(Worker):
-    """A process of the pool and the task that it computes."""
-
-    task: Task | None = None
-    is_ready = False
-
-
 def _message(line: bytes) -> tuple[str, Any]:
     """Return what a worker sends: that it is ready, or a row; raises an error for any other line."""
     return (_READY, None) if line.strip().decode() == _READY else ("row", SweepRow.from_line(line))
 
 
 class Pool:
-    """Processes that compute tasks; `start` starts one."""
+    """Processes that compute the tasks of a queue; `start` starts one, and what it prints goes to `echo` too."""
 
-    def __init__(self, tasks: Sequence[Task], start: Callable[[], Child | ForkedChild], functions: Functions) -> None:
-        self.queue, self.start, self.functions = Queue(tasks), start, functions
-        self.attempts: dict[str, int] = defaultdict(int)
+    def __init__(
+        self, queue: Queue, start: Callable[[], Child | ForkedChild], functions: Functions, echo: TextIO | None = None
+    ) -> None:
+        self.queue, self.start, self.functions, self.echo = queue, start, functions, echo
+        self.attempts: Counter[str] = Counter()
         self.in_vain = 0  # starts one after another
         self.inbox: Inbox = SimpleQueue()
-        self.workers: list[_SweepWorker] = []  # those that compute
-        self.started: list[_SweepWorker] = []
+        self.started: list[Worker] = []
+        self.tasks: dict[Worker, Task | None] = {}  # of each worker that has not ended; None before it is ready
 
     def rows(self, workers: int) -> Iterator[SweepRow]:
-        """Yield the row of each task, in the order in which the workers complete them."""
+        """Yield the row of each task, in the order in which the workers complete them.
+
+        A worker gets its next task when the row of its last one is taken.
+        """
         try:
             for _ in range(min(workers, len(self.queue))):
                 self._start()
-            while self.workers:
-                worker, kind, content = self.inbox.get()
-                if worker in self.workers:
-                    yield from self._ended(worker) if kind in (ENDED, GARBLED) else self._received(worker, content)
+            while self.tasks:
+                worker, kind, row = self.inbox.get()
+                if kind == ERROR:
+                    raise row
+                if worker not in self.tasks:
+                    continue
+                if kind in (ENDED, GARBLED):
+                    yield from self._ended(worker)
+                    continue
+                self.in_vain = 0
+                if row is not None:
+                    yield row
+                if task := self.queue.next(worker):
+                    self.tasks[worker] = task
+                    worker.send(task.to_json())
+                else:
+                    self._remove(worker)
         finally:
             for worker in self.started:
                 worker.process.kill_group()
@@ -153,96 +167,35 @@ class Pool:
                 worker.stop()
 
     def _start(self) -> None:
-        worker = _SweepWorker(self.start(), _message, self.inbox)
+        worker = Worker(self.start(), _message, self.inbox, self.echo)
         self.started.append(worker)
-        self.workers.append(worker)
+        self.tasks[worker] = None
         worker.send(vars(self.functions))
 
-    def _received(self, worker: _SweepWorker, row: SweepRow | None) -> Iterator[SweepRow]:
-        """Yield the row that a worker has sent, if it is not only ready, and give it the next task."""
-        worker.task, worker.is_ready, self.in_vain = None, True, 0
-        if row is not None:
-            yield row
-        worker.task = self.queue.next(worker)
-        if worker.task is None:
-            self._remove(worker)
-        else:
-            worker.send(worker.task.to_json())
-
-    def _ended(self, worker: _SweepWorker) -> Iterator[SweepRow]:
+    def _ended(self, worker: Worker) -> Iterator[SweepRow]:
         """Replace a worker that ended by itself; yield a row if it was the last attempt at its task."""
-        self._remove(worker)
-        words, task = worker.death(_SECONDS), worker.task
-        if task is not None:
-            self.attempts[task.key] += 1
-            if self.attempts[task.key] < ATTEMPTS:
-                self.queue.again(task)
-            else:
-                yield task.row(outcome=FAILED, error=_lost(words))
-        elif not worker.is_ready:
+        task, words = self._remove(worker), worker.death(_SECONDS)
+        if task is None:
             self.in_vain += 1
             if self.in_vain == _STARTS:
                 raise WorkerError(
                     f"{_STARTS} workers ended before their first point, the last {words}; free memory, or use fewer "
                     "--workers"
                 )
+        else:
+            self.attempts[task.key] += 1
+            if self.attempts[task.key] < ATTEMPTS:
+                self.queue.put_first(task)
+            else:
+                yield task.row(outcome=FAILED, error=f"its worker ended {ATTEMPTS} times: it {words}")
         if len(self.queue):
             self._start()
 
-    def _remove(self, worker: _SweepWorker) -> None:
-        self.workers.remove(worker)
+    def _remove(self, worker: Worker) -> Task | None:
         self.queue.busy.pop(worker, None)
         with suppress(OSError):
             worker.process.stdin.close()  # type: ignore[union-attr]  # the end of a worker without a task
-
-
-def _lost(words: str) -> str:
-    return f"its worker ended {ATTEMPTS} times: it {words}"
-
-
-# ---- a worker of a cluster ----
-
-_of_thread = threading.local()
-
-
-def compute_apart(text: str, functions: Functions) -> str:
-    """Return the row of a task from a child process, which the next tasks of this thread use too.
-
-    A worker of dask has threads that read the frames of the others for a profile, which keeps tensors alive.
-    """
-    reason = ""
-    for _ in range(ATTEMPTS):
-        child = getattr(_of_thread, "child", None) or _Apart(functions)
-        _of_thread.child = None
-        if row := child.row(text):
-            _of_thread.child = child
-            return row
-        reason = end_text(child.process.wait())
-    return Task.from_json(text).row(outcome=FAILED, error=_lost(reason)).to_line()
-
-
-class _Apart:
-    """A child that computes one task after another; its messages go to the standard error of this process."""
-
-    def __init__(self, functions: Functions) -> None:
-        self.process = subprocess.Popen(  # noqa: S603 words of this program
-            child_command(f"{__name__}:be_worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self.row(json.dumps(vars(functions)))
-
-    def row(self, line: str) -> str:
-        """Return the answer to a line; an empty text if the process has ended."""
-        with suppress(OSError):
-            self.process.stdin.write(line.encode() + b"\n")  # type: ignore[union-attr]
-            self.process.stdin.flush()  # type: ignore[union-attr]
-        answer: bytes = self.process.stdout.readline()  # type: ignore[union-attr]
-        return answer.decode()
-
-
-# ---- engines ----
-
-
-ENTRY = f"{be_worker.__module__}:{be_worker.__name__}"  # of a worker
+        return self.tasks.pop(worker)
 
 
 def local_rows(tasks: Sequence[Task], workers: int, functions: Functions | None = None) -> Iterator[SweepRow]:
@@ -252,13 +205,36 @@ def local_rows(tasks: Sequence[Task], workers: int, functions: Functions | None 
     Raises WorkerError if workers end before they are ready.
     """
     functions = functions or (KEPT_POINT if are_kept(tasks) else POINT)
-    with _starting(functions) as start:
-        yield from Pool(tasks, start, functions).rows(workers)
+    with starting(functions.load, ENTRY) as start:
+        yield from Pool(Queue(tasks), start, functions).rows(workers)
 
 
-def _starting(functions: Functions) -> AbstractContextManager[Callable[[], Child | ForkedChild]]:
-    """Return a context with the function that starts a worker, a fork of a process with what all of them need."""
-    return starting(functions.load, ENTRY)
+# ---- a cluster ----
+
+
+class _OfThread(threading.local):
+    """The pool of one process that each thread has; what the process prints goes to standard error."""
+
+    def __init__(self) -> None:
+        self.queue = Queue(())
+        self.rows = Pool(self.queue, partial(Child, ENTRY), POINT, sys.stderr).rows(1)
+
+
+_of_thread = _OfThread()
+
+
+def compute_apart(text: str) -> str:
+    """Return the row of a task from a child process, which the next tasks of this thread use too.
+
+    A worker of dask has threads that read the frames of the others for a profile, which keeps tensors alive.
+    """
+    task = Task.from_json(text)
+    _of_thread.queue.put_first(task)
+    try:
+        return next(_of_thread.rows).to_line()
+    except BertscopeError as error:
+        _of_thread.__init__()  # type: ignore[misc]
+        return task.row(outcome=FAILED, error=one_line(str(error))).to_line()
 
 
 def cluster_address(address: str | None) -> str:
@@ -272,7 +248,7 @@ def cluster_address(address: str | None) -> str:
     return found
 
 
-def dask_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT) -> Iterator[SweepRow]:
+def dask_rows(tasks: Sequence[Task], address: str) -> Iterator[SweepRow]:
     """Yield the rows of tasks as a cluster of dask completes them."""
     try:
         from distributed import Client
@@ -288,7 +264,7 @@ def dask_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT)
     try:
         executor = client.get_executor(pure=False)
         in_groups = sorted(tasks, key=lambda task: task.group)  # a worker keeps the last traces
-        futures = {executor.submit(compute_apart, task.to_json(), functions): task for task in in_groups}
+        futures = {executor.submit(compute_apart, task.to_json()): task for task in in_groups}
         for future in as_completed(list(futures)):
             task, failure = futures.pop(future), future.exception()
             if failure is None:
@@ -297,3 +273,150 @@ def dask_rows(tasks: Sequence[Task], address: str, functions: Functions = POINT)
                 yield task.row(outcome=FAILED, error=one_line(f"its worker ended: {type(failure).__name__}"))
     finally:
         client.close()  # which cancels what is not computed yet
+
+
+# ---- the file of the results ----
+
+MAX_LINE_BYTES = 2**20  # a row has 1.5 KB
+_LARGEST = 2**63  # bytes, FLOPs: no point has more
+_START = f'{{"schema":{SCHEMA},"key":"'.encode()
+_OTHER_SCHEMA = re.compile(rb'\{(?:"schema":([0-9]{1,9}),)?"key":"[0-9a-f]{32}"')  # rows of schema 1 do not name it
+_KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+class ResultsFile:
+    """The rows of a file by their keys, and the descriptor to which rows are appended.
+
+    `points` are the settings of the points of the grid by their keys.
+    """
+
+    def __init__(self, path: Path, descriptor: int, points: Mapping[str, Mapping[str, Any]]) -> None:
+        self.path, self.descriptor, self.points = path, descriptor, points
+        self.lines: dict[str, bytes] = {}
+        self.rows: dict[str, SweepRow] = {}
+        self.size_bytes = 0  # of the whole file, as far as this process knows
+
+    def append(self, row: SweepRow) -> None:
+        """Add a row; one write of a whole line."""
+        self._know(row, row.to_line().encode() + b"\n")
+        written = os.write(self.descriptor, self.lines[row.key])
+        if written != len(self.lines[row.key]):
+            raise SourceError(f"{self.path} cannot be written: the disk is full; free some space, and run it again")
+
+    def finish(self, keys: Sequence[str]) -> None:
+        """Put the rows in the order of the keys, and behind them the rows of other grids and versions.
+
+        A file that another program has changed stays as it is.
+        """
+        others = self.lines.keys() - set(keys)
+        content = b"".join(self.lines[key] for key in (*keys, *(key for key in self.lines if key in others)))
+        found = self.path.read_bytes()
+        if len(found) != self.size_bytes:
+            notify(f"{self.path} was changed by another program; its rows are not put in order")
+        elif content != found:
+            write_file(self.path, content)
+
+    def _know(self, row: SweepRow, line: bytes) -> None:
+        self.lines[row.key], self.rows[row.key] = line, row
+        self.size_bytes += len(line)
+
+    def read(self) -> None:
+        """Read the rows, and remove what an interrupted run of this grid has left of a line at the end.
+
+        Raises SourceError for a file with other content, which is not changed.
+        """
+        with self.path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), 1):
+                if line.endswith(b"\n"):
+                    self._know(self._row(line, number), line)
+                elif not file.read(1) and self._is_begun(line):
+                    os.ftruncate(self.descriptor, self.size_bytes)
+                    notify(f"{self.path}:{number} was not written to its end; its point is computed again")
+                else:
+                    raise self._not_a_row(line, number)
+
+    def _is_begun(self, line: bytes) -> bool:
+        """Return True for the beginning of a row of this grid, in a file whose first line is such a row.
+
+        A line with the whole key of a point proves by itself whose it is.
+        """
+        starts = [_START + key.encode() + b'"' for key in self.points]
+        if any(line.startswith(start) for start in starts):
+            return True
+        is_own = next(iter(self.lines), "") in self.points
+        return is_own and any(start.startswith(line) for start in starts)
+
+    def _row(self, line: bytes, number: int) -> SweepRow:
+        """Return the row that a sweep has written as this line; raises SourceError for another line."""
+        with suppress(BertscopeError, ValueError, RecursionError, OverflowError):
+            row = SweepRow.from_line(line)
+            point = json.loads(json.dumps(self.points.get(row.key, row.point)))
+            is_computed = row.outcome == COMPUTED
+            if (
+                _KEY.fullmatch(row.key)
+                and row.point
+                and row.point == point
+                and row.outcome in (COMPUTED, REFUSED, FAILED)
+                and (row.cost is not None) == is_computed
+                and bool(row.error) != is_computed
+                and all(0 <= number < _LARGEST for number in _numbers(json.loads(line)))
+            ):
+                return row
+        raise self._not_a_row(line, number)
+
+    def _not_a_row(self, line: bytes, number: int) -> SourceError:
+        found, what = _OTHER_SCHEMA.match(line), "no row of a sweep"
+        if found and (schema := int(found[1] or 1)) != SCHEMA:
+            what = f"a row of schema {schema}; this version goes on from {SCHEMA}"
+        return SourceError(f"{what}; name another file", where=f"{self.path}:{number}")
+
+    def done(self) -> set[str]:
+        """Return the keys of the rows that need not be computed again: all but those that failed."""
+        return {key for key, row in self.rows.items() if row.outcome != FAILED}
+
+
+def _numbers(data: Any) -> Iterator[float]:
+    """Yield the numbers in JSON data; one that is not finite as -1."""
+    if isinstance(data, (dict, list)):
+        for item in data.values() if isinstance(data, dict) else data:
+            yield from _numbers(item)
+    elif isinstance(data, (int, float)):
+        yield data if math.isfinite(data) else -1
+
+
+@contextmanager
+def results_file(path: Path, points: Mapping[str, Mapping[str, Any]]) -> Iterator[ResultsFile]:
+    """Open or create a file of rows, which no other sweep may write to at the same time.
+
+    Raises SourceError for a file with other content, and while another sweep writes to it.
+    """
+    if path.exists() and not path.is_file():
+        raise SourceError(f"{path} is no regular file, which a sweep needs to go on from; name a file")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
+    try:
+        _lock(descriptor, path)
+        found = ResultsFile(path, descriptor, points)
+        found.read()
+        yield found
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock the file until this process ends; raises SourceError if another process has locked or replaced it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_same = os.path.samestat(os.fstat(descriptor), path.stat())
+    except BlockingIOError:
+        is_same = False
+    except OSError:  # a file system without locks
+        return
+    if not is_same:
+        raise SourceError(f"another sweep writes to {path}; wait for its end, or name another file")

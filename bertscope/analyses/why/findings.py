@@ -1,27 +1,36 @@
-"""The reasons for the memory in a snapshot: known faults, and what each remedy frees; and the report of a snapshot."""
+"""The reasons for the memory in a snapshot or in an out-of-memory message, and what the remedy of each frees."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import re
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from bertscope.analyses.why.history import NEVER, HeldBlock, History, read_history, size_of
-from bertscope.analyses.why.stacks import (
+from bertscope.analyses.why.history import (
     ATTENTION_SCORES,
     BUCKETS,
     COPIED,
     FOREACH,
     KEY_VALUES,
     LOGITS,
+    NEVER,
     USER,
+    HeldBlock,
+    History,
+    StackKind,
+    read_history,
+    size_of,
+    stack_kind,
 )
+from bertscope.errors import SourceError
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.why import (
     BEFORE,
     END,
+    MESSAGE,
     OOM,
     SNAPSHOT,
     TENSORS,
@@ -31,6 +40,7 @@ from bertscope.reports.why import (
     WhyRow,
     WhySample,
 )
+from bertscope.units import parse_bytes
 
 _GRAPH_STACKS = 4  # distinct stacks of one forward pass that live on: fewer are its outputs
 _SCALARS = 4096  # bytes of a pass that are losses and metrics: 8 blocks of 512 bytes, the allocator's least
@@ -51,8 +61,8 @@ def snapshot_report(data: Any, name: str) -> WhyReport:
     history = read_history(data)
     tried, free = history.oom[1:] if history.oom else (None, None)
     has_no_frames = history.all_blocks and not history.has_frames
-    parts = [WhyPart(part=part, held_bytes=size_of(blocks), blocks=len(blocks))
-             for part, blocks in _grouped(history.blocks, lambda block: block.part).items()]  # fmt: skip
+    groups = _grouped(history.blocks, attrgetter("part"))
+    parts = [WhyPart(part=part, held_bytes=size_of(own), blocks=len(own)) for part, own in groups.items()]
     return WhyReport(
         name=name, source=SNAPSHOT, moment=history.moment, tried_bytes=tried, free_bytes=free,
         allocated_bytes=size_of(history.blocks),
@@ -60,21 +70,26 @@ def snapshot_report(data: Any, name: str) -> WhyReport:
         largest_free_bytes=history.largest_free_bytes or None,
         phase=history.phase, line=history.running.line or history.running.module,
         passes=history.phases[-1].forward_pass, events=history.events,
-        parts=tuple(sorted(parts, key=lambda part: -part.held_bytes)), rows=_rows(history), findings=findings(history),
+        parts=_largest(parts, "held_bytes"), rows=_rows(history), findings=findings(history),
         timeline=_samples(history), notes=(Note(key="why_no_frames"),) if has_no_frames else (),
     )  # fmt: skip
 
 
+def _largest(items: Iterable[_Key], size: str) -> tuple[_Key, ...]:
+    """Return the items with the largest of these sizes first."""
+    return tuple(sorted(items, key=attrgetter(size), reverse=True))
+
+
 def _rows(history: History) -> tuple[WhyRow, ...]:
     """Return the blocks by part, line and module, the largest rows first."""
-    groups = _grouped(history.blocks, lambda block: (block.part, block.kind.line, block.kind.module))
+    groups = _grouped(history.blocks, attrgetter("part", "kind.line", "kind.module"))
     rows = []
     for (part, line, module), blocks in groups.items():
         sizes = [block.size for block in blocks]
         passes = {block.forward_pass for block in blocks} - {0}
         rows.append(WhyRow(part=part, line=line, module=module, blocks=len(blocks), passes=len(passes),
                            held_bytes=sum(sizes), smallest_bytes=min(sizes), largest_bytes=max(sizes)))  # fmt: skip
-    return tuple(sorted(rows, key=lambda row: -row.held_bytes)[:_MOST_ROWS])
+    return _largest(rows, "held_bytes")[:_MOST_ROWS]
 
 
 def _samples(history: History) -> tuple[WhySample, ...]:
@@ -97,8 +112,7 @@ def _samples(history: History) -> tuple[WhySample, ...]:
 
 def findings(history: History) -> tuple[WhyFinding, ...]:
     """Return the findings, the one whose remedy frees most first."""
-    reasons = [reason for rule in _RULES for reason in rule(history)] if history.blocks else []
-    return tuple(sorted(reasons, key=lambda reason: -reason.frees_bytes))
+    return _largest((reason for rule in _RULES if history.blocks for reason in rule(history)), "frees_bytes")
 
 
 def finding(key: str, size: int, frees: int | None = None, **values: str | int) -> WhyFinding:
@@ -108,12 +122,12 @@ def finding(key: str, size: int, frees: int | None = None, **values: str | int) 
 
 def _caller(blocks: list[HeldBlock]) -> str:
     """Return the line outside all modules that most bytes of the blocks have."""
-    groups = _grouped(blocks, lambda block: block.kind.caller)
+    groups = _grouped(blocks, attrgetter("kind.caller"))
     return max(groups, key=lambda line: size_of(groups[line]), default="")
 
 
 def _line(blocks: list[HeldBlock]) -> str:
-    return max(blocks, key=lambda block: block.size).kind.line if blocks else ""
+    return max(blocks, key=attrgetter("size")).kind.line if blocks else ""
 
 
 def _grouped(blocks: Iterable[HeldBlock], key: Callable[[HeldBlock], _Key]) -> dict[_Key, list[HeldBlock]]:
@@ -121,6 +135,10 @@ def _grouped(blocks: Iterable[HeldBlock], key: Callable[[HeldBlock], _Key]) -> d
     for block in blocks:
         groups[key(block)].append(block)
     return groups
+
+
+def _by_stack(blocks: Iterable[HeldBlock]) -> Iterable[list[HeldBlock]]:
+    return _grouped(blocks, lambda block: id(block.kind)).values()
 
 
 def _leaks(history: History) -> Iterator[WhyFinding]:
@@ -136,8 +154,7 @@ def _leaks(history: History) -> Iterator[WhyFinding]:
         return
     if len(passes) == 1 and max(passes) < history.last_pass - 1:
         return  # made once for all passes, such as the copies of weights that autocast keeps
-    by_stack = _grouped(old, lambda block: id(block.kind)).values()
-    repeated = [group for group in by_stack if len({block.forward_pass for block in group}) > 1]
+    repeated = [group for group in _by_stack(old) if len({block.forward_pass for block in group}) > 1]
     blocks = [block for group in repeated for block in group] or old
     size, count = size_of(blocks), len({block.forward_pass for block in blocks})
     stacks = {id(block.kind) for block in blocks if block.phase == FORWARD}
@@ -154,13 +171,12 @@ def _leaks(history: History) -> Iterator[WhyFinding]:
 
 def _open_graph(history: History) -> Iterator[WhyFinding]:
     """Yield the graph of a forward pass of an evaluation that runs at the moment."""
-    of_pass = [
-        block for block in history.all_blocks if block.forward_pass == history.last_pass and block.phase == FORWARD
-    ]
-    blocks = [block for block in history.of("activations")
-              if block.forward_pass == history.last_pass and block.phase == FORWARD]  # fmt: skip
+    all_blocks, blocks = (
+        [block for block in some if block.forward_pass == history.last_pass and block.phase == FORWARD]
+        for some in (history.all_blocks, history.of("activations"))
+    )
     size = size_of(blocks)
-    is_kept = size > _KEPT * max(size_of(of_pass), 1) and len({id(block.kind) for block in blocks}) > 3
+    is_kept = size > _KEPT * max(size_of(all_blocks), 1) and len({id(block.kind) for block in blocks}) > 3
     if history.last_pass and is_kept and history.is_evaluation(blocks) and size > _LARGE * history.total:
         yield finding("grad_eval", size, passes=1, line=_caller(blocks))
 
@@ -171,11 +187,11 @@ def _models(history: History) -> Iterator[WhyFinding]:
     groups = _grouped(blocks, lambda block: tuple(line for line in block.kind.lines if not line.endswith("__init__)")))
     alike = _alike(sorted((group for group in groups.values() if len(group) > 1), key=size_of))
     if not alike or size_of(alike[0]) <= _LARGE * history.total:
-        sizes = [block.size for block in blocks]
-        unit = next((unit for unit in range(1, len(sizes) // 2 + 1)
-                     if len(sizes) % unit == 0 and sizes == sizes[:unit] * (len(sizes) // unit)), 0)  # fmt: skip
-        # A unit of few tensors is a layer: the model has equal ones, and nothing else.
-        alike = [blocks[start : start + unit] for start in range(0, len(blocks), unit)] if unit >= _UNIT else []
+        sizes, count = [block.size for block in blocks], len(blocks)
+        # A unit of few tensors is a layer: the model has equal ones, and nothing else. So the smallest unit decides.
+        units = (unit for unit in range(1, count // 2 + 1) if sizes == sizes[:unit] * (count // unit))
+        unit = next(units, 0)
+        alike = [blocks[start : start + unit] for start in range(0, count, unit)] if unit >= _UNIT else []
     if alike:
         size = sum(map(size_of, alike[1:]))
         yield finding("models", size, line=_line(alike[0]), other=_line(alike[1]), times=len(alike))
@@ -211,8 +227,7 @@ def _fragmentation(history: History) -> Iterator[WhyFinding]:
     reserved = history.reserved_bytes or 0
     unusable = reserved - history.total
     if (history.moment == OOM and unusable >= history.tried) or unusable > max(_FRAGMENTED * reserved, _SEGMENTS):
-        of_forward = (block for block in history.all_blocks if block.phase == FORWARD)
-        stacks = _grouped(of_forward, lambda block: id(block.kind)).values()
+        stacks = _by_stack(block for block in history.all_blocks if block.phase == FORWARD)
         varied = max(stacks, key=lambda blocks: len({block.size for block in blocks}), default=[])
         sizes = {block.size for block in varied}
         if len(sizes) > 2:
@@ -252,25 +267,21 @@ def _activations(history: History) -> Iterator[WhyFinding]:
         yield finding("activations", size_of(kept), frees, line=_caller(kept), layers=count, size_frees=frees)
 
 
-# A finding on blocks above a share of the memory: the remedy frees all of them, or nothing.
-_PARTS: tuple[tuple[str, float, bool, Callable[[History], list[HeldBlock]]], ...] = (
-    ("cache", _LARGE, True, lambda history: history.of(mark=KEY_VALUES)),
-    ("copy", 0, True, lambda history: history.of("parameters", COPIED)),
-    ("gradients", 0, True, lambda history: [block for block in history.of("gradients")  # that the optimizer has used
-                                            if history.phase == FORWARD and block.born < history.last_update]),
-    ("foreach", _SMALL, True, lambda history: history.of("temporaries", FOREACH) * (history.phase == OPTIMIZER)),
-    ("buckets", _LARGE, True, lambda history: history.of("communication", BUCKETS)),
-    ("data", _LARGE, True, lambda history: [block for block in history.of(TENSORS) if not block.forward_pass
-                                            and (history.last_pass or history.moment == OOM)]),
-    ("parameters", _LARGE, False, lambda history: history.of("parameters")),
-    ("before", _LARGE, False, lambda history: history.of(BEFORE)),
-)  # fmt: skip
-
-
 def _parts(history: History) -> Iterator[WhyFinding]:
     """Yield the parts that are large, whose sentences need no more than their size and a line."""
-    for key, share, is_freed, blocks_of in _PARTS:
-        blocks = blocks_of(history)
+    used = [block for block in history.of("gradients") if block.born < history.last_update]  # by the optimizer
+    data = [block for block in history.of(TENSORS) if not block.forward_pass]
+    # The blocks, if they are above a share of the memory, and if the remedy frees all of them or nothing.
+    for key, share, is_freed, blocks in (
+        ("cache", _LARGE, True, history.of(mark=KEY_VALUES)),
+        ("copy", 0, True, history.of("parameters", COPIED)),
+        ("gradients", 0, True, used if history.phase == FORWARD else []),
+        ("foreach", _SMALL, True, history.of("temporaries", FOREACH) if history.phase == OPTIMIZER else []),
+        ("buckets", _LARGE, True, history.of("communication", BUCKETS)),
+        ("data", _LARGE, True, data if history.last_pass or history.moment == OOM else []),
+        ("parameters", _LARGE, False, history.of("parameters")),
+        ("before", _LARGE, False, history.of(BEFORE)),
+    ):
         if (size := size_of(blocks)) > share * history.total:
             yield finding(key, size, size if is_freed else 0, line=_caller(blocks))
 
@@ -278,3 +289,109 @@ def _parts(history: History) -> Iterator[WhyFinding]:
 _RULES: tuple[Callable[[History], Iterator[WhyFinding]], ...] = (
     _leaks, _models, _optimizer, _fragmentation, _operators, _activations, _parts,
 )  # fmt: skip
+
+
+# ---- a message of torch in a text, in the forms of CUDACachingAllocator.cpp from 1.0 on (CUDA, HIP), XPU and MPS ----
+
+_SIZE = r"([0-9][0-9,]{0,15}(?:\.[0-9]{1,4})?)\s{0,2}(bytes|[KMGT]i?B)"
+# The start of a message, and how far behind it its numbers are: a message with 20 other processes has 1,500 letters.
+_START = re.compile(r"(?:CUDA|HIP|XPU) out of memory\.|MPS backend out of memory|(?<!\w)Tried to allocate (?=[0-9])"
+                    r"|Currently allocated\s{0,9}: (?=[0-9])")  # fmt: skip
+_REACH = 4000
+_MOST_STARTS = 1000  # from the end of the text: a hostile one has a million
+_NUMBERS = {
+    # The last form of each is that of the backend cudaMallocAsync.
+    "tried": rf"(?:Tried to allocate {_SIZE}|Requested : {_SIZE})",
+    "total": rf"(?:{_SIZE} total capacity|total capac\w{{1,4}} of {_SIZE}|max allowed: {_SIZE}|Device limit : {_SIZE})",
+    "free": rf"(?:{_SIZE} free;|of which\s?{_SIZE} is free|Free \(according to CUDA\): {_SIZE})",
+    "allocated": rf"(?:{_SIZE} already allocated|allocated memory {_SIZE} is allocated|MPS allocated: {_SIZE}|"
+    rf"Currently allocated : {_SIZE})",
+    "reserved": rf"{_SIZE} reserved in total by PyTorch",
+    "unallocated": rf"(?:{_SIZE} cached|{_SIZE} is reserved by PyTorch but unallocated)",
+    "own": rf"this process has {_SIZE} memory in use",
+    "limit": rf"{_SIZE} allowed;",
+    "private": rf"with {_SIZE} allocated in private pools",
+    "driver": rf"other allocations: {_SIZE}",
+}
+_FRAME = re.compile(r'File "([^"\n]{1,500})", line ([0-9]{1,9}), in (\S{1,200})')
+# Memory of a process outside torch's allocator: the context is at most 1,486 MiB (gpus.py), NCCL and others add some.
+_OUTSIDE = 2 * 2**30
+_FULL_SHARE, _LARGE_SHARE, _SMALL_SHARE = 0.8, 0.5, 0.1  # of the card
+
+
+def message_report(text: str, name: str) -> WhyReport:
+    """Return the report of the last out-of-memory message in a text; raises SourceError if there is none."""
+    numbers, kind = _read(text, name)
+    allocated, total = numbers.get("allocated", 0), numbers.get("total")
+    reserved = numbers.get("reserved", allocated + numbers.get("unallocated", 0))
+    other = _other(numbers, reserved)
+    values = {**numbers, "unallocated": max(reserved - allocated, 0), "other": other}
+    found = _largest(_findings(values, kind), "frees_bytes")
+    if len(found) > 1 and allocated < _FULL_SHARE * (total or allocated):
+        found = tuple(reason for reason in found if reason.key != "why_full")
+    return WhyReport(
+        name=name, source=MESSAGE, moment=OOM, allocated_bytes=allocated, reserved_bytes=reserved,
+        tried_bytes=numbers.get("tried"), free_bytes=numbers.get("free"), total_bytes=total, other_bytes=other,
+        phase=kind.phase, line=kind.line or kind.module, findings=found,
+    )  # fmt: skip
+
+
+def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
+    """Return the numbers of the last message with any, and the stack of the last traceback before it."""
+    starts = deque((match.start() for match in _START.finditer(text)), _MOST_STARTS)
+    for start in reversed(starts):
+        message = " ".join(text[start : start + _REACH].split())
+        following = _START.search(message, 200)  # of the next message, in a log of several ranks
+        message = message[: following.start()] if following else message
+        found = {name: re.search(pattern, message) for name, pattern in _NUMBERS.items()}
+        numbers = {name: _bytes(match) for name, match in found.items() if match}
+        if numbers.get("tried") and ("allocated" in numbers or "total" in numbers):
+            first_frame = max(text.rfind("Traceback (most recent call last)", 0, start), 0)
+            frames = reversed(_FRAME.findall(text, first_frame, start))
+            named = [{"filename": file, "line": int(line), "name": name.rstrip(",")} for file, line, name in frames]
+            return numbers, stack_kind(named)
+    raise SourceError(
+        "no out-of-memory message of torch with its numbers ('Tried to allocate ...'), and no memory snapshot; give "
+        "the whole message, or what torch.cuda.memory._dump_snapshot wrote",
+        where=name,
+    )
+
+
+def _bytes(match: re.Match[str]) -> int:
+    """Return the bytes of `1.24 GiB`; MPS says GB and means GiB."""
+    amount, unit = filter(None, match.groups())
+    return parse_bytes(f"{amount.replace(',', '')}{'B' if unit == 'bytes' else f'{unit[0]}iB'}")
+
+
+def _other(numbers: dict[str, int], reserved: int) -> int:
+    """Return what other processes hold; a container may list the process itself by its number."""
+    if "total" not in numbers or "free" not in numbers:
+        return 0
+    used = numbers["total"] - numbers["free"]
+    own = numbers.get("own", 0)  # NVML does not see a process in a container, and says 0 bytes
+    rest, least = (used - own, 0) if own >= reserved else (used - reserved, _OUTSIDE)
+    return rest if rest > max(least, 0.01 * numbers["total"]) else 0
+
+
+def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
+    tried, total, free, allocated = (of.get(key, 0) for key in ("tried", "total", "free", "allocated"))
+    unusable, other = of["unallocated"], of["other"]
+    if unusable >= tried > free:
+        yield finding("fragmentation", unusable)
+    if other:
+        yield finding("other", other, other if free < tried else 0, size_total=total)
+    if of.get("limit"):
+        yield finding("limit", of["limit"], free)
+    elif of.get("driver", 0) > allocated:
+        yield finding("driver", of["driver"])
+    elif allocated > total > 0:
+        yield finding("shared", allocated, 0, size_total=total)
+    elif free >= tried:
+        yield finding("free", free, 0, size_tried=tried)
+    if of.get("private"):
+        yield finding("private", of["private"], 0)
+    if tried > _LARGE_SHARE * (total or tried) or tried > max(allocated, free, _SMALL_SHARE * total):
+        named = [key for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)) if mark in kind.marks]
+        yield finding(named[0] if named else "request", tried, line=kind.line or kind.module)
+    if total >= allocated > 0 and free < tried:
+        yield finding("full", allocated, 0, size_total=total)

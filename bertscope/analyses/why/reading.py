@@ -19,10 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from bertscope.analyses.why.findings import snapshot_report
-from bertscope.analyses.why.messages import message_report
+from bertscope.analyses.why.findings import message_report, snapshot_report
 from bertscope.errors import BertscopeError, SourceError, one_line
-from bertscope.processes.child import Child, die_with_parent, sender
+from bertscope.processes.child import ERROR, Child, die_with_parent, sender
 from bertscope.processes.worker import ENDED, Worker
 from bertscope.progress import progress
 from bertscope.reports.base import to_json
@@ -72,9 +71,12 @@ def read_why(file: str) -> WhyReport:
         end = worker.death() if message is None or message[0] == ENDED else ""
     finally:
         worker.stop(0.0)
+    content: Any
     kind, content = message or ("", "")
     if kind == "report" and isinstance(found := from_json(content), WhyReport):
         return found
+    if kind == ERROR:
+        raise content
     if kind == "refused":
         raise SourceError(str(content))
     if not kind or worker.process.returncode == -signal.SIGXCPU:

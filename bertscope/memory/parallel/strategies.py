@@ -13,7 +13,7 @@ from bertscope.model.encoder import BertLayer
 from bertscope.model.lists import layer_lists, outermost
 from bertscope.reports.memory import RankGroup
 from bertscope.settings.parallelism import TENSOR, Parallelism
-from bertscope.sources.building import REPEATED
+from bertscope.sources.model_source import REPEATED
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.repeat import all_parameters
 from bertscope.units import PRECISIONS

@@ -8,7 +8,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-from bertscope.errors import MissingExtraError
+from bertscope.errors import BertscopeError
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
@@ -28,12 +28,12 @@ from bertscope.views.diff import notes as diff_notes
 from bertscope.views.diff import parts as diff_parts
 from bertscope.views.footer import footer, subtitle, title
 from bertscope.views.memory import conclusions, footnotes, kept_cells, kept_columns, variants_table
+from bertscope.views.modules import tree_table
 from bertscope.views.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.views.page.templating import filled, markup
 from bertscope.views.plan import plan_svg
 from bertscope.views.step import assumed, needs, part_name, run_text
 from bertscope.views.timeline import memory_charts
-from bertscope.views.tree import tree_table
 
 
 def model_command(model: ModelPart, name: str, words: str = "") -> str:
@@ -412,7 +412,7 @@ def _picture(graph: GraphReport) -> dict[str, Any]:
     caption = graph.path or "the whole model"
     try:
         drawn = [inline_svg(graph, is_narrow) for is_narrow in (False, True)]
-    except MissingExtraError as error:
+    except BertscopeError as error:
         return {"caption": caption, "svg": None, "failure": str(error), "mermaid": mermaid(graph)}
     wide, narrow = (_drawing(picture, kind, caption) for kind, picture in zip(("wide", "narrow"), drawn, strict=True))
     return {"caption": caption, "svg": markup(f"{wide}\n{narrow}"), "points": width_points(drawn[0])}

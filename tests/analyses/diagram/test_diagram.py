@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.diagram.forward import Given, dataflow
+from bertscope.analyses.dataflow import Given, dataflow
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from bertscope.tracing.inputs import example_inputs

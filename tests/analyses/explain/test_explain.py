@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.explain.modules import value_of
-from bertscope.analyses.explain.steps import SECTIONS
+from bertscope.analyses.explain import SECTIONS
+from bertscope.analyses.explain_modules import value_of
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
 from bertscope.sources.presets import preset_paths

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from bertscope.analyses.diagram.diagram import tree_diagram
+from bertscope.analyses.diagram import tree_diagram
 from bertscope.analyses.params import count, tree
 from bertscope.memory.estimate import module_memory
 from bertscope.reports.layer_ranges import expand
 from bertscope.settings.run_config import RunConfig
 from bertscope.tracing.flops import flops
-from bertscope.tracing.module_tree import row_paths
-from bertscope.tracing.totals import untie
+from bertscope.tracing.module_tree import row_paths, untie
 
 IDS = torch.ones(1, 4, dtype=torch.long)
 

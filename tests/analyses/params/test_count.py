@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bertscope
-from bertscope.analyses.explain.modules import value_of
+from bertscope.analyses.explain_modules import value_of
 from bertscope.analyses.params import BY, count
 from bertscope.errors import SelectionError
-from bertscope.tracing.totals import freeze
+from bertscope.tracing.module_tree import freeze
 from tests.models import TRAPS, Tied, cycle, nested, shared
 
 

@@ -19,11 +19,10 @@ import torch
 
 from bertscope.analyses.sweep import grid as grids
 from bertscope.analyses.sweep import pool
-from bertscope.analyses.sweep.grid import KEYS, Task, read_grid, tasks_of
-from bertscope.analyses.sweep.point import compute
-from bertscope.analyses.sweep.pool import _starting as starting_of_the_product
+from bertscope.analyses.sweep.grid import KEYS, Task, compute, read_grid, tasks_of
 from bertscope.analyses.sweep.pool import local_rows
 from bertscope.errors import BertscopeError, SelectionError, WorkerError
+from bertscope.processes import child
 from bertscope.reports.sweep import SweepRow
 from bertscope.settings.run_config import RunConfig
 from bertscope.tracing import saved
@@ -127,8 +126,7 @@ def test_a_worker_that_dies_loses_no_finished_point(tmp_path, monkeypatch, only_
 def test_workers_that_cannot_start_end_the_sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        WorkerError,
-        match=r"3 workers ended before .*, the last ended with exit code 1: .*no_such_module",
+        WorkerError, match=r"3 workers ended before .*, the last ended with exit code 1: .*no_such_module"
     ):
         list(
             local_rows(tasks(tmp_path, "batch: [1, 2]\n"), 2, type(FUNCTIONS)("no_such_module:compute", FUNCTIONS.load))
@@ -168,7 +166,7 @@ def test_two_workers_share_the_groups_so_that_they_trace_little_twice(tmp_path):
 def test_a_killed_fork_server_is_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOG", str(tmp_path / "log"))
-    with starting_of_the_product(FUNCTIONS) as start:
+    with child.starting(FUNCTIONS.load, pool.ENTRY) as start:
         first = start()
         first._server.process.kill()
         first._server.process.wait()
@@ -200,7 +198,7 @@ def test_a_sweep_on_a_cluster_has_the_rows_of_the_function(cli, tmp_path, monkey
 
 
 def test_a_point_whose_worker_on_the_cluster_ends_is_a_row_that_failed(tmp_path, monkeypatch):
-    def end(text: str, functions: object) -> str:
+    def end(text: str) -> str:
         raise BrokenPipeError if '"batch":1,' in text.replace(" ", "") else SystemExit
 
     class Client:

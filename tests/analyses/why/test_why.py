@@ -10,10 +10,8 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.analyses.why.findings import findings
-from bertscope.analyses.why.history import HeldBlock, History
-from bertscope.analyses.why.messages import message_report
-from bertscope.analyses.why.stacks import NO_STACK, StackKind, stack_kind
+from bertscope.analyses.why.findings import findings, message_report
+from bertscope.analyses.why.history import NO_STACK, HeldBlock, History, StackKind, stack_kind
 from bertscope.errors import SelectionError, SourceError
 from bertscope.units import parse_bytes
 from tests.analyses.why.recording import GIB, Loop, Recording, documented, forward, frame, load, optimizer, own

