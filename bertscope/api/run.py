@@ -10,7 +10,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from bertscope.api.requests import requested, resolved, with_settings
-from bertscope.dry_run.script import ScriptRun, dry_run, fitted, run_here, starting_runs
+from bertscope.dry_run.script import ScriptRun, dry_run, fitted, starting_runs
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, find_gpu
 from bertscope.reports.run import RunFitReport, RunReport
@@ -75,6 +75,8 @@ def run(
         own |= {name: name in request.named for name in ("network", "sandbox", "memory_limit", "timeout")}
         if unused := next((name for name, given in own.items() if given), ""):
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
+        from bertscope.dry_run.child import run_here  # imports torch
+
         return request.answer(run_here(code, wanted))
     if fit and budget is None:
         raise request.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")

@@ -19,7 +19,7 @@ from bertscope.dry_run import sandbox
 from bertscope.dry_run.device import FakeCard, lacks_kernel
 from bertscope.dry_run.limits import Limits, Stop
 from bertscope.dry_run.recording import WORKSPACES, Recording, short_line
-from bertscope.dry_run.script import ScriptRun
+from bertscope.dry_run.script import ScriptRun, as_asked
 from bertscope.dry_run.stubs import remark_on_modules, stubbed
 from bertscope.errors import BertscopeError, WorkerError, name_of, one_line
 from bertscope.memory.caching_allocator import snapshot
@@ -41,8 +41,8 @@ _UNCONTAINED = (
 _OF_NETWORK = ("connect", "resol", "offline", "urlopen", "HTTP", "huggingface")  # in the text of an error
 
 
-def load() -> None:
-    """Import what a run needs: in the process that the runs are forks of."""
+def load_what_runs_need() -> None:
+    """Do nothing: the import of this module is what the process needs that the runs are forks of."""
 
 
 def main() -> None:
@@ -79,6 +79,11 @@ def main() -> None:
             os._exit(0)
 
     leave(lambda: record(asked, lambda: _run_file(asked), leave))
+
+
+def run_here(function: Callable[[], Any], asked: ScriptRun) -> RunReport:
+    """Run a function in this process on the fake card, and put everything back."""
+    return as_asked(asked, record(asked, function)[0])
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import string
 import sys
 import time
 from collections.abc import Callable
@@ -103,7 +104,7 @@ def _wait_and_leave(child: int, most: int = 0) -> None:
             os._exit(code if code >= 0 else 128 - code)
         if not pid:
             is_own = os.readlink("/proc/self") == str(os.getpid())  # else a container's, which shows other processes
-            if is_own and sum(map(str.isdigit, os.listdir("/proc"))) > most:
+            if is_own and sum(name[0] in string.digits for name in os.listdir("/proc")) > most:
                 os.write(2, f"it started more than {most:,} processes\n".encode())
                 os._exit(1)
             time.sleep(_SECONDS)

@@ -58,7 +58,7 @@ def starting_runs(asked: ScriptRun) -> AbstractContextManager[_Start]:
     """Return a context with a function that starts the process of a run: a fork of one that has imported torch."""
     if not asked.is_module and not Path(asked.script).is_file():
         raise SourceError(f"there is no script {asked.script!r}; name a Python file, or a module with -m")
-    return starting("bertscope.dry_run.child:load", "bertscope.dry_run.child:main")
+    return starting("bertscope.dry_run.child:load_what_runs_need", "bertscope.dry_run.child:main")
 
 
 def dry_run(
@@ -95,15 +95,8 @@ def dry_run(
         if kind in (ENDED, GARBLED):
             reason = content if kind == GARBLED else worker.death()
             raise WorkerError(f"the process of {asked.name} {reason}")
-    report = _answer(asked, content[0])
+    report = as_asked(asked, content[0])
     return report, base64.b64decode(content[1]) if content[1] else None
-
-
-def run_here(function: Callable[[], Any], asked: ScriptRun) -> RunReport:
-    """Run a function in this process on the fake card, and put everything back."""
-    from bertscope.dry_run.child import record
-
-    return _answer(asked, record(asked, function)[0])
 
 
 def _message(line: bytes) -> tuple[str, Any]:
@@ -112,7 +105,7 @@ def _message(line: bytes) -> tuple[str, Any]:
     return str(kind), (typed(RunReport, report, "the report of the script"), str(picture or ""))
 
 
-def _answer(asked: ScriptRun, sent: RunReport) -> RunReport:
+def as_asked(asked: ScriptRun, sent: RunReport) -> RunReport:
     """Return the report that was sent, with what was asked for as this process knows it."""
     if not sent.phases:
         raise SelectionError(
