@@ -9,7 +9,7 @@ from typing import Any
 
 from bertscope.torch_access import nn, torch
 from bertscope.torch_access.fake_card import Put
-from bertscope.tracing.record import Recorder
+from bertscope.tracing.record import Recorder, is_training
 
 # Of an evaluation all of at most so many batches run, else the first few: the first one often begins what is kept, the
 # next two show what each adds, and the last one what follows the loop.
@@ -65,7 +65,7 @@ class Limits:
 
     def _called(self, model: nn.Module) -> None:
         now = len(self.recorder.log.events)
-        if torch.is_grad_enabled() or model.training:
+        if is_training(model):
             self.trained += 1
             for evaluated in self.evaluations:
                 evaluated.end = now if evaluated.end < 0 else evaluated.end

@@ -262,11 +262,11 @@ class Recorder(DispatchMode):
             for number in (self.numbers.get(storage_key(tensor), -1) for tensor in tensors(args)):
                 if number >= 0 and not self.log.blocks[number].part:
                     self.log.blocks[number].part = "inputs"
-            is_training = torch.is_grad_enabled() or module.training
-            if is_training:
+            trains = is_training(module)
+            if trains:
                 self.steps += self.is_updated  # a step ends where the next forward pass begins
                 self.is_updated = False
-            self._begin(FORWARD if is_training else EVALUATING)
+            self._begin(FORWARD if trains else EVALUATING)
         self.tracker._enter(self._name(path, module), module, args, kwargs or {})
 
     def _left(self, path: str | None, module: nn.Module, args: Any, *rest: Any) -> None:
@@ -531,6 +531,13 @@ def _method(wrapped: Callable[..., Any], given: Any) -> Any:
         return wrapped(given, own, *args, **kwargs)
 
     return call
+
+
+def is_training(module: nn.Module) -> bool:
+    """Return True for a call in training: with gradients, or of a module with parameters that trains."""
+    return torch.is_grad_enabled() or any(
+        inner.training and next(inner.parameters(recurse=False), None) is not None for inner in module.modules()
+    )
 
 
 def is_library(name: str) -> bool:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+CRITERION = nn.CrossEntropyLoss()  # in training mode also during an evaluation
 PROGRAMS: dict[str, Callable[[], None]] = {}
 
 
@@ -71,7 +72,7 @@ def moved(ids):
 
 
 def loss_of(model, ids):
-    return functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    return CRITERION(model(ids).flatten(0, 1), ids.flatten())
 
 
 def update(optimizer, loss):
