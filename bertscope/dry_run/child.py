@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from bertscope.dry_run import sandbox
 from bertscope.dry_run.device import FakeCard, lacks_kernel
@@ -60,7 +61,9 @@ def main() -> None:
         score.write("1000")
     if asked.memory_limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (asked.memory_limit_bytes, asked.memory_limit_bytes))
-    _hide_cards()
+    # The driver counts the cards now, and finds none whatever the script sets afterwards.
+    with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="-1"), suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
 
     def leave(answer: Callable[[], Any]) -> None:
         """Send the result, and end without what a script has left to do: it may catch every exception."""
@@ -215,19 +218,9 @@ def installed(asked: ScriptRun, kind: type[FakeCard] = FakeCard) -> Iterator[Ins
         card.asked = lambda what: here.assumed.setdefault(f"{short_line(recorder.line(), asked.folder)} ({what})")
         recorder.on_new_root.append(seen)
         stack.enter_context(stubbed(card, limits.followed(), network=asked.network))
-        stack.enter_context(limits.limiting())
+        limits.limit(put)
         stack.enter_context(recorder.watching())
         yield here
-
-
-def _hide_cards() -> None:
-    """Have the driver count no cards, whatever the script sets afterwards."""
-    given = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libcuda.so.1").cuInit(0)
-    del os.environ["CUDA_VISIBLE_DEVICES"]
-    os.environ.update({} if given is None else {"CUDA_VISIBLE_DEVICES": given})
 
 
 def _run_file(asked: ScriptRun) -> None:

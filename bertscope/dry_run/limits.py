@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,8 @@ class Limits:
         recorder.on_root.append(self._called)
         recorder.on_update.append(self._updated)
 
-    @contextmanager
-    def limiting(self) -> Iterator[None]:
-        """End loaders, and the script, in this context."""
+    def limit(self, put: Put) -> None:
+        """End loaders, and the script."""
         loader = torch.utils.data.DataLoader
         given, made, limits = loader.__iter__, loader.__init__, self
 
@@ -58,10 +57,7 @@ class Limits:
         def batches(own: Any) -> Iterator[Any]:
             return limits._batches(own, given(own))
 
-        with ExitStack() as stack:
-            put = Put(stack)
-            put(loader, __iter__=batches, __init__=begin)
-            yield
+        put(loader, __iter__=batches, __init__=begin)
 
     def _called(self, model: nn.Module) -> None:
         now = len(self.recorder.log.events)

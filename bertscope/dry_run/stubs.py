@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.dry_run.device import FakeCard
@@ -125,10 +126,8 @@ def stubbed(
         _kernels(put, stack, card)
         _saving(put)
         _ranks(put)
-        stack.callback(os.environ.update, dict(os.environ))
-        stack.callback(os.environ.clear)  # before that
-        if not network:
-            os.environ.update(dict.fromkeys(_OFFLINE, "1"), WANDB_MODE="disabled")
+        offline = {} if network else dict.fromkeys(_OFFLINE, "1") | {"WANDB_MODE": "disabled"}
+        stack.enter_context(patch.dict(os.environ, offline))
         known: dict[str, Callable[[Any], None]] = {
             "safetensors.torch": lambda module: put(module, save_file=_save_layouts),
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
