@@ -1,6 +1,7 @@
 """bertscope: parameters, FLOPs, memory and diagrams of BERT models, computed before a run and checked by measurement.
 
-Names load on first use, so that `import bertscope` does not import torch.
+Names load on first use, so that `import bertscope` does not import torch. Type checkers read `__init__.pyi`, which
+docs/make_cli.py writes from the same names.
 """
 
 from __future__ import annotations
@@ -9,86 +10,46 @@ from importlib import import_module
 
 from bertscope.commands.table import COMMANDS
 
-TYPE_CHECKING = False  # not from `typing`: the working directory may contain a typing.py
-if TYPE_CHECKING:  # the same names for type checkers and editors
-    from bertscope.analyses.check import check as check
-    from bertscope.analyses.doctor import doctor as doctor
-    from bertscope.api.counts import count as count
-    from bertscope.api.counts import tree as tree
-    from bertscope.api.counts import verify as verify
-    from bertscope.api.explain import diagram as diagram
-    from bertscope.api.explain import explain as explain
-    from bertscope.api.explain import flops as flops
-    from bertscope.api.memory import estimate as estimate
-    from bertscope.api.memory import fit as fit
-    from bertscope.api.memory import fits as fits
-    from bertscope.api.memory import lengths as lengths
-    from bertscope.api.memory import plan as plan
-    from bertscope.api.memory import profile as profile
-    from bertscope.api.page import diff as diff
-    from bertscope.api.page import report as report
-    from bertscope.api.run import run as run
-    from bertscope.api.tools import presets as presets
-    from bertscope.api.tools import sweep as sweep
-    from bertscope.api.why import why as why
-    from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
-    from bertscope.config import BertConfig as BertConfig
-    from bertscope.config import Lora as Lora
-    from bertscope.errors import BertscopeError as BertscopeError
-    from bertscope.model import build as build
-    from bertscope.model.bert import BertModel as BertModel
-    from bertscope.model.heads import BertForMaskedLM as BertForMaskedLM
-    from bertscope.model.heads import BertForMultipleChoice as BertForMultipleChoice
-    from bertscope.model.heads import BertForNextSentencePrediction as BertForNextSentencePrediction
-    from bertscope.model.heads import BertForPreTraining as BertForPreTraining
-    from bertscope.model.heads import BertForQuestionAnswering as BertForQuestionAnswering
-    from bertscope.model.heads import BertForSequenceClassification as BertForSequenceClassification
-    from bertscope.model.heads import BertForTokenClassification as BertForTokenClassification
-    from bertscope.model.heads import BertLMHeadModel as BertLMHeadModel
-    from bertscope.progress import listening as listening
-    from bertscope.reports.base import to_json as to_json
-    from bertscope.reports.json import from_json as from_json
-    from bertscope.reports.json import schema as schema
-    from bertscope.sources.find import load as load
-    from bertscope.sources.training_files import read_training_file as read_training_file
-
 __version__ = "0.1.0"
 
-_HOMES = {
-    **{command.name: command.function.partition(":")[0] for command in COMMANDS.values()},
-    "fits": "bertscope.api.memory",
-    "lengths": "bertscope.api.memory",
-    "verify": "bertscope.api.counts",
-    "BertConfig": "bertscope.config",
-    "Lora": "bertscope.config",
-    "BertscopeError": "bertscope.errors",
-    "load": "bertscope.sources.find",
-    "build": "bertscope.model",
-    "read_checkpoint": "bertscope.checkpoints.reading",
-    "listening": "bertscope.progress",
-    "read_training_file": "bertscope.sources.training_files",
-    "to_json": "bertscope.reports.base",
-    "from_json": "bertscope.reports.json",
-    "BertModel": "bertscope.model.bert",
-    **dict.fromkeys(
-        ("BertForMaskedLM", "BertForMultipleChoice", "BertForNextSentencePrediction", "BertForPreTraining",
-         "BertForQuestionAnswering", "BertForSequenceClassification", "BertForTokenClassification", "BertLMHeadModel"),
-        "bertscope.model.heads",
-    ),
-}  # fmt: skip
-__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+_NAMES = {
+    "bertscope.api.counts": "verify",
+    "bertscope.api.memory": "fits lengths training_script",
+    "bertscope.checkpoints.reading": "read_checkpoint",
+    "bertscope.config": "BertConfig Lora",
+    "bertscope.errors": "BertscopeError",
+    "bertscope.model": "build",
+    "bertscope.model.bert": "BertModel",
+    "bertscope.progress": "listening",
+    "bertscope.reports.base": "to_json",
+    "bertscope.reports.json": "from_json",
+    "bertscope.sources.find": "load",
+    "bertscope.sources.training_files": "read_training_file",
+}
+_HOMES = {command.name: command.function.partition(":")[0] for command in COMMANDS.values()}
+_HOMES |= {name: home for home, names in _NAMES.items() for name in names.split()}
 
-if not TYPE_CHECKING:  # a type checker would accept any name
 
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'bertscope' has no attribute {name!r}")
-        import_module("bertscope.reports.base").set_display(_display)
-        return getattr(import_module(_HOMES[name]), name)
+def __getattr__(name: str) -> object:
+    homes = public_names() if name.startswith("Bert") or name == "__all__" else _HOMES
+    if name == "__all__":
+        return ["__version__", *homes]
+    if name not in homes:
+        raise AttributeError(f"module 'bertscope' has no attribute {name!r}")
+    import_module("bertscope.reports.base").set_display(_display)
+    return getattr(import_module(homes[name]), name)
 
-    def _display(report: object, form: str, **options: object) -> str:
-        return import_module("bertscope.views.views").display(report, form, **options)
+
+def public_names() -> dict[str, str]:
+    """Return the public names, each with its module; the classes with a head are the rows of HEADS."""
+    from bertscope.config import HEADS  # which the commands that read no model need not
+
+    return dict.fromkeys(HEADS, "bertscope.model.heads") | _HOMES
+
+
+def _display(report: object, form: str, **options: object) -> str:
+    return import_module("bertscope.views.views").display(report, form, **options)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *public_names()])

@@ -15,7 +15,7 @@ from typer.completion import completion_init, get_completion_script  # type: ign
 
 from bertscope import __version__
 from bertscope.commands.process import EXIT_CODES, complain, failure, option_forms
-from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache, commands_with
+from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
 from bertscope.errors import BertscopeWarning, SelectionError, naming, one_line
 from bertscope.settings.run_config import CACHE_VARIABLE
 from bertscope.views.console import choose_color
@@ -156,6 +156,7 @@ def _other_option(error: Any) -> str:
     option, ctx = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if type(error).__name__ != "NoSuchOption" or ctx is None or ctx.parent is None:
         return ""
+    from bertscope.commands.options import commands_with
     from bertscope.settings.generate import OPTIONS
     from bertscope.settings.request import new_name
 

@@ -38,7 +38,7 @@ class ExpectationFile(pytest.File):
         """Yield one test for each expectation."""
         from bertscope.errors import SourceError
         from bertscope.sources.expectation_files import read_expectation_file
-        from bertscope.sources.other_models import as_source_error
+        from bertscope.sources.model_source import as_source_error
 
         is_below = self.path.is_relative_to(Path.cwd())
         try:

@@ -1,8 +1,8 @@
-"""Write docs/cli.md, the reference of the command line, from the commands' own help.
+"""Write docs/cli.md, the reference of the command line, from the commands' own help, and the stub of the package.
 
     python docs/make_cli.py
 
-A test fails when the page is not what this writes.
+A test fails when a file is not what this writes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+import bertscope
 from bertscope.cli import app
 from bertscope.commands.process import EXIT_CODES
 from bertscope.settings.generate import markdown
@@ -19,6 +20,7 @@ from bertscope.settings.rows import rows
 from bertscope.settings.run_config import MEASURED
 
 PAGE = Path(__file__).parent / "cli.md"
+STUB = Path(bertscope.__file__).with_suffix(".pyi")
 WIDTH = 100  # of every block, whatever the terminal
 HEAD = """# Command line
 
@@ -135,5 +137,15 @@ def _text(group, top) -> str:
     return "\n".join(line.rstrip() for line in group.get_help(top).strip().splitlines()) + "\n"
 
 
+def stub() -> str:
+    """Return the text of `bertscope/__init__.pyi`, in which type checkers and editors read the public names."""
+    homes = bertscope.public_names()
+    lines = [
+        f"from {homes[name]} import {name} as {name}\n" for name in sorted(homes, key=lambda name: (homes[name], name))
+    ]
+    return f'"""The public names. Written by docs/make_cli.py; do not edit."""\n\n{"".join(lines)}\n__version__: str\n'
+
+
 if __name__ == "__main__":
+    STUB.write_text(stub(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

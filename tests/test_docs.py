@@ -171,7 +171,9 @@ def test_the_gallery_has_every_command_once():
 def test_the_reference_of_the_command_line_is_fresh_and_knows_no_width_of_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERMINAL_WIDTH", "50")
-    text = script("make_cli").page()
+    made = script("make_cli")
+    assert made.stub() == made.STUB.read_text(), "run: python docs/make_cli.py"
+    text = made.page()
     assert text == (DOCS / "cli.md").read_text(), "run: python docs/make_cli.py"
     assert max(map(len, re.findall(r"^  .*$", text, flags=re.MULTILINE))) > 80
     sections = re.split(r"^## bertscope (?=\w)", text, flags=re.MULTILINE)[1:]

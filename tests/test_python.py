@@ -51,12 +51,9 @@ def test_the_functions_of_the_command_line_exist():
 
 
 def test_a_type_checker_sees_the_same_names_from_the_same_modules():
-    (block,) = (
-        node
-        for node in ast.parse((ROOT / "bertscope" / "__init__.py").read_text()).body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    )
-    assert {alias.asname: node.module for node in block.body for alias in node.names} == bertscope._HOMES
+    stub = ast.parse((ROOT / "bertscope" / "__init__.pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.asname: node.module for node in imports for alias in node.names} == bertscope.public_names()
     assert (ROOT / "bertscope" / "py.typed").exists()
 
 

@@ -18,12 +18,11 @@ from bertscope.analyses.params import count
 from bertscope.config import HEADS, BertConfig
 from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.model import CLASSES, BertPreTrainedModel
-from bertscope.model.outputs import BaseModelOutputWithPoolingAndCrossAttentions
+from bertscope.model.encoder import BaseModelOutputWithPoolingAndCrossAttentions
 from bertscope.reports.base import Note
 from bertscope.reports.explain import Dims, ExplainReport, Point, Section, Step, Sum
-from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import LayerRange, layers_in, with_layers
-from bertscope.reports.params import CountReport
+from bertscope.reports.modules import CountReport, FlopsReport
 from bertscope.sources.bert import BertSource
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.tracing.fake_tensors import META_ATTENTION

@@ -267,7 +267,7 @@ class _ModuleWalk:
         self.model, self.recorded = model, recorded
         self.modules = dict(model.named_modules())
         self.order = {path: place for place, path in enumerate(runs)}
-        self.plain = read(model, lambda path: runs.get(path, Run()))
+        self.plain = read(model, runs, Run())
         top = self.root = fold(self.plain)
         while len(top.children) == 1 and top.children[0].children and top.children[0].copies == 1 and not top.held:
             (top,) = top.children

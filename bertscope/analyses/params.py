@@ -11,7 +11,7 @@ from typing import Any
 from bertscope.errors import SelectionError
 from bertscope.model.lora import WRAPPED
 from bertscope.reports.layer_ranges import LayerRange
-from bertscope.reports.params import CountReport, CountRow, TreeReport, TreeRow, WrittenSum
+from bertscope.reports.modules import CountReport, CountRow, TreeReport, TreeRow, WrittenSum
 from bertscope.torch_access import nn
 from bertscope.tracing.module_tree import Held, InOut, Node, fold, held_bytes, read, subject, ties, totals, unknown
 from bertscope.units import PRECISIONS
@@ -140,7 +140,7 @@ def counts(
     ):  # fmt: skip
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
-    root = _read(model, shapes)
+    root = read(model, shapes, ((), ()))
     equal = fold(root)
     sums_of_all = totals(root, dtype)
     rows = _Rows(sums_of_all.layer_params, dtype)
@@ -161,10 +161,6 @@ def counts(
         shown = of_equal[by] if is_folded and by in of_equal else made[by](equal if is_folded else root)
         reports.append(CountReport(by=by, rows=tuple(sorted(shown, key=SORTS[sort])), **common))
     return reports
-
-
-def _read(model: nn.Module, shapes: Mapping[str, InOut] | None) -> Node:
-    return read(model, lambda path: (shapes or {}).get(path, ((), ())))
 
 
 def _sums(params: Sequence[Held], copies: int, layer_params: int) -> dict[str, Any]:
@@ -309,7 +305,7 @@ def tree(
     The root has depth 0, so the totals are the same for every `depth`. `tracing.trace.shapes` returns `shapes`,
     whose FLOPs and calls the report has too.
     """
-    root = _read(model, shapes)
+    root = read(model, shapes, ((), ()))
     sums = totals(root, None)
     numbers: Counter[int] = Counter()  # of the modules at each depth
     rows = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bertscope.api.arguments import Model, built, shapes_of_run, with_keywords_of
 from bertscope.errors import SelectionError
-from bertscope.reports.params import CountReport, TreeReport
+from bertscope.reports.modules import CountReport, TreeReport
 from bertscope.sources.find import source_of, stored_alone, weights_path
 
 if TYPE_CHECKING:

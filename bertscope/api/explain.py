@@ -17,7 +17,7 @@ from bertscope.model.bert import BertModel
 from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import ClassReport, GraphReport
 from bertscope.reports.explain import ExplainReport
-from bertscope.reports.flops import FlopsReport
+from bertscope.reports.modules import FlopsReport
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import INFERENCE, QUESTIONS, TRAINING
 from bertscope.sources.bert import BertSource

@@ -22,11 +22,11 @@ from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, TrainingFile, TrainingKey
-from bertscope.settings.optimizers import LEANER
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
+from bertscope.settings.training import LEANER
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import ModelSource, built_for_counting
@@ -124,7 +124,7 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
         return None
     if limit.gpu is not None:
         return calibration_of(find_gpu(limit.gpu))
-    from bertscope.measure.calibration import this_card
+    from bertscope.torch_access import this_card
 
     here = this_card()
     return calibration_here(*here) if here else None
@@ -192,6 +192,30 @@ def estimate(
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)
     return request.answer(report, snapshot=snapshot(simulator.trace(on_card(work.runs[-1], work.card))))
+
+
+def training_script(model: Model | Request, *, name: str | None = None, **settings: Unpack[RunSettings]) -> str:
+    """Return the training loop that `estimate` with the same settings means, as a script to copy, change and run.
+
+    On CUDA, `run` of the script has the peak of the estimate. Raises SelectionError for a model that is no BERT, and
+    for a setting that the script cannot have.
+
+    >>> print(bertscope.training_script("bert-tiny", device="cuda", accumulate=4).partition("for step")[2])
+     in range(3):
+        for micro_batch in range(4):
+            output = model(**batch)
+            loss = output[0].sum()
+            loss = loss / 4
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    <BLANKLINE>
+    """
+    from bertscope.memory.loops import loop_script
+
+    request = requested("estimate", model, settings)
+    source = source_of(request.subject, name=name)
+    return loop_script(source, resolved(request, source).runs[0])
 
 
 def _with_function(work: ModelRequest, loss: Loss) -> MemoryReport:

@@ -13,7 +13,7 @@ from bertscope.errors import SelectionError
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.request import Request, Resolved, read_settings
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import AUTOCAST, QUESTIONS, STORED, TRAINER, Limit, RunConfig
+from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Limit, RunConfig
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:
@@ -99,4 +99,4 @@ def module_records(request: Request, module: nn.Module, *, takes_limit: bool = F
 def loop_of(module: nn.Module) -> dict[str, str]:
     """Return the loop in which a module of this class is trained, if its class says it: a LightningModule's Trainer."""
     is_lightning = any(base.__name__ == "LightningModule" for base in type(module).__mro__)
-    return {"loop": TRAINER} if is_lightning else {}
+    return {"loop": LIGHTNING} if is_lightning else {}

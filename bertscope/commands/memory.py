@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import bertscope
 from bertscope.calibrations import with_saved
-from bertscope.commands.call import CommandLine
-from bertscope.commands.output import note, print_notes, progress_shown, show, write
+from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, show, write
 from bertscope.commands.process import INTERRUPT
 from bertscope.errors import SelectionError, SourceError
 from bertscope.reports.run import RunFitReport
@@ -19,8 +18,7 @@ from bertscope.reports.sweep import COMPUTED, SweepReport, SweepRow
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import SWEPT
 from bertscope.text_files import write_file
-from bertscope.views.plan import verdict
-from bertscope.views.plan_code import emitted
+from bertscope.views.plan import emitted, verdict
 from bertscope.views.sweep import ordered
 
 if TYPE_CHECKING:
@@ -73,8 +71,12 @@ def _lengths(call: CommandLine, others: Mapping[str, Any], **keywords: Any) -> L
 
 def estimate(call: CommandLine) -> None:
     """Estimate the memory of a step of models, or of an epoch of lengths."""
-    call.only_one({"--timeline": call.timeline is not None, "--snapshot": call.snapshot is not None})
+    one = {"--timeline": call.timeline is not None, "--snapshot": call.snapshot is not None}
+    call.only_one(one | {"--show-script": call.show_script})
     _check_timeline(call)
+    if call.show_script:
+        write(bertscope.training_script(call.about(call.source())), call.output)
+        return
     others = {"--timeline": call.timeline, "--snapshot": call.snapshot, "--rows": call.rows,
               "a second MODEL": call.others}  # fmt: skip
     if _lengths(call, others) is not None:

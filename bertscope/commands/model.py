@@ -11,19 +11,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import bertscope
-from bertscope.commands.call import CommandLine, refuse
-from bertscope.commands.output import note, print_notes, progress_shown, show, write
+from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, refuse, show, write
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
-from bertscope.reports.tool import PrintReport
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.units import count_text, json_text, signed_text
 
 if TYPE_CHECKING:
     from bertscope.checkpoints.reading import Checkpoint
-    from bertscope.reports.flops import FlopsReport
-    from bertscope.reports.params import CountReport
+    from bertscope.reports.modules import CountReport, FlopsReport
 
 _OF_ONE = ("module", "parameter")  # units whose names differ between models
 _NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
@@ -167,10 +164,10 @@ def _check_torchinfo(call: CommandLine, options: Mapping[str, bool]) -> None:
 
 def _show_as_torchinfo(call: CommandLine, depth: int | None, columns: list[str] | None) -> None:
     """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
-    from bertscope.views.torchinfo import OF_A_RUN
+    from bertscope.reports.modules import TORCHINFO_OF_A_RUN
 
     source, built = call.built()
-    shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(OF_A_RUN))
+    shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(TORCHINFO_OF_A_RUN))
     if source.layers > MAX_BUILT_LAYERS:
         raise SelectionError(f"--style torchinfo has a line for each of {source.layers:,} layers; leave it out")
     report = bertscope.tree(built, name=source.name, folded=False, shapes=shapes)
@@ -188,6 +185,7 @@ def _show_as_torch(call: CommandLine) -> None:
     printed = getattr(call.source(), "printed_attention", None)
     call.freeze = None
     source, built = call.built(attention=call.attention or printed)
+    from bertscope.reports.tool import PrintReport
     from bertscope.tracing.module_tree import subject
 
     text = f"{built}\n"

@@ -3,19 +3,34 @@
 Typer checks their values: a whole number, one of the words, a path.
 """
 
-from collections.abc import Callable
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from bertscope.commands.output import checked_output
+import typer
+
+from bertscope.commands.table import COMMANDS, Command
 from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
+from bertscope.errors import SelectionError
+from bertscope.settings.checkpointing import STRATEGIES
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 from bertscope.settings.rows import Row
-from bertscope.settings.run_config import FLASH_KERNELS, RunConfig
+from bertscope.settings.run_config import FLASH_KERNELS, QUESTIONS, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL
 from bertscope.sources.presets import config_paths, preset_paths
 from bertscope.units import FP32, PRECISIONS
+
+_OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?)", re.IGNORECASE)
+
+
+def checked_output(path: Path | None, *, written: str, suffixes: Sequence[str]) -> Path | None:
+    """Return the path of --output; raise SelectionError for a name that claims a format that is not written."""
+    if path is not None and _OTHER_FORMATS.fullmatch(path.suffix) and path.suffix.lower() not in suffixes:
+        raise SelectionError(f"{path.name}: this command writes no {path.suffix}; it writes {written}")
+    return path
 
 
 def _row(help: str, default: Any = None, kind: type = str, **properties: Any) -> Row:
@@ -37,15 +52,16 @@ def _format(help: str, words: tuple[str, ...], default: str | None = None) -> Ro
 
 
 def _emit() -> Row:
-    from bertscope.views.plan_code import FORMS  # and the reports of memory, which few commands need
+    from bertscope.views.plan import FORMS  # and the reports of memory, which few commands need
 
     return _row(f"Print the answer to paste: {', '.join(FORMS)}.", words=FORMS, metavar="FORM")
 
 
 def _columns() -> Row:
-    from bertscope.views.torchinfo import COLUMNS
+    from bertscope.reports.modules import TORCHINFO_COLUMNS
 
-    return _row(f"The columns of --style torchinfo, by its names: {', '.join(COLUMNS)}.", metavar="NAME[,...]")
+    names = ", ".join(TORCHINFO_COLUMNS)
+    return _row(f"The columns of --style torchinfo, by its names: {names}.", metavar="NAME[,...]")
 
 
 def _models() -> list[str]:
@@ -109,6 +125,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                      section="output", metavar="FILE"),
     "snapshot": _row("Write the step for PyTorch's memory viewer (.pickle).", kind=Path, section="output",
                      metavar="FILE"),
+    "show_script": _flag("Print the training loop that is estimated as a script to copy, change and run.",
+                         section="loop"),
     # the files from which settings of a run come
     "training_file": _row("Take the loop from TrainingArguments (the JSON of to_json_string()) or from an accelerate "
                           "config; options replace its settings.", kind=Path, section="loop", option="from",
@@ -235,3 +253,69 @@ def option_row(command: str, name: str) -> Row:
     """Return the row of an option of a command."""
     found: Any = OPTIONS.get(f"{command}.{name}") or OPTIONS[name]
     return found() if callable(found) else found  # type: ignore[no-any-return]
+
+
+def parameters(command: Command) -> list[inspect.Parameter]:
+    """Return the parameters of a command: its own options, and the settings of its run instead of `*`."""
+    found: list[inspect.Parameter] = []
+    for name in command.options.split():
+        if name == "*":
+            found += _setting_parameters(command)
+        elif not name.startswith("-"):
+            found.append(_parameter(name, option_row(command.name, name)))
+    return found
+
+
+def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each setting of the run, and for the files from which settings come."""
+    question = QUESTIONS[command.name]
+    for name in (names := command.settings):
+        own, is_compared = question.table[name], name in question.compared
+        usual = question.usual.get(name, question.defaults.get(name, own.default))
+        is_flag = own.kind is bool and not own.or_file
+        metavar = own.metavar or ("N" if own.kind is int else name.rpartition("_")[2].upper())
+        is_listed = not own.words or bool(own.bare) or all(f"{word}: " in own.help for word in own.words)
+        without_value = f"; without a value {own.bare}" if is_compared else ""
+        parts = [
+            own.help, "" if is_listed else f"One of {', '.join(own.words)}.",
+            f"Strategies: {STRATEGIES}{without_value}." if own.bare else "", "Repeatable." if own.is_list else "",
+            "" if usual in (None, (), "") or isinstance(usual, bool) else f"[default: {usual}]",
+        ]  # fmt: skip
+        yield _parameter(name, own, help=" ".join(filter(None, parts)), show_default=False,
+                         metavar=None if is_flag else f"{metavar}[,...]" if is_compared else metavar)  # fmt: skip
+    for name in ("no_calibration",) * ("calibration" in names) + question.files:
+        yield _parameter(name, option_row(command.name, name), show_default=False)
+
+
+def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:
+    """Return the parameter of a row; a setting of a run is text, which `read` checks, or None if it is not given."""
+    is_setting, complete = bool(row.name), row.complete or (lambda: [*row.words, *filter(None, [row.bare])])
+    properties: dict[str, Any] = {"help": row.help, "metavar": row.metavar or None, **others}
+    if row.words or row.complete:
+        properties["autocompletion"] = lambda: list(complete())
+    kind: Any = row.kind if not is_setting or (row.kind is bool and not row.or_file) else str
+    if row.words and not is_setting:
+        kind = Literal[tuple(row.words)]
+    kind = list[kind] if row.is_list else kind
+    default = None if is_setting or row.is_list else inspect.Parameter.empty if row.default is ... else row.default
+    info: Any = typer.Argument(**properties)
+    if not row.is_argument:
+        option = f"--{(row.option or name).replace('_', '-')}"
+        if kind is bool and (is_setting or row.default is not False) and "/" not in option:
+            option = f"{option}/--no-{option[2:]}"
+        properties |= {"min": int(row.low)} if kind is int and row.low >= 0 else {}
+        if row.convert and not is_setting:
+            check = row.convert
+            properties["callback"] = lambda value: check(value)  # Typer takes no partial
+        info = typer.Option(option, *filter(None, [row.flag]), rich_help_panel=row.section, **properties)
+    kind = kind if default is inspect.Parameter.empty else kind | None
+    kind = Annotated[kind, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def commands_with(option: str) -> list[str]:
+    """Return the commands that have an option."""
+    infos = {name: [item.annotation.__metadata__[0] for item in parameters(row)] for name, row in COMMANDS.items()}
+    words = {name: [str(word) for info in found for word in (info.default, *(info.param_decls or ()))]
+             for name, found in infos.items()}  # fmt: skip
+    return [name for name, listed in words.items() if option in [one for word in listed for one in word.split("/")]]

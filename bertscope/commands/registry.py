@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from bertscope.errors import SelectionError, suggestion
 from bertscope.views.console import choose_color
 
 if TYPE_CHECKING:
-    from bertscope.settings.rows import Row
+    pass
 
 # The headings of a command's options in its help: those that most runs need, those of this command, and the others.
 SECTIONS = "arguments", "common", "options", "model", "sizes", "loop", "card", "ranks", "measurement", "output"
@@ -50,6 +50,10 @@ _HelpAll = Annotated[bool, _of_output(
 )]  # fmt: skip
 # The options of all commands: `process` reads --debug, since errors may precede parsing, and `cli` --no-cache.
 OF_ALL = {"color": Color, "debug": Debug, "no_cache": NoCache, "help_all": _HelpAll}
+_OF_ALL_COMMANDS = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None if name == "color" else False)
+    for name, kind in OF_ALL.items()
+]
 
 
 class CommandGroup(TyperGroup):
@@ -88,16 +92,10 @@ class CommandGroup(TyperGroup):
                                     if row.group == group])  # fmt: skip
 
 
-def commands_with(option: str) -> list[str]:
-    """Return the commands that have an option."""
-    infos = {name: [item.annotation.__metadata__[0] for item in parameters(row)] for name, row in COMMANDS.items()}
-    words = {name: [str(word) for info in found for word in (info.default, *(info.param_decls or ()))]
-             for name, found in infos.items()}  # fmt: skip
-    return [name for name, listed in words.items() if option in [one for word in listed for one in word.split("/")]]
-
-
 def typer_command(command: Command) -> Any:
     """Return the command for Typer, which calls the function of its name in the module `body`."""
+
+    from bertscope.commands.options import parameters
 
     def function(**given: Any) -> None:
         from bertscope.commands.call import execute
@@ -107,82 +105,13 @@ def typer_command(command: Command) -> Any:
         if code := execute(command, {name: value for name, value in given.items() if name not in OF_ALL}):
             raise typer.Exit(code)
 
-    listed = parameters(command)
+    listed = [*parameters(command), *_OF_ALL_COMMANDS]
     function.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
     function.__annotations__ = {item.name: item.annotation for item in listed}
     text, _, examples = command.text.strip().partition("\n\nexamples:\n")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(command.name, cls=TableCommand, help=text, epilog=f"\b\nexamples:\n{examples}")(function)
     return typer.main.get_command(app)
-
-
-def parameters(command: Command) -> list[inspect.Parameter]:
-    """Return the parameters of a command: its own options, the settings of its run in the place of `*`, and others."""
-    from bertscope.commands.options import option_row
-
-    found: list[inspect.Parameter] = []
-    for name in command.options.split():
-        if name == "*":
-            found += _setting_parameters(command)
-        elif not name.startswith("-"):
-            found.append(_parameter(name, option_row(command.name, name)))
-    return found + [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None if name == "color" else False
-        )
-        for name, kind in OF_ALL.items()
-    ]
-
-
-def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each setting of the run, and for the files from which settings come."""
-    from bertscope.commands.options import option_row
-    from bertscope.settings.checkpointing import STRATEGIES
-    from bertscope.settings.run_config import QUESTIONS
-
-    question = QUESTIONS[command.name]
-    for name in (names := command.settings):
-        own, is_compared = question.table[name], name in question.compared
-        usual = question.usual.get(name, question.defaults.get(name, own.default))
-        is_flag = own.kind is bool and not own.or_file
-        metavar = own.metavar or ("N" if own.kind is int else name.rpartition("_")[2].upper())
-        is_listed = not own.words or bool(own.bare) or all(f"{word}: " in own.help for word in own.words)
-        without_value = f"; without a value {own.bare}" if is_compared else ""
-        parts = [
-            own.help, "" if is_listed else f"One of {', '.join(own.words)}.",
-            f"Strategies: {STRATEGIES}{without_value}." if own.bare else "", "Repeatable." if own.is_list else "",
-            "" if usual in (None, (), "") or isinstance(usual, bool) else f"[default: {usual}]",
-        ]  # fmt: skip
-        yield _parameter(name, own, help=" ".join(filter(None, parts)), show_default=False,
-                         metavar=None if is_flag else f"{metavar}[,...]" if is_compared else metavar)  # fmt: skip
-    for name in ("no_calibration",) * ("calibration" in names) + question.files:
-        yield _parameter(name, option_row(command.name, name), show_default=False)
-
-
-def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:
-    """Return the parameter of a row; a setting of a run is text, which `read` checks, or None if it is not given."""
-    is_setting, complete = bool(row.name), row.complete or (lambda: [*row.words, *filter(None, [row.bare])])
-    properties: dict[str, Any] = {"help": row.help, "metavar": row.metavar or None, **others}
-    if row.words or row.complete:
-        properties["autocompletion"] = lambda: list(complete())
-    kind: Any = row.kind if not is_setting or (row.kind is bool and not row.or_file) else str
-    if row.words and not is_setting:
-        kind = Literal[tuple(row.words)]
-    kind = list[kind] if row.is_list else kind
-    default = None if is_setting or row.is_list else inspect.Parameter.empty if row.default is ... else row.default
-    info: Any = typer.Argument(**properties)
-    if not row.is_argument:
-        option = f"--{(row.option or name).replace('_', '-')}"
-        if kind is bool and (is_setting or row.default is not False) and "/" not in option:
-            option = f"{option}/--no-{option[2:]}"
-        properties |= {"min": int(row.low)} if kind is int and row.low >= 0 else {}
-        if row.convert and not is_setting:
-            check = row.convert
-            properties["callback"] = lambda value: check(value)  # Typer takes no partial
-        info = typer.Option(option, *filter(None, [row.flag]), rich_help_panel=row.section, **properties)
-    kind = kind if default is inspect.Parameter.empty else kind | None
-    kind = Annotated[kind, info]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 class TableCommand(TyperCommand):

@@ -213,7 +213,7 @@ examples:
     "Memory": (
         Command(
             "bertscope.api.memory:estimate",
-            f"* {_MODEL} others {_VIEW} {_LENGTHS} {_OUT}",
+            f"* {_MODEL} others show_script {_VIEW} {_LENGTHS} {_OUT}",
             """
 Estimate a step's memory: the peak, its parts and operator.
 
@@ -230,6 +230,7 @@ examples:
   bertscope estimate bert-large-uncased --world-size 8 --strategy fsdp --checkpointing
   bertscope estimate bert-base-uncased --lengths normal:128,64,16,512 --batch 32
   bertscope estimate bert-base-uncased --lora r=8,alpha=16,dropout=0.05,target=query+value
+  bertscope estimate bert-tiny --gpu t4 --precision autocast-fp16 --show-script
 """,
         ),
         Command(

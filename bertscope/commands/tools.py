@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import bertscope
-from bertscope.commands.call import CommandLine
-from bertscope.commands.output import note, show, write
+from bertscope.commands.call import CommandLine, note, show, write
 from bertscope.commands.process import complain
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import SelectionError, SourceError, suggestion

@@ -8,11 +8,11 @@ from itertools import accumulate, groupby
 from types import MappingProxyType
 
 from bertscope.dry_run.limits import Evaluated, Limits
-from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryEvent, MemoryTrace, rounded
+from bertscope.memory.fake_run import block_of, events_of
+from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryTrace, rounded
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
-from bertscope.torch_access import operator_name
 from bertscope.tracing.record import SETUP, RunLog, RunPlace
 
 WORKSPACES = "workspaces"
@@ -99,10 +99,6 @@ class Recording:
         """Return the line that ran, with the path of its file as the user sees it."""
         return short_line(self.log.calls[call].line, self.folder) if call >= 0 else ""
 
-    def operator(self, call: int) -> str:
-        """Return the name of the operator that ran."""
-        return operator_name(self.log.calls[call].operator) if call >= 0 else ""
-
     def row(self, path: str) -> str:
         """Return the row of a module or a parameter: `encoder.layer.0-11.output.dense.weight`."""
         module, dot, name = path.rpartition(".")
@@ -111,23 +107,17 @@ class Recording:
     def trace(self, step: int) -> MemoryTrace:
         """Return one step as the memory trace of an estimate: what lives when it begins, and its events."""
         log = self.log
-        numbers = [number for number, event in enumerate(log.events) if event.place.step == step
-                   and event.place.phase != SETUP]  # fmt: skip
+        begun, *_ = numbers = [
+            number for number, event in enumerate(log.events)
+            if event.place.step == step and event.place.phase != SETUP
+            and self.parts[max(event.block, ~event.block)] != WORKSPACES
+        ]  # fmt: skip
 
         def block(number: int) -> Block:
-            own = log.blocks[number]
-            is_again = log.events[own.born].place.recomputation > 0
-            return Block(self.parts[number], own.owner, self.operator(own.call), own.shape, own.dtype, is_again)
+            return block_of(log, number, self.parts[number])
 
-        state = [(block(number), log.blocks[number].size_bytes) for number in self.alive_at(numbers[0] - 1)]
-        events = []
-        for event in (log.events[number] for number in numbers):
-            own = max(event.block, ~event.block)
-            if self.parts[own] != WORKSPACES:
-                size = log.blocks[own].size_bytes * (1 if event.block >= 0 else -1)
-                place, operator = event.place, self.operator(event.call)
-                events.append(MemoryEvent(size, block(own), place.phase, place.path, operator))
-        return MemoryTrace.of(state, events, self.granule)
+        state = [(block(number), log.blocks[number].size_bytes) for number in self.alive_at(begun - 1)]
+        return MemoryTrace.of(state, events_of(log, numbers, block), self.granule)
 
     def phases(self, context: ByteRange = _NO_CONTEXT) -> tuple[RunPhase, ...]:
         """Return the peak of each phase of each step, in the order in which they began."""
@@ -144,7 +134,7 @@ class Recording:
             is_within = event.place[:2] == (step, phase)  # else the peak is what the phase began with
             place, call = (event.place, event.call) if is_within else (RunPlace(step, phase, ""), -1)
             peak = PhasePeak(phase=phase, path=self.row(place.path), peak_bytes=self.live[moment],
-                             parts=parts[moment], operator=self.operator(call))  # fmt: skip
+                             parts=parts[moment], operator=self.log.operator(call))  # fmt: skip
             most = max(reserved[step, phase], event.reserved_bytes)
             cost = StepCost(
                 peak=peak, context=context, reserved=ByteRange(low_bytes=most, high_bytes=most) if most else None,
@@ -188,7 +178,7 @@ class Recording:
         for event, change in zip(log.events[last:end], self.changes[last:end], strict=True):
             block = log.blocks[max(event.block, ~event.block)]
             rows, each = block.shape[:1], one.ran if block.born >= last else one.ran - 1
-            is_joined = self.operator(block.call) in _JOINING and block.size_bytes / each in kept
+            is_joined = self.log.operator(block.call) in _JOINING and block.size_bytes / each in kept
             if block.born >= last:
                 if is_joined:
                     joined_rows.add(rows)

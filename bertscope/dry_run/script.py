@@ -17,9 +17,8 @@ from typing import Any
 from bertscope.errors import SelectionError, SourceError, WorkerError, name_of
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu
-from bertscope.processes.child import ERROR, Child, ForkedChild, starting
+from bertscope.processes.child import ENDED, ERROR, GARBLED, Child, ForkedChild, Worker, starting
 from bertscope.processes.folders import OwnFolder
-from bertscope.processes.worker import ENDED, GARBLED, Worker
 from bertscope.progress import progress
 from bertscope.reports.json import typed
 from bertscope.reports.run import RunFit, RunFitReport, RunReport

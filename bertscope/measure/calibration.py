@@ -14,21 +14,13 @@ from bertscope.errors import UnknownValueError
 from bertscope.measure.profile_job import Job, Say
 from bertscope.memory.step_time import step_work
 from bertscope.reports.calibration import COPY, Machine
-from bertscope.torch_access import torch
+from bertscope.torch_access import this_card, torch
 from bertscope.units import PRECISIONS
 
 _SMI_SECONDS = 20
 _SIDE = 8192  # of the largest matrices: 256 MiB in fp32
 _COPIED_BYTES = 2**30
 _REPEATS = 10
-
-
-def this_card() -> tuple[str, int] | None:
-    """Return the name and the memory of the first CUDA device; None without one."""
-    if not torch.cuda.is_available():
-        return None
-    card = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return card.name, card.total_memory
 
 
 def measure_card(job: Job, device: str, send: Say) -> None:

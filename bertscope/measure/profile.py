@@ -13,8 +13,7 @@ from bertscope import __version__
 from bertscope.errors import one_line
 from bertscope.measure.profile_job import Job, Sent, available_bytes, read_message
 from bertscope.measure.watch import RanksWatch
-from bertscope.processes.child import ERROR, Child, ForkedChild, starting
-from bertscope.processes.worker import ENDED, Worker
+from bertscope.processes.child import ENDED, ERROR, Child, ForkedChild, Worker, starting
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CalibrationReport, CalibrationStep
@@ -129,7 +128,7 @@ class _Child:
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise its BertscopeError."""
         answer = "timing" if self.watch is None else "ended"
-        self._ask(self.job.to_json(), answer, lambda: detailed(self.name, self.sent.stage))
+        self._ask(self.job.to_json(), answer)
         if self.problem is not None and self.problem[0] == ERROR:
             raise self.problem[1]
         if self.problem is None:
@@ -142,7 +141,7 @@ class _Child:
             self.run_timed_step(number, steps, [self.first_seconds])
         if self.job.wants_card and self.problem is None:
             self.sent.stage = "measuring the rates of the card"
-            self._ask("card", "rates", lambda: detailed(self.name, self.sent.stage))
+            self._ask("card", "rates")
         self.stop()
 
     def run_timed_step(self, number: int, steps: int, seconds: Sequence[float]) -> None:
@@ -157,37 +156,38 @@ class _Child:
         rest = (steps - number) * sum(seconds)
         left = f"{self.sent.stage}{f', about {rest:.0f} s left' if rest >= 1 else ''}"
         shown = detailed(*((left, self.name) if self.is_in_turn else (self.name, left)))
-        self._ask("step", "seconds", lambda: shown)
+        self._ask("step", "seconds", shown)
 
-    def _ask(self, line: str, answer: str, shown: Callable[[], str]) -> None:
+    def _ask(self, line: str, answer: str, shown: str = "") -> None:
         """Send a line and keep the child's messages until the answer; any other end becomes the problem."""
+        is_answered, deadline = False, time.monotonic() + self.timeout_seconds
         try:
             self.worker.send(line)
-            self._listen(answer, shown)
+            while self.problem is None and not is_answered:
+                message = self.worker.receive(_POLL_SECONDS)
+                if message is not None and message[0] == ENDED:
+                    self.stop()
+                    self.problem = ("died", self.worker.death())
+                    break
+                if message is not None:
+                    self._keep(*message)
+                    is_answered = message[0] == answer
+                    if message[0] == "stage" and self.watch is None:  # each phase has the whole limit
+                        deadline = time.monotonic() + self.timeout_seconds
+                if not is_answered and time.monotonic() > deadline and self.problem is None:
+                    self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
+                if self.watch is not None:
+                    for own in self.watch.read():
+                        self._keep(*own)
+                    if found := self.watch.failure(self.sent.ended, self.problem):
+                        self.who, self.sent.stage, self.problem = found
+                    self.sent.ranks = self.watch.folded()
+                if self.problem is None:
+                    progress(shown or detailed(self.name, self.sent.stage))
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
         if self.problem is not None:
             self.stop()
-
-    def _listen(self, answer: str, shown: Callable[[], str]) -> None:
-        is_answered, deadline = False, time.monotonic() + self.timeout_seconds
-        while self.problem is None and not is_answered:
-            message = self.worker.receive(_POLL_SECONDS)
-            if message is not None and message[0] == ENDED:
-                self.stop()
-                self.problem = ("died", self.worker.death())
-                return
-            if message is not None:
-                self._keep(*message)
-                is_answered = message[0] == answer
-                if message[0] == "stage" and self.watch is None:  # each phase has the whole limit
-                    deadline = time.monotonic() + self.timeout_seconds
-            if not is_answered and time.monotonic() > deadline and self.problem is None:
-                self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
-            if self.watch is not None:
-                self._look_at_ranks()
-            if self.problem is None:
-                progress(shown())
 
     def _keep(self, kind: str, content: Any) -> None:
         """Keep a message; of a kind that is no result, it is the problem."""
@@ -197,15 +197,6 @@ class _Child:
             setattr(self.sent, kind, content)
         else:
             self.problem = (kind, content)
-
-    def _look_at_ranks(self) -> None:
-        assert self.watch is not None  # noqa: S101 the caller has looked
-        for message in self.watch.read():
-            self._keep(*message)
-        found = self.watch.failure(self.sent.ended, self.problem)
-        if found is not None:
-            self.who, self.sent.stage, self.problem = found
-        self.sent.ranks = self.watch.folded()
 
     def stop(self) -> None:
         if self.is_stopped:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from bertscope.processes.child import ERROR
-from bertscope.processes.worker import read_error
+from bertscope.processes.child import ERROR, read_error
 from bertscope.reports.base import Subject
 from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed

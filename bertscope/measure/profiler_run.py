@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.memory.estimate import module_memory, named_inputs
-from bertscope.memory.fake_run import Allocation, MemoryTraceRecorder, Place
+from bertscope.memory.fake_run import StepLog
 from bertscope.memory.step import Loss, ModelStep, real_inputs, run_model, waiting_inputs
 from bertscope.memory.summary import memory, memory_report
 from bertscope.memory.trace import MemoryTrace
@@ -24,6 +24,7 @@ from bertscope.torch_access import has_kernel, is_of_device, nn, profiled_events
 from bertscope.tracing.inputs import running_module
 from bertscope.tracing.losses import loss_function
 from bertscope.tracing.module_tree import row_paths, subject
+from bertscope.tracing.record import Call, RunPlace
 from bertscope.tracing.trace import hooks
 from bertscope.units import FP32
 
@@ -50,11 +51,9 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
     """
     reader = _EventReader(step.device)
     mark = torch.profiler.record_function
-    reader.recorder.state = [
-        (block, tensor.untyped_storage().nbytes())
-        for block, tensor in step.state()
-        if tensor.device.type == step.device
-    ]
+    for block, tensor in step.state():
+        if tensor.device.type == step.device:
+            reader.log.hold(block, tensor.untyped_storage().nbytes())
 
     @contextmanager
     def marked(phase: str) -> Iterator[None]:
@@ -73,7 +72,7 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
             pass
         step.run(marked)
     reader.read_all(profiled_events(profiler))
-    return reader.recorder.trace(step.device)
+    return reader.log.trace(step.device)
 
 
 def _marked_modules(model: nn.Module) -> AbstractContextManager[None]:
@@ -165,13 +164,23 @@ def step_seconds(step: ModelStep) -> float:
     return time.perf_counter() - started
 
 
+class _Place(NamedTuple):
+    """The phase, module, operator and recomputation that run at one time."""
+
+    phase: str = ""
+    path: str = ""
+    operator: str = ""
+    recomputation: int = 0
+
+
 @dataclass
 class _EventReader:
-    """A reader that walks the profiler's trees in order and records the trace."""
+    """A reader that walks the profiler's trees in order and fills the log of the step."""
 
     device: str
     gradients: list[set[int]] = field(default_factory=list)  # addresses at the end of each phase
-    recorder: MemoryTraceRecorder = field(default_factory=MemoryTraceRecorder)
+    log: StepLog = field(default_factory=StepLog)
+    living: dict[int, int] = field(default_factory=dict)  # address -> block
     modules: dict[int, str] = field(default_factory=dict)  # sequence number of an autograd node -> module
     recomputations: int = 0
     after: str = FORWARD  # the last phase that ended: frees between two phases belong to the first
@@ -186,9 +195,9 @@ class _EventReader:
         self.elsewhere = sorted(_in_other_threads(events, own), key=lambda event: event.start_time_ns)
         for event in events:
             if event.start_tid == own:
-                self.read(event, Place())
+                self.read(event, _Place())
 
-    def read(self, event: Any, place: Place) -> None:
+    def read(self, event: Any, place: _Place) -> None:
         name = event.name
         if name == "[memory]":
             self._memory(event.extra_fields, place)
@@ -205,37 +214,39 @@ class _EventReader:
             self.read(child, place)
         if name.startswith(_PHASE):
             if place.phase == FORWARD:
-                self.recorder.end_forward()
-            self.recorder.name(self.gradients.pop(0), "gradients")
+                self.log.end_forward()
+            for address in self.gradients.pop(0) & self.living.keys():
+                self.log.blocks[self.living[address]].part = "gradients"
             self.after = place.phase
         elif name == _RESTART:
-            self.recorder.restart()
+            self.log.restart()
             self.after = FORWARD
 
-    def _inside(self, name: str, event: Any, place: Place) -> Place:
+    def _inside(self, name: str, event: Any, place: _Place) -> _Place:
         if name.startswith(_PHASE):
-            return Place(name.removeprefix(_PHASE))
+            return _Place(name.removeprefix(_PHASE))
         if name.startswith(_MODULE):
-            if place.phase == BACKWARD and not place.recompute:
+            if place.phase == BACKWARD and not place.recomputation:
                 self.recomputations += 1
-                place = place._replace(recompute=self.recomputations)
+                place = place._replace(recomputation=self.recomputations)
             return place._replace(path=name.removeprefix(_MODULE), operator="")
         number = getattr(event.extra_fields, "sequence_number", -1)
         if name.startswith(_NODE):
             return place._replace(path=self.modules.get(number, place.path), operator="")
-        if number >= 0 and (place.recompute or place.phase == FORWARD):
+        if number >= 0 and (place.recomputation or place.phase == FORWARD):
             self.modules[number] = place.path  # of several operators with this number, the last made the node
         is_first = name.startswith("aten::") and not place.operator and not _is_made_of_others(name)
         return place._replace(operator=name.removeprefix("aten::")) if is_first else place
 
-    def _memory(self, block: Any, place: Place) -> None:
+    def _memory(self, block: Any, place: _Place) -> None:
         if block.device.type != self.device:
             return
-        place = place._replace(phase=place.phase or self.after)
+        at = RunPlace(0, place.phase or self.after, place.path, place.recomputation)
+        self.log.calls.append(Call(place.operator, at, ""))
         if block.alloc_size > 0:
-            self.recorder.allocate(block.ptr, Allocation(block.alloc_size, place), place)
-        else:
-            self.recorder.free(block.ptr, place)
+            self.living[block.ptr] = self.log.born(block.alloc_size, (), "", place.path, at)
+        elif block.ptr in self.living:
+            self.log.freed(self.living.pop(block.ptr), at)
 
 
 def _in_other_threads(events: Sequence[Any], thread: int | None) -> Iterator[Any]:

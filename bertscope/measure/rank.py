@@ -34,7 +34,7 @@ from bertscope.measure.profile_worker import (
 )
 from bertscope.measure.profiler_run import measured_device, real_step, step_seconds
 from bertscope.memory.caching_allocator import snapshot
-from bertscope.memory.fake_run import RunMode
+from bertscope.memory.fake_run import StepDevice, StepRecorder
 from bertscope.memory.parallel.collectives import NAMESPACES, kind_of, traffic
 from bertscope.memory.parallel.strategies import layers_of, make_meshes, parallelize
 from bertscope.memory.step import ModelStep, Phase
@@ -44,7 +44,6 @@ from bertscope.processes.child import can_fork, child_command, run_and_end
 from bertscope.reports.memory import ALL_REDUCE, BACKWARD, RankRow, Timing
 from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.torch_access import in_backward, operator_name, storage_key, torch, tree_leaves
-from bertscope.tracing.fake_tensors import DataDependentAnswers
 from bertscope.tracing.module_tree import row_paths
 from bertscope.tracing.record import Device, Recorder
 
@@ -67,21 +66,21 @@ def live_run(step: ModelStep, phase: Phase) -> MemoryTrace:
 
 
 def _live_runs(step: ModelStep, phase: Phase) -> Iterator[MemoryTrace]:
-    mode = _LiveRunMode(step)
+    recorder = StepRecorder(step, _LiveDevice(step))
 
     @contextmanager
     def recorded(name: str) -> Iterator[None]:
         time.sleep(_PAUSE_SECONDS)
-        with phase(name), mode.phase(name):
+        with phase(name), recorder.recorded(name):
             yield
 
-    with mode.watching():
-        mode.add_state()
+    with recorder.watching():
+        recorder.hold_state()
         step.run(recorded)  # what it leaves, the next step finds
         for _ in range(_STEPS):
-            mode.restart()
+            recorder.log.restart()
             step.run(recorded)
-            yield mode.trace()
+            yield recorder.log.trace(step.run_config.device)
 
 
 class _Buckets(Device):
@@ -103,30 +102,12 @@ class _Buckets(Device):
         return operator(*args, **kwargs)
 
 
-class _TrueAnswers(DataDependentAnswers):
-    """The values of real tensors."""
+class _LiveDevice(StepDevice):
+    """A device of real tensors."""
 
-    def note(self, operator: Any, args: Any, out: Any) -> None:
-        """Do nothing: a real tensor has its value."""
-
-    def value(self, operator: Any, asked: torch.Tensor, *, otherwise: int | None = None) -> Any:
-        """Return the value of a tensor of one element."""
-        return operator(asked)
-
-
-class _LiveRunMode(RunMode):
-    """A mode that records real tensors; kernels' scratch, which no mode sees, follows the rules of an estimate."""
-
-    def __init__(self, step: ModelStep) -> None:
-        super().__init__(step)
-        self.answers = _TrueAnswers(is_masked=False)
-
-    def result(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        return operator(*args, **kwargs)
-
-    def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
-        """Return None, for the true size; 0 for a tensor on another device, such as a step counter beside a GPU."""
-        return None if tensor.device.type == self.step.device else 0
+    def has(self, tensor: Any) -> bool:
+        """Return False for a tensor on another device, such as a step counter beside a GPU."""
+        return tensor.device.type == self.kind and super().has(tensor)
 
 
 def run_command() -> None:

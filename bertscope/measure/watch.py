@@ -13,8 +13,8 @@ from typing import Any
 
 from bertscope.errors import SourceError, one_line
 from bertscope.measure.profile_job import Job, printed_file, read_message
+from bertscope.processes.child import end_text
 from bertscope.processes.folders import OwnFolder
-from bertscope.processes.worker import end_text
 from bertscope.reports.memory import RankRow
 
 _SHARED = ("taken", "machine", "process", "measured", "traffic", "snapshot")  # messages that concern the whole report

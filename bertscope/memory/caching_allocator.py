@@ -357,7 +357,7 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
     held = [blocks[kind] for kind in trace.held]
     step = list(trace.matched())
     made_by = {number: blocks[kind] for number, kind in enumerate(trace.changes, len(held)) if kind >= 0}
-    gradients = [number for number, block in enumerate(held) if block.part == "gradients"]
+    gradients = [number for number, block in enumerate(held) if block.part == "gradients" and not block.variable]
     made = [number for number, block in enumerate(held) if block.part == "optimizer_state"]
     # Dictionaries instead of ordered sets.
     previous = dict.fromkeys(number for number, block in enumerate(held) if block.variable)

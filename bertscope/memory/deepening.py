@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from bertscope.memory.parallel.collectives import Collective
-from bertscope.memory.trace import CAT, STACK, Block, Kind, MemoryTrace
+from bertscope.memory.trace import CAT, PREVIOUS, STACK, Block, Kind, MemoryTrace
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, FORWARD, OPTIMIZER
 from bertscope.tracing.repeat import Copies, Unit
@@ -181,6 +181,35 @@ class _Repetition:
         layer, rest = self.split(call.path)
         for moved in self.shifts(self.unit(call.path)):
             yield call if layer is None else call._replace(path=f"{self.prefix}{layer + moved}{rest}")
+
+
+def zeroed_between(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace in a loop that frees the gradients of the step before between forward and backward."""
+    kinds, is_update = list(trace.kinds), [phase == OPTIMIZER for phase, _, _ in trace.places]
+    previous: dict[int, int] = {}  # the kind of a gradient -> that of the step before
+    left: list[int] = []  # the gradients that forward and backward leave
+    changes, place_of = [], []
+    for change, place in zip(trace.changes, trace.place_of, strict=True):
+        kind = max(change, ~change)
+        if kinds[kind].block.part == "gradients":
+            if change < 0 and is_update[place]:
+                continue
+            if change < 0:
+                left.remove(kind)
+            else:
+                left.append(kind)
+        changes.append(change)
+        place_of.append(place)
+    for kind in dict.fromkeys(left):
+        block, previous[kind] = kinds[kind].block, len(kinds)
+        kinds.append(kinds[kind]._replace(block=block._replace(variable=f"{PREVIOUS}gradient")))
+        kinds[kind] = kinds[kind]._replace(block=block._replace(variable="gradient"))
+    begun = next((number for number, place in enumerate(place_of) if trace.places[place][0] != FORWARD), len(changes))
+    held = [previous[kind] for kind in left]
+    changes[begun:begun] = [~kind for kind in held]
+    place_of[begun:begun] = [len(trace.places)] * len(held)
+    return replace(trace, kinds=kinds, held=[*trace.held, *held], changes=changes, place_of=place_of,
+                   places=[*trace.places, (FORWARD, "", "")])  # fmt: skip
 
 
 def _with_all_frees(ran: list[int], changes: list[int], places: list[int]) -> tuple[list[int], list[int]]:

@@ -14,29 +14,30 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
-from bertscope.memory.deepening import with_copies
+from bertscope.memory.deepening import with_copies, zeroed_between
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.parallel.collectives import bucket_sizes
 from bertscope.memory.parallel.fake_ranks import fake_ranks, parallelize_fakes
 from bertscope.memory.parallel.strategies import layers_of, rank_groups, units_text, zero_ranks
-from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model, step_flops
+from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
 from bertscope.memory.trace import FAR, SMALLEST, MemoryTrace, same_events
 from bertscope.memory.zero import idle, with_update, without_broadcasts
 from bertscope.processes.folders import compile_environment
 from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
-from bertscope.settings.losses import mini_batch
 from bertscope.settings.run_config import FREED, RunConfig
-from bertscope.sources.model_source import ModelSource
+from bertscope.settings.training import mini_batch
+from bertscope.sources.model_source import ModelSource, all_parameters
 from bertscope.torch_access import nn, torch, value_errors
 from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
+from bertscope.tracing.flops import step_flops
 from bertscope.tracing.inputs import loss_of, running, running_module
 from bertscope.tracing.losses import loss_function
 from bertscope.tracing.module_tree import read, row_paths, subject, totals
-from bertscope.tracing.repeat import RAN, LayerStack, all_parameters, layer_stacks, shortened
+from bertscope.tracing.repeat import RAN, LayerStack, layer_stacks, shortened
 
 _KEPT_RUNS = 16
 # The peaks of compiled steps, in those of eager ones: measured, with one recomputation estimated (docs/memory.md).
@@ -130,7 +131,7 @@ class MemoryTraces:
         """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
         if run_config.parallelism.row.divides_optimizer:
             trace = with_update(trace, self.parameters(_kind(run_config)), run_config)
-        return trace.in_loop(run_config)
+        return _in_loop(trace, run_config)
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source
@@ -148,6 +149,11 @@ class MemoryTraces:
 def _kind(run_config: RunConfig) -> RunConfig:
     """Return what runs of all sizes and loops have in common."""
     return replace(run_config, batch=1, seq=1, loop=FREED)
+
+
+def _in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
+    trace = trace.in_loop(run_config)
+    return zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
 
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
@@ -180,8 +186,7 @@ def module_memory(
 ) -> tuple[Memory, tuple[Note, ...]]:
     """Return the memory of a step of any module, and a note on what is not counted."""
     with running_module(type(module).__name__, module, "fake tensors"):
-        trace = module_trace(module, inputs, run_config, loss)
-    trace = trace.in_loop(run_config)
+        trace = _in_loop(module_trace(module, inputs, run_config, loss), run_config)
     found = estimated(trace, run_config, row_paths(module))
     return found, uncounted_notes(trace, run_config)
 

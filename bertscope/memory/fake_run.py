@@ -1,60 +1,37 @@
-"""A run of a step under FakeTensorMode, which allocates nothing, and its memory trace.
+"""A step under the recorder and its memory trace, which is a function of the log.
 
-A dispatch mode does not see two things, which are added here: autograd adds a second gradient in place into
-the first one if nothing else references it (never while a mode is active), and checkpointing saves the random
-state of the CPU.
+On fake tensors a step allocates nothing. If it is for CUDA, fake CPU tensors represent CUDA tensors.
 """
 
-import weakref
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from bertscope.memory.kernel_rules import Scratch, resident_threads
+from bertscope.memory.kernel_rules import resident_threads
 from bertscope.memory.kernels import cpu_scratch, cuda_scratch, statistics_bytes
 from bertscope.memory.parallel.collectives import NAMESPACES, Collective, kind_of
-from bertscope.memory.step import ModelStep, dtype_name
-from bertscope.memory.trace import (
-    CAT,
-    GRANULE_BYTES,
-    RETURN,
-    STACK,
-    UPDATE,
-    Block,
-    MemoryEvent,
-    MemoryTrace,
-)
+from bertscope.memory.trace import CAT, GRANULE_BYTES, RETURN, STACK, UPDATE, Block, MemoryEvent, MemoryTrace
 from bertscope.reports.memory import FORWARD, OPTIMIZER
+from bertscope.settings.run_config import CUDA
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.torch_access import (
-    DispatchMode,
-    fake_device,
-    operator_name,
-    storage_key,
-    torch,
-    tree_leaves,
-)
+from bertscope.torch_access import operator_name, storage_key, torch, tree_leaves
 from bertscope.torch_access.compiled import compiled_paths
-from bertscope.torch_access.distributed import (
-    group_size,
-    held_tensors,
-    is_wrapper,
-    tensors_in,
-    watched_gathers,
-    watched_resizes,
-)
+from bertscope.torch_access.distributed import group_size, held_tensors, tensors_in, watched_gathers
 from bertscope.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
 from bertscope.tracing.operator_costs import tensors
-from bertscope.tracing.record import Recorder, owned_by_autograd
-from bertscope.tracing.trace import ModuleTracker
+from bertscope.tracing.record import SETUP, Call, Device, Recorder, RunLog, RunPlace
+
+if TYPE_CHECKING:
+    from bertscope.memory.step import ModelStep
 
 _RESULTS = OperatorResults()
 _GATHER, _REDUCE = "_allgather_base_", "_reduce_scatter_base_"  # of FSDP2
+_SAVED, _TEMPORARY = "activations", "temporaries"
 # Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
-_Rows = list[list[Any]]  # of the state, the events and the collectives
+_Rows = tuple[list[tuple[Block, int]], list[MemoryEvent], list[Collective]]
 _UPDATES: dict[Hashable, _Rows] = {}
 _MOST_UPDATES = 16
 # The fields of RunConfig that change the optimizer step only by the gradients that they leave.
@@ -64,209 +41,262 @@ _GRADIENT_FIELDS = {"batch", "seq", "checkpointing", "reentrant"}
 def fake_run(step: ModelStep) -> MemoryTrace:
     """Return the trace of one step in the steady state on fake tensors; the caller enters FakeTensorMode.
 
-    If the step is for CUDA, the fake CPU tensors represent CUDA tensors. Of several micro-batches one is recorded that
-    begins with the gradients of another. The state of the optimizer exists for the parameters that get a gradient:
-    a first optimizer step, which is not recorded, creates it after the backward pass.
+    Of several micro-batches one is recorded that begins with the gradients of another. The state of the optimizer
+    exists for the parameters that get a gradient: a first optimizer step, which is not recorded, creates it after the
+    backward pass.
     """
-    mode = RunMode(step)
-    is_parallel = step.run_config.parallelism.world_size > 1
-    step.assign = mode.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
+    recorder = StepRecorder(step, FakeDevice(step))
+    log, run_config = recorder.log, step.run_config
+    step.assign = recorder.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
     if compiled_paths(step.called):  # by a step outside of the mode, in which torch compiles nothing
         step.run_micro_batch()
         step.model.zero_grad()
-        mode.run_compiled()
-    with mode.watching():
-        if is_parallel:  # FSDP allocates in its first step what it keeps
-            step.run(mode.unrecorded_phase)
-        if step.run_config.has_gradients_before:
-            step.run_micro_batch(mode.unrecorded_phase, is_last=step.run_config.accumulate == 1)
-        mode.add_state()
-        step.run_micro_batch(mode.phase)
+        recorder.run_compiled()
+    with recorder.watching():
+        if run_config.parallelism.world_size > 1:  # FSDP allocates in its first step what it keeps
+            step.run(recorder.unrecorded)
+        if run_config.has_gradients_before:
+            step.run_micro_batch(recorder.unrecorded, is_last=run_config.accumulate == 1)
+        recorder.hold_state()
+        step.run_micro_batch(recorder.recorded)
         if step.optimizer is None:
-            return mode.trace()
-        before, known = mode.rows(), mode.update_key()
+            return log.trace(run_config.device)
+        before, reached, known = log.rows(), log.reached(), recorder.update_key()
         if known not in _UPDATES:
-            with mode.unrecorded_phase(OPTIMIZER):
+            with recorder.unrecorded(OPTIMIZER):
                 step.optimizer.step()
-            mode.add_state()
-            step.update(mode.phase)
+            recorder.hold_state()
+            step.update(recorder.recorded)
             while len(_UPDATES) >= _MOST_UPDATES:
                 _UPDATES.pop(next(iter(_UPDATES)))
-            _UPDATES[known] = [rows[len(own) :] for rows, own in zip(mode.rows(), before, strict=True)]
-    state, events, calls = (own + rows for own, rows in zip(before, _UPDATES[known], strict=True))
-    return MemoryTrace.of(state, events, GRANULE_BYTES[step.run_config.device], calls)
+            _UPDATES[known] = log.rows(*reached)
+    (state, events, calls), (more_state, more_events, more_calls) = before, _UPDATES[known]
+    granule = GRANULE_BYTES[run_config.device]
+    return MemoryTrace.of(state + more_state, events + more_events, granule, calls + more_calls)
 
 
-class Place(NamedTuple):
-    """The phase, module and operator that run at one time."""
-
-    phase: str = ""
-    path: str = ""
-    operator: str = ""
-    recompute: int = 0  # the number of the recomputation; 0 for none
+# ---- a memory trace as a function of a log ----
 
 
-@dataclass
-class Allocation:
-    """A storage while its trace is recorded, with the place that allocated it."""
+def block_of(log: RunLog, number: int, part: str, variable: str = "", stream: str = "") -> Block:
+    """Return the origin of a block of a log."""
+    made = log.blocks[number]
+    is_recomputed = log.events[made.born].place.recomputation > 0
+    return Block(part, made.owner, log.operator(made.call), made.shape, made.dtype, is_recomputed, variable, stream)
 
-    size_bytes: int
-    place: Place
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    part: str = ""
-    is_saved: bool = False  # freed after the forward pass or the recomputation that allocated it
-    variable: str = ""  # that refers to it
-    stream: str = ""
 
-    @cached_property
-    def block(self) -> Block:
-        """Return its kind of block, which is known at the end of the step."""
-        part = self.part or ("activations" if self.is_saved else "temporaries")
-        is_recomputed = self.place.recompute > 0
-        return Block(part, *self.place[1:3], self.shape, self.dtype, is_recomputed, self.variable, self.stream)
+def events_of(log: RunLog, numbers: Iterable[int], block: Callable[[int], Block]) -> Iterator[MemoryEvent]:
+    """Yield these events of a log as rows of a memory trace; `block` returns the origin of a block."""
+    for event in map(log.events.__getitem__, numbers):
+        number = max(event.block, ~event.block)
+        size, place = log.blocks[number].size_bytes, event.place
+        yield MemoryEvent(size if event.block >= 0 else -size, block(number), place.phase, place.path,
+                          log.operator(event.call))  # fmt: skip
 
 
 @dataclass
-class MemoryTraceRecorder:
-    """A recorder of allocations and frees."""
+class StepLog(RunLog):
+    """The log of a step, with what exists before it."""
 
-    state: list[tuple[Block, int]] = field(default_factory=list)
-    log: list[tuple[int, Allocation, Place]] = field(default_factory=list)
-    living: dict[int, Allocation] = field(default_factory=dict)  # by key; only storages that the step allocated
-    left: int = 0  # last entries of the state, which the step before allocated
+    held: list[int] = field(default_factory=list)  # the blocks that exist before all recorded steps
+    left: list[int] = field(default_factory=list)  # those that the step before leaves
+    begun_at: int = 0  # the first event of the step
+    marks: list[tuple[int, MemoryEvent]] = field(default_factory=list)  # events of no bytes, before that event
+    collectives: list[Collective] = field(default_factory=list)
+    variables: dict[int, str] = field(default_factory=dict)  # of the loop that refer to blocks
+    streams: dict[int, str] = field(default_factory=dict)  # of blocks in another one than that of computation
+    origins: dict[int, Block] = field(default_factory=dict)
 
-    def allocate(self, key: int, made: Allocation, place: Place) -> None:
-        """Record an allocation."""
-        self.living[key] = made
-        self.log.append((made.size_bytes, made, place))
+    def hold(self, block: Block, size: int) -> int:
+        """Add a block that exists before the step, and return its number."""
+        number = self.born(size, block.shape, block.dtype, block.path, RunPlace(0, SETUP, ""), block.part)
+        self.blocks[number].call = -1
+        self.held.append(number)
+        return number
 
-    def free(self, key: int, place: Place) -> None:
-        """Record a free; ignore a key that was allocated before the step."""
-        made = self.living.pop(key, None)
-        if made is None:
-            return
-        if made.place.recompute and place.recompute != made.place.recompute:
-            made.is_saved = True
-        self.log.append((-made.size_bytes, made, place))
+    def alive(self) -> list[int]:
+        """Return the blocks that were allocated and not freed since the first step began."""
+        held = set(self.held)
+        return [number for number, made in enumerate(self.blocks) if made.freed < 0 and number not in held]
 
     def end_forward(self) -> None:
         """Mark every allocated block as saved for backward."""
-        for made in self.living.values():
-            made.is_saved = True
+        for number in self.alive():
+            self.blocks[number].part = self.blocks[number].part or _SAVED
 
-    def refer(self, keys: Iterable[int], variable: str) -> None:
-        """Note the variable of the loop that refers to allocated blocks; the first output of several calls counts."""
-        for key in keys:
-            if key in self.living:
-                self.living[key].variable = self.living[key].variable or variable
+    def restart(self) -> None:
+        """Begin a step: the blocks that the one before leaves are its state."""
+        self.left, self.begun_at = self.alive(), len(self.events)
+        self.marks.clear()
+        self.collectives.clear()
 
-    def mark(self, place: Place, paths: Iterable[str], counts: Iterable[int] = repeat(1)) -> None:
+    def mark(self, place: RunPlace, operator: str, paths: Iterable[str], counts: Iterable[int]) -> None:
         """Mark a place by an event of no bytes for each path, with a number of elements.
 
         That is the return of the model's forward; the parameters with a gradient, before their update; and the tensors
         that are stacked or concatenated, by their parameters or buffers.
         """
-        for path, count in zip(paths, counts, strict=False):
-            self.log.append((0, Allocation(0, place._replace(path=path), (count,)), place))
+        for path, count in zip(paths, counts, strict=True):
+            origin = Block(_TEMPORARY, path, operator, (count,), "", place.recomputation > 0)
+            self.marks.append((len(self.events), MemoryEvent(0, origin, place.phase, place.path, operator)))
 
-    def restart(self, known: Collection[int] = ()) -> None:
-        """Begin a step: the blocks that the one before leaves are its state, with those that were state `known`."""
-        left = [(made.block, made.size_bytes) for key, made in self.living.items() if key not in known]
-        del self.state[len(self.state) - self.left :]
-        self.state += left
-        self.left = len(left)
-        self.log.clear()
+    def block(self, number: int) -> Block:
+        """Return the origin of a block: one that is freed after the recomputation that allocated it is saved."""
+        if number not in self.origins:
+            made = self.blocks[number]
+            ended = self.events[made.freed].place.recomputation if made.freed >= 0 else None
+            is_saved = self.events[made.born].place.recomputation not in (0, ended) and ended is not None
+            part = made.part or (_SAVED if is_saved else _TEMPORARY)
+            self.origins[number] = block_of(
+                self, number, part, self.variables.get(number, ""), self.streams.get(number, "")
+            )
+        return self.origins[number]
 
-    def name(self, keys: Iterable[int], part: str) -> None:
-        """Assign allocated blocks to a part."""
-        for key in keys:
-            if key in self.living:
-                self.living[key].part = part
+    def reached(self) -> tuple[int, int, int, int]:
+        """Return the numbers of held blocks, events, marks and collectives."""
+        return len(self.held), len(self.events), len(self.marks), len(self.collectives)
 
-    def events(self) -> list[MemoryEvent]:
-        """Return the events of the step until now."""
-        return [MemoryEvent(size, made.block, *place[:3]) for size, made, place in self.log]
+    def rows(self, held: int = 0, event: int = 0, mark: int = 0, call: int = 0) -> _Rows:
+        """Return what a memory trace is made of, from these numbers of `reached` on."""
+        state = [(self.block(number), self.blocks[number].size_bytes) for number in (self.held + self.left)[held:]]
+        begun, births = max(event, self.begun_at), {self.blocks[number].born for number in self.held}
+        events: list[MemoryEvent] = []
+        for stop, row in (*self.marks[mark:], (len(self.events), None)):
+            events += events_of(self, (number for number in range(begun, stop) if number not in births), self.block)
+            events += [] if row is None else [row]
+            begun = stop
+        return state, events, self.collectives[call:]
 
-    def trace(self, device: str, calls: Iterable[Collective] = ()) -> MemoryTrace:
-        """Return the trace, with the sizes of the device's allocator."""
-        return MemoryTrace.of(self.state, self.events(), GRANULE_BYTES[device], calls)
+    def trace(self, device: str) -> MemoryTrace:
+        """Return the trace of the step, with the sizes of the device's allocator."""
+        state, events, calls = self.rows()
+        return MemoryTrace.of(state, events, GRANULE_BYTES[device], calls)
 
 
-class RunMode(DispatchMode):
-    """A mode that records memory, and answers questions such as `mask.any()`, which fake tensors cannot answer."""
+# ---- the recorder of a step ----
+
+
+class StepDevice(Device):
+    """The device of a step: what its kernels allocate besides their results follows rules, as no mode sees it."""
 
     def __init__(self, step: ModelStep) -> None:
-        super().__init__()
-        self.step = step
+        self.step, self.kind = step, step.run_config.device
+        self.counts_random_states = self.kind != CUDA
+        # A run on the CPU need not ask for this machine's GPU.
+        self.threads = resident_threads(step.run_config) if self.kind == CUDA else 0
+
+    def has(self, tensor: Any) -> bool:
+        """Return True for a tensor that is on the device in a real step: an optimizer's numbers are on the CPU."""
+        return not (self.kind == CUDA and tensor.dim() == 0 and self.recorder.phase == OPTIMIZER)
+
+    def scratch(self, operator: Any, args: Any) -> Any:
+        """Return what a kernel allocates while it runs."""
+        return cuda_scratch(operator, args, self.threads) if self.kind == CUDA else cpu_scratch(operator, args)
+
+
+class FakeDevice(StepDevice):
+    """A device of fake tensors, which answers questions such as `mask.any()`, that fake tensors cannot answer."""
+
+    def __init__(self, step: ModelStep) -> None:
+        super().__init__(step)
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
         mark_valid(step.inputs, step.run_config.padding)
-        self.own_counts = owned_by_autograd()  # of a gradient sum that only autograd references
-        self.on_device = step.run_config.device == "cuda"  # tensors that stay on the CPU are left out
-        self.scratch = cpu_scratch
-        if self.on_device:  # a run on the CPU need not ask for this machine's GPU
-            self.scratch = partial(cuda_scratch, card_threads=resident_threads(step.run_config))
-        self.tracker, self.recorder = ModuleTracker(), MemoryTraceRecorder()
         self.has_labels = any("label" in name for name in step.inputs)  # the model's own code may select the valid ones
-        self.watched: dict[int, weakref.ref[Any]] = {}
-        self.name, self.operator, self.owner = "", "", ""
-        self.is_recording = False
-        self.known: set[int] = set()  # storages that are state
-        self.owners: dict[int, str] = {}  # storage of optimizer state or gradient -> its parameter
-        self.collectives: list[Collective] = []
+
+    def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
+        """Return True."""
+        return True
+
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator on fake tensors."""
+        is_update = self.recorder.phase == OPTIMIZER
+        if is_update and operator is torch.ops.aten.lift_fresh.default:
+            out: Any = torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
+        else:
+            out = self.answers.valid(operator, args)
+        if out is None and self.has_labels and not kwargs and not self.recorder.tracker.current()[0]:
+            out = all_valid(operator, args)
+        if out is None:
+            out = _RESULTS.run(operator, args, kwargs)
+        self.answers.note(operator, args, out)
+        if is_update and operator_name(operator) in ("mul_", "_foreach_mul_"):
+            self.answers.note_products(args[0])
+        return out
+
+    def number(self, tensor: Any) -> Any:
+        """Return the value of a tensor of one element; other numbers that an optimizer reads are step counters."""
+        otherwise = 1 if self.recorder.phase == OPTIMIZER else None
+        return self.answers.value(torch.ops.aten._local_scalar_dense.default, tensor, otherwise=otherwise)
+
+    def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
+        """Return the bytes of a result that torch's shape function gets wrong; None for any other."""
+        return statistics_bytes(operator, args, number, tensor, on_cuda=self.kind == CUDA)
+
+
+class StepRecorder(Recorder):
+    """The recorder of a step that says where its phases begin and end."""
+
+    log: StepLog
+
+    def __init__(self, step: ModelStep, device: StepDevice, *, keeps_args: bool = False) -> None:
+        super().__init__(device, keeps_args=keeps_args)
+        self.step, self.log, self.is_recording = step, StepLog(), False
+        self.parameters: dict[int, str] = {}  # block of state or a gradient -> its parameter
         self.gathered: str | None = None  # the module whose parameters FSDP gathers
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the step: its modules and operators, and what no mode sees."""
-        is_sharded = self.step.run_config.parallelism.row.is_sharded
-        with ExitStack() as stack:
-            stack.enter_context(self.tracker.track(self.step.called))
-            stack.enter_context(self)
-            stack.enter_context(self.random_states())
-            stack.enter_context(watched_resizes(self.resized))
-            if self.step.optimizer is not None and self.step.run_config.parallelism.row.divides_optimizer:
-                self.step.optimizer.register_step_pre_hook(self.updating)
-            if is_sharded:
-                stack.enter_context(watched_gathers(self.gathering))
-            yield
+    def _watch_modules(self, stack: ExitStack) -> None:
+        stack.enter_context(self.tracker.track(self.step.called))
 
-    def updating(self, *_: Any) -> None:
-        """Mark the parameters with a gradient, before their update."""
+    def _watch_phases(self, stack: ExitStack) -> None:
+        row = self.step.run_config.parallelism.row
+        if self.step.optimizer is not None and row.divides_optimizer:
+            self.step.optimizer.register_step_pre_hook(self._updating)
+        if row.is_sharded:
+            stack.enter_context(watched_gathers(self._gathering))
+
+    def _updating(self, *_: Any) -> None:
         if self.is_recording:
-            params = self.step.model.named_parameters()
-            self.recorder.mark(Place(self.name, "", UPDATE), [path for path, own in params if own.grad is not None])
+            paths = [path for path, own in self.step.model.named_parameters() if own.grad is not None]
+            self.log.mark(self.place()._replace(path=""), UPDATE, paths, [1] * len(paths))
 
     @contextmanager
-    def gathering(self, path: str) -> Iterator[None]:
-        """Attribute collectives to the module whose parameters are gathered."""
+    def _gathering(self, path: str) -> Iterator[None]:
         self.gathered = path
         yield
         self.gathered = None
 
-    def rows(self) -> _Rows:
-        """Return what was recorded until now."""
-        return [list(self.recorder.state), self.recorder.events(), list(self.collectives)]
+    @contextmanager
+    def recorded(self, phase: str) -> Iterator[None]:
+        """Record a phase; at its end mark saved activations and gradients."""
+        self.phase, self.is_recording = phase, True
+        yield
+        self.is_recording = False
+        if phase == FORWARD:
+            self.log.end_forward()
+        for path, param in self.step.model.named_parameters():
+            for grad in held_tensors(param.grad) if param.grad is not None else ():
+                if (number := self.numbers.get(storage_key(grad), -1)) >= 0:
+                    self.parameters[number], self.log.blocks[number].part = path, "gradients"
 
-    def trace(self) -> MemoryTrace:
-        """Return the trace of what was recorded until now."""
-        return self.recorder.trace(self.step.run_config.device, self.collectives)
+    @contextmanager
+    def unrecorded(self, phase: str) -> Iterator[None]:
+        """Run a phase without recording it."""
+        self.phase = phase
+        yield
 
-    def assigned(self, name: str, value: Any, number: int = 0) -> None:
-        """Note the blocks that a variable of the loop refers to; an output may have a graph that no backward frees."""
-        if not self.is_recording:
-            return
-        self.recorder.refer(map(storage_key, tensors_in(value)), name)
-        if name == "output":
-            place = self._place()._replace(operator=RETURN)
-            self.recorder.mark(place, [place.path])
-        elif self.step.run_config.mode == FORWARD_ONLY:
-            self.recorder.refer(list(self.recorder.living), "output")
-
-    def restart(self) -> None:
-        """Begin to record a further step."""
-        self.recorder.restart(self.known)
-        self.collectives.clear()
+    def hold_state(self) -> None:
+        """Record what is allocated now and not known yet as state, which exists before the step."""
+        is_fused = self.step.run_config.optimizer_implementation == "fused"
+        for block, tensor in self.step.state():
+            # A step counter is on the CPU, unless a fused kernel reads it.
+            is_counter = self.device.kind == CUDA and not is_fused and block.path.endswith(".step")
+            if not is_counter and storage_key(tensor) not in self.numbers:
+                number = self.log.hold(block, tensor.untyped_storage().nbytes())
+                self._follow(number, tensor.untyped_storage())
+                is_state = block.part == "optimizer_state"
+                self.parameters[number] = block.path.rpartition(".")[0] if is_state else block.path
+                if block.part == "gradients":  # the step may free them
+                    self.living[number] = None
 
     def update_key(self) -> Hashable:
         """Return all that decides the events of the optimizer step: its settings, threads, parameters and gradients."""
@@ -279,131 +309,63 @@ class RunMode(DispatchMode):
             if tensor is None:
                 return None
             key = storage_key(tensor)
-            made = self.recorder.living.get(key)
+            number = self.numbers.get(key, -1)
+            made = (self.log.block(number), self.log.blocks[number].size_bytes) if number in self.living else None
             layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
-            return layout, seen.setdefault(key, len(seen)), made and (made.block, made.size_bytes)
+            return layout, seen.setdefault(key, len(seen)), made
 
         params = self.step.model.named_parameters()
-        threads = torch.get_num_threads()
-        return chosen, threads, tuple((path, kind(param), kind(param.grad)) for path, param in params)
+        return chosen, torch.get_num_threads(), tuple((path, kind(own), kind(own.grad)) for path, own in params)
 
-    def add_state(self) -> None:
-        """Record what is allocated now and not known yet as state, which exists before the step."""
-        is_fused = self.step.run_config.optimizer_implementation == "fused"
-        for block, tensor in self.step.state():
-            # A step counter is on the CPU, unless a fused kernel reads it.
-            is_counter = self.on_device and not is_fused and block.path.endswith(".step")
-            key, size = storage_key(tensor), tensor.untyped_storage().nbytes()
-            if not is_counter and key not in self.watched:
-                self.recorder.state.append((block, size))
-                is_state = block.part == "optimizer_state"
-                self.owners[key] = block.path.rpartition(".")[0] if is_state else block.path
-                self._watch(tensor)
-                self.known.add(key)
-                if block.part == "gradients":  # the step may free them
-                    place = Place(path=block.path)
-                    self.recorder.living[key] = Allocation(size, place, block.shape, block.dtype, block.part)
+    def assigned(self, name: str, value: Any, number: int = 0) -> None:
+        """Note the blocks that a variable of the loop refers to; an output may have a graph that no backward frees."""
+        if not self.is_recording:
+            return
+        self._refer((self.numbers.get(storage_key(tensor), -1) for tensor in tensors_in(value)), name)
+        if name == "output":
+            place = self.place()
+            self.log.mark(place, RETURN, [place.path], [1])
+        elif self.step.run_config.mode == FORWARD_ONLY:
+            self._refer(self.living, "output")
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(is_wrapper, types)):
-            return NotImplemented  # the operators on the tensors inside come next
-        if (device := fake_device(operator, args)) is not None:
-            return device
-        if operator is torch.ops.aten._local_scalar_dense.default:
-            # Other numbers that an optimizer reads are step counters.
-            return self.answers.value(operator, args[0], otherwise=1 if self.name == OPTIMIZER else None)
-        named = kwargs or {}
-        out = self.recorded(operator, args, named) if self.is_recording else self.result(operator, args, named)
-        self.answers.note(operator, args, out)
-        if self.name == OPTIMIZER and operator_name(operator) in ("mul_", "_foreach_mul_"):
-            self.answers.note_products(args[0])
-        return out
+    def _refer(self, numbers: Iterable[int], variable: str) -> None:
+        """Note the variable of the loop that refers to blocks; the first output of several calls counts."""
+        for number in numbers:
+            if number in self.living:
+                self.log.variables.setdefault(number, variable)
 
-    def result(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator on fake tensors."""
-        if self.name == OPTIMIZER and operator is torch.ops.aten.lift_fresh.default:
-            return torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
-        if (places := self.answers.valid(operator, args)) is not None:
-            return places
-        is_own_code = self.has_labels and not kwargs and not self.tracker.current()[0]
-        if is_own_code and (bound := all_valid(operator, args)) is not None:
-            return bound
-        return _RESULTS.run(operator, args, kwargs)
+    def place(self) -> RunPlace:
+        """Return where the step is."""
+        path = self.owner if self.phase == OPTIMIZER else self.tracker.current()[0]
+        return RunPlace(0, self.phase, path, self.tracker.recomputation)
 
-    def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Run the operator, and record its allocations and frees."""
-        self.operator = operator_name(operator)
-        if self.name == OPTIMIZER:  # it updates one parameter after the other; their state says which
-            self.owner = self._owner(args[0], self.owner) if args and isinstance(args[0], torch.Tensor) else ""
-        reused = storage_key(args[0]) if self._sums_in_place(operator, args) else None
-        out = self.result(operator, args, kwargs)
-        if operator.namespace in NAMESPACES and (kind := kind_of(self.operator)):
-            self.note_collective(kind, args, (args, kwargs, out))
-        if reused in self.recorder.living:
-            self.recorder.living[self._watch(out)] = self.recorder.living.pop(reused)
-        results = tensors(out)
-        if (self.name == OPTIMIZER and self.operator == STACK) or (self.operator == CAT and not self._place().path):
-            owners = list(map(self._owner, args[0]))
-            if any(owners):  # a loss may join tensors that are no parameter's
-                self.recorder.mark(self._place(), owners, [tensor.numel() for tensor in args[0]])
-        numbered = list(enumerate(results))
-        if self.on_device and self.operator == "native_dropout":
-            numbered.reverse()  # CUDA's kernel allocates the mask first
-        for number, tensor in numbered:
-            owner = self._owner_of(args, number, len(results)) if self.name == OPTIMIZER else None
-            self._add(tensor, self.true_bytes(operator, args, number, tensor), owner)
-            if owner:
-                self.owners.setdefault(self._watch(tensor), owner)
-        if extra := self.scratch(operator, args):  # in addition to the results
-            place = self._place()
-            by_rule = extra if isinstance(extra, Scratch) else Scratch("", ())  # 0 bytes of a rule are an event too
-            size = extra.size_bytes if isinstance(extra, Scratch) else extra
-            self.recorder.allocate(0, Allocation(size, place, by_rule.numbers, by_rule.rule), place)
-            self.recorder.free(0, place)
-        return out
-
-    # A sum of gradients that autograd owns, and the parameter of a result in the optimizer step.
-    _sums_in_place: Any = Recorder._sums_in_place
-    _owner_of: Any = Recorder._owner_of
+    def line(self) -> str:
+        """Return no line: a step is code of this package."""
+        return ""
 
     def _owner(self, tensor: torch.Tensor, otherwise: str = "") -> str:
-        return self.owners.get(storage_key(tensor), otherwise)
+        number = self.numbers.get(storage_key(tensor), -1)
+        if number >= 0 and self.log.events[self.log.blocks[number].born].place.phase == OPTIMIZER:
+            return self.log.blocks[number].owner or otherwise
+        return self.parameters.get(number) or otherwise
 
-    def _place(self) -> Place:
-        """Return the place of the running operator; in the optimizer step its path is that of the parameter."""
-        path = self.owner if self.name == OPTIMIZER else self.tracker.current()[0]
-        return Place(self.name, path, self.operator, self.tracker.recomputation)
+    def _allocated(self, call: Call, args: Any, kwargs: Any, out: Any, summed: int | None) -> None:
+        name, place = self.log.operator(len(self.log.calls) - 1), call.place
+        if call.operator.namespace in NAMESPACES and (kind := kind_of(name)):
+            self._note_collective(kind, name, args, (args, kwargs, out))
+        if (name == STACK and self.phase == OPTIMIZER) or (name == CAT and not place.path):
+            owners = list(map(self._owner, args[0]))
+            if any(owners):  # a loss may join tensors that are no parameter's
+                self.log.mark(place, name, owners, [tensor.numel() for tensor in args[0]])
+        super()._allocated(call, args, kwargs, out, summed)
+        results = tensors(out) if self.phase == OPTIMIZER and self.device.kind == CUDA else []
+        for position, tensor in enumerate(results):  # numbers, such as norms, are no blocks and belong to a parameter
+            if storage_key(tensor) not in self.numbers:
+                number = -2 - len(self.parameters)
+                self.parameters[number] = self._owner_of(args, position, len(results))
+                self._follow(number, tensor.untyped_storage())
 
-    def _watch(self, tensor: torch.Tensor) -> int:
-        """Return the key of a new storage, whose free will be recorded."""
-        return self._watch_storage(tensor.untyped_storage(), storage_key(tensor))
-
-    def _watch_storage(self, storage: Any, key: int) -> int:
-        if key in self.watched:
-            return key
-
-        def free(_: object) -> None:
-            del self.watched[key]
-            self.owners.pop(key, None)
-            self.recorder.free(key, self._place())
-
-        self.watched[key] = weakref.ref(storage, free)
-        return key
-
-    def resized(self, key: int, storage: Any, before_bytes: int) -> None:
-        """Record the new size of a storage: FSDP frees and allocates gathered parameters so."""
-        size = storage.nbytes()
-        if not self.is_recording or size == before_bytes:
-            return
-        place = Place(self.name, self._place().path, "resize_")
-        if before_bytes:
-            self.recorder.free(key, place)
-        if size:
-            if key not in self.watched:
-                self._watch_storage(storage, key)
-            self.recorder.allocate(key, Allocation(size, place, (size,), "uint8", "gathered_parameters"), place)
-
-    def note_collective(self, kind: str, args: Any, tree: Any) -> None:
+    def _note_collective(self, kind: str, name: str, args: Any, tree: Any) -> None:
         """Record a collective of these arguments, and mark the blocks of the tensors in `tree`, its own ones.
 
         FSDP2 allocates the result of each in another stream than that of computation (foreach_all_gather and
@@ -412,66 +374,34 @@ class RunMode(DispatchMode):
         given = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         size = max((leaf.nbytes for leaf in given), default=0)
         path = self.tracker.current()[0] if self.gathered is None else self.gathered
-        self.collectives.append(Collective(self.name, kind, path, size, group_size(args)))
+        self.log.collectives.append(Collective(self.phase, kind, path, size, group_size(args)))
         for leaf in given:
-            made = self.recorder.living.get(storage_key(leaf))
-            if made is not None and not made.part:
-                made.part = "communication"
-                is_own = self.operator == _GATHER or (self.operator == _REDUCE and leaf.nbytes < size)
-                made.stream = self.operator if is_own else ""
+            number = self.numbers.get(storage_key(leaf), -1)
+            if number in self.living and not self.log.blocks[number].part:
+                self.log.blocks[number].part = "communication"
+                is_own = name == _GATHER or (name == _REDUCE and leaf.nbytes < size)
+                self.log.streams[number] = name if is_own else ""
 
-    def true_bytes(self, operator: Any, args: Any, number: int, tensor: torch.Tensor) -> int | None:
-        """Return the bytes of a result that torch's shape function gets wrong; None for any other."""
-        return statistics_bytes(operator, args, number, tensor, on_cuda=self.on_device)
+    def _random_state(self, given: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        watched = super()._random_state(given)
 
-    def _add(self, tensor: torch.Tensor, size_bytes: int | None = None, path: str | None = None) -> None:
-        """Record a result whose storage is new; `path` is its parameter, by default that of the running operator."""
-        size = tensor.untyped_storage().nbytes() if size_bytes is None else size_bytes
-        is_counter = self.on_device and tensor.dim() == 0 and self.name == OPTIMIZER  # which is on the CPU
-        if is_counter or not size or storage_key(tensor) in self.watched:
-            return
-        place = self._place()
-        made_at = place if path is None else place._replace(path=path)
-        dtype = "float32" if size_bytes and tensor.is_floating_point() else dtype_name(tensor)
-        self.recorder.allocate(self._watch(tensor), Allocation(size, made_at, tuple(tensor.shape), dtype), place)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Record a phase; at its end mark saved activations and gradients."""
-        self.name, self.is_recording = name, True
-        yield
-        self.is_recording = False
-        if name == FORWARD:
-            self.recorder.end_forward()
-        for path, param in self.step.model.named_parameters():
-            for grad in held_tensors(param.grad) if param.grad is not None else ():
-                key = storage_key(grad)
-                self.owners[key] = path
-                self.recorder.name((key,), "gradients")
-
-    @contextmanager
-    def unrecorded_phase(self, name: str) -> Iterator[None]:
-        """Run a phase without recording it."""
-        self.name = name
-        yield
-
-    @contextmanager
-    def random_states(self) -> Iterator[None]:
-        """Record the random state of the CPU, which checkpointing saves for each layer."""
-        original = torch.get_rng_state
-
-        def watched() -> torch.Tensor:
-            state = original()
-            if self.is_recording and not self.on_device:
-                self.operator = "get_rng_state"
-                self._add(state)
-                # Reentrant checkpointing runs a layer without gradients; its node keeps the state, the output the node.
-                if self.name == FORWARD and not torch.is_grad_enabled():
-                    self.recorder.refer([storage_key(state)], "output")
+        def referred() -> torch.Tensor:
+            """Return the state, which the output keeps: a layer that reentrant checkpointing runs without gradients."""
+            state = watched()
+            if self.is_recording and self.phase == FORWARD and not torch.is_grad_enabled():
+                self._refer([self.numbers.get(storage_key(state), -1)], "output")
             return state
 
-        torch.get_rng_state = watched
-        try:
-            yield
-        finally:
-            torch.get_rng_state = original
+        return referred
+
+    def _resized(self, key: int, storage: Any, before_bytes: int) -> None:
+        """Record the new size of a storage: FSDP frees and allocates gathered parameters so."""
+        size = storage.nbytes()
+        if not self.is_recording or size == before_bytes:
+            return
+        at = self.place()._replace(recomputation=0)
+        self.log.calls.append(Call("resize_", at, ""))
+        if before_bytes:
+            self._free(self.numbers.get(key, -1), at)
+        if size:
+            self._follow(self._allocate(size, (size,), "uint8", at.path, at, "gathered_parameters"), storage)

@@ -11,11 +11,11 @@ from typing import Any
 from bertscope.memory.estimate import module_trace
 from bertscope.memory.step import meta_inputs, run_model
 from bertscope.model.keep import call_name, keep_operators
-from bertscope.model.lists import layer_lists
+from bertscope.model.modules import layer_lists
 from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.losses import MODEL
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import MODEL
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import in_backward, written_tensors
 from bertscope.tracing.inputs import running

@@ -29,13 +29,14 @@ from bertscope.memory.summary import (
 )
 from bertscope.memory.trace import SMALLEST, MemoryTrace
 from bertscope.progress import progress
+from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, StepCost
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.losses import MODEL, mini_batch
 from bertscope.settings.run_config import CUDA, FREED, RunConfig
+from bertscope.settings.training import MODEL, mini_batch
 from bertscope.sources.model_source import ModelSource
-from bertscope.tracing.saved import NUMBER, checked, is_saved, saved
+from bertscope.tracing.saved import is_saved, saved
 
 if TYPE_CHECKING:
     from bertscope.memory.estimate import MemoryTraces

@@ -16,16 +16,13 @@ from bertscope.model import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.losses import MODEL
-from bertscope.settings.optimizers import OPTIMIZERS
-from bertscope.settings.run_config import CUDA, FLASH_KERNELS, INFERENCE, LOOPS, STORED, TRAINER, RunConfig
-from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
+from bertscope.settings.run_config import CUDA, FLASH_KERNELS, LOOPS, STORED, TRAINER, RunConfig
+from bertscope.settings.training import MODEL, OPTIMIZERS
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, storage_key, torch, tree_map
 from bertscope.torch_access.compiled import compiled
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.tracing.fake_tensors import attribute_tensors, valid_tokens
-from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.tracing.losses import add_teacher, batch_of_texts
 from bertscope.tracing.module_tree import freeze
@@ -79,14 +76,21 @@ class ModelStep:
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Run the micro-batches of one step, each forward and backward, and then the optimizer step."""
-        if not self.run_config.keep_gradients:
+        run_config = self.run_config
+        if not (run_config.keep_gradients or run_config.zeroes_between):
             self.model.zero_grad(set_to_none=True)
-        for number in range(self.run_config.accumulate):
-            self.run_micro_batch(phase, is_last=number + 1 == self.run_config.accumulate)
+        for number in range(run_config.accumulate):
+            zeroes = run_config.zeroes_between and number == 0
+            self.run_micro_batch(phase, is_last=number + 1 == run_config.accumulate, zeroes=zeroes)
         self.update(phase)
 
-    def run_micro_batch(self, phase: Phase = lambda name: nullcontext(), *, is_last: bool = True) -> None:
-        """Run forward and, if the mode has it, backward; the gradients are added to those that exist."""
+    def run_micro_batch(
+        self, phase: Phase = lambda name: nullcontext(), *, is_last: bool = True, zeroes: bool = False
+    ) -> None:
+        """Run forward and, if the mode has it, backward; the gradients are added to those that exist.
+
+        With `zeroes` the latter are freed between the two.
+        """
         if not self.run_config.parallelism.sync_each_batch:
             set_gradient_sync(self.wrapper or self.model, is_last)
         with (self._attention_kernel(), phase(FORWARD), self._watched_outputs(),
@@ -96,6 +100,8 @@ class ModelStep:
                 if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
                     loss = loss / self.run_config.accumulate
             self.assign("loss", loss)
+            if zeroes:
+                self.model.zero_grad(set_to_none=not self.run_config.keep_gradients)
         if self.run_config.mode == "training":
             if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
                 raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
@@ -129,7 +135,8 @@ class ModelStep:
                 self._clip_gradients()
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=not self.run_config.keep_gradients)
+            if not self.run_config.zeroes_between:
+                self.optimizer.zero_grad(set_to_none=not self.run_config.keep_gradients)
             for path, param in self.model.named_parameters() if self.average else ():
                 if path in self.average:
                     self.average[path].lerp_(param.detach(), 0.001)
@@ -302,23 +309,6 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     return batch_of_texts(run_config, inputs)
 
 
-def step_flops(source: ModelSource, run_config: RunConfig) -> int:
-    """Return the matmul FLOPs of a step, including recomputation."""
-    if run_config.mode == FORWARD_ONLY:  # its operators are those of inference
-        run_config = run_config.changed(mode=INFERENCE, checkpointing=NONE)
-    run = FlopsRun(source=source, run=run_config)
-
-    def at(batch: int) -> int:
-        """Return the FLOPs of a micro-batch."""
-        return run.at(batch, run_config.seq).rows[0].total.matmul_flops
-
-    batch = run_config.batch
-    if run_config.loss == MODEL or batch <= 2:
-        return run_config.accumulate * at(batch)
-    pair = at(2) - 2 * at(1)  # of an example with another one: all other products are those of one
-    return run_config.accumulate * (batch * at(1) + batch * (batch - 1) // 2 * pair)
-
-
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
     """Return the optimizer of the trainable parameters; None if there are none, or no optimizer step."""
     trainable = [param for param in params if param.requires_grad]
@@ -343,7 +333,7 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
 def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
     """Return the inputs of `meta_inputs` with the values of `with_values`, and a mask that hides the padding."""
     given = meta_inputs(model, run_config)
-    inputs = with_values(model, given, device=device, below=partial(_below, base_model_of(model), run_config))
+    inputs = with_values(model, given, device=device, below=partial(below, base_model_of(model), run_config))
     pairs = (tensors(batch.get("attention_mask")) for batch in (given, inputs)) if isinstance(given, Mapping) else ()
     for mask, real in zip(*pairs, strict=True):
         if mask.is_meta:
@@ -351,7 +341,7 @@ def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
     return inputs
 
 
-def _below(model: nn.Module, run_config: RunConfig, name: str) -> int:
+def below(model: nn.Module, run_config: RunConfig, name: str) -> int:
     """Return the first integer that is too high for this input; 1, which leaves zeros, where nothing says it."""
     config: Any = getattr(model, "config", None)
     architecture = type(model).__name__

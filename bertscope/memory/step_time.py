@@ -10,34 +10,36 @@ reach: FLOPs alone make recomputation too cheap.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from bertscope.gpus import Gpu, bandwidth, peak_flops
 from bertscope.memory.estimate import named_inputs
-from bertscope.memory.fake_run import RunMode
+from bertscope.memory.fake_run import FakeDevice, StepRecorder
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.step import ModelStep, meta_inputs, run_model, step_flops
+from bertscope.memory.step import ModelStep, meta_inputs, run_model
 from bertscope.reports.calibration import COPY, CalibrationReport, CardWork
 from bertscope.reports.memory import OPTIMIZER
 from bertscope.reports.step import StepTime, TimeRange
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import operator_name, torch, written_tensors
+from bertscope.torch_access import operator_name, written_tensors
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
+from bertscope.tracing.flops import step_flops
 from bertscope.tracing.inputs import running
 from bertscope.tracing.losses import loss_function
-from bertscope.tracing.operator_costs import bytes_moved, cost
+from bertscope.tracing.operator_costs import bytes_moved, cost, tensors
+from bertscope.tracing.record import Call
 from bertscope.tracing.repeat import RAN, layer_stacks, shortened
 from bertscope.units import PRECISIONS
 
 PUBLISHED_RANGE = (1.2, 2.5)
 _SHORT_SECONDS = 0.025  # below which a step waits for the CPU that starts its operators
 _MOVED, _MOVED_AGAIN = 4, 6  # the times that saved tensors are read or written, without and with recomputation
-_NAMES = {getattr(torch, row.torch_name): row.name for row in PRECISIONS.values()}
+_NAMES = {row.torch_name: row.name for row in PRECISIONS.values()}
 
 
 def step_work(source: ModelSource, run_config: RunConfig) -> CardWork:
@@ -146,51 +148,38 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
         stack.enter_context(cuda_semantics(run_config))
         copied = fake_copy(model).train(run_config.mode != "inference")
         step = ModelStep(copied, fake_like(given), run_config, loss=how)
-        mode = _WorkMode(step)
-        stack.enter_context(mode.tracker.track(step.model))
-        stack.enter_context(mode)
-        step.run_micro_batch(mode.phase)
-        found = CardWork()
-        for _ in range(run_config.accumulate):
-            found = _sum(found, mode.work())
+        device = FakeDevice(step)
+        device.has_memory = False
+        recorder = StepRecorder(step, device, keeps_args=True)
+        stack.enter_context(recorder.watching())
+        step.run_micro_batch(recorder.recorded)
+        found = _sum(CardWork(), _counted(recorder.log.calls), run_config.accumulate)
         if step.optimizer is None:
             return found
-        with mode.unrecorded_phase(OPTIMIZER):
+        with recorder.unrecorded(OPTIMIZER):
             step.optimizer.step()  # creates its state
-        mode.reset()
-        step.update(mode.phase)
-        return _sum(found, mode.work())
+        recorder.log.calls.clear()
+        step.update(recorder.recorded)
+        return _sum(found, _counted(recorder.log.calls))
 
 
-class _WorkMode(RunMode):
-    """A mode that counts work and no memory."""
-
-    def __init__(self, step: ModelStep) -> None:
-        super().__init__(step)
-        self.reset()
-
-    def reset(self) -> None:
-        self.flops: Counter[str] = Counter()
-        self.moved, self.calls = 0, 0
-
-    def work(self) -> CardWork:
-        return CardWork(matmul_flops=dict(self.flops), moved_bytes=self.moved, calls=self.calls)
-
-    def recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Run the operator and count it; a matrix product by its FLOPs, and any other by its bytes."""
-        out = self.result(operator, args, kwargs)
-        role, flops, _ = cost(operator, args, kwargs, out)
-        moved = bytes_moved(operator, args, kwargs, out)
+def _counted(log: Sequence[Call]) -> CardWork:
+    """Return the work of operators: of a matrix product its FLOPs, and of any other its bytes."""
+    flops: Counter[str] = Counter()
+    moved_bytes, calls = 0, 0
+    for call in log:
+        operator, args, out = call.operator, call.args, call.out
+        role, products, _ = cost(operator, args, call.kwargs, out)
+        moved = bytes_moved(operator, args, call.kwargs, out)
         if role == "matmul":
-            first = next(item for item in (out[0] if isinstance(out, (tuple, list)) else out, *args)
-                         if isinstance(item, torch.Tensor))  # fmt: skip
-            self.flops[_NAMES.get(first.dtype, str(first.dtype))] += flops
+            dtype = tensors((out, args))[0].dtype
+            flops[_NAMES.get(dtype, dtype)] += products
         elif operator_name(operator) == "embedding":  # it reads the rows of its ids
-            self.moved += 2 * out.nbytes + args[1].nbytes
+            moved_bytes += 2 * out.nbytes + args[1].nbytes
         else:
-            self.moved += moved + sum(tensor.nbytes for tensor in written_tensors(operator, args))
-        self.calls += bool(moved)
-        return out
+            moved_bytes += moved + sum(tensor.nbytes for tensor in written_tensors(operator, args))
+        calls += bool(moved)
+    return CardWork(matmul_flops=dict(flops), moved_bytes=moved_bytes, calls=calls)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, rep
 from bertscope.memory.kernel_rules import by_thread, context_of, workspace_bytes
 from bertscope.memory.trace import MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
-from bertscope.reports.json import typed
+from bertscope.reports.json import not_negative, typed
 from bertscope.reports.memory import KeptRow, Memory, MemoryReport, RankGroup, Sample, Variant
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, RunConfig
-from bertscope.tracing.saved import not_negative
 
 # Operators whose temporary memory on a CPU is not counted, nor the workspace that an LSTM saves for backward.
 _UNCOUNTED_KERNELS = {"convolution": "convolutions", "mkldnn_rnn_layer": "LSTMs"}

@@ -23,17 +23,18 @@ from typing import Any, NamedTuple
 
 from bertscope.memory.kernel_rules import RULES
 from bertscope.memory.parallel.collectives import Collective
+from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.reports.step import Parts
 from bertscope.settings.run_config import LOOPS, RunConfig
-from bertscope.tracing.saved import NUMBER, checked
 
 SMALLEST, FAR = 2, 2 + 1019  # the recorded batches; some operators treat a batch of 1 differently
 RETURN, UPDATE, STACK, CAT = "return of forward", "update", "stack", "cat"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
-_SAVED, _PREVIOUS = "activations", "previous "
+PREVIOUS = "previous "  # before the name of a variable of the loop: its value of the step before
+_SAVED = "activations"
 _COPY, _SOFTMAX, _LOG_SOFTMAX = "_to_copy", "_softmax", "_log_softmax"
 Where = tuple[str, str, str]  # phase, module and operator
 
@@ -408,7 +409,7 @@ class MemoryTrace:
         def rows(loop: str, changed: Callable[..., int]) -> tuple[list[int], list[int], list[int]]:
             kept = LOOPS[loop]
             blocks = [kind for event in special if variables.get(kind := self.changes[event]) in kept]
-            previous = [changed(kind, _PREVIOUS + variables[kind], _SAVED) for kind in blocks]
+            previous = [changed(kind, PREVIOUS + variables[kind], _SAVED) for kind in blocks]
             changes: list[int] = []
             place_of: list[int] = []
             begun = 0  # events before it are done

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from bertscope.config import BertConfig
-from bertscope.model.encoder import LAYERS, BertEmbeddings, BertEncoder, BertPooler
+from bertscope.model.encoder import (
+    LAYERS,
+    BaseModelOutputWithPoolingAndCrossAttentions,
+    BertEmbeddings,
+    BertEncoder,
+    BertPooler,
+)
 from bertscope.model.inputs import (
     Cache,
     additive_mask,
@@ -28,7 +34,6 @@ from bertscope.model.inputs import (
     self_attention_mask,
     transformers_mask,
 )
-from bertscope.model.outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from bertscope.settings.checkpointing import FULL, Checkpointing
 
 

@@ -15,9 +15,7 @@ from torch.nn import functional
 from bertscope.config import BertConfig
 from bertscope.errors import ConfigError
 from bertscope.model.bert import BertModel, BertPreTrainedModel
-from bertscope.model.encoder import activation
-from bertscope.model.inputs import Cache
-from bertscope.model.outputs import (
+from bertscope.model.encoder import (
     BertForPreTrainingOutput,
     CausalLMOutputWithCrossAttentions,
     LossAndLogits,
@@ -28,7 +26,9 @@ from bertscope.model.outputs import (
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
+    activation,
 )
+from bertscope.model.inputs import Cache
 
 Flag = bool | None
 Output = TypeVar("Output", bound=ModelOutput)

@@ -232,3 +232,46 @@ def _shown(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     return one_line(json.dumps(value, ensure_ascii=False), limit=40)
+
+
+# ---- data of a file that is no report ----
+
+NUMBER = range(2**62)  # of bytes, FLOPs or parameters
+
+
+def checked(value: Any, form: Any) -> Any:
+    """Return data of a file that has the form; raises ValueError for any other.
+
+    A form is a type (a text must be printable), a range of whole numbers, a set of words, `[form]` for a list of any
+    length, or a tuple of the forms of a list's items.
+    """
+    _check([value], form)
+    return value
+
+
+def _check(values: list[Any], form: Any) -> None:
+    """Check all values of one form together: an entry has a hundred thousand."""
+    kinds = set(map(type, values))
+    if isinstance(form, range):
+        is_right = kinds <= {int} and (not values or (form.start <= min(values) and max(values) < form.stop))
+    elif isinstance(form, frozenset):
+        is_right = kinds <= {str} and form.issuperset(values)
+    elif isinstance(form, list):
+        if is_right := kinds <= {list}:
+            _check([item for value in values for item in value], form[0])
+    elif isinstance(form, tuple):
+        is_right = kinds <= {list} and set(map(len, values)) <= {len(form)}
+        for column, own in zip(zip(*values, strict=True), form, strict=True) if is_right and values else ():
+            _check(list(column), own)
+    else:
+        is_right = kinds <= {form} and (form is not str or "".join(values).isprintable())
+    if not is_right:
+        raise ValueError("another form")
+
+
+def not_negative(value: Any) -> None:
+    """Raise ValueError for data with a number that is negative or no number of bytes, FLOPs or parameters."""
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        not_negative(item)
+    if isinstance(value, (int, float)) and not 0 <= value < NUMBER.stop:
+        raise ValueError("no such number")

@@ -279,7 +279,7 @@ class MemoryReport(TableReport[Variant]):
 
         >>> bertscope.estimate("bert-tiny").plot().savefig("memory.png")
         """
-        return self.shown("plot")
+        return self.shown("plot", view="timeline")
 
 
 @dataclass(frozen=True, kw_only=True)

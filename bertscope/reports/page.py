@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 from bertscope.frozen import dataclass
 from bertscope.reports.base import Report, Shape, Subject, TableReport, Totals
 from bertscope.reports.diagram import GraphReport
-from bertscope.reports.flops import FlopsReport
 from bertscope.reports.memory import FitReport, MemoryReport
-from bertscope.reports.params import CountReport, TreeReport, TreeRow
+from bertscope.reports.modules import CountReport, FlopsReport, TreeReport, TreeRow
 from bertscope.reports.plan import PlanReport
 
 

@@ -120,7 +120,7 @@ class PlanReport(TableReport[PlanRow]):
 
     def apply(self, model: Any, row: int = 0) -> None:
         """Make a live module recompute its layers as a row says, as the code of `--emit torch` does."""
-        from bertscope.model.lists import keep_layers
+        from bertscope.model.modules import keep_layers
         from bertscope.settings.checkpointing import Checkpointing
 
         if (chosen := Checkpointing.parse(self.rows[row].checkpointing)) is not None:

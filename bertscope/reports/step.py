@@ -125,7 +125,10 @@ class StepCost:
     verdict: str = field(default="", init=False)  # yes, uncertain or no; empty without a limit
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "verdict", self._verdict())
+        if self.limit_bytes is not None and self.shortfall is not None:
+            lacks = self.shortfall
+            verdict = NO if lacks.low_bytes else UNCERTAIN if lacks.high_bytes else YES
+            object.__setattr__(self, "verdict", verdict)
         reserved = self.reserved or ByteRange(low_bytes=self.peak_bytes, high_bytes=self.peak_bytes)
         laws = {
             "peak <= reserved": self.peak_bytes <= reserved.low_bytes <= reserved.high_bytes,
@@ -136,11 +139,6 @@ class StepCost:
         for law, holds in laws.items():
             if not holds:
                 raise ValueError(f"{law}: a cost contradicts itself: {self!r}")
-
-    def _verdict(self) -> str:
-        if self.limit_bytes is None or self.shortfall is None:
-            return ""
-        return NO if self.shortfall.low_bytes else UNCERTAIN if self.shortfall.high_bytes else YES
 
     @property
     def peak_bytes(self) -> int:

@@ -27,7 +27,7 @@ Optimizer = Literal[
     "adafactor-transformers",
 ]
 OptimizerImplementation = Literal["default", "loop", "foreach", "fused"]
-Loop = Literal["plain", "trainer", "freed"]
+Loop = Literal["plain", "trainer", "freed", "lightning"]
 Device = Literal["cpu", "cuda"]
 SdpaKernel = Literal["auto", "flash", "efficient", "math", "cudnn"]
 Strategy = Literal["none", "ddp", "zero1", "fsdp-no-reshard", "fsdp", "hsdp", "tp", "tp+fsdp"]

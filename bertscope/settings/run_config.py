@@ -22,24 +22,28 @@ from bertscope.settings.checkpointing import (
     split_strategies,
     takes_reentrant,
 )
-from bertscope.settings.losses import FORMS, LOSSES, MODEL, loss_parts, loss_text, losses_with, takes
-from bertscope.settings.optimizers import (
+from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
+from bertscope.settings.rows import RULES, Row, Rule, Settings, is_code, row, rows
+from bertscope.settings.training import (
     ADAMW,
+    FORMS,
     IMPLEMENTATIONS,
+    LOSSES,
+    MODEL,
     NO_OPTIMIZER,
     OPTIMIZERS,
     TRAINER_IMPLEMENTATIONS,
     TRAINER_OPTIMIZERS,
-    takers,
-)
-from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
-from bertscope.settings.rows import RULES, Row, Rule, Settings, is_code, row, rows
-from bertscope.settings.training_arguments import (
     clips,
     flag,
     is_reentrant,
+    loss_parts,
+    loss_text,
+    losses_with,
     recomputes,
     reentrant_keyword,
+    takers,
+    takes,
     whole_number,
     words,
 )
@@ -54,11 +58,12 @@ AUTOCAST = "autocast-"  # the parameters keep their dtype, and matrix products r
 STORED = "stored"  # the dtypes of the model's own parameters
 RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast), STORED)
 _AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
-PLAIN, TRAINER, FREED = "plain", "trainer", "freed"
+PLAIN, TRAINER, FREED, LIGHTNING = "plain", "trainer", "freed", "lightning"
 FLASH_KERNELS = ("flash_attention_2", "flash_attention_3")  # of the package flash-attn, for models of transformers
 _TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
-LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: ()}  # and what lives until the next forward has returned
+# The loops, and what lives in them until the next forward has returned.
+LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: (), LIGHTNING: ()}
 _OF_TRAINING = {"mode": partial(eq, TRAINING)}
 _WITH_GRADIENTS = {"mode": partial(ne, INFERENCE)}
 _OF_CUDA = {"device": partial(eq, CUDA)}
@@ -169,7 +174,8 @@ class RunConfig(Settings):
     loop: str = row(
         PLAIN,
         "The training loop. plain: output and loss live until the next forward has returned; trainer: as in "
-        "transformers' Trainer, the output is freed before backward; freed: nothing outlives its use.",
+        "transformers' Trainer, the output is freed before backward; freed: nothing outlives its use; lightning: as in "
+        "Lightning's automatic optimization, the gradients of a step are freed between the next forward and backward.",
         words=tuple(LOOPS),
         text="{} loop",
     )
@@ -275,8 +281,13 @@ class RunConfig(Settings):
 
     @property
     def other_loop(self) -> str:
-        """Return the loop to compare with: that of Trainer with the plain one, and that with any other."""
-        return TRAINER if self.loop == PLAIN else PLAIN
+        """Return the loop to compare with: of the plain one and Lightning's Trainer's, of any other the plain one."""
+        return TRAINER if self.loop in (PLAIN, LIGHTNING) else PLAIN
+
+    @property
+    def zeroes_between(self) -> bool:
+        """Return True if a step frees the gradients of the one before between its first forward and backward."""
+        return self.loop == LIGHTNING and self.mode == TRAINING
 
     @property
     def has_gradients_before(self) -> bool:

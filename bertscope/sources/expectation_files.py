@@ -29,8 +29,7 @@ from bertscope.settings.rows import CodeName, is_code
 from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import find
-from bertscope.sources.model_source import ModelSource
-from bertscope.sources.other_models import FactorySource
+from bertscope.sources.model_source import FactorySource, ModelSource
 from bertscope.sources.presets import (
     MEASURES,
     Expectation,

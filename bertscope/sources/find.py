@@ -30,11 +30,10 @@ from bertscope.errors import (
     suggestion,
 )
 from bertscope.frozen import dataclass
-from bertscope.settings.losses import loss_parts
 from bertscope.settings.rows import NO_PERMIT, CodeName, is_code, with_permits
+from bertscope.settings.training import loss_parts
 from bertscope.sources.bert import ADAPTER_CONFIG, TYPE, BertSource, read_adapter
-from bertscope.sources.model_source import ModelSource, SourceOptions
-from bertscope.sources.other_models import FactorySource, GivenModule
+from bertscope.sources.model_source import FactorySource, GivenModule, ModelSource, SourceOptions
 from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_paths, read_preset
 from bertscope.sources.transformers_models import (
     TransformersSource,

@@ -1,23 +1,35 @@
 """ModelSource: the type of a model for every analysis; only `build` builds it.
 
-Models are built on meta, also those whose constructor reads values, which meta tensors do not have.
+Two sources are here: a module from Python, and `module:attribute`, the user's own code.
 """
 
 from __future__ import annotations
 
-import functools
-import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from bertscope.config import MAX_BUILT_LAYERS
-from bertscope.errors import BertscopeWarning, ConfigError, SelectionError, SourceError, name_of
+from bertscope.errors import (
+    BertscopeError,
+    ConfigError,
+    SelectionError,
+    SourceError,
+    is_out_of_memory,
+    name_of,
+    suggestion,
+)
 from bertscope.frozen import dataclass
-from bertscope.settings.checkpointing import FULL, NONE, SELECTIVE, Checkpointing
-from bertscope.units import bytes_text
+from bertscope.settings.checkpointing import FULL, NONE
+from bertscope.settings.rows import NO_PERMIT, CodeName
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -165,26 +177,10 @@ class ModelSource:
 
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute its layers; raises SelectionError for a strategy that it does not take."""
-        if strategy == NONE:
-            return
-        chosen = Checkpointing.parse(strategy, use_reentrant=reentrant)
-        if chosen is not None and chosen.kept:
-            from bertscope.model.lists import keep_layers
+        if strategy != NONE:
+            from bertscope.model.modules import recompute
 
-            keep_layers(model, chosen)
-            return
-        known = self.strategies(model)
-        if strategy not in known and (strategy != SELECTIVE or FULL not in known):
-            raise SelectionError(
-                f"{type(model).__name__} takes {name_of('checkpointing')} none, or selective and full where its "
-                "class supports it"
-            )
-        from bertscope.model.encoder import selective_contexts
-
-        options: dict[str, Any] = {"context_fn": selective_contexts} if strategy == SELECTIVE else {}
-        with warnings.catch_warnings():  # transformers 5 deprecates this name
-            warnings.simplefilter("ignore")
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant, **options})
+            recompute(model, strategy, self.strategies(model), reentrant)
 
     def confined(self) -> AbstractContextManager[Any]:
         """Return the context in which the built model runs; there transformers has no network and no pickles."""
@@ -195,9 +191,6 @@ class ModelSource:
         remedy = "leave it out" if ability.startswith(("--", name_of("")[0])) else _REMEDY
         raise SelectionError(f"{self.name} is {self.family}; {ability} is for BERTs only; {remedy}", where=self.where)
 
-
-MAX_REAL_BYTES = 4 * 2**30  # of the tensors with values that exist at one time while a model is built or run for meta
-_ON_META = "_bertscope_on_meta"  # of a parameter with values: the one on meta that replaces it
 
 REPEATED = "_bertscope_layers"  # of a list of two equal layers: the number that `module_tree.read` repeats them for
 
@@ -217,122 +210,171 @@ def built_for_counting(
     return model
 
 
-def built_on(device: str, make: Callable[[], Any], name: str) -> tuple[Any, str]:
-    """Return what `make` builds on the device, and a note if it was built on meta only in part, else "".
+def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter with its path, those of the second layer of `built_for_counting` for all behind it too."""
+    stacks = {f"{path}.": vars(part)[REPEATED] for path, part in model.named_modules() if REPEATED in vars(part)}
+    prefix, copies = next(iter(stacks.items()), ("", 0))
+    second = [named for named in model.named_parameters() if copies and named[0].startswith(f"{prefix}1.")]
+    for path, param in model.named_parameters():
+        yield path, param
+        if second and param is second[-1][1]:
+            for number in range(2, copies):
+                yield from ((f"{prefix}{number}.{path.removeprefix(f'{prefix}1.')}", param) for path, param in second)
 
-    For meta, a constructor that fails there, such as one that calls `.item()` for its drop-path rates, runs again with
-    only its parameters on meta, and then with all tensors on the CPU; afterwards all tensors move to meta. Raises
-    SourceError if the CPU's tensors are more than MAX_REAL_BYTES, else the error of the last attempt.
+
+_folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenModule(ModelSource):
+    """A module that exists already in Python; it is not changed. `inputs`, or what makes them for a size, run it."""
+
+    module: nn.Module
+    inputs: Any = field(default=None, compare=False)
+    has_own_dtypes = True
+
+    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+        from bertscope.model.modules import copied
+
+        built = copied(self.module, device)
+        if self.inputs is not None:
+            own = self.inputs
+            built.example_inputs = lambda batch, seq: own(batch, seq) if callable(own) else own  # type: ignore[assignment]
+        return built
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactorySource(ModelSource):
+    """The module that its name gives: the attribute is a module, or a function or class to call.
+
+    The code is `package.module:attribute` or `path/to/file.py:attribute`; only a CodeName is imported.
     """
-    from bertscope.torch_access import nn, on_device, torch
 
-    try:
-        with on_device(device):
-            return make(), ""
-    except (RuntimeError, TypeError):  # of torch, for tensors without values
-        if device != "meta":
-            raise
-    limit = f"{name} cannot be built on meta, as its constructor reads values"
-    try:
-        with torch.device("cpu"), at_most_real_bytes(limit), _parameters_on_meta():
-            built = make()
-        how = "its parameters on meta and its other tensors on the CPU"
-    except (RuntimeError, TypeError):
-        with torch.device("cpu"), at_most_real_bytes(limit):
-            built = make()
-        how = f"all its tensors on the CPU, at most {bytes_text(MAX_REAL_BYTES)}"
-    if isinstance(built, nn.Module):
-        _move_to_meta(built)
-    return built, f"{name}: its constructor reads values, so it was built with {how}"
+    code: str
+    has_own_dtypes = True
+
+    family = "a factory's module"
+
+    @property
+    def notice(self) -> str:
+        return f"runs your code: imports {self.code.rpartition(':')[0]} and takes {self.code} from it"
+
+    def to_data(self) -> dict[str, Any]:
+        return {"name": self.name, "code": str(self.code)}
+
+    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+        """Import the attribute, and call it without arguments unless it is a module."""
+        from bertscope.model.modules import built_on, note_values
+        from bertscope.torch_access import nn
+
+        place, attribute = self._import_from()
+        known = set(sys.modules)
+
+        def make() -> Any:
+            """Import the module anew if an attempt on another device failed, and take the attribute from it."""
+            for name in set(sys.modules) - known:
+                if name.partition(".")[0] == place.partition(".")[0]:
+                    del sys.modules[name]
+            found: Any = importlib.import_module(place)
+            for name in attribute.split("."):
+                if not hasattr(found, name):
+                    own = [key for key, item in vars(found).items() if getattr(item, "__module__", "") == place]
+                    raise SourceError(f"{self.name}: {place} has no attribute {name!r}; {suggestion(name, own)[:300]}")
+                found = getattr(found, name)
+            if isinstance(found, nn.Module):  # one object for all builds, which runs would change
+                if device != "meta" and any(param.is_meta for param in found.parameters()):
+                    raise SelectionError(
+                        f"{self.name} is a module that its import builds; a real run needs a function or class that "
+                        "returns it"
+                    )
+                return GivenModule(name=self.name, module=found).build(device=device)
+            if not callable(found):
+                return found
+            self._check_arguments(found)
+            return found()
+
+        with as_source_error(self.name), contextlib.redirect_stdout(sys.stderr):
+            module, how = built_on(device, make, self.name)
+        note_values(how)
+        if not isinstance(module, nn.Module):
+            raise SourceError(
+                f"{self.name} gives an object of type {type(module).__name__}, not a torch.nn.Module; write a "
+                f"function that returns only the module, and name it: {self._other_name('build')}"
+            )
+        return module
+
+    def _import_from(self) -> tuple[str, str]:
+        """Return the dotted names of module and attribute, and put the folder to import from first into sys.path.
+
+        Modules that earlier files imported from other folders are forgotten, as they may have the same names.
+        """
+        if not isinstance(self.code, CodeName):
+            raise SourceError(f"{self.code[:100]!r} {NO_PERMIT}")
+        place, _, attribute = self.code.rpartition(":")
+        folder = Path.cwd()  # as `python -m` does
+        if place.endswith(".py"):
+            path = Path(place).expanduser().resolve()
+            if not path.is_file():
+                raise SourceError(f"no file {place[:100]!r}; the part before the colon is a file or an importable name")
+            folder, place = path.parent, path.stem
+            while (folder / "__init__.py").is_file() and folder.name.isidentifier():  # of a package
+                folder, place = folder.parent, f"{folder.name}.{place}"
+            others = tuple(os.path.join(other, "") for other in _folders_of_files - {folder})
+            for name, module in list(sys.modules.items()):
+                if str(getattr(module, "__file__", None)).startswith(others):
+                    del sys.modules[name]
+            _folders_of_files.add(folder)
+            found = sys.modules.get(place)
+            if found is not None and getattr(found, "__file__", None) != str(path):
+                raise SourceError(f"{self.name}: a module named {place} is imported already; rename the file")
+        if str(folder) not in sys.path[:1]:
+            sys.path.insert(0, str(folder))
+        return place, attribute
+
+    def _check_arguments(self, found: Any) -> None:
+        try:
+            takes = inspect.signature(found).parameters.values()
+        except (ValueError, TypeError):  # some callables have no signature
+            return
+        required = required_names(takes)
+        if required:
+            call = f"{self.code.rpartition(':')[2]}({', '.join(f'{name}=...' for name in required)})"
+            raise SourceError(
+                f"{self.name} requires arguments and is called without; add `def build(): return {call[:200]}` to its "
+                f"file and name {self._other_name('build')}"
+            )
+
+    def _other_name(self, attribute: str) -> str:
+        return f"{self.code.rpartition(':')[0]}:{attribute}"
 
 
-@functools.cache
-def note_values(how: str) -> None:
-    """Warn once about a model that was not built or run on meta only; an empty text is no warning."""
-    if how:
-        warnings.warn(how, BertscopeWarning, stacklevel=2)
+def required_names(takes: Iterable[inspect.Parameter]) -> list[str]:
+    """Return the names of the parameters without which a function cannot be called."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [item.name for item in takes if item.default is item.empty and item.kind not in variadic]
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Put each parameter on meta when a module registers it; one that several modules share stays shared."""
-    from bertscope.torch_access import nn
+def as_source_error(what: str, remedy: Callable[[], str] = str) -> Iterator[None]:
+    """Raise a SourceError with file, line and remedy for any error in code outside this package.
 
-    def to_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> nn.Parameter | None:
-        if type(param) is not nn.Parameter or param.is_meta:
-            return None
-        if not hasattr(param, _ON_META):
-            setattr(param, _ON_META, nn.Parameter(param.detach().to("meta"), param.requires_grad))
-        found: nn.Parameter = getattr(param, _ON_META)
-        return found
-
-    register = nn.modules.module.register_module_parameter_registration_hook
-    handle = register(to_meta)  # type: ignore[arg-type]  # torch's annotation has None for the result
+    An error for lack of memory stays as it is.
+    """
     try:
         yield
-    finally:
-        handle.remove()
+    except (Exception, SystemExit) as error:  # a factory may call sys.exit
+        if isinstance(error, BertscopeError) or is_out_of_memory(error):
+            raise
+        line = next(iter(str(error).strip().splitlines()), "")
+        told = f"{type(error).__name__}{_place(error)}: {line[:200].rstrip('.')}{remedy()}"
+        raise SourceError(f"{what}: {told}") from error
 
 
-def at_most_real_bytes(what: str) -> AbstractContextManager[Any]:
-    """Return a mode in which an operator raises SourceError if the tensors with values become too large.
-
-    `what` is the start of the error: the model, and why it needs values.
-    """
-    from bertscope.torch_access import DispatchMode, storage_key, torch, tree_leaves
-
-    def tensors(tree: Any) -> list[torch.Tensor]:
-        return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
-
-    class Bounded(DispatchMode):
-        """A mode that adds up the bytes of the storages that exist."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.sizes: dict[int, int] = {}
-            self.real_bytes = 0
-
-        def free(self, key: int) -> None:
-            self.real_bytes -= self.sizes.pop(key)
-
-        def check(self, more_bytes: int) -> None:
-            if self.real_bytes + more_bytes > MAX_REAL_BYTES:
-                raise SourceError(
-                    f"{what}, and on the CPU its tensors are more than {bytes_text(MAX_REAL_BYTES)}; count a smaller "
-                    "configuration of it"
-                )
-
-        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            if not tensors((args, kwargs)) and kwargs.get("device", "meta") != "meta":  # check before it allocates
-                with suppress(NotImplementedError):  # of a quantized tensor
-                    self.check(operator(*args, **kwargs | {"device": torch.device("meta"), "pin_memory": False}).nbytes)
-            out = operator(*args, **kwargs)
-            for tensor in tensors(out):
-                storage, key = tensor.untyped_storage(), storage_key(tensor)
-                if key not in self.sizes:
-                    self.sizes[key] = storage.nbytes()
-                    self.real_bytes += storage.nbytes()
-                    weakref.finalize(storage, self.free, key)
-            self.check(0)
-            return out
-
-    return Bounded()
-
-
-def _move_to_meta(model: nn.Module) -> None:
-    """Replace each tensor of the model by one on meta; shared tensors stay shared."""
-    from bertscope.torch_access import nn, torch
-
-    moved: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        own = (*module.named_parameters(recurse=False, remove_duplicate=False),
-               *module.named_buffers(recurse=False, remove_duplicate=False), *vars(module).items())  # fmt: skip
-        for name, tensor in own:
-            if not isinstance(tensor, torch.Tensor) or tensor.is_meta or nn.parameter.is_lazy(tensor):
-                continue
-            if id(tensor) not in moved:
-                on_meta = tensor.detach().to("meta")
-                is_parameter = isinstance(tensor, nn.Parameter)
-                moved[id(tensor)] = nn.Parameter(on_meta, tensor.requires_grad) if is_parameter else on_meta
-            setattr(module, name, moved[id(tensor)])
+def _place(error: BaseException) -> str:
+    """Return the file and line of the innermost code that is neither torch's nor of this package."""
+    place, torch = "", getattr(sys.modules.get("torch"), "__file__", None) or __file__
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if not {Path(torch).parent, Path(__file__).parents[1]} & {*file.parents} and file.name[0] != "<":
+            place = f" ({file.name}:{line})"
+    return place

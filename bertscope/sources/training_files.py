@@ -21,7 +21,7 @@ from bertscope.reports.plan import PlanReport
 from bertscope.settings.checkpointing import FULL, NONE, Checkpointing
 from bertscope.settings.request import read_settings
 from bertscope.settings.run_config import AUTOCAST, SETTINGS, TRAINER
-from bertscope.settings.training_arguments import NotModelledError, whole_number
+from bertscope.settings.training import NotModelledError, whole_number
 from bertscope.text_files import Entry, read_mapping, read_text, readable
 from bertscope.text_files import Mapping as Entries
 from bertscope.units import BF16, FP16

@@ -33,8 +33,7 @@ from bertscope.errors import (
 )
 from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS
-from bertscope.sources.model_source import ModelSource, SourceOptions, built_on, note_values
-from bertscope.sources.other_models import as_source_error
+from bertscope.sources.model_source import ModelSource, SourceOptions, as_source_error
 from bertscope.text_files import Mapping as Entries
 from bertscope.units import visible
 
@@ -295,6 +294,8 @@ class TransformersSource(ModelSource):
 
         Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
         """
+        from bertscope.model.modules import built_on, note_values
+
         kernel = self.attention or attention
         with quiet_transformers(stands_in=kernel in FLASH_KERNELS) as transformers:
             known = transformers.models.auto.configuration_auto.CONFIG_MAPPING

@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, SourceError
-from bertscope.sources.model_source import MAX_REAL_BYTES, ModelSource, at_most_real_bytes, note_values
+from bertscope.model.modules import MAX_REAL_BYTES, at_most_real_bytes, note_values
+from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
     fake_parameter,
     fake_tensor_as,
@@ -25,7 +26,7 @@ from bertscope.torch_access import (
     torch,
     tree_leaves,
     tree_map,
-)  # fmt: skip
+)
 from bertscope.tracing.inputs import running, with_values
 from bertscope.units import bytes_text
 

@@ -4,7 +4,6 @@ If layers may be equal, three run, or three periods of layers; if their work is 
 Otherwise (frozen parameters, a strategy that chooses layers) all run.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,12 +14,13 @@ from typing import Any
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, name_of
 from bertscope.reports.base import as_data, to_json
-from bertscope.reports.flops import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
-from bertscope.reports.json import from_json
+from bertscope.reports.json import from_json, not_negative
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
+from bertscope.reports.modules import Convention, FlopsReport, FlopsRow, OperatorRow, Polynomial, SweepPoint, Work
 from bertscope.settings.checkpointing import NONE, with_eager_attention
-from bertscope.settings.losses import MODEL
+from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.settings.training import MODEL
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
@@ -29,7 +29,7 @@ from bertscope.tracing.losses import add_teacher, batch_of_texts, loss_function
 from bertscope.tracing.module_tree import Node, fold, freeze, read, subject, tensors_of, totals
 from bertscope.tracing.operators import Trace, trace
 from bertscope.tracing.repeat import RAN, Repeated, layer_stacks, repeated, shortened
-from bertscope.tracing.saved import not_negative, saved
+from bertscope.tracing.saved import saved
 
 MODES = ("inference", "training")
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
@@ -116,10 +116,10 @@ def flops_report(
 
 def work_tree(module: nn.Module, recorded: Trace) -> Node:
     """Return the module tree with the work of each module itself, by phase, as its note."""
-    own: dict[str, list[Work]] = defaultdict(lambda: [Work()] * len(PHASES))
+    nothing, own = [Work()] * len(PHASES), dict[str, list[Work]]()
     for (path, phase, _), calls in recorded.calls.items():
-        own[path][PHASES.index(phase)] += calls.work
-    return fold(read(module, own.__getitem__))
+        own.setdefault(path, [*nothing])[PHASES.index(phase)] += calls.work
+    return fold(read(module, own, nothing))
 
 
 def _subtree(node: Node) -> list[Work]:
@@ -277,6 +277,23 @@ class FlopsRun:
         )  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
         return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
+
+
+def step_flops(source: ModelSource, run_config: RunConfig) -> int:
+    """Return the matmul FLOPs of a step, including recomputation."""
+    if run_config.mode == FORWARD_ONLY:  # its operators are those of inference
+        run_config = run_config.changed(mode=INFERENCE, checkpointing=NONE)
+    run = FlopsRun(source=source, run=run_config)
+
+    def at(batch: int) -> int:
+        """Return the FLOPs of a micro-batch."""
+        return run.at(batch, run_config.seq).rows[0].total.matmul_flops
+
+    batch = run_config.batch
+    if run_config.loss == MODEL or batch <= 2:
+        return run_config.accumulate * at(batch)
+    pair = at(2) - 2 * at(1)  # of an example with another one: all other products are those of one
+    return run_config.accumulate * (batch * at(1) + batch * (batch - 1) // 2 * pair)
 
 
 def _read(text: Any) -> FlopsReport:

@@ -14,8 +14,7 @@ from bertscope.errors import BertscopeError, SelectionError, name_of
 from bertscope.model import BertPreTrainedModel, PeftModel
 from bertscope.model.lora import base_model_of
 from bertscope.settings.rows import MAX_SIZE
-from bertscope.sources.model_source import ModelSource
-from bertscope.sources.other_models import as_source_error, required_names
+from bertscope.sources.model_source import ModelSource, as_source_error, required_names
 from bertscope.sources.transformers_models import token_types
 from bertscope.torch_access import nn, torch, tree_map
 from bertscope.tracing.operator_costs import tensors

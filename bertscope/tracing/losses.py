@@ -12,8 +12,8 @@ from typing import Any
 
 from bertscope.errors import SelectionError, name_of
 from bertscope.model.lora import base_model_of
-from bertscope.settings.losses import MODEL, loss_parts
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import MODEL, loss_parts
 from bertscope.sources.find import teachers
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch, tree_map

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -148,20 +148,20 @@ class Node:
             yield from child.rows(depth + 1, copies, child is self.children[-1])
 
 
-def read(model: nn.Module, note_of: Callable[[str], object] = lambda path: None) -> Node:
+def read(model: nn.Module, notes: Mapping[str, object] | None = None, no_note: object = None) -> Node:
     """Return the tree of any module, including lazy, tied, shared and frozen parts, without running it.
 
-    `note_of` returns the note of the module at a path; only modules with equal notes fold. The two layers of
+    `notes` are those of modules by their paths; only modules with equal notes fold. The two layers of
     `built_for_counting` are one node with the copies of all.
     """
-    return _Reader(model, note_of).node(model, "", "")
+    return _Reader(model, notes or {}, no_note).node(model, "", "")
 
 
 class _Reader:
     """The reader of a model. No closure holds it, whose cycle would keep the model until the next collection."""
 
-    def __init__(self, model: nn.Module, note_of: Callable[[str], object]) -> None:
-        self.note_of = note_of
+    def __init__(self, model: nn.Module, notes: Mapping[str, object], no_note: object) -> None:
+        self.notes, self.no_note = notes, no_note
         self.met: dict[int, str] = {}  # the first path of each module that was read
         self.own: dict[int, tuple[list[_Tensor], set[int]]] = {}  # of each module, and those of modules below it
         self.homes: dict[int, str] = {}  # the first path at which each tensor counts
@@ -176,7 +176,7 @@ class _Reader:
         self.homes = others | self.homes  # every module of a cycle holds the tensors that have no other path
 
     def node(self, module: nn.Module, name: str, path: str) -> Node:
-        kind, note = type(module).__name__, self.note_of(path)
+        kind, note = type(module).__name__, self.notes.get(path, self.no_note)
         first = self.met.setdefault(id(module), path)
         if first != path:
             return Node(name=name, path=path, type=kind, same_as=first, note=note)

@@ -15,42 +15,33 @@ from bertscope.torch_access import is_view, nn, operator_name, operator_packet, 
 # The names of the operators by their operations for each element of the output.
 _BY_OPERATIONS = {
     1: (
-        "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "neg", "rsub", "pow", "sqrt", "rsqrt", "exp",
-        "log", "tanh", "sigmoid", "relu", "relu_", "erf", "abs", "clamp", "clamp_min", "maximum", "minimum",
-        "where", "lt", "gt", "le", "ge", "eq", "ne", "logical_not", "logical_and", "bitwise_and", "bitwise_not",
-        "cos", "sin", "reciprocal", "silu", "leaky_relu", "hardtanh", "tril", "triu", "threshold_backward",
-        "tanh_backward", "sigmoid_backward", "addcmul", "mse_loss", "binary_cross_entropy_with_logits",
-        "floor_divide", "remainder", "square", "ceil", "floor", "round", "sign", "scatter_add",
-        "native_dropout_backward", "bernoulli_",
+        "add add_ sub sub_ mul mul_ div div_ neg rsub pow sqrt rsqrt exp log tanh sigmoid relu relu_ erf abs clamp "
+        "clamp_min maximum minimum where lt gt le ge eq ne logical_not logical_and bitwise_and bitwise_not cos sin "
+        "reciprocal silu leaky_relu hardtanh tril triu threshold_backward tanh_backward sigmoid_backward addcmul "
+        "mse_loss binary_cross_entropy_with_logits floor_divide remainder square ceil floor round sign scatter_add "
+        "native_dropout_backward bernoulli_"
     ),
-    2: ("native_dropout",),
-    4: ("mish", "silu_backward"),
+    2: "native_dropout",
+    4: "mish silu_backward",
     5: (
-        "_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm",
-        "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+        "_softmax _safe_softmax _log_softmax native_layer_norm native_batch_norm _native_batch_norm_legit "
+        "_native_batch_norm_legit_no_training"
     ),
-    8: ("gelu", "mish_backward"),
-    10: (
-        "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward",
-        "native_batch_norm_backward",
-    ),
-    16: ("gelu_backward",),
-}  # fmt: skip
-_PER_ELEMENT = {name: operations for operations, names in _BY_OPERATIONS.items() for name in names}
+    8: "gelu mish_backward",
+    10: "_softmax_backward_data _log_softmax_backward_data native_layer_norm_backward native_batch_norm_backward",
+    16: "gelu_backward",
+}
+_PER_ELEMENT = {name: operations for operations, names in _BY_OPERATIONS.items() for name in names.split()}
 # One operation for each element of the input, not of the output.
-_PER_INPUT = {
-    "sum", "mean", "embedding_dense_backward", "nll_loss_forward", "max", "amax", "cumsum", "norm", "var_mean",
-}  # fmt: skip
-_MOVEMENT = {
-    "arange", "empty", "empty_like", "new_empty", "new_zeros", "new_ones", "zeros", "zeros_like", "ones",
-    "ones_like", "full", "full_like", "fill_", "zero_", "clone", "copy_", "_to_copy", "cat", "stack",
-    "embedding", "index", "index_put", "index_put_", "gather", "scatter", "select_backward", "slice_backward",
-    "nll_loss_backward", "constant_pad_nd", "lift_fresh", "lift_fresh_copy", "scalar_tensor", "index_select",
-    "repeat", "masked_fill", "masked_fill_", "contiguous", "_unsafe_view", "_reshape_copy", "roll", "flip",
-    "detach_", "unfold_backward", "rand", "randn", "empty_strided", "new_empty_strided",
-    "_local_scalar_dense", "set_", "resize_", "any", "all", "argmax", "sort", "topk",
-    "nonzero", "scatter_",
-}  # fmt: skip
+_BY_INPUT = "sum mean embedding_dense_backward nll_loss_forward max amax cumsum norm var_mean"
+_MOVEMENTS = (
+    "arange empty empty_like new_empty new_zeros new_ones zeros zeros_like ones ones_like full full_like fill_ "
+    "zero_ clone copy_ _to_copy cat stack embedding index index_put index_put_ gather scatter select_backward "
+    "slice_backward nll_loss_backward constant_pad_nd lift_fresh lift_fresh_copy scalar_tensor index_select repeat "
+    "masked_fill masked_fill_ contiguous _unsafe_view _reshape_copy roll flip detach_ unfold_backward rand randn "
+    "empty_strided new_empty_strided _local_scalar_dense set_ resize_ any all argmax sort topk nonzero scatter_"
+)
+_PER_INPUT, _MOVEMENT = frozenset(_BY_INPUT.split()), frozenset(_MOVEMENTS.split())
 _ATTENTION = {
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -82,6 +73,11 @@ class SeenTensor(tuple[int, ...]):
     def numel(self) -> int:
         """Return the number of elements."""
         return prod(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all elements."""
+        return self.numel() * self.itemsize
 
 
 _TENSORS = (torch.Tensor, SeenTensor)

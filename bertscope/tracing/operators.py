@@ -5,9 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bertscope.reports.flops import Work
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
-from bertscope.reports.params import ModuleCall
+from bertscope.reports.modules import ModuleCall, Work
 from bertscope.sources.model_source import REPEATED, ModelSource, built_for_counting
 from bertscope.torch_access import is_plain_meta, load_dynamo_later, nn, operator_packet, torch
 from bertscope.tracing.fake_tensors import (
@@ -62,7 +61,7 @@ class _AnyDevice(Device):
     def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
         """Return False for the question after a number that is known, though its tensor has no value."""
         has_value = operator is not _SCALAR or not (args[0].is_meta or hasattr(args[0], "fake_mode"))
-        return has_value or not self.answers.knows(args[0])
+        return super().takes(operator, args, kwargs) and (has_value or not self.answers.knows(args[0]))
 
     def elsewhere(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the number."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from threading import RLock, get_ident
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import bertscope
 from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
@@ -21,6 +22,7 @@ from bertscope.torch_access import (
     fake_device,
     has_kernel,
     in_backward,
+    key_of,
     nn,
     operator_name,
     register_optimizer_step_post_hook,
@@ -51,7 +53,7 @@ class RunPlace(NamedTuple):
 class Call:
     """A row: a call of an operator. Arguments and results are there if the recorder keeps them."""
 
-    operator: Any
+    operator: Any  # or the name of what allocates and is no operator
     place: RunPlace
     line: str  # of the user's code: file and number
     args: tuple[Any, ...] = ()  # each tensor as `SeenTensor`
@@ -131,17 +133,24 @@ class RunLog:
         """Name the use of a block, and the parameter or buffer that it is."""
         self.blocks[number].part, self.blocks[number].owner = part, owner
 
+    def operator(self, call: int) -> str:
+        """Return the name of the operator of a call; "" before the first."""
+        operator = self.calls[call].operator if call >= 0 else ""
+        return operator if isinstance(operator, str) else _name(operator)
+
 
 class Device:
     """A real CPU: what the recorder asks of a device."""
 
+    kind = "cpu"
     has_memory = True  # whose blocks the recorder follows
     counts_random_states = True  # checkpointing saves that of the CPU
     allocator: Any = None
+    recorder: Any = None  # that asks it
 
     def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
-        """Return True for an operator that runs on the device."""
-        return True
+        """Return True for an operator that runs on the device, and is no mark of a profile."""
+        return bool(operator.namespace != "profiler")
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator on the device."""
@@ -187,6 +196,7 @@ class Recorder(DispatchMode):
     def __init__(self, device: Device, model: nn.Module | None = None, *, keeps_args: bool = False) -> None:
         super().__init__()
         self.device, self.model, self.keeps_args, self.log = device, model, keeps_args, RunLog()
+        self.is_recording, device.recorder = True, self
         self.tracker = ModuleTracker(self._begin_module, self._end_module) if keeps_args else ModuleTracker()
         self.running: list[ModuleRun] = []  # the calls of modules that have not ended
         self.numbers: dict[int, int] = {}  # storage -> block
@@ -210,27 +220,26 @@ class Recorder(DispatchMode):
         """Record what happens in this context."""
         with ExitStack() as stack:
             stack.enter_context(self)
-            if self.model is not None:
-                stack.enter_context(hooks(self.model, "", self._entered, self._left))
-            else:
-                of_all, enter, leave = torch.nn.modules.module, partial(self._entered, None), partial(self._left, None)
-                stack.callback(of_all.register_module_forward_pre_hook(enter).remove)
-                stack.callback(of_all.register_module_forward_hook(leave, always_call=True).remove)
+            self._watch_modules(stack)
             if self.device.has_memory:
-                self._watch_memory(stack)
+                stack.enter_context(watched_resizes(self._resized))
+                stack.enter_context(patch.object(torch, "get_rng_state", self._random_state(torch.get_rng_state)))
+                self._watch_phases(stack)
             yield
 
-    def _watch_memory(self, stack: ExitStack) -> None:
+    def _watch_modules(self, stack: ExitStack) -> None:
+        if self.model is not None:
+            stack.enter_context(hooks(self.model, "", self._entered, self._left))
+        else:
+            of_all, enter, leave = torch.nn.modules.module, partial(self._entered, None), partial(self._left, None)
+            stack.callback(of_all.register_module_forward_pre_hook(enter).remove)
+            stack.callback(of_all.register_module_forward_hook(leave, always_call=True).remove)
+
+    def _watch_phases(self, stack: ExitStack) -> None:
         stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
         stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
-        stack.enter_context(watched_resizes(self._resized))
-        for place, name, wrapped in (
-            (torch, "get_rng_state", self._random_state), (torch.autograd, "backward", self._backward),
-            (torch.optim.Optimizer, "__init__", self._made),
-        ):  # fmt: skip
-            given = getattr(place, name)
-            stack.callback(setattr, place, name, given)
-            setattr(place, name, _method(wrapped, given) if isinstance(place, type) else partial(wrapped, given))
+        stack.enter_context(patch.object(torch.autograd, "backward", partial(self._backward, torch.autograd.backward)))
+        stack.enter_context(patch.object(torch.optim.Optimizer, "__init__", self._made(torch.optim.Optimizer.__init__)))
 
     def close(self) -> None:
         """Note no further ends of blocks: what ends with the program is part of no step."""
@@ -284,9 +293,12 @@ class Recorder(DispatchMode):
             pass  # recomputation may stop in the middle of a module
         run.outputs, run.ended = list(map(self._seen, tensors(tree))), len(self.log.calls)
 
-    def _made(self, given: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        self.first_optimizer = self.first_optimizer or weakref.ref(optimizer)
-        given(optimizer, *args, **kwargs)
+    def _made(self, given: Any) -> Callable[..., None]:
+        def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.first_optimizer = self.first_optimizer or weakref.ref(optimizer)
+            given(optimizer, *args, **kwargs)
+
+        return made
 
     def _stepping(self, optimizer: Any, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -351,10 +363,12 @@ class Recorder(DispatchMode):
             return asked
         kwargs = kwargs or {}
         device = self.device
-        if operator.namespace == "profiler" or not device.takes(operator, args, kwargs):
+        if not device.takes(operator, args, kwargs):
             return device.elsewhere(operator, args, kwargs)
         if operator is torch.ops.aten._local_scalar_dense.default:
             return device.number(args[0])
+        if not self.is_recording:
+            return device.run(operator, args, kwargs)
         with self.lock:
             return self._recorded(operator, args, kwargs)
 
@@ -373,32 +387,30 @@ class Recorder(DispatchMode):
         if self.running:
             self.running[-1].own.append(len(self.log.calls) - 1)
         if device.has_memory:
-            self._allocated(operator, args, out, at, summed)
+            self._allocated(call, args, kwargs, out, summed)
         call.out = self._seen(out) if self.keeps_args else None
         return out
 
-    def _allocated(self, operator: Any, args: Any, out: Any, at: RunPlace, summed: int | None) -> None:
-        device = self.device
+    def _allocated(self, call: Call, args: Any, kwargs: Any, out: Any, summed: int | None) -> None:
+        device, operator, at = self.device, call.operator, call.place
         if summed in self.numbers:
-            self._follow(self.numbers.pop(summed), out)
-        self._add_results(operator, args, out, at)
-        if extra := device.scratch(operator, args):
-            numbers, rule = getattr(extra, "numbers", ()), getattr(extra, "rule", "")
-            self._free(self._allocate(getattr(extra, "size_bytes", extra), numbers, rule or "scratch", at.path, at), at)
-
-    def _add_results(self, operator: Any, args: Any, out: Any, at: RunPlace) -> None:
+            self._follow(self.numbers.pop(summed), out.untyped_storage())
         results = tensors(out)
-        numbered = list(enumerate(results))
-        if operator_name(operator) == "native_dropout":
-            numbered.reverse()  # CUDA's kernel allocates the mask first
-        for number, tensor in numbered:
-            if self.device.has(tensor):
+        numbers = range(len(results))
+        if device.kind == "cuda" and _name(operator) == "native_dropout":
+            numbers = numbers[::-1]  # CUDA's kernel allocates the mask first
+        for number in numbers:
+            tensor = results[number]
+            if storage_key(tensor) not in self.numbers and device.has(tensor):
                 owner = self._owner_of(args, number, len(results)) if at.phase == OPTIMIZER else at.path
-                is_moved = at.phase != OPTIMIZER and not any(map(self.device.has, tensors(args))) and tensors(args)
-                size = self.device.true_bytes(operator, args, number, tensor)
-                self._watch(tensor, owner, at, "inputs" if is_moved else "", size)
-        for name, size in self.device.laid_down(operator):
+                given = tensors(args) if at.phase != OPTIMIZER else []
+                part = "inputs" if given and not any(map(device.has, given)) else ""  # moved to the device
+                self._watch(tensor, owner, at, part, device.true_bytes(operator, args, number, tensor))
+        for name, size in device.laid_down(operator):
             self._allocate(size, (), name, at.path, at, "workspaces")
+        if extra := device.scratch(operator, args):
+            shape, rule = getattr(extra, "numbers", ()), getattr(extra, "rule", "")
+            self._free(self._allocate(getattr(extra, "size_bytes", extra), shape, rule, at.path, at), at)
 
     def _seen(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -419,7 +431,8 @@ class Recorder(DispatchMode):
         stored = tensor.untyped_storage().nbytes()
         if stored and storage_key(tensor) not in self.numbers:
             dtype = "float32" if size else _dtype_name(tensor.dtype)
-            self._follow(self._allocate(size or stored, tensor.shape, dtype, owner, at or self.place(), part), tensor)
+            number = self._allocate(size or stored, tensor.shape, dtype, owner, at or self.place(), part)
+            self._follow(number, tensor.untyped_storage())
 
     def _allocate(self, size: int, shape: Any, dtype: str, owner: str, at: RunPlace, part: str = "") -> int:
         try:
@@ -443,16 +456,16 @@ class Recorder(DispatchMode):
             self.device.allocator.free(block)
         self.log.freed(number, at, self._held())
 
-    def _follow(self, number: int, tensor: torch.Tensor) -> None:
-        """Note the end of a tensor's storage as that of the block."""
-        key = storage_key(tensor)
+    def _follow(self, number: int, storage: Any) -> None:
+        """Note the end of a storage as that of the block."""
+        key = key_of(storage)
 
         def end(_: object) -> None:
             self.ends.pop(key, None)
             self._free(self.numbers.pop(key, -1), self.place())
 
         self.numbers[key] = number
-        self.ends[key] = weakref.ref(tensor.untyped_storage(), end)
+        self.ends[key] = weakref.ref(storage, end)
 
     def _resized(self, key: int, storage: Any, before_bytes: int) -> None:
         """Note the new size of a storage: FSDP frees and allocates gathered parameters so."""
@@ -482,11 +495,16 @@ class Recorder(DispatchMode):
         is_owned = self.own_counts is not None and use_counts(args[0]) == self.own_counts
         return is_owned and bool(torch.ops.aten.is_non_overlapping_and_dense(args[0]))
 
-    def _random_state(self, given: Callable[[], torch.Tensor]) -> torch.Tensor:
-        state = given()
-        if self.device.counts_random_states:
-            self._watch(state, self.tracker.current()[0])
-        return state
+    def _random_state(self, given: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        def watched() -> torch.Tensor:
+            state = given()
+            if self.is_recording and self.device.counts_random_states:
+                at = self.place()
+                self.log.calls.append(Call("get_rng_state", at, self.line()))
+                self._watch(state, at.path, at)
+            return state
+
+        return watched
 
 
 class _Trial(Device):
@@ -522,15 +540,13 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 @cache
+def _name(operator: Any) -> str:
+    return operator_name(operator)
+
+
+@cache
 def _is_composite(operator: Any) -> bool:
     return has_kernel(operator, "CompositeImplicitAutograd")
-
-
-def _method(wrapped: Callable[..., Any], given: Any) -> Any:
-    def call(own: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrapped(given, own, *args, **kwargs)
-
-    return call
 
 
 def is_training(module: nn.Module) -> bool:

@@ -6,7 +6,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice, takewhile
+from itertools import islice, takewhile
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from bertscope.errors import BertscopeError
 from bertscope.model.lora import base_model_of
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.settings.checkpointing import Checkpointing, Kept, kept_text, ranges_text
-from bertscope.sources.model_source import REPEATED, ModelSource
+from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 from bertscope.tracing.module_tree import Node, freeze, moved, tensors_of
 
@@ -180,21 +180,6 @@ def _attributes(layer: Any) -> Iterator[Any]:
                  and isinstance(value, (int, float, str, tuple, list, type(None)))}  # fmt: skip
         held = [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor, _ in tensors_of(module)]
         yield path, type(module), tuple(sorted(plain.items())), tuple(held)
-
-
-def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield each parameter with its path, those of the second layer of `built_for_counting` for all behind it too."""
-    stacks = {f"{path}.": vars(part)[REPEATED] for path, part in model.named_modules() if REPEATED in vars(part)}
-    prefix, copies = next(iter(stacks.items()), ("", 0))
-
-    def is_second(named: tuple[str, Any]) -> bool:
-        return bool(copies) and named[0].startswith(f"{prefix}1.")
-
-    for are_second, run in groupby(model.named_parameters(), key=is_second):
-        named = list(run)
-        yield from named
-        for number in range(2, copies) if are_second else ():
-            yield from ((f"{prefix}{number}{path.removeprefix(f'{prefix}1')}", param) for path, param in named)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from bertscope.frozen import dataclass
 from bertscope.units import count_text, visible
-from bertscope.views.console import Target, stacked, unbroken, wrapped
+from bertscope.views.console import Target, stacked, text_width, unbroken, wrapped
 
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![0-9.,]+$)")  # no module or tensor of PyTorch is called so
@@ -75,32 +75,31 @@ def values(*names: str, of: str = "") -> dict[str, Read]:
     return {name.replace(".", "_"): reader(f"{of}.{name}" if of else name) for name in names}
 
 
-def word(
+def attribute(
     title: str,
-    name: str,
+    *names: str,
     text: Callable[[Any], str] = str,
-    *,
     of: str = "",
     csv: Sequence[str] | None = None,
     missing: str = "",
     **options: Any,
 ) -> Column:
-    """Return a column of an attribute of a row, or of its attribute `of`, as text and as a value in CSV.
+    """Return a column of an attribute of a row, or of its attribute `of`, as text; CSV has all attributes named.
 
-    `missing` is the text of None and of an empty one; `csv` has the attributes that CSV holds instead of this one.
+    `missing` is the text of None and of an empty one; `csv` has the attributes that CSV holds instead.
     """
-    read = reader(f"{of}.{name}" if of else name)
+    read = reader(f"{of}.{names[0]}" if of else names[0])
 
     def cell(row: Any) -> str:
         value = read(row)
         return missing if value is None or value == "" else text(value)
 
-    return Column(title, cell, values(*([name] if csv is None else csv), of=of), **options)
+    return Column(title, cell, values(*(names if csv is None else csv), of=of), **options)
 
 
 def number(title: str, name: str, text: Callable[[Any], str] = count_text, **options: Any) -> Column:
-    """Return a column of numbers, as `word` does."""
-    return word(title, name, text, right=True, **options)
+    """Return a column of numbers, as `attribute` does."""
+    return attribute(title, name, text=text, right=True, **options)
 
 
 def optional(text: Callable[[Any], str], missing: str = "") -> Callable[[Any], str]:
@@ -172,15 +171,13 @@ def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(getters)
-    writer.writerows([_csv_cell(getter(row)) for getter in getters.values()] for row in rows)
+    for row in rows:
+        cells = (read(row) for read in getters.values())
+        # Text has escapes as in a table, and an apostrophe before it where a spreadsheet would see a formula.
+        writer.writerow([
+            "'" * bool(_FORMULA.match(cell)) + visible(cell) if isinstance(cell, str) else cell for cell in cells
+        ])  # fmt: skip
     return out.getvalue()
-
-
-def _csv_cell(value: Any) -> Any:
-    """Return text with escapes as in a table, after an apostrophe where a spreadsheet would see a formula."""
-    if not isinstance(value, str):
-        return value
-    return f"'{visible(value)}" if _FORMULA.match(value) else visible(value)
 
 
 # ---- the layout of a table in the terminal: on a narrow one nothing is left out and no number is cut ----
@@ -216,10 +213,10 @@ class _Cells:
     def least_width(self, *, words: bool) -> int:
         """Return the width of the longest text that is not broken: a word of the heading, a cell or a word of it."""
         heading, *cells = self.texts
-        widths = [*map(_cell_width, cells)]
+        widths = [*map(text_width, cells)]
         if words and not self.column.right and max(widths, default=0) > _NARROWEST_TEXT:
-            widths = [_NARROWEST_TEXT, *(_cell_width(part) for cell in cells for part in unbroken(cell))]
-        return max(*map(_cell_width, unbroken(heading)), *widths, 0)
+            widths = [_NARROWEST_TEXT, *(text_width(part) for cell in cells for part in unbroken(cell))]
+        return max([*map(text_width, unbroken(heading)), *widths, 0])
 
 
 @dataclass(frozen=True)
@@ -238,7 +235,7 @@ class _Drawing:
                 everything = "".join(texts)
                 if not everything.isprintable():
                     texts = [*map(visible, texts)]
-                cells.append(_Cells(column, texts, max(map(len if everything.isascii() else _cell_width, texts))))
+                cells.append(_Cells(column, texts, max(map(len if everything.isascii() else text_width, texts))))
         return cls(cells)
 
     @cached_property
@@ -301,9 +298,11 @@ class _Drawing:
         name = first.texts[place]
         stem = _stem(name)
         lines = []
-        if _cell_width(name) > first.width:
+        if text_width(name) > first.width:
             lines, name = _broken(name, target.width - 1 if target.width else 0), stem.rstrip()
-        texts = zip_longest(*(_cell_lines(cells.texts[place], cells.width) for cells in others), fillvalue="")
+        texts = zip_longest(
+            *(wrapped(cells.texts[place], Target(cells.width)).splitlines() for cells in others), fillvalue=""
+        )
         for number, cells in enumerate(texts if others else [()]):
             lines.append(_GAP.join(map(_padded, (stem.rstrip() if number else name, *cells), self.columns)))
         below = [f"{cells.column.title} {cells.texts[place]}" for cells in self.below if place]
@@ -314,14 +313,10 @@ class _Drawing:
         return lines
 
 
-def _cell_lines(text: str, width: int) -> list[str]:
-    return wrapped(text, Target(width)).splitlines() if _cell_width(text) > width else [text]
-
-
 def _padded(text: str, cells: _Cells) -> str:
     if text.isascii():
         return text.rjust(cells.width) if cells.column.right else text.ljust(cells.width)
-    blank = " " * (cells.width - _cell_width(text))
+    blank = " " * (cells.width - text_width(text))
     return blank + text if cells.column.right else text + blank
 
 
@@ -335,21 +330,13 @@ def _broken(line: str, width: int) -> list[str]:
     """Return the line in parts of at most this width, broken after dots, commas and spaces."""
     parts = [line]
     indent = f"{_stem(line)}  "
-    while _cell_width(parts[-1]) > width:
+    while text_width(parts[-1]) > width:
         ends = (found.end() for found in _BREAKS.finditer(parts[-1], len(indent) + 1))
         place = max((end for end in ends if end <= width), default=0)
         if not place:
             break
         parts[-1:] = [parts[-1][:place].rstrip(), indent + parts[-1][place:]]
     return parts
-
-
-def _cell_width(cell: str) -> int:
-    if cell.isascii():
-        return len(cell)
-    from rich.cells import cell_len
-
-    return cell_len(cell)
 
 
 def tables_text(

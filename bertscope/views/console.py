@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import textwrap
 from typing import Any, Literal
 
 from bertscope.frozen import dataclass
@@ -12,12 +11,11 @@ from bertscope.units import decimal
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 _NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=[0-9]) (?=%)|(?<=batch) (?=[0-9])")
 _WHOLE = re.compile(r"\(\w+ x [\w x+]{1,50}\)|\[[\w, ]{1,50}\]")  # `(1024 x 4096 + 4096)`, `[1, 128]`
-_WIDE_RANGES = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60"  # two columns each: CJK and fullwidth punctuation
+_WIDE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60"  # CJK and fullwidth punctuation, between which lines may break
 _OPENING = "\uff08\u300a"  # ends no line
 _CLOSING = "\uff0c\u3002\uff1b\uff1a\u3001\uff09\u300b\uff01\uff1f"  # begins no line
-# Texts, which `re` compiles on first use: it takes as long as the rest of this module.
-_WIDE = f"[{_WIDE_RANGES}]"
-_UNIT = f" *[{_OPENING}]*(?:[^{_WIDE_RANGES} ]+|[{_WIDE_RANGES}])[{_CLOSING}]* *"
+# A word, or a wide character, with the blanks around it: a text, which `re` compiles on first use.
+_UNIT = f" *[{_OPENING}]*(?:[^{_WIDE} ]+|[{_WIDE}])[{_CLOSING}]* *"
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,28 @@ def _width_of(stream: Any) -> int | None:
 
 def wrapped(text: str, target: Target, indent: int = 0) -> str:
     """Return the text in lines of the target's width, further lines indented; no word, size or shape is broken."""
-    if target.width is None:
+    if target.width is None or text_width(text) <= target.width:
         return f"{text}\n"
-    joined = _joined(text)
-    if re.search(_WIDE, joined):
-        lines = _wide_lines(joined, target.width, " " * indent)
-    else:
-        lines = textwrap.wrap(
-            joined, target.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-        )
-    return "\n".join(lines).replace("\u00a0", " ") + "\n"
+    lines, columns = [""], 0
+    for unit in re.findall(_UNIT, _joined(text)):
+        if columns + text_width(unit.rstrip(" ")) > target.width:
+            if lines[-1].strip():
+                lines.append(" " * indent)
+                columns = indent
+            else:
+                unit = unit.lstrip(" ")  # of the first line, for which the word is too long
+        lines[-1] += unit
+        columns += text_width(unit)
+    return "\n".join(line.rstrip(" ") for line in lines).replace("\u00a0", " ") + "\n"
+
+
+def text_width(text: str) -> int:
+    """Return the columns of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def stacked(*tables: str) -> str:
@@ -84,9 +94,7 @@ def message(text: str) -> str:
 
 def unbroken(text: str) -> list[str]:
     """Return the parts of the text that `wrapped` leaves in one line."""
-    joined = _joined(text)
-    parts = re.findall(_UNIT, joined) if re.search(_WIDE, joined) else joined.split(" ")
-    return [part.strip(" ").replace("\u00a0", " ") for part in parts]
+    return [part.strip(" ").replace("\u00a0", " ") for part in re.findall(_UNIT, _joined(text))]
 
 
 def _joined(text: str) -> str:
@@ -97,20 +105,7 @@ def _joined(text: str) -> str:
 
 def padded(text: str, width: int) -> str:
     """Return the text with blanks up to the width in columns."""
-    return text + " " * (width - len(text) - len(re.findall(_WIDE, text)))
-
-
-def _wide_lines(text: str, width: int, indent: str) -> list[str]:
-    """Return the lines of a Chinese text: broken between characters, no punctuation mark on the wrong side."""
-    lines, columns = [""], 0
-    for unit in re.findall(_UNIT, text):
-        needed = sum(2 if re.match(_WIDE, character) else 1 for character in unit.rstrip(" "))
-        if columns + needed > width and lines[-1].strip():
-            lines.append(indent)
-            columns = len(indent)
-        lines[-1] += unit
-        columns += needed + len(unit) - len(unit.rstrip(" "))
-    return [line.rstrip(" ") for line in lines]
+    return text + " " * (width - text_width(text))
 
 
 def progress_bar() -> Any:

@@ -10,7 +10,7 @@ from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
 from bertscope.reports.page import DiffReport, DiffRow
 from bertscope.units import bytes_text, count_text, shape_text, signed_text
-from bertscope.views.columns import Column, copies_text, csv_only, number, optional, values, word
+from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, optional, values
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
@@ -32,14 +32,10 @@ def _difference(totals: dict[str, Any]) -> str:
     return "--" if None in totals.values() else signed_text(totals["b"] - totals["a"])
 
 
-_FIELDS = (
-    word("setting", "field"),
-    Column("a", lambda change: _value(change.a)),
-    Column("b", lambda change: _value(change.b)),
-)
+_FIELDS = (attribute("setting", "field"), attribute("a", "a", missing="--"), attribute("b", "b", missing="--"))
 _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
-    word("change", "status"),
+    attribute("change", "status"),
     csv_only(values("copies")),
     Column("shape", _shapes, below=1,
            csv={"shape_a": lambda row: _shape(row.shape_a), "shape_b": lambda row: _shape(row.shape_b)}),
@@ -47,7 +43,7 @@ _ROWS = (
            right=True),
 )  # fmt: skip
 _TOTALS = (
-    word("total", "total"),
+    attribute("total", "total"),
     number("a", "a", missing="--"),
     number("b", "b", missing="--"),
     Column("difference", _difference, right=True),
@@ -99,12 +95,12 @@ def _checkpoint_tables(report: CheckpointReport, target: Target | None) -> list[
     rows = report.rows
     columns = [
         Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
-        word("dtype", "dtype"),
-        word("shape", "shape", shape_text, csv=["shape", "copies"]),
+        attribute("dtype", "dtype"),
+        attribute("shape", "shape", "copies", text=shape_text),
         number("params", "params"),
         number("bytes", "bytes", bytes_text, detail=True),
-        word("packing", "packing", below=1, shown=any(row.packing for row in rows)),
-        word("shares the storage of", "shares", one_line, below=1,
+        attribute("packing", "packing", below=1, shown=any(row.packing for row in rows)),
+        attribute("shares the storage of", "shares", text=one_line, below=1,
                   shown=any(row.shares for row in rows)),
     ]  # fmt: skip
     return [Table(columns, rows)]
@@ -170,8 +166,8 @@ def _side(shape: Shape, dtype: str | None) -> str:
 
 
 _VERIFY = (
-    word("", "is_wrong", {True: "no", False: "ok"}.__getitem__),
-    word("what", "status"),
+    attribute("", "is_wrong", text={True: "no", False: "ok"}.__getitem__),
+    attribute("what", "status"),
     Column("tensor", _label, values("name", "stored_name", "copies")),
     Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), below=2),
     Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), below=2),

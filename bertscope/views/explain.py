@@ -13,7 +13,7 @@ from bertscope.errors import SelectionError, one_line, shown
 from bertscope.reports.base import Note
 from bertscope.reports.explain import ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.units import count_text
-from bertscope.views.columns import Column, copies_text, csv_text, markdown_text, number, values, word
+from bertscope.views.columns import Column, attribute, copies_text, csv_text, markdown_text, number, values
 from bertscope.views.console import Target, wrapped
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
@@ -178,7 +178,7 @@ def _formulas(title: str, name: str) -> Column:
     def value(step: Step) -> int:
         return getattr(getattr(step, name), "value", 0)
 
-    return replace(word(title, name, _formula, missing="0"), csv={f"{name}_formula": symbols, name: value})
+    return replace(attribute(title, name, text=_formula, missing="0"), csv={f"{name}_formula": symbols, name: value})
 
 
 def _columns() -> list[Column]:

@@ -1,20 +1,23 @@
-"""The fit report as a table, CSV and Markdown."""
+"""The reports of `fit`, and of `estimate` and `fit` with `--lengths`, as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bertscope.errors import named
 from bertscope.gpus import sdpa_kernel
-from bertscope.reports.memory import FitReport, FitRow
+from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE
+from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED
-from bertscope.units import BF16, FP16, bytes_text, count_text
-from bertscope.views.columns import Column, answer_word, csv_only, fits_word, listed, number, values
+from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, share_text
+from bertscope.views.columns import Column, answer_word, attribute, csv_only, fits_word, listed, number, values
+from bertscope.views.console import Target
 from bertscope.views.footer import not_generation, uncounted
-from bertscope.views.memory import CUDNN_NOTE, LORA_NOTE
 from bertscope.views.step import (
+    CUDNN_NOTE,
+    LORA_NOTE,
     assumed,
     cost_columns,
     needs,
@@ -25,7 +28,7 @@ from bertscope.views.step import (
     verdict_text,
     with_other_loop,
 )
-from bertscope.views.views import Compared, Table, View, common_notes, fixed
+from bertscope.views.views import Compared, Table, View, about, common_notes
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -34,18 +37,16 @@ def columns(report: FitReport) -> list[Column]:
     searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
     return [
         number("GPUs", "ranks", shown=by_ranks),
-        Column("strategy", lambda row: _strategy(row), values("strategy"), shown=by_ranks),
+        attribute("strategy", "strategy", text=_strategy, shown=by_ranks),
         number("seq", "seq", shown=not report.length_given),
-        Column("setting", lambda row: ", ".join((row.precision, strategy_name(row.checkpointing))),
-               shown=by_ranks),
-        Column("precision", lambda row: row.precision, values("precision"), shown=not by_ranks),
-        Column("checkpointing", lambda row: strategy_name(row.checkpointing), values("checkpointing"),
-               shown=not by_ranks),
+        Column("setting", lambda row: f"{row.precision}, {strategy_name(row.checkpointing)}", shown=by_ranks),
+        attribute("precision", "precision", shown=not by_ranks),
+        attribute("checkpointing", "checkpointing", text=strategy_name, shown=not by_ranks),
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
         csv_only(values("largest_batch")),
         number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
         *cost_columns(report.rows, without=["fits"] * (report.asked_batch is None and are_all)),
-        parts_csv(lambda row: row.cost.peak),
+        parts_csv(),
         Column("peak of batch + 1", lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
                values("next_peak_bytes"), right=True, detail=True, shown=searched and not on_gpu),
         Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
@@ -54,8 +55,8 @@ def columns(report: FitReport) -> list[Column]:
     ]  # fmt: skip
 
 
-def _strategy(row: FitRow) -> str:
-    return "one process" if row.strategy == SINGLE else row.strategy
+def _strategy(name: str) -> str:
+    return "one process" if name == SINGLE else name
 
 
 def best_row(report: FitReport, seq: int) -> FitRow:
@@ -76,35 +77,30 @@ def verdict(report: FitReport) -> str:
     Of several lengths it is about the longest one with the best answer.
     """
     row = _answering_row(report)
-    seq = row.seq
-    batch = count_text(report.asked_batch or row.batch or 1)
-    on = on_text(report)
+    batch, at, on = count_text(report.asked_batch or row.batch or 1), _at(report, row.seq), on_text(report)
     memory = needs(row.cost) + not_generation(report)
     if report.batch_total is not None:
-        size = bytes_text(report.budget_bytes)
-        on = f" x {report.card.name if report.card else size}"
-        share = -(-report.batch_total // row.ranks)
-        total = count_text(report.batch_total)
+        total, share = count_text(report.batch_total), count_text(-(-report.batch_total // row.ranks))
         outcome = f"yes: batch {total} fits" if row.fits else f"no: batch {total} does not fit"
-        answer = (
-            f"{outcome} on {count_text(row.ranks)}{on}{_at(report, seq)} with "
-            f"{_strategy(row)}, {way_of(row)}: batch {count_text(share)} each, {memory}"
-        )
-        return f"{answer}; assumed: {assumed(report)}"
+        how = f"{_strategy(row.strategy)}, {way_of(row)}: batch {share} each, {memory}"
+        return f"{outcome} on {count_text(row.ranks)} x {_card(report)}{at} with {how}; assumed: {assumed(report)}"
     if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
-        batch = f"{batch} ({count_text(row.batch * seq)} tokens)"
-    where, way = f"{on}{_at(report, seq)}", f"{way_of(row)}: {memory}"
+        batch = f"{batch} ({count_text(row.batch * row.seq)} tokens)"
     if report.answer == YES:
-        answer = f"yes: batch {batch} fits{where} with {way}"
+        answer = f"yes: batch {batch} fits{on}{at} with"
     elif report.answer == UNCERTAIN:
-        answer = f"not certain: batch {batch} may fit{where} with {way}"
+        answer = f"not certain: batch {batch} may fit{on}{at} with"
     elif report.asked_batch is None:
-        answer = f"no: not even batch {batch} fits{where} with {way}"
+        answer = f"no: not even batch {batch} fits{on}{at} with"
     else:
         largest = count_text(row.largest_batch) if row.largest_batch else "none"
-        answer = f"no: batch {batch} does not fit{where}, {largest} does; the closest setting is {way}"
-    answer = with_other_loop(answer, report.run, row.cost)
+        answer = f"no: batch {batch} does not fit{on}{at}, {largest} does; the closest setting is"
+    answer = with_other_loop(f"{answer} {way_of(row)}: {memory}", report.run, row.cost)
     return f"{answer}; assumed: {assumed(report)}"
+
+
+def _card(report: Any) -> str:
+    return report.card.name if report.card else bytes_text(report.budget_bytes)
 
 
 def on_text(report: Any) -> str:
@@ -113,28 +109,11 @@ def on_text(report: Any) -> str:
     return f" on {report.card.name if report.card else device}"
 
 
-def common_verdict(reports: Sequence[FitReport]) -> str:
-    """Return the answer for several GPUs: `batch 8 fits on t4 and a10, does not fit on k80`."""
-    names: dict[str, list[str]] = {}
-    for report in reports:
-        row, name = _answering_row(report), report.card.name if report.card else bytes_text(report.budget_bytes)
-        key = row.answer
-        if report.batch_total is not None:
-            name = count_text(row.ranks) + f" x {name}"
-        elif row.fits and report.asked_batch is None:
-            key, name = "largest", f"{count_text(row.batch)} on {name}"
-        names.setdefault(key, []).append(name)
-    batch = count_text(reports[0].batch_total or reports[0].asked_batch or 1)
-    said = {"largest": "the largest batch is"}
-    said |= {answer: f"batch {batch} {fits_word(answer)} on" for answer in (YES, UNCERTAIN, NO)}
-    return "; ".join(f"{text} {listed(names[key])}" for key, text in said.items() if key in names)
-
-
 def _answering_row(report: FitReport) -> FitRow:
     return best_row(report, max(row.seq for row in report.rows if row.answer == report.answer))
 
 
-def notes(report: FitReport) -> Iterator[str]:
+def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     """Yield the notes: what may change the answer first, then how the numbers were obtained."""
     is_calibrated = report.card is not None and bool(report.card.calibration)
     yield from uncounted(report)
@@ -229,30 +208,131 @@ def _at(report: FitReport, seq: int) -> str:
     return "" if report.length_given else f" at seq {seq}"
 
 
+# ---- several GPUs ----
+
+
 def _compared_table(report: FitReport) -> Table:
     """Return the best row of each length; its GPU's columns have the answer."""
     best = [best_row(report, seq) for seq in dict.fromkeys(row.seq for row in report.rows)]
-    answer = Column("answer", lambda row: verdict_text(row.cost), shown=report.batch_total is None)
-    memory = Column("memory", lambda row: bytes_text(report.budget_bytes), right=True, below=3)
+    answer = Column("answer", verdict_text, shown=report.batch_total is None).of("cost")
+    memory = number("memory", "cost.limit_bytes", bytes_text, csv=(), below=3)
     return Table([answer, memory, *(column for column in columns(report) if column.title != "fits")], best)
 
 
 def _compared_answer(reports: Sequence[FitReport]) -> str:
-    asked, seqs = reports[0].asked_batch, ",".join(map(str, dict.fromkeys(row.seq for row in reports[0].rows)))
-    words = (f"batch {count_text(asked)}" if asked else "", "" if reports[0].length_given else f"sequence {seqs}")
-    return f"{common_verdict(reports)}; assumed: {assumed(reports[0], *words)}"
+    """Return the answers, such as `batch 8 fits on t4 and a10, does not fit on k80`, and what they assume."""
+    first, largest = reports[0], "largest"
+    names: dict[str, list[str]] = {largest: [], YES: [], UNCERTAIN: [], NO: []}
+    for report in reports:
+        row, name = _answering_row(report), _card(report)
+        if report.batch_total is not None:
+            names[row.answer].append(f"{count_text(row.ranks)} x {name}")
+        elif row.fits and report.asked_batch is None:
+            names[largest].append(f"{count_text(row.batch)} on {name}")
+        else:
+            names[row.answer].append(name)
+    batch = f"batch {count_text(first.batch_total or first.asked_batch or 1)}"
+    said = {key: f"{batch} {fits_word(key)} on" if key != largest else "the largest batch is" for key in names}
+    answer = "; ".join(f"{said[key]} {listed(own)}" for key, own in names.items() if own)
+    seqs = ",".join(map(str, dict.fromkeys(row.seq for row in first.rows)))
+    words = (f"batch {count_text(first.asked_batch)}" if first.asked_batch else "", f"sequence {seqs}")
+    return f"{answer}; assumed: {assumed(first, *words[: 1 if first.length_given else 2])}"
 
 
 VIEW = View(
     answer=verdict,
-    tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row.fits)],
-    notes=lambda report, target: notes(report),
+    columns=columns,
+    strong=lambda report, row: row.fits,
+    notes=notes,
     compared=Compared(
         table=_compared_table,
-        subject=lambda report, reports: [fixed("GPU", report.card.name)],
+        subject=lambda reports: [about("GPU", "card.name")],
         answer=_compared_answer,
-        notes=lambda reports: common_notes(reports, lambda report: report.card.name, notes),
+        notes=lambda reports: common_notes((report.card.name, [*notes(report)]) for report in reports),
         records=lambda report: Table(columns(report), report.rows),
         shows_records=True,
     ),
 )
+
+
+# ---- the lengths of a data set ----
+
+
+def _length_columns(report: LengthsReport) -> list[Column]:
+    """Return the columns of the ways to make batches."""
+    return [
+        attribute("batches", "name", text=_batching),
+        Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
+        number("an epoch", "batches"),
+        number("padding", "padding", share_text),
+        number("mean peak", "expected_bytes", bytes_text),
+        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
+               right=True, detail=True),
+        *cost_columns(report.rows, peak="worst peak"),
+        number("epoch FLOPs", "epoch_flops", flops_text),
+    ]  # fmt: skip
+
+
+def _batching(name: str) -> str:
+    """Return a way to make batches in words: `dynamic padding`."""
+    if name == "tokens":
+        return "sorted by length, padded"
+    grouped = "dynamic padding, grouped by length" if name == "grouped" else f"{name} padding"
+    return name if name in ("unpadded", "packed") else grouped
+
+
+def _size(row: LengthsRow) -> str:
+    return count_text(row.batch) if row.batch else f"{count_text(row.tokens_per_batch)} tokens"
+
+
+def best(report: LengthsReport) -> LengthsRow:
+    """Return the row that every model can run, with padding, whose worst step fits with the fewest FLOPs."""
+    padded = [row for row in report.rows if row.name not in ("unpadded", "packed")]
+    return min(padded, key=lambda row: (row.answer not in ("yes", ""), row.epoch_flops))
+
+
+def _length_verdict(report: LengthsReport) -> str:
+    """Return the answer in a sentence, and what it assumes."""
+    row, fixed = best(report), report.rows[0]
+    on = f" on {report.card.name}" if report.card else ""
+    what = f"{_batching(row.name)}, batch {_size(row)}{on}"
+    answer = (
+        f"{what}: worst step {bytes_text(row.peak_bytes)}, mean step {bytes_text(row.expected_bytes)}; an epoch "
+        f"{flops_text(row.epoch_flops)}, {share_text(row.epoch_flops / fixed.epoch_flops)} of {_batching(fixed.name)}"
+    )
+    answer = f"{answer_word(row.answer)}: {answer}" if row.answer else answer
+    how = row_words("checkpointing", report.run.checkpointing)
+    return f"{answer}; assumed: {assumed(report, report.run.precision)}, {how}"
+
+
+def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]:
+    """Yield the notes: the data first, then how the numbers were obtained."""
+    yield (
+        f"{count_text(report.sequences)} sequences of {report.shortest} to {report.longest} "
+        f"tokens, mean {report.mean:.1f}: {report.source}"
+    )
+    if report.truncated:
+        yield f"{count_text(report.truncated)} sequences were longer, and are cut to {report.longest} tokens"
+    yield (
+        f"steps of these lengths ran: {', '.join(map(str, report.traced))}; between two of them a peak is on the "
+        "straight line, not below the step's own; on a card steps of changing sizes may fragment more"
+    )
+    yield (
+        "dynamic: random batches, the mean of all orders; grouped: group_by_length of "
+        "transformers; the worst step has the longest sequences; unpadded and packed: the memory "
+        "of as many tokens in equal sequences; grouped and packed: one random order"
+    )
+    yield from time_notes(row.cost for row in report.rows)
+
+
+def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
+    chosen = best(report)
+    tables = [Table(_length_columns(report), report.rows, lambda row: row is chosen)]
+    if report.table:
+        lengths = Column("lengths", lambda row: f"{row.low}-{row.high}")
+        by_length = [lengths, number("sequences", "sequences"), number("batch", "batch"), *cost_columns(report.table)]
+        tables.append(Table(by_length, report.table))
+    return tables
+
+
+LENGTHS = View(answer=_length_verdict, tables=_length_tables, notes=_length_notes)

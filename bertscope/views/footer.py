@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import named, one_line, shown
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.settings.run_config import AUTOCAST, CPU, INFERENCE
 from bertscope.units import bytes_text, count_text, flops_text
-from bertscope.views.console import Target, padded, wrapped
 
 if TYPE_CHECKING:
     from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
-    from bertscope.reports.params import CountReport, TreeReport, WrittenSum
+    from bertscope.reports.modules import CountReport, TreeReport, WrittenSum
 
 SHOWN_TIES = 8
 SHOWN_PARTS = 4
@@ -122,12 +121,15 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     ]
     if len(ties) > SHOWN_TIES:
         lines.append(("", f"and {len(ties) - SHOWN_TIES} more ties; {named('to_json()')} lists them all"))
-    lines += _layer_sums(sums)
-    lines += [
-        ("trainable", trainable),
-        ("buffers", buffers),
-        ("size", size),
-    ]
+    several = sum(item.name == "layer" for item in sums) > 1
+    has_few = sum(item.name not in ("layer", "total") for item in sums) <= SHOWN_PARTS
+    for item in sums:
+        if item.name == "layer":
+            place = f"{item.path}: " if several else ""
+            lines.append(("one layer", f"{place}{item.terms} = {count_text(item.params)}"))
+        elif item.name != "total" and has_few:
+            lines.append(("", f"{item.name}: {item.terms} = {count_text(item.params)}"))
+    lines += [("trainable", trainable), ("buffers", buffers), ("size", size)]
     if (matmul_flops := getattr(report, "matmul_flops", None)) is not None:
         flops, macs = flops_text(matmul_flops), count_text(matmul_flops // 2)
         lines.append(("forward pass", f"{flops}, {macs} multiply-adds (matrix products, at these shapes)"))
@@ -137,51 +139,6 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
     classes = subject.implementation or ""  # their version may decide how many parameters there are
     version = f"{subject.torch_version}, {classes}" if classes.startswith("transformers ") else subject.torch_version
     return [*lines, (subject.obtained, f"from the torch modules' own tensors; torch {version}")]
-
-
-def _layer_sums(sums: Sequence[WrittenSum]) -> Iterator[tuple[str, str]]:
-    several = len([item for item in sums if item.name == "layer"]) > 1
-    has_few = len([item for item in sums if item.name not in ("layer", "total")]) <= SHOWN_PARTS
-    for item in sums:
-        if item.name == "layer":
-            place = f"{item.path}: " if several else ""
-            yield "one layer", f"{place}{item.terms} = {count_text(item.params)}"
-        elif item.name != "total" and has_few:
-            yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
-
-
-def notes_text(notes: Sequence[str], target: Target, more_rows: int = 0) -> str:
-    """Return the notes under a table: all if there are two or with -v, else the first and the number of others.
-
-    `more_rows` is the number of rows that the table has with -v only.
-    """
-    if notes and not target.verbose and (len(notes) > 2 or more_rows):
-        count, more = len(notes) - 1, []
-        if count:
-            more.append("1 more note" if count == 1 else f"{count} more notes")
-        if more_rows:
-            more.append("1 more row" if more_rows == 1 else f"{more_rows} more rows")
-        notes = [f"{notes[0]} ({named('to_markdown()')}: {', '.join(more)})"]
-    return "".join(wrapped(note, target, 2) for note in notes)
-
-
-def lines_text(lines: Iterable[tuple[str, str]], width: int = 24, target: Target | None = None) -> str:
-    """Return names and their values for the terminal, the values from one column on."""
-    return "".join(wrapped(f"{padded(name, width)}{value}", target or Target(), width) for name, value in lines)
-
-
-def lines_markdown(lines: Iterable[tuple[str, str]]) -> str:
-    """Return names and their values as a list; a value without a name belongs to the line above."""
-    return _escaped("".join(f"- {name}: {value}\n" if name else f"  - {value}\n" for name, value in lines))
-
-
-def bullets(notes: Iterable[str]) -> str:
-    """Return notes as a list in Markdown."""
-    return _escaped("".join(f"- {note}\n" for note in notes))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("_", "\\_").replace("*", "\\*")
 
 
 def not_generation(report: Any) -> str:

@@ -20,7 +20,7 @@ from textual.widgets.tree import TreeNode
 
 from bertscope.reports.checkpoint import CheckpointReport, StoredRow
 from bertscope.reports.layer_ranges import expand, is_run
-from bertscope.reports.params import CountReport, TreeReport, TreeRow
+from bertscope.reports.modules import CountReport, TreeReport, TreeRow
 from bertscope.units import bytes_text, count_text, flops_text, shape_text, share_text, tensors_text, visible
 from bertscope.views.console import stdout_target
 from bertscope.views.views import view_of

@@ -1,21 +1,24 @@
 """The memory report as a table, CSV and Markdown; in the terminal with bars, and what to conclude."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from operator import attrgetter
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import named, one_line
-from bertscope.reports.memory import KeptRow, Memory, MemoryReport, Variant
+from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.reports.step import StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE
-from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, signed_text
-from bertscope.views.columns import Column, csv_only, fits_word, in_phase, listed, values
+from bertscope.units import BF16, FP16, bytes_text, shape_text, signed_text
+from bertscope.views.columns import Column, attribute, csv_only, fits_word, in_phase, listed, number, values
 from bertscope.views.console import PARTS, Target, wrapped
 from bertscope.views.footer import not_generation, uncounted
 from bertscope.views.step import (
+    CUDNN_NOTE,
+    LORA_NOTE,
     PEAK,
     VERBOSE,
     assumed,
@@ -29,19 +32,15 @@ from bertscope.views.step import (
     place_of,
     range_text,
     run_text,
+    shown_by,
     sizes,
     strategy_name,
     time_notes,
     variant_name,
     with_other_loop,
 )
-from bertscope.views.traffic import (
-    rank_tables,
-    ranks_notes,
-    traffic_notes,
-    traffic_tables,
-)
-from bertscope.views.views import Compared, Table, View, common_notes, fixed, model_columns, side_by_side
+from bertscope.views.traffic import rank_tables, ranks_notes, traffic_notes, traffic_tables
+from bertscope.views.views import Compared, Table, View, about, common_notes, model_columns, side_by_side
 
 _BAR_WIDTH = 48
 # A different letter for each, so that the bars can be read without colour.
@@ -57,62 +56,54 @@ _MARKS = {
     "communication": "c",
 }
 
-LORA_NOTE = (
-    "checkpointing enabled before get_peft_model, where peft has the embeddings require a gradient; enabled after it, "
-    "a step needs less"
-)
-CUDNN_NOTE = "not counted: the workspaces of cuDNN's convolutions"
-
 
 def bars(report: MemoryReport, target: Target) -> str:
     """Draw the parts at each variant's peak, to one scale."""
-    memories = [(_name(variant), variant.memory) for variant in report.variants if variant.memory]
-    if not memories:
+    known = _known(report)
+    if not known:
         return ""
-    highest = max(memory.cost.peak_bytes for _, memory in memories) or 1
-    label = max(len(name) for name, _ in memories) + 1
+    highest = max(memory.cost.peak_bytes for _, memory in known) or 1
+    label = max(len(name) for name, _ in known) + 1
     width = max(min(_BAR_WIDTH, (target.width or 80) - label - 14), 8)
-    drawn = [_bar(memory, highest, width) for _, memory in memories]
-    lines = [
-        f"{name:<{label}}{bar:<{width}} {bytes_text(memory.cost.peak_bytes)}"
-        for (name, memory), bar in zip(memories, drawn, strict=True)
-    ]
-    used = [part for part, mark in _MARKS.items() if any(mark in bar for bar in drawn)]
-    legend = " " * label + " ".join(f"{_MARKS[part]} {part_name(part)}" for part in used)
-    return "\n".join(line.rstrip() for line in lines) + "\n" + wrapped(legend, target, label)
+    lines, used = "", ""
+    for name, memory in known:
+        bar, sum_bytes = "", 0
+        for part, mark in _MARKS.items():
+            sum_bytes += getattr(memory.peak.parts, part)
+            bar += mark * (round(width * sum_bytes / highest) - len(bar))
+        used += bar
+        lines += f"{name:<{label}}{bar:<{width}} {bytes_text(memory.cost.peak_bytes)}\n"
+    legend = " ".join(f"{mark} {part_name(part)}" for part, mark in _MARKS.items() if mark in used)
+    return lines + wrapped(" " * label + legend, target, label)
 
 
-def _bar(memory: Memory, highest: int, width: int) -> str:
-    text, sum_bytes = "", 0
-    for part, mark in _MARKS.items():
-        sum_bytes += getattr(memory.peak.parts, part)
-        text += mark * (round(width * sum_bytes / highest) - len(text))
-    return text
+def _known(report: MemoryReport) -> list[tuple[str, Memory]]:
+    """Return the name and the memory of each variant that has one."""
+    return [(_name(variant), variant.memory) for variant in report.variants if variant.memory]
 
 
 def verdict(report: MemoryReport) -> str:
     """Return the peak of each variant and its moment in a sentence, with the settings that it assumes."""
-    known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
+    memories = [memory for _, memory in _known(report)]
     settings = [assumed(report, *sizes(report.run, report.inputs_given), groups=len(report.ranks))]
-    is_estimated = all(memory.obtained == "estimated" for _, memory in known)
+    is_estimated = all(memory.obtained == "estimated" for memory in memories)
     if is_estimated and report.run.device == CPU and report.run.compute_precision in (BF16.name, FP16.name):
         settings.append("in 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX")
-    if report.run.device == CUDA and any(row.operator == "convolution" for _, memory in known for row in memory.kept):
+    if report.run.device == CUDA and any(row.operator == "convolution" for memory in memories for row in memory.kept):
         settings.append("without cuDNN's workspaces of convolutions, which may double the peak")
     if is_estimated:
         settings += uncounted(report)
     answer = _peaks(report) + not_generation(report)
     if fits := _fits(report):
-        is_several = len(report.variants) > 1
-        answer = f"{fits}; {answer}" if is_several else f"{fits}: {answer}"
-    for _, memory in known[:1]:
-        answer = with_other_loop(answer, report.run, memory.cost) if memory.obtained == "estimated" else answer
+        answer = f"{fits}{';' if len(report.variants) > 1 else ':'} {answer}"
+    if memories and memories[0].obtained == "estimated":
+        answer = with_other_loop(answer, report.run, memories[0].cost)
     return f"{answer}; assumed: {', '.join(settings)}"
 
 
 def _peaks(report: MemoryReport) -> str:
     """Return the peak of one variant with its moment, or of several the peaks of two or the lowest one."""
-    known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
+    known = _known(report)
     peaks = [memory.cost.peak_bytes for _, memory in known]
     if not known:
         return "nothing was measured"
@@ -123,14 +114,12 @@ def _peaks(report: MemoryReport) -> str:
         return f"each of {len(peaks)} peaks is {bytes_text(peaks[0])}, {places}"
     if len(known) > 2:  # the table has the others
         known = [known[peaks.index(min(peaks))]]
-    names = [_name(variant) for variant, _ in known]
-    first = next((name for name in names if name != NONE), "")  # the word stands once
-    words = [
-        bytes_text(memory.cost.peak_bytes)
-        + (" without " if name == NONE else " with ")
-        + ("checkpointing" if name == NONE else f"checkpointing {name}" if name == first else name)
-        for name, (_, memory) in zip(names, known, strict=True)
-    ]
+    words, strategies = [], [name for name, _ in known if name != NONE]
+    for name, memory in known:
+        way = "without checkpointing" if name == NONE else f"with {name}"
+        if [name] == strategies[:1]:  # the word stands once
+            way = f"with checkpointing {name}"
+        words.append(f"{bytes_text(memory.cost.peak_bytes)} {way}")
     found = ", ".join(words)
     return f"the lowest of {len(peaks)} peaks is {found}" if len(peaks) > 2 else f"the peak is {found}"
 
@@ -146,7 +135,7 @@ def _fits(report: MemoryReport) -> str:
     return f"the step {' and '.join(answers)}" if answers else ""
 
 
-def notes(report: MemoryReport) -> Iterator[str]:
+def notes(report: MemoryReport, target: Target | None = None, **_: Any) -> Iterator[str]:
     """Yield what to conclude from the table, and how each number was obtained."""
     if report.card and report.card.calibration:
         yield f"{report.card.name}: {report.card.calibration}"
@@ -166,10 +155,9 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
         yield _comparison(*known[0], other, memory)
         if memory.cost.peak_bytes >= known[0][1].cost.peak_bytes and other.outlook is not None:
             points = "".join(
-                (f"; at batch {point.batch}: {bytes_text(point.own_bytes)} instead of "
-f"{bytes_text(point.first_bytes)}")
+                f"; at batch {point.batch}: {bytes_text(point.own_bytes)} instead of {bytes_text(point.first_bytes)}"
                 for point in other.outlook.points
-            )  # fmt: skip
+            )
             yield f"the peak is lower from batch {other.outlook.pays_from_batch} on{points} (estimated)"
     for variant, memory in known if len(report.variants) > 1 else ():  # the verdict names the place of one
         yield f"{_name(variant)}: the peak is{place_of(memory.peak)}"
@@ -268,36 +256,31 @@ SHOWN_ROWS = 10
 _SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its inputs
 
 
-def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]] | None = None) -> list[Column]:
+def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[Column]:
     """Return the columns of a report's variants: the parts at the peak, the cost, and what `profile` measured."""
     variants = report.variants
-    costs = cost_columns(variants, titles={"fits": f"fits on {report.card.name}"} if report.card else None)
-    timed = [variant.timing for variant in variants if variant.timing]
-    steps = max((len(timing.step_seconds) for timing in timed), default=0)
-
-    def column(title: str, text: Callable[[Variant], str], detail: int = 0) -> Column:
-        return Column(title, text, right=True, detail=detail, shown=any(map(text, variants)))
-
-    def of(path: str, text: Callable[[Any], str]) -> Callable[[Variant], str]:
-        return lambda variant: "" if (value := _at(variant, path)) is None else text(value)
-
+    costs = cost_columns(variants, fits=f"fits on {report.card.name}" if report.card else "fits")
+    steps = max((len(variant.timing.step_seconds) for variant in variants if variant.timing), default=0)
+    measured = partial(number, csv=())
     return [
-        *part_columns(variants, lambda variant: variant.memory and variant.memory.peak, part_groups),
+        *part_columns(variants, "memory.peak", part_groups),
         *costs[:1],
-        *phase_columns(variants, lambda variant: variant.memory.phases if variant.memory else (), indent="  "),
+        *phase_columns(variants, "memory.phases", indent="  "),
         *costs[1:],
-        column("estimated peak", lambda row: (
-            bytes_text(row.estimated.cost.peak_bytes) if row.error is not None and row.estimated else "")),
-        column("  worst error", _error_text),
-        column("process: one step", of("process", lambda process: (
-            f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}")), VERBOSE),
-        column("process: whole run", of("process.run_high_water_bytes", bytes_text), VERBOSE),
-        column(f"step, median of {steps}", of("timing", lambda timing: (
-            f"{timing.median_seconds:.3f} s" if timing.step_seconds else ""))),
-        column("  slowest - fastest", of("timing.step_seconds", lambda seconds: (
-            f"{max(seconds) - min(seconds):.3f} s" if len(seconds) > 1 else ""))),
-        column("tokens per second", of("timing.tokens_per_second", lambda rate: f"{rate:,.0f}"), VERBOSE),
-        column("FLOP/s", of("timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G"), VERBOSE),
+        *shown_by(variants, [
+            Column("estimated peak", lambda row: "" if row.error is None else bytes_text(row.estimated.cost.peak_bytes),
+                   right=True),
+            Column("  worst error", _error_text, right=True),
+            measured("process: one step", "process", lambda process: (
+                f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"), detail=VERBOSE),
+            measured("process: whole run", "process.run_high_water_bytes", bytes_text, detail=VERBOSE),
+            measured(f"step, median of {steps}", "timing", lambda timing: (
+                f"{timing.median_seconds:.3f} s" if timing.step_seconds else "")),
+            measured("  slowest - fastest", "timing.step_seconds", lambda seconds: (
+                f"{max(seconds) - min(seconds):.3f} s" if len(seconds) > 1 else "")),
+            measured("tokens per second", "timing.tokens_per_second", "{:,.0f}".format, detail=VERBOSE),
+            measured("FLOP/s", "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G", detail=VERBOSE),
+        ]),
     ]  # fmt: skip
 
 
@@ -309,26 +292,18 @@ def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
         first = f"{first} ({obtained[0]})"
     else:
         names = [f"{name} ({how})" for name, how in zip(names, obtained, strict=True)]
+    left_out = {"peak in"} | ({"saved for backward"} if report.run.mode == INFERENCE else set())  # notes have the place
     groups = _part_groups(report, 0 if is_verbose else _SMALL)
-    found = [column for column in columns(report, groups) if column.title != "peak in"]  # the notes have the place
-    if report.run.mode == INFERENCE:
-        found = [column for column in found if column.title != "saved for backward"]
+    found = [column for column in columns(report, groups) if column.title not in left_out]
     return side_by_side(first, found, report.variants, names, is_verbose=is_verbose, strong=PEAK)
 
 
 def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
     """Return the parts of the peaks, each in a list; in one list those below this share of every peak."""
-    peaks = [variant.memory.peak for variant in report.variants if variant.memory]
+    peaks = [memory.peak for _, memory in _known(report)]
     found = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
     few = [part for part in found if all(getattr(peak.parts, part) < small * peak.peak_bytes for peak in peaks)]
     return [few if part in few else [part] for part in found if part not in few[1:]]
-
-
-def _at(item: Any, path: str) -> Any:
-    """Return the attribute at a path such as `timing.flops`, None if one on the way is None."""
-    for name in path.split("."):
-        item = None if item is None else getattr(item, name)
-    return item
 
 
 def _error_text(variant: Variant) -> str:
@@ -343,31 +318,24 @@ def _error_text(variant: Variant) -> str:
 _KEPT_NAMES = 4  # the columns that identify a row
 
 
-def kept_columns(report: MemoryReport) -> list[Column]:
-    """Return the columns of a kind of kept tensor, and one for its bytes in each variant."""
-    return [
-        Column("saved for backward, by module", lambda row: row[0].path or "(model)"),
-        Column("what", lambda row: row[0].what, below=3),
-        Column("each", lambda row: f"{shape_text(row[0].shape)} {row[0].dtype}" if row[0].dtype else "",
-               below=2),
-        Column("tensors", lambda row: count_text(row[0].tensors), right=True, below=1),
-        *(Column(_name(variant), partial(lambda number, row: bytes_text(row[1][number]), number), right=True)
-          for number, variant in enumerate(report.variants)),
-    ]  # fmt: skip
-
-
-def kept_cells(report: MemoryReport) -> list[tuple[KeptRow, tuple[int, ...]]]:
-    """Return each kind of tensor that any variant keeps, with its bytes in each."""
-    memories = [variant.memory for variant in report.variants]
-    tables = [{(row.path, row.operator, row.shape): row for row in (memory.kept if memory else ())}
-              for memory in memories]  # fmt: skip
-    keys = dict.fromkeys(key for table in tables for key in table)
+def kept_table(report: MemoryReport) -> Table:
+    """Return each kind of tensor that a variant saves, and its bytes in each variant; the most bytes first."""
+    tables = [{(row.path, row.operator, row.shape): row for row in (variant.memory.kept if variant.memory else ())}
+              for variant in report.variants]  # fmt: skip
     rows = []
-    for key in keys:
+    for key in dict.fromkeys(key for table in tables for key in table):
         found = [table.get(key) for table in tables]
-        first = next(row for row in found if row is not None)
-        rows.append((first, tuple(row.kept_bytes if row else 0 for row in found)))
-    return sorted(rows, key=lambda row: -max(row[1]))
+        rows.append((next(filter(None, found)), *(row.kept_bytes if row else 0 for row in found)))
+    names = [
+        attribute("saved for backward, by module", "path", missing="(model)", csv=()),
+        attribute("what", "what", below=3, csv=()),
+        Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", below=2),
+        number("tensors", "tensors", below=1, csv=()),
+    ]
+    sizes = [Column(_name(variant), bytes_text, right=True).of(itemgetter(place))
+             for place, variant in enumerate(report.variants, 1)]  # fmt: skip
+    columns = [*(column.of(itemgetter(0)) for column in names), *sizes]
+    return Table(columns, sorted(rows, key=lambda row: -max(row[1:])), names=_KEPT_NAMES)
 
 
 def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | None = None) -> list[Table]:
@@ -379,14 +347,14 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
     tables = [variants_table(report, is_verbose=is_detailed)]
     tables += [Table(*found) for found in rank_tables(report)]
     tables += [Table(*found) for found in traffic_tables(report, by_module=is_detailed)]
-    rows = kept_cells(report) if is_detailed or shown_rows is not None else []
-    if not rows:
+    kept = kept_table(report)
+    if not kept.rows or not (is_detailed or shown_rows is not None):
         return tables
-    shown = rows if target is None else rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
-    rest = [sum(row[1][number] for row in rows[len(shown) :]) for number in range(len(report.variants))]
-    sizes = ", ".join(map(bytes_text, rest))
-    more = f"and {len(rows) - len(shown)} more, {sizes}; {named('rows')} 0 lists them all" + "\n" if any(rest) else ""
-    return [*tables, Table(kept_columns(report), shown, names=_KEPT_NAMES, below=more)]
+    shown = kept.rows if target is None else kept.rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
+    others = kept.rows[len(shown) :]
+    rest = ", ".join(bytes_text(sum(sizes)) for sizes in [*zip(*others, strict=True)][1:])
+    more = f"and {len(others)} more, {rest}; {named('rows')} 0 lists them all\n" if others else ""
+    return [*tables, replace(kept, rows=shown, below=more)]
 
 
 def _records(report: MemoryReport) -> Table:
@@ -398,37 +366,46 @@ def _records(report: MemoryReport) -> Table:
         if memory is not None
         for phase in memory.phases
     ]
-    phase = attrgetter("phase")
-    of_phase = {"phase", "path", "operator", "peak_bytes"}
-    costs = cost_columns(rows, attrgetter("memory.cost"))
+    of_phase = ("phase", "peak_bytes", "path", "operator")
+    costs = [(name, read) for column in cost_columns(rows, "memory.cost") for name, read in column.csv.items()]
     return Table([
         csv_only(values("checkpointing", "reentrant", of="variant")),
         csv_only(values("obtained", of="memory")),
-        csv_only(values("phase", "peak_bytes", "path", "operator", of="phase")),
-        parts_csv(phase),
-        csv_only({name: read for column in costs for name, read in column.csv.items() if name not in of_phase}),
+        csv_only(values(*of_phase, of="phase")),
+        parts_csv("phase"),
+        csv_only({name: read for name, read in costs if name not in of_phase}),
     ], rows)  # fmt: skip
 
 
 def _compared_table(report: MemoryReport) -> Table:
     """Return the variants of one report as rows, without what `profile` adds."""
     strategy = Column("checkpointing", _name, values("checkpointing", "reentrant"))
-    found = [column for column in columns(report) if not column.title.startswith(("  ", "estimated"))]
-    return Table([strategy, *found], report.variants)
+    found = columns(report, [[part] for part in PARTS])
+    return Table([strategy, *(column for column in found if not column.title.startswith(("  ", "estimated")))],
+                 report.variants)  # fmt: skip
 
 
-def _compared_subject(report: MemoryReport, reports: Sequence[MemoryReport]) -> list[Column]:
+def _compared_subject(reports: Sequence[MemoryReport]) -> list[Column]:
     several = len({report.run.precision for report in reports}) > 1
-    return [*model_columns(report, reports), fixed("parameters in", report.run.precision, "precision", shown=several)]
+    return [*model_columns(reports), about("parameters in", "run.precision", "precision", shown=several)]
+
+
+def _compared_notes(reports: Sequence[MemoryReport]) -> list[str]:
+    return common_notes(
+        (one_line(report.subject.name, limit=120), [*uncounted(report), *footnotes(report)]) for report in reports
+    )
+
+
+def _hidden_rows(report: MemoryReport, target: Target) -> int:
+    shown, whole = (variants_table(report, is_verbose=is_verbose).rows for is_verbose in (False, True))
+    return len(whole) - len(shown)
 
 
 VIEW = View(
     answer=verdict,
     tables=_tables,
-    notes=lambda report, target, **options: notes(report),
-    hidden_rows=lambda report, target: (
-        len(variants_table(report).rows) - len(variants_table(report, is_verbose=False).rows)
-    ),
+    notes=notes,
+    hidden_rows=_hidden_rows,
     chart=lambda report, target: f"\n{bars(report, target)}" if target.verbose else "",
     records=_records,
     compared=Compared(
@@ -437,10 +414,6 @@ VIEW = View(
         answer=lambda reports: run_text(
             reports[0].run, precision=len({report.run.precision for report in reports}) == 1
         ),
-        notes=lambda reports: common_notes(
-            reports,
-            lambda report: one_line(report.subject.name, limit=120),
-            lambda report: [*uncounted(report), *footnotes(report)],
-        ),
+        notes=_compared_notes,
     ),
 )

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
-from bertscope.reports.flops import FlopsReport
 from bertscope.reports.layer_ranges import is_run
-from bertscope.reports.params import CountReport, CountRow, TreeReport, TreeRow, sum_of_rows
+from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport, TreeRow, sum_of_rows
 from bertscope.settings.checkpointing import NONE
 from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
-from bertscope.views.columns import Column, copies_text, csv_only, number, values, word
+from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, values
 from bertscope.views.console import Target, wrapped
 from bertscope.views.footer import footer, title
 from bertscope.views.views import Compared, Table, View, side_by_side
@@ -84,7 +83,7 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
     depth = {"depth": lambda row: int(id(row) in parts)}  # 1 marks the parts of the row above
     columns = [
         Column("path", label, depth | values("name", "path")),
-        word("type", "type", _distinct, detail=True),
+        attribute("type", "type", text=_distinct, detail=True),
         Column("tensors", _shapes, {"shapes": _shapes}, csv_order=3, detail=report.by == "layer",
                shown=report.by != "group"),
         *_in_out(lines, csv_order=3),
@@ -93,7 +92,7 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
         number("share", "share", share_text, csv_order=2),
         number("bytes", "bytes", bytes_text, detail=True, csv_order=1),
         number("trainable", "trainable_params", shown=report.totals.frozen_params > 0),
-        word("tied to", "tied_to", csv=["in_layer_sum", "tied_to"], detail=True, csv_order=2,
+        attribute("tied to", "tied_to", csv=["in_layer_sum", "tied_to"], detail=True, csv_order=2,
              shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
     ]  # fmt: skip
     return Table(columns, lines, lambda row: row.parts or row.name == _TOTAL)
@@ -158,8 +157,8 @@ def _pivot(reports: Sequence[CountReport]) -> Table | None:
 
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
     groups = [Column(name, partial(params, name)) for name in names]
-    sums = [word("sum over layers", "totals.layer_params", _some),
-            word("unique parameters", "totals.distinct_params", _some)]  # fmt: skip
+    sums = [attribute("sum over layers", "totals.layer_params", text=_some),
+            attribute("unique parameters", "totals.distinct_params", text=_some)]  # fmt: skip
     titles = [one_line(report.subject.name, limit=40) for report in reports]
     return side_by_side("group", [*groups, *sums], reports, titles, is_verbose=True)
 
@@ -229,7 +228,7 @@ def _flops_table(report: FlopsReport, target: Target | None = None) -> Table:
     training, names = report.mode == "training", _names(report.rows, target)
     columns = [
         Column("module", lambda row: names[row.path], values("depth", "path")),
-        word("type", "type", csv=["type", "copies"], detail=True),
+        attribute("type", "type", csv=["type", "copies"], detail=True),
         _phase("forward", "forward", shown=training),
         _phase("backward", "backward", shown=training),
         _phase("recomputed", "recompute", shown=training and report.checkpointing != NONE),
@@ -258,10 +257,10 @@ _SWEEP = (
     number("total FLOPs", "total_flops"),
 )
 _OPERATORS = (
-    word("operator", "operator"),
-    word("phase", "phase"),
+    attribute("operator", "operator"),
+    attribute("phase", "phase"),
     number("calls", "calls"),
-    word("counted as", "role"),
+    attribute("counted as", "role"),
     number("matmul FLOPs", "matmul_flops", _some, of="work"),
     number("elementwise", "elementwise_flops", _some, of="work"),
     number("bytes moved", "bytes_moved", bytes_text, of="work", detail=True),

@@ -1,24 +1,30 @@
-"""The report of `plan` as a table, CSV and Markdown."""
+"""The report of `plan` as a table, CSV and Markdown, as a chart (SVG), and as code that trains with a plan."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.resources import files
 from itertools import chain
+from textwrap import wrap
+from types import SimpleNamespace
 from typing import Any
 
-from bertscope.errors import named
-from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
+from bertscope.errors import SelectionError, named, suggestion
+from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
+from bertscope.reports.step import YES
 from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import RunConfig
-from bertscope.units import binary_unit, bytes_text, count_text, flops_text, html_text
+from bertscope.settings.run_config import AUTOCAST, RunConfig
+from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, html_text, visible
 from bertscope.views.columns import Column, csv_only, values
+from bertscope.views.console import Target
 from bertscope.views.fit import on_text
 from bertscope.views.step import assumed, cost_columns, needs, parts_csv, time_notes
-from bertscope.views.views import Table, View
+from bertscope.views.views import View
 
 # The end of a module's path in its layer -> what the module computes; the first row that matches. A path without a row
 # is shown itself.
@@ -56,11 +62,10 @@ def label(row: PlanRow) -> str:
             return "nothing kept (full)"
         if not any(own.again for own in row.lists):
             return "keep all matrix products"
-    paths = list(dict.fromkeys(own.path for own in row.lists))
-    words = [_kept_words([own for own in row.lists if own.path == path]) for path in paths]
-    if len(paths) > 1:
-        words = [f"{path}: {text}" for path, text in zip(paths, words, strict=True)]
-    return f"keep {'; '.join(words)}"
+    lists: dict[str, list[PlanList]] = {}
+    for own in row.lists:
+        lists.setdefault(own.path, []).append(own)
+    return f"keep {'; '.join(f'{path}: ' * (len(lists) > 1) + _kept_words(same) for path, same in lists.items())}"
 
 
 def _kept_words(lists: Sequence[PlanList]) -> str:
@@ -93,11 +98,9 @@ def share(row: PlanRow) -> str:
 
 def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence."""
-    row = report.first
-    on = on_text(report)
+    row, yes = report.first, "yes"
     batch = f"batch {count_text(row.batch)} x {count_text(row.accumulate)}"
-    sized = f"{batch} at seq {report.run.seq}{on}: {needs(row.cost)}"
-    yes = "yes"
+    sized = f"{batch} at seq {report.run.seq}{on_text(report)}: {needs(row.cost)}"
     if row.changes:
         trained = " (only the adapters are trained; the model is no longer fine-tuned in full)"
         yes = f"yes, with {_words(row.changes)}{trained * ('lora' in row.changes)}"
@@ -121,9 +124,8 @@ def columns(report: PlanReport) -> list[Column]:
         *cost_columns(report.rows),
         Column("recomputed", share, values("recompute_share"), right=True),
         Column("what changes", lambda row: _words(row.changes) or "-", shown=any(row.changes for row in report.rows)),
-        csv_only({"changes": lambda row: _options(row.changes) or "-",
-                  "moved_bytes_again": lambda row: row.moved_bytes_again}),
-        parts_csv(lambda row: row.cost.peak),
+        csv_only({"changes": lambda row: _options(row.changes) or "-"} | values("moved_bytes_again")),
+        parts_csv(),
     ]  # fmt: skip
 
 
@@ -141,7 +143,7 @@ def _words(settings: dict[str, Any]) -> str:
     return _options(settings)
 
 
-def notes(report: PlanReport) -> Iterator[str]:
+def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
     """Yield the next cheaper plan first, then how the numbers were obtained."""
     if (cheaper := report.cheaper) is not None and report.fits:
         yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.cost.gpu_bytes)}"
@@ -159,7 +161,7 @@ def notes(report: PlanReport) -> Iterator[str]:
     yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
 
 
-def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
+def _use(report: PlanReport, target: Target | None) -> Iterator[tuple[str, str]]:
     row = report.first
     if report.fits and (row.lists or row.changes):
         sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
@@ -172,10 +174,11 @@ def _use(report: PlanReport) -> Iterator[tuple[str, str]]:
 
 VIEW = View(
     answer=verdict,
-    lines=lambda report, target: _use(report),
+    lines=_use,
     name_width=8,
-    tables=lambda report, target: [Table(columns(report), report.rows, lambda row: row is report.rows[0])],
-    notes=lambda report, target: notes(report),
+    columns=columns,
+    strong=lambda report, row: row is report.first,
+    notes=notes,
 )
 
 
@@ -192,39 +195,173 @@ def plan_svg(report: PlanReport) -> str:
     limit = report.budget_bytes
     unit, name = binary_unit(limit)
     top = max([limit, *(size for (_, size), _ in points)]) * 1.1
+    base, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
 
     def place(share: float, size: float) -> tuple[float, float]:
-        x = _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
-        return round(x, 1), round(_HEIGHT - _BOTTOM - size / top * (_HEIGHT - _BOTTOM - _TOP), 1)
+        return round(_LEFT + share * (right - _LEFT), 1), round(base - size / top * (base - _TOP), 1)
 
-    base, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    def text(x: float, y: float, words: str, anchor: str) -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(words)}</text>'
+
     _, line = place(0, limit)
     way = " ".join(f"{x},{y}" for x, y in (place(*key) for key, _ in points))
-    parts = [
+    shapes = [
         f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>',
-        _text((_LEFT + right) / 2, _HEIGHT - 8, "recomputed", "middle"),
-        _text(6, 13, f"on the GPU, {name}", "start"),
+        text((_LEFT + right) / 2, _HEIGHT - 8, "recomputed", "middle"),
+        text(6, 13, f"on the GPU, {name}", "start"),
         f'<path d="M{_LEFT} {line}H{right}" stroke="currentColor" stroke-dasharray="6 4"/>',
-        _text(right, line - 5, f"limit {bytes_text(limit)}", "end"),
+        text(right, line - 5, f"limit {bytes_text(limit)}", "end"),
         f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
-        *(_circle(*place(*key), point, point.cost.gpu_bytes <= limit) for key, point in points),
     ]
+    for (recomputed, size), point in points:
+        x, y = place(recomputed, size)
+        words = f"{point.checkpointing}: {bytes_text(size)}, {100 * recomputed:.0f} % recomputed"
+        fill = "currentColor" if size <= limit else "none"
+        title = f"<title>{html_text(words)}</title>"
+        shapes.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>')
     for number in range(_TICKS + 1):
         x, y = place(number / _TICKS, top * number / _TICKS)
-        parts.append(_text(x, base + 16, f"{100 * number // _TICKS} %", "middle"))
-        parts.append(_text(_LEFT - 6, y + 4, f"{top * number / _TICKS / unit:.1f}", "end"))
+        shapes.append(text(x, base + 16, f"{100 * number // _TICKS} %", "middle"))
+        shapes.append(text(_LEFT - 6, y + 4, f"{top * number / _TICKS / unit:.1f}", "end"))
     box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
     style = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *parts, "</svg>\n"])
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *shapes, "</svg>\n"])
 
 
-def _text(x: float, y: float, words: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(words)}</text>'
+# ---- the code that trains with a plan: Python with the functions of bertscope/model/keep.py ----
 
 
-def _circle(x: float, y: float, point: PlanPoint, is_filled: bool) -> str:
-    share = f"{100 * point.recompute_share:.0f} %"
-    words = f"{point.checkpointing}: {bytes_text(point.cost.gpu_bytes)}, {share} recomputed"
-    fill = "currentColor" if is_filled else "none"
-    title = f"<title>{html_text(words)}</title>"
-    return f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>'
+_COMMENT_WIDTH = 100
+
+_TORCH = """
+# Once, before training and before FSDP, DDP or torch.compile wrap the model: keep_operators(model, PLAN)
+"""
+
+_LIGHTNING = '''
+from lightning.pytorch import Callback  # or pytorch_lightning
+
+
+class KeepOperators(Callback):
+    """Trainer(callbacks=[KeepOperators("model")]): "model" is an attribute of the LightningModule, "" is itself."""
+
+    def __init__(self, attribute: str = "model") -> None:
+        self.attribute, self.is_done = attribute, False
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit" and not self.is_done:
+            keep_operators(pl_module.get_submodule(self.attribute), PLAN)
+            self.is_done = True
+'''
+
+# transformers 4.43.4 to 5.23, PreTrainedModel.gradient_checkpointing_enable: the keywords go to torch's checkpoint.
+_TRAINER = """
+from transformers import TrainingArguments
+
+arguments = TrainingArguments(
+    output_dir="output",
+    per_device_train_batch_size={row.batch},
+    gradient_accumulation_steps={row.accumulate},
+{settings}
+)
+"""
+_OF_ALL_LAYERS = """\
+    gradient_checkpointing=True,
+    gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": partial(keep_contexts, KEPT)},
+    report_to="none",  # the logs of TensorBoard and others write the arguments as JSON, which has no functions"""
+_CALL = "# Before Trainer(model=model, args=arguments, ...): keep_operators(model, PLAN)\n"
+
+
+def emitted(report: PlanReport, into: str) -> str:
+    """Return the cheapest plan of a report as code to paste, or the report as JSON.
+
+    Raises SelectionError for an unknown form, and for a report without plans that fit.
+    """
+    if into not in FORMS:
+        raise SelectionError(f"no form {into[:40]!r} of a plan; {suggestion(into, FORMS)}")
+    if into == "json":
+        return report.to_json()
+    for row in report.rows if report.fits else ():
+        if row.answer == YES:  # the first line decides how Python reads the names that follow
+            return "# -*- coding: utf-8 -*-\n" + _about(report, row) + _WRITERS[into](report, row)
+    raise SelectionError("no plan fits, so there is none to emit")
+
+
+def _about(report: PlanReport, row: PlanRow) -> str:
+    """Return comments in ASCII that say for which model and run a plan is, and its peak."""
+    subject, run = report.subject, report.run
+    settings = {"attention": subject.attention, "precision": run.precision, "optimizer": run.optimizer, **row.changes}
+    settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
+    device = report.card.name if report.card else bytes_text(report.budget_bytes)
+    tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
+    text = visible(
+        f"Recompute layers of {subject.name!a}: {row.checkpointing}. Peak {bytes_text(row.peak_bytes)} on {device} "
+        f"with batch {row.batch} x {run.seq}, "
+        f"{', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
+        f"Made with {', '.join(filter(None, tools))}."
+    )
+    return _comments(text)
+
+
+def _trainer(report: PlanReport, row: PlanRow) -> str:
+    """Return Python of transformers with context_fn, or, if not all layers are alike, with keep_operators."""
+    precision = row.changes.get("precision", report.run.precision)
+    reason = _difference(row) or ("" if _recomputed(row) else "no layer is recomputed")
+    if not reason and any(item.layer_paths for item in row.lists):
+        reason = "other modules than numbered layers are recomputed"
+    halves = [half for half in (FP16.name, BF16.name) if precision == f"{AUTOCAST}{half}"]
+    settings = "".join(f"    {half}=True,\n" for half in halves)
+    settings += f"    gradient_checkpointing=False,  # it is of all layers: {reason}" if reason else _OF_ALL_LAYERS
+    plan = _plan(row) if reason else f"KEPT = {_set_text(row.lists[0].kept)}\n"
+    return f"{_source()}\n\n{plan}{_TRAINER.format(row=row, settings=settings)}{_CALL if reason else ''}"
+
+
+def _source() -> str:
+    """Return the code of bertscope/model/keep.py, whose import would load torch."""
+    return "\n" + (files("bertscope") / "model" / "keep.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+
+
+def _plan(row: PlanRow) -> str:
+    lines = []
+    for item in _recomputed(row):
+        modules = ", ".join(visible(one.module) or one.name for one in item.kept)
+        lines += _comments(f"keeps {modules or 'nothing'}").splitlines()
+        kept, numbers = _set_text(item.kept), range(item.recomputed[0], item.recomputed[-1] + 1)
+        if item.layer_paths:
+            lines += [f"{json.dumps(item.layer_paths[number])}: {kept}," for number in item.recomputed]
+        else:
+            shown = numbers if tuple(numbers) == item.recomputed else list(item.recomputed)
+            lines.append(f"**{{{json.dumps(f'{item.path}.')} + str(number): {kept} for number in {shown}}},")
+    return "\n".join(["PLAN = {", *(f"    {line}" for line in lines), "}\n"])
+
+
+def _comments(text: str) -> str:
+    shown = text.encode("ascii", "backslashreplace").decode()
+    return "".join(f"# {line}\n" for line in wrap(shown, _COMMENT_WIDTH))
+
+
+def _set_text(kept: Iterable[PlanOperator]) -> str:
+    names = [json.dumps(f"{item.name}.{item.number}") for item in kept]
+    return f"{{{', '.join(names)}}}" if names else "set()"
+
+
+def _recomputed(row: PlanRow) -> list[PlanList]:
+    return [item for item in row.lists if item.recomputed]
+
+
+def _difference(row: PlanRow) -> str:
+    """Return how layers differ, empty if all are recomputed and keep the same operators."""
+    for item in _recomputed(row):  # layers of one list that keep other operators are another item
+        number = sum(len(other.recomputed) for other in row.lists if other.path == item.path)
+        if number < item.layers:
+            return f"{visible(item.path)} recomputes {number} of its {item.layers} layers"
+    kept = {frozenset((one.name, one.number) for one in item.kept) for item in row.lists}
+    return "the lists of layers keep different operators" if len(kept) > 1 else ""
+
+
+_WRITERS: dict[str, Callable[[PlanReport, PlanRow], str]] = {
+    "torch": lambda report, row: f"{_source()}\n\n{_plan(row)}{_TORCH}",
+    "trainer": _trainer,
+    "lightning": lambda report, row: f"{_source()}\n\n{_plan(row)}{_LIGHTNING}",
+}
+FORMS = (*_WRITERS, "json")
+code = SimpleNamespace(emitted=emitted)

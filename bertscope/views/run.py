@@ -1,19 +1,19 @@
 """The report of `run` as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from shlex import join
 from typing import Any
 
 from bertscope.errors import one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
-from bertscope.reports.run import RunFitReport, RunPhase, RunReport
+from bertscope.reports.run import RunFitReport, RunReport
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
-from bertscope.views.columns import Column, fits_word, in_phase, number, values
+from bertscope.views.columns import Column, attribute, fits_word, in_phase, number
 from bertscope.views.console import Target
 from bertscope.views.step import cost_columns, part_name, parts_csv, range_text
+from bertscope.views.timeline import timeline
 from bertscope.views.views import Table, View
 
 _ROWS = 8  # lines that hold memory at the peak, without -v
@@ -41,41 +41,34 @@ def _title(report: RunReport | RunFitReport) -> str:
 
 
 def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None = None) -> Sequence[Table]:
-    rows = shown_rows if shown_rows is not None else _ROWS
+    """Return the phases and what is held at the peak.
+
+    In a terminal without -v, the phases are those of the last step and of the one with the peak, and all evaluations.
+    """
     is_whole = target is None or target.verbose or shown_rows == 0
-    phases = report.phases if is_whole else _last_of_each(report.phases)
+    peak, phases, found = report.peak, report.phases, report.held
+    if peak is not None and not is_whole:
+        last = max((phase.step for phase in phases if phase.phase == BACKWARD), default=peak.step)
+        phases = tuple(row for row in phases if row.step in (peak.step, last) or row.phase == EVALUATING)
+        found = found[: _ROWS if shown_rows is None else shown_rows]
     columns = [
         number("step", "step", lambda step: str(step) if step else "-"),
-        Column("phase", lambda row: row.phase, values("phase")),
+        attribute("phase", "phase"),
         *cost_columns(phases, without=["peak in", "on the GPU"]),
-        Column("line", lambda row: row.line or "-", values("line")),
-        Column("module", lambda row: row.cost.peak.path or "-", {"path": attrgetter("cost.peak.path")}, below=1),
-        Column(
-            "operator",
-            lambda row: row.cost.peak.operator or "-",
-            {"operator": attrgetter("cost.peak.operator")},
-            detail=True,
-        ),
-        parts_csv(lambda row: row.cost.peak),
+        attribute("line", "line", missing="-"),
+        attribute("module", "path", of="cost.peak", missing="-", below=1),
+        attribute("operator", "operator", of="cost.peak", missing="-", detail=True),
+        parts_csv(),
     ]
     held = [
-        Column("at the peak: line", lambda row: row.line or "-", values("line")),
-        Column("module", lambda row: row.path or "-", values("path"), below=1),
-        Column("part", lambda row: part_name(row.part), values("part")),
+        attribute("at the peak: line", "line", missing="-"),
+        attribute("module", "path", missing="-", below=1),
+        attribute("part", "part", text=part_name),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
     ]
-    peak = report.peak
-    found = report.held if is_whole else report.held[:rows]
     tables = [Table(columns, phases, strong=lambda row: row == peak)]
     return [*tables, Table(held, found)] if found else tables
-
-
-def _last_of_each(phases: Sequence[RunPhase]) -> list[RunPhase]:
-    """Return the phases of the last step and of the one with the peak, and all evaluations."""
-    top = max(phases, key=lambda phase: (phase.peak_bytes, phase.step))
-    last = max((phase.step for phase in phases if phase.phase == BACKWARD), default=top.step)
-    return [phase for phase in phases if phase.step in (top.step, last) or phase.phase == EVALUATING]
 
 
 def _lines(report: RunReport, target: Target | None) -> Iterator[tuple[str, str]]:
@@ -106,20 +99,24 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
     yield from report.remarks
 
 
-VIEW = View(answer=_answer, title=_title, tables=_tables, lines=_lines, notes=_notes,
-            hidden_rows=lambda report, target: max(len(report.held) - _ROWS, 0))  # fmt: skip
+VIEW = View(
+    answer=_answer,
+    title=_title,
+    tables=_tables,
+    lines=_lines,
+    notes=_notes,
+    hidden_rows=lambda report, target: max(len(report.held) - _ROWS, 0),
+)
 
 
 def step_timeline(report: RunReport, suffix: str) -> Any:
     """Return the picture of the step with the peak."""
-    from bertscope.views.timeline import timeline as drawn
-
     subject = Subject(name=report.script, architecture=report.script, attention="", dtype="", obtained="estimated",
                       torch_version="", bertscope_version="")  # fmt: skip
     variant = Variant(checkpointing="none", reentrant=False, estimated=report.memory)
     run = RunConfig(device=CUDA)
     made = MemoryReport(subject=subject, run=run, machine="", variants=(variant,), inputs_given=True)
-    return drawn(made, suffix)
+    return timeline(made, suffix)
 
 
 def _fit_answer(report: RunFitReport) -> str:
@@ -131,10 +128,15 @@ def _fit_answer(report: RunFitReport) -> str:
     return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
 
 
-def _fit_table(report: RunFitReport) -> Table:
-    columns = [number(report.argument, "value"), *cost_columns(report.rows)]
-    return Table(columns, report.rows, strong=lambda row: row.value == report.largest)
+def _fit_columns(report: RunFitReport) -> list[Column]:
+    return [number(report.argument, "value"), *cost_columns(report.rows)]
 
 
-FIT = View(answer=_fit_answer, title=_title, tables=lambda report, target: [_fit_table(report)],
-           notes=lambda report, target: report.remarks, shows_all_notes=True)  # fmt: skip
+FIT = View(
+    answer=_fit_answer,
+    title=_title,
+    columns=_fit_columns,
+    strong=lambda report, row: row.value == report.largest,
+    notes=lambda report, target: report.remarks,
+    shows_all_notes=True,
+)

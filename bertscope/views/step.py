@@ -4,10 +4,9 @@ A new column of all of them is a line of COST_COLUMNS.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import one_line
@@ -18,13 +17,23 @@ from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import CUDA, PLAIN, STORED, TRAINER, TRAINING, RunConfig
 from bertscope.units import binary_unit, bytes_text, flops_text, share_text
-from bertscope.views.columns import Column, answer_word, csv_only, in_phase, number, row_phase, values
+from bertscope.views.columns import (
+    Column,
+    Read,
+    answer_word,
+    attribute,
+    csv_only,
+    in_phase,
+    number,
+    reader,
+    row_phase,
+    values,
+)
 from bertscope.views.console import PARTS
 from bertscope.views.footer import title
 
 _UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 WIDE, VERBOSE = 1, 2  # a column that is left out of a wide table without -v; one that every table leaves out
-Get = Callable[[Any], StepCost | None]
 
 
 def time_text(span: TimeRange) -> str:
@@ -55,108 +64,68 @@ def verdict_text(cost: StepCost) -> str:
     return f"no, short by {'' if is_known else 'at least '}{bytes_text(cost.shortfall.low_bytes)}"
 
 
-def _bytes(title: str, name: str, **options: Any) -> Column:
-    return number(title, name, bytes_text, **options)
-
-
-def _end(name: str, end: str, cost: StepCost) -> float | None:
-    return getattr(getattr(cost.time, name, None), f"{end}_seconds", None)
-
-
-def _time(title: str, name: str) -> Column:
-    csv = {f"{name}_{end}_seconds": partial(_end, name, end) for end in ("low", "high")}
-    return Column(title, lambda cost: time_text(getattr(cost.time, name)), csv, right=True)
-
-
-def _rate(title: str, name: str, text: Callable[[Any], str]) -> Column:
-    csv = {name: lambda cost: getattr(cost.time, name, None)}
-    return Column(title, lambda cost: text(getattr(cost.time, name)), csv, right=True)
-
-
-PEAK = "peak"
+PEAK = "peak"  # the title of a column
 # A cell whose value is None is empty, and a column without any value is not shown.
 COST_COLUMNS = (
-    Column(PEAK, lambda cost: bytes_text(cost.peak_bytes), values("peak_bytes", "other_loop_bytes"), right=True),
-    Column("peak in", attrgetter("peak.phase"), values("phase", "path", "operator", of="peak"), detail=WIDE),
-    _bytes("saved for backward", "saved_bytes", detail=WIDE),
-    _bytes("allocated", "max_allocated_bytes", detail=VERBOSE),
-    _bytes("reserved", "reserved_bytes", detail=WIDE),
-    Column(
-        "on the GPU", lambda cost: bytes_text(cost.gpu_bytes) if cost.reserved else "", values("gpu_bytes"), right=True
-    ),
+    number(PEAK, "peak_bytes", bytes_text, csv=["peak_bytes", "other_loop_bytes"]),
+    attribute("peak in", "phase", "path", "operator", of="peak", detail=WIDE),
+    number("saved for backward", "saved_bytes", bytes_text, detail=WIDE),
+    number("allocated", "max_allocated_bytes", bytes_text, detail=VERBOSE),
+    number("reserved", "reserved_bytes", bytes_text, detail=WIDE),
+    Column("on the GPU", lambda cost: bytes_text(cost.gpu_bytes) if cost.reserved else "", values("gpu_bytes"), True),
     Column("fits", verdict_text, values("verdict", "limit_bytes")),
     number("extra FLOPs", "extra_flops", lambda share: f"{100 * share:+.1f} %", detail=WIDE),
-    Column("step FLOPs", lambda cost: flops_text(cost.step_flops), values("step_flops", "recompute_flops"), right=True,
-           detail=WIDE),
-    _time("step time", "step"),
-    _rate("tokens per second", "tokens_per_second", lambda rate: f"{rate:,.0f}"),
-    _rate("MFU", "mfu", share_text),
-    _time("time of an epoch", "epoch"),
-)  # fmt: skip
+    number("step FLOPs", "step_flops", flops_text, csv=["step_flops", "recompute_flops"], detail=WIDE),
+    number("step time", "step", time_text, of="time", csv=["step.low_seconds", "step.high_seconds"]),
+    number("tokens per second", "tokens_per_second", "{:,.0f}".format, of="time"),
+    number("MFU", "mfu", share_text, of="time"),
+    number("time of an epoch", "epoch", time_text, of="time", csv=["epoch.low_seconds", "epoch.high_seconds"]),
+)
 
 
 def cost_columns(
-    rows: Sequence[Any],
-    get: Get = attrgetter("cost"),
-    *,
-    without: Iterable[str] = (),
-    titles: Mapping[str, str] | None = None,
-    missing: str = "",
+    rows: Sequence[Any], of: str | Read = "cost", *, without: Iterable[str] = (), missing: str = "", **titles: str
 ) -> list[Column]:
-    """Return the columns of the costs of rows; CSV only has those in `without`, and `titles` has other titles."""
-    found = [_of_row(column, get, () if column.title in without else rows, missing) for column in COST_COLUMNS]
-    return [replace(column, title=(titles or {}).get(column.title, column.title)) for column in found]
+    """Return the columns of the costs of rows; CSV only has those in `without`, and `peak` and `fits` other titles."""
+    found = shown_by(rows, [column.of(of, missing) for column in COST_COLUMNS], missing)
+    found = [replace(column, shown=False) if column.title in without else column for column in found]
+    return [replace(column, title=titles.get(column.title, column.title)) for column in found]
 
 
-def part_columns(
-    rows: Sequence[Any],
-    get: Callable[[Any], PhasePeak | None],
-    groups: Iterable[Sequence[str]] | None = None,
-) -> list[Column]:
-    """Return a column for each group of parts of a peak, by default for each part."""
-    groups = [[part] for part in PARTS] if groups is None else groups
-    return [_of_row(_part(group), get, rows) for group in groups]
+def shown_by(rows: Sequence[Any], columns: Iterable[Column], missing: str = "") -> list[Column]:
+    """Return the columns, each shown if any row has a text for it."""
+    return [replace(column, shown=any(column.text(row) not in ("", missing) for row in rows)) for column in columns]
 
 
-def phase_columns(rows: Sequence[Any], get: Callable[[Any], Iterable[PhasePeak]], indent: str = "") -> list[Column]:
+def part_columns(rows: Sequence[Any], of: str, groups: Iterable[Sequence[str]]) -> list[Column]:
+    """Return a column for each group of parts of a peak."""
+
+    def size(group: Sequence[str], peak: PhasePeak) -> str:
+        total = sum(getattr(peak.parts, name) for name in group)
+        return bytes_text(total) if total else ""
+
+    columns = []
+    for group in groups:
+        csv = {f"{name}_bytes": reader(f"parts.{name}") for name in group}
+        columns.append(Column(", ".join(map(part_name, group)), partial(size, group), csv, right=True, detail=WIDE))
+    return shown_by(rows, [column.of(of) for column in columns])
+
+
+def phase_columns(rows: Sequence[Any], of: str | Read, indent: str = "") -> list[Column]:
     """Return a column for the peak of each phase of a step, which tables have with -v only."""
 
-    def size(name: str, row: Any) -> str:
-        return next((bytes_text(phase.peak_bytes) for phase in get(row) if phase.phase == name), "")
+    def size(name: str, phases: Iterable[PhasePeak]) -> str:
+        return next((bytes_text(phase.peak_bytes) for phase in phases if phase.phase == name), "")
 
-    names = dict.fromkeys(phase.phase for row in rows for phase in get(row))
-    return [Column(f"{indent}{row_phase(name)}", partial(size, name), right=True, detail=VERBOSE) for name in names]
+    names = dict.fromkeys(phase.phase for row in rows for phase in reader(of)(row) or ())
+    return [
+        Column(f"{indent}{row_phase(name)}", partial(size, name), right=True, detail=VERBOSE).of(of) for name in names
+    ]
 
 
-def parts_csv(get: Callable[[Any], PhasePeak | None]) -> Column:
+def parts_csv(of: str = "cost.peak") -> Column:
     """Return the parts of a peak for CSV only."""
-    return csv_only({name: read for column in part_columns((), get) for name, read in column.csv.items()})
-
-
-def _part(group: Sequence[str]) -> Column:
-    def size(peak: PhasePeak) -> int:
-        return sum(getattr(peak.parts, name) for name in group)
-
-    csv = {f"{name}_bytes": attrgetter(f"parts.{name}") for name in group}
-    title = ", ".join(map(part_name, group))
-    return Column(title, lambda peak: bytes_text(size(peak)) if size(peak) else "", csv, right=True, detail=WIDE)
-
-
-def _of_row(column: Column, get: Callable[[Any], Any], rows: Sequence[Any], missing: str = "") -> Column:
-    """Return the column of a cost, or of a part of it, for rows that have one."""
-
-    def text(row: Any) -> str:
-        cost = get(row)
-        is_known = cost is not None and any(read(cost) is not None for read in column.csv.values())
-        return column.text(cost) if is_known else missing
-
-    def value(read: Callable[[Any], Any], row: Any) -> Any:
-        return None if (cost := get(row)) is None else read(cost)
-
-    shown = any(text(row) not in ("", missing) for row in rows)
-    return replace(
-        column, text=text, shown=shown, csv={name: partial(value, read) for name, read in column.csv.items()}
-    )
+    return csv_only({f"{name}_bytes": reader(f"{of}.parts.{name}") for name in PARTS})
 
 
 # ---- the sentence ----
@@ -195,6 +164,8 @@ def with_other_loop(answer: str, run: RunConfig, cost: StepCost) -> str:
     size = bytes_text(abs(more))
     if run.other_loop == PLAIN:
         return f"{answer}; a loop that keeps outputs until the next forward has returned needs {size} more"
+    if run.zeroes_between:
+        return f"{answer}; zeroing the gradients after the optimizer step saves {size}"
     is_early = run.other_loop == TRAINER and run.mode == TRAINING
     return f"{answer}; freeing the output before {'backward' if is_early else 'the next forward'} saves {size}"
 
@@ -207,6 +178,13 @@ def by_verdict(costs: Iterable[tuple[str, StepCost | None]]) -> dict[str, list[s
 
 
 # ---- the notes ----
+
+
+LORA_NOTE = (
+    "checkpointing enabled before get_peft_model, where peft has the embeddings require a gradient; enabled after it, "
+    "a step needs less"
+)
+CUDNN_NOTE = "not counted: the workspaces of cuDNN's convolutions"
 
 
 def time_notes(costs: Iterable[StepCost | None]) -> Iterable[str]:

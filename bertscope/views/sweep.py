@@ -1,8 +1,8 @@
 """The report of `sweep` as a table, CSV and Markdown."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import SelectionError, named, one_line, suggestion
@@ -13,7 +13,7 @@ from bertscope.reports.sweep import REFUSED, SweepReport, SweepRow
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED
 from bertscope.units import bytes_text, count_text
-from bertscope.views.columns import Column, csv_only, fits_word, number, optional, values
+from bertscope.views.columns import Column, attribute, csv_only, fits_word, number, reader, values
 from bertscope.views.console import Target
 from bertscope.views.step import by_verdict, cost_columns, parts_csv
 from bertscope.views.views import Table, View
@@ -25,33 +25,28 @@ _PHASES = ("forward", "backward", "optimizer")
 def columns(report: SweepReport) -> list[Column]:
     """Return the columns: the settings that vary, then the numbers; CSV also has the settings that are constant."""
     names = list(report.rows[0].point) if report.rows else []
-    settings = [_setting(name) for name in names if name in report.varied]
-    constant = {name: partial(setting_text, name) for name in names if name not in report.varied}
-    has_errors = any(row.error for row in report.rows)
     return [
-        *settings,
-        csv_only(constant),
+        *(_setting(name) for name in names if name in report.varied),
+        csv_only({name: partial(_setting_text, name) for name in names if name not in report.varied}),
         *cost_columns(report.rows, missing="--"),
-        *(_bytes(phase, f"{phase}_bytes", partial(lambda phase, row: row.phases.get(phase), phase), detail=True)
-          for phase in _PHASES),
-        parts_csv(lambda row: row.cost and row.cost.peak),
-        _bytes("sent", "sent_bytes", attrgetter("sent_bytes"), shown=any(row.sent_bytes for row in report.rows)),
-        csv_only({f"{kind.replace('-', '_')}_bytes": partial(lambda kind, row: row.traffic.get(kind), kind)
-                  for kind in COLLECTIVES}),
-        number("parameters", "parameters", optional(count_text, "--"), detail=True, shown="model" in report.varied),
-        Column("error", lambda row: one_line(row.error, limit=60), values("error"), shown=has_errors),
+        *(_bytes(phase, f"phases.{phase}", f"{phase}_bytes", detail=True) for phase in _PHASES),
+        parts_csv(),
+        _bytes("sent", "sent_bytes", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),
+        csv_only({f"{kind.replace('-', '_')}_bytes": reader(f"traffic.{kind}") for kind in COLLECTIVES}),
+        number("parameters", "parameters", detail=True, missing="--", shown="model" in report.varied),
+        attribute("error", "error", text=partial(one_line, limit=60), shown=any(row.error for row in report.rows)),
         csv_only(values("outcome", "key")),
-    ]  # fmt: skip
+    ]
 
 
-def setting_text(name: str, row: SweepRow) -> Any:
+def _setting_text(name: str, row: SweepRow) -> Any:
     """Return the value of a setting as a cell: a list as one text, nothing for None."""
     value = row.point.get(name)
     return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _setting(name: str) -> Column:
-    read, own = partial(setting_text, name), rows(*ESTIMATED).get(name)
+    read, own = partial(_setting_text, name), rows(*ESTIMATED).get(name)
 
     def text(row: SweepRow) -> str:
         value = read(row)
@@ -62,8 +57,8 @@ def _setting(name: str) -> Column:
     return Column(name.replace("_", " "), text, {name: read}, right=bool(own and own.kind is int))
 
 
-def _bytes(title: str, name: str, read: Callable[[SweepRow], int | None], **options: Any) -> Column:
-    return Column(title, lambda row: optional(bytes_text, "--")(read(row)), {name: read}, right=True, **options)
+def _bytes(title: str, path: str, name: str, **options: Any) -> Column:
+    return replace(number(title, path, bytes_text, missing="--", **options), csv={name: reader(path)})
 
 
 def ordered(report: SweepReport, sort: str | None) -> Sequence[SweepRow]:

@@ -6,18 +6,17 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.util import find_spec
 from itertools import accumulate, groupby, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertscope.errors import MissingExtraError, SelectionError, install_command
 from bertscope.reports.base import SCHEMA
-from bertscope.reports.memory import Memory, MemoryReport, Sample, Variant
+from bertscope.reports.memory import Memory, MemoryReport, Sample
 from bertscope.units import binary_unit, bytes_text, json_text
-from bertscope.views.columns import Column, csv_only, csv_text, values
+from bertscope.views.columns import Column, attribute, csv_only, csv_text, number, reader, shown_columns, values
 from bertscope.views.console import PARTS, variable
 from bertscope.views.footer import title
 from bertscope.views.page.templating import filled
@@ -27,8 +26,7 @@ COLORS = {part: light for part, (light, _) in PARTS.items()}  # of pictures, whi
 _LABEL_SHARE = 0.25  # of the width of a panel: room for `655.91 MiB` on a phone
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseMark:
+class PhaseMark(NamedTuple):
     """A phase: its samples `start` to `end`, and the place of its name (`row` 0 is the highest)."""
 
     phase: str  # in words
@@ -50,11 +48,6 @@ class Panel:
     peak_index: int
     peak_text: str
 
-    @property
-    def peak_near_end(self) -> bool:
-        """Check if the label of the peak goes to its left, because its right is too narrow."""
-        return self.peak_index > 0.6 * (len(self.samples) - 1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pictured:
@@ -75,52 +68,44 @@ class Pictured:
 
 def pictured(report: MemoryReport) -> Pictured:
     """Return the report as panels."""
-    panels = tuple(_panel(variant) for variant in report.variants)
-    samples = [sample for panel in panels for sample in panel.samples]
-    highest = max((sample.parts.total for sample in samples), default=0)
+    panels = []
+    for variant in report.variants:
+        memory = variant.memory
+        samples = memory.timeline if memory else ()
+        obtained = f" ({memory.obtained})" if memory and memory.obtained else ""
+        panels.append(Panel(
+            title=f"checkpointing: {variant_name(variant)}{obtained}",
+            failure="" if samples else variant.failure or "no samples",
+            samples=samples,
+            marks=_marks(memory) if memory else (),
+            peak_index=max(range(len(samples)), key=lambda index: samples[index].parts.total, default=0),
+            peak_text=f"peak {bytes_text(memory.cost.peak_bytes)}" if memory and samples else "",
+        ))  # fmt: skip
+    all_parts = [sample.parts for panel in panels for sample in panel.samples]
+    highest = max((parts.total for parts in all_parts), default=0)
     unit_bytes, unit = binary_unit(highest)
     return Pictured(
-        panels=panels,
-        parts=tuple(part for part in COLORS if any(getattr(sample.parts, part) for sample in samples)),
+        panels=tuple(panels),
+        parts=tuple(part for part in COLORS if any(getattr(parts, part) for parts in all_parts)),
         unit=unit,
         unit_bytes=unit_bytes,
         top=1.3 * highest / unit_bytes or 1.0,
     )
 
 
-def _panel(variant: Variant) -> Panel:
-    memory = variant.memory
-    samples = memory.timeline if memory else ()
-    name = variant_name(variant)
-    if memory and memory.obtained:
-        name = f"{name} ({memory.obtained})"
-    return Panel(
-        title=f"checkpointing: {name}",
-        failure="" if samples else variant.failure or "no samples",
-        samples=samples,
-        marks=tuple(_marks(memory)) if memory else (),
-        peak_index=max(range(len(samples)), key=lambda index: samples[index].parts.total, default=0),
-        peak_text=f"peak {bytes_text(memory.cost.peak_bytes)}" if memory and samples else "",
-    )
-
-
-def _marks(memory: Memory) -> list[PhaseMark]:
+def _marks(memory: Memory) -> tuple[PhaseMark, ...]:
     peaks = {phase.phase: bytes_text(phase.peak_bytes) for phase in memory.phases}
-    last = len(memory.timeline) - 1
+    last, start = len(memory.timeline) - 1, 0
     marks: list[PhaseMark] = []
     free: list[float] = []  # the place from which each row of names is free
-    start = 0
-    for phase, group in groupby(memory.timeline, key=lambda sample: sample.phase):
+    for phase, group in groupby(memory.timeline, key=attrgetter("phase")):
         end = start + len(list(group)) - 1
         left = min(start, (1 - _LABEL_SHARE) * last)
         row = next((row for row, place in enumerate(free) if place <= left), len(free))
         free[row : row + 1] = [left + _LABEL_SHARE * last]
-        marks.append(
-            PhaseMark(phase=phase, peak_text=peaks.get(phase, ""), start=start, end=end, row=row,
-                      at_end=0 < left < start)
-        )  # fmt: skip
+        marks.append(PhaseMark(phase, peaks.get(phase, ""), start, end, row, at_end=0 < left < start))
         start = end + 1
-    return marks
+    return tuple(marks)
 
 
 # ---- the timeline as SVG or PNG, drawn by matplotlib: the same bytes for the same report ----
@@ -174,12 +159,12 @@ def plot(report: MemoryReport) -> Any:
 
 def _figure(report: MemoryReport) -> Any:
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     picture = pictured(report)
     columns = min(len(picture.panels), 2) or 1
     rows = -(-len(picture.panels) // columns) or 1
-    width, height = columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 1
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 1), layout="constrained")
     heading = title(report), run_text(report.run, inputs_given=report.inputs_given)
     figure.suptitle("\n".join(line for text in heading for line in textwrap.wrap(text, 70 * columns)), fontsize=11)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
@@ -190,7 +175,9 @@ def _figure(report: MemoryReport) -> Any:
     for axes in grid[:, 0]:
         axes.set_ylabel(f"live memory, {picture.unit}")
         axes.set_ylim(0, picture.top)
-    _legend(figure, picture)
+    if handles := [Patch(color=COLORS[part], label=part_name(part)) for part in picture.parts]:
+        lines = 2 if len(picture.panels) == 1 and len(handles) > 4 else 1
+        figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // lines), frameon=False)
     return figure
 
 
@@ -206,9 +193,22 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
     axes.grid(axis="y", color="black", alpha=0.12, linewidth=0.6)
     axes.set_xlim(0, len(panel.samples))
     axes.set_xlabel("in the order of allocations (not time)")
+
+    def label(text: str, place: tuple[float, float], shift: tuple[int, int], **options: Any) -> None:
+        axes.annotate(text, place, xytext=shift, textcoords="offset points", ha="right" if shift[0] < 0 else "left",
+                      **options)  # fmt: skip
+
     for mark in panel.marks:
-        _mark_phase(axes, mark)
-    _mark_peak(axes, panel, picture)
+        if mark.start:
+            axes.axvline(mark.start, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+        over_lines = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}  # of short phases
+        label(f"{mark.phase}\n{mark.peak_text}", (mark.end + 1 if mark.at_end else mark.start, 1),
+              (-4 if mark.at_end else 4, -2 - 26 * mark.row), xycoords=("data", "axes fraction"), va="top", fontsize=9,
+              bbox=over_lines)  # fmt: skip
+    peak = panel.peak_index + 0.5, panel.samples[panel.peak_index].parts.total / picture.unit_bytes
+    axes.plot([peak[0]], [peak[1]], "o", color="black", markersize=5)
+    is_near_end = panel.peak_index > 0.6 * (len(panel.samples) - 1)  # there is no room to the right
+    label(panel.peak_text, peak, (-6 if is_near_end else 6, 3), va="bottom", fontweight="bold")
 
 
 def _outline(heights: list[float]) -> tuple[list[float], list[float]]:
@@ -219,45 +219,6 @@ def _outline(heights: list[float]) -> tuple[list[float], list[float]]:
             x += [place, place]
             y += [y[-1], height]
     return [*x, len(heights), len(heights)], [*y, y[-1], 0.0]
-
-
-def _mark_phase(axes: Any, mark: PhaseMark) -> None:
-    if mark.start:
-        axes.axvline(mark.start, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.annotate(
-        f"{mark.phase}\n{mark.peak_text}",
-        (mark.end + 1 if mark.at_end else mark.start, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(-4 if mark.at_end else 4, -2 - 26 * mark.row),
-        textcoords="offset points",
-        ha="right" if mark.at_end else "left",
-        va="top",
-        fontsize=9,
-        bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1},  # over the line of a short phase
-    )
-
-
-def _mark_peak(axes: Any, panel: Panel, picture: Pictured) -> None:
-    height = panel.samples[panel.peak_index].parts.total / picture.unit_bytes
-    axes.plot([panel.peak_index + 0.5], [height], "o", color="black", markersize=5)
-    axes.annotate(
-        panel.peak_text,
-        (panel.peak_index + 0.5, height),
-        xytext=(-6 if panel.peak_near_end else 6, 3),
-        textcoords="offset points",
-        ha="right" if panel.peak_near_end else "left",
-        va="bottom",
-        fontweight="bold",
-    )
-
-
-def _legend(figure: Any, picture: Pictured) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=COLORS[part], label=part_name(part)) for part in picture.parts]
-    if handles:
-        rows = 2 if len(picture.panels) == 1 and len(handles) > 4 else 1
-        figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows), frameon=False)
 
 
 # ---- the picture of a page, and the data ----
@@ -273,12 +234,23 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
     picture, run = pictured(report), run_text(report.run, inputs_given=report.inputs_given)
     obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
     peaks = [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases]
-    has_paths = any(phase.path for _, phase in peaks)
+    of_variant = [
+        Column("checkpointing", variant_name),
+        attribute("obtained", "memory.obtained", csv=(), shown=len(obtained) > 1),
+    ]
+    of_phase = [
+        attribute("phase", "phase", csv=()),
+        number("peak", "peak_bytes", bytes_text, csv=()),
+        *(number(part_name(part), f"parts.{part}", bytes_text, csv=()) for part in picture.parts if with_parts),
+        attribute("operator", "operator", csv=()),
+        attribute("module", "path", csv=(), shown=any(phase.path for _, phase in peaks)),
+    ]
+    columns = [column.of(itemgetter(place)) for place, own in enumerate((of_variant, of_phase)) for column in own]
     return {
         "run": f"{run}; {report.machine}" if "measured" in obtained else run,
         "colors": {part_name(part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
-        "columns": _columns(picture.parts if with_parts else (), are_mixed=len(obtained) > 1, has_paths=has_paths),
+        "columns": shown_columns(columns),
         "peaks": peaks,
         "is_highest": lambda row: row[1] == row[0].memory.peak,
     }
@@ -286,13 +258,9 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
 
 def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
     """Return the data of the chart of one variant; each part is its changes, in bytes."""
-    columns = [
-        [sample.phase for sample in panel.samples],
-        [sample.path for sample in panel.samples],
-        [sample.operator for sample in panel.samples],
-    ]
-    names = [{text: place for place, text in enumerate(dict.fromkeys(column))} for column in columns]
-    heights = [[getattr(sample.parts, part) for sample in panel.samples] for part in picture.parts]
+    columns = [[getattr(sample, name) for sample in panel.samples] for name in ("phase", "path", "operator")]
+    names = [list(dict.fromkeys(column)) for column in columns]
+    numbers = [{text: number for number, text in enumerate(own)} for own in names]
     return {
         "kind": "memory",
         "scale": "memory",
@@ -302,10 +270,10 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
         "total": "total",
         "whole": "Back",
         "parts": [(part_name(part), variable("part", part)) for part in picture.parts],
-        "changes": [_changes(sizes) for sizes in heights],
-        "names": [list(known) for known in names],
-        "places": [[known[text] for text in column] for known, column in zip(names, columns, strict=True)],
-        "marks": [(mark.phase, mark.peak_text, mark.start, mark.end, mark.row, mark.at_end) for mark in panel.marks],
+        "changes": [_changes([getattr(sample.parts, part) for sample in panel.samples]) for part in picture.parts],
+        "names": names,
+        "places": [[known[text] for text in column] for known, column in zip(numbers, columns, strict=True)],
+        "marks": panel.marks,
         "peak": (panel.peak_index, panel.peak_text),
     }
 
@@ -314,24 +282,6 @@ def _changes(sizes: Sequence[int]) -> list[int | str]:
     """Return the changes from sample to sample; as text the number of samples without one."""
     runs = groupby((size - before for before, size in pairwise([0, *sizes])), bool)
     return [item for is_change, run in runs for item in (run if is_change else [str(len([*run]))])]
-
-
-def _columns(parts: Sequence[str], *, are_mixed: bool, has_paths: bool) -> list[Column]:
-    """Return the columns of the peaks; `are_mixed` if some are measured and some estimated."""
-    return [
-        Column("checkpointing", lambda row: variant_name(row[0])),
-        *([Column("obtained", lambda row: row[0].memory.obtained)] if are_mixed else []),
-        Column("phase", lambda row: row[1].phase),
-        Column("peak", lambda row: bytes_text(row[1].peak_bytes), right=True),
-        *(
-            Column(
-                part_name(part), partial(lambda part, row: bytes_text(getattr(row[1].parts, part)), part), right=True
-            )
-            for part in parts
-        ),
-        Column("operator", lambda row: row[1].operator),
-        *([Column("module", lambda row: row[1].path)] if has_paths else []),
-    ]
 
 
 LIBRARIES = {"html": "", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
@@ -364,43 +314,38 @@ def check_suffix(suffix: str) -> str:
     return name
 
 
-_BYTES = {f"{part}_bytes": attrgetter(f"sample.parts.{part}") for part in (*COLORS, "total")}
-_COLUMNS = (csv_only(values("variant", "obtained", "index") | values("phase", of="sample") | _BYTES),)
-
-
 def csv(report: MemoryReport) -> str:
     """Return one record for each sample of each variant, in bytes."""
-    return csv_text(_COLUMNS, [
-        SimpleNamespace(variant=variant_name(variant), obtained=memory.obtained, index=index, sample=sample)
-        for variant in report.variants
-        for memory in (variant.memory,)
-        if memory is not None
-        for index, sample in enumerate(memory.timeline)
+    sizes = {f"{part}_bytes": reader(f"sample.parts.{part}") for part in (*COLORS, "total")}
+    columns = [csv_only(values("variant", "obtained", "index") | values("phase", of="sample") | sizes)]
+    return csv_text(columns, [
+        SimpleNamespace(variant=variant_name(variant), obtained=variant.memory.obtained, index=index, sample=sample)
+        for variant in report.variants if variant.memory is not None
+        for index, sample in enumerate(variant.memory.timeline)
     ])  # fmt: skip
 
 
 def json_report(report: MemoryReport) -> str:
     """Return the data of the picture: the samples of each variant, the peaks of the phases and the highest of them."""
+    variants = []
+    for variant in report.variants:
+        memory: dict[str, Any] = {"obtained": None, "phases": [], "timeline": []}
+        if (found := variant.memory) is not None:
+            memory = {
+                "obtained": found.obtained,
+                "peak": asdict(found.peak),
+                "phases": [asdict(phase) for phase in found.phases],
+                "timeline": [asdict(sample) | {"total_bytes": sample.parts.total} for sample in found.timeline],
+            }
+        variants.append({
+            "variant": variant_name(variant), "checkpointing": variant.checkpointing, "reentrant": variant.reentrant,
+            "failure": variant.failure, **memory,
+        })  # fmt: skip
     return json_text({
         "schema": SCHEMA,
         "kind": "timeline",
         "subject": asdict(report.subject),
         "run": asdict(report.run),
         "machine": report.machine,
-        "variants": [
-            {"variant": variant_name(variant), "checkpointing": variant.checkpointing, "reentrant": variant.reentrant,
-             "failure": variant.failure, **_memory_data(variant.memory)}
-            for variant in report.variants
-        ],
+        "variants": variants,
     })  # fmt: skip
-
-
-def _memory_data(memory: Memory | None) -> dict[str, Any]:
-    if memory is None:
-        return {"obtained": None, "phases": [], "timeline": []}
-    return {
-        "obtained": memory.obtained,
-        "peak": asdict(memory.peak),
-        "phases": [asdict(phase) for phase in memory.phases],
-        "timeline": [asdict(sample) | {"total_bytes": sample.parts.total} for sample in memory.timeline],
-    }

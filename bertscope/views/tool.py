@@ -7,7 +7,7 @@ from bertscope.errors import one_line
 from bertscope.reports.calibration import COPY, CalibrationReport
 from bertscope.reports.tool import CheckReport, DoctorReport, Finding, PrintReport
 from bertscope.units import bytes_text, count_text, html_text, signed_text
-from bertscope.views.columns import Column, csv_only, number, values, word
+from bertscope.views.columns import Column, attribute, csv_only, number, values
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
@@ -90,12 +90,12 @@ def _is_wrong(finding: Finding) -> bool:
 
 def _findings(report: CheckReport, target: Target | None) -> list[Table]:
     columns = [
-        word("", "status", {"passed": "ok", "failed": "FAILED", "error": "ERROR"}.__getitem__),
+        attribute("", "status", text={"passed": "ok", "failed": "FAILED", "error": "ERROR"}.__getitem__),
         Column("model", lambda finding: one_line(finding.model, limit=120), values("model")),
-        word("expectation", "key", one_line),
-        word("expected", "expected", _value, right=True),
+        attribute("expectation", "key", text=one_line),
+        attribute("expected", "expected", text=_value, right=True),
         Column("got", lambda finding: _value(finding.got) or one_line(finding.message), values("got"), right=True),
-        word("difference", "difference", _difference, csv=["difference", "tolerance"], right=True,
+        attribute("difference", "difference", text=_difference, csv=["difference", "tolerance"], right=True,
                   shown=any(finding.difference for finding in report.findings)),
         Column("place", lambda row: one_line(f"{row.path}:{row.line}") if _is_wrong(row) else "",
                values("path", "line"), below=1),
@@ -128,11 +128,11 @@ def _listing(columns: tuple[Column, ...], *notes: str, detail: tuple[str, ...] =
 
 presets = _listing(
     (
-        word("preset", "name"),
-        word("class", "architecture"),
+        attribute("preset", "name"),
+        attribute("class", "architecture"),
         number("unique params", "distinct_params"),
         number("sum over layers", "layer_params", detail=True),
-        word("description", "description"),
+        attribute("description", "description"),
         csv_only(values("path")),
     ),
     "unique params: every tensor once; 'bertscope check --presets' verifies those of a preset against the built model",
@@ -140,9 +140,9 @@ presets = _listing(
 )
 schemas = _listing(
     (
-        word("kind", "report"),
+        attribute("kind", "report"),
         Column("report", lambda row: ", ".join(row.classes), {"classes": lambda row: " ".join(row.classes)}),
-        word("content", "description"),
+        attribute("content", "description"),
     ),
     "'bertscope schema KIND' prints the JSON Schema of one",
 )
@@ -159,15 +159,15 @@ print_model = SimpleNamespace(text=_text, table=_text, markdown=lambda report: f
 
 
 _PACKAGES = (
-    word("package", "name"),
-    word("version", "version", missing="missing"),
-    word("extra", "extra", missing="(needed)"),
-    word("purpose", "purpose"),
-    word("to install", "remedy"),
+    attribute("package", "name"),
+    attribute("version", "version", missing="missing"),
+    attribute("extra", "extra", missing="(needed)"),
+    attribute("purpose", "purpose"),
+    attribute("to install", "remedy"),
 )
 _DEVICES = (
-    word("device", "name"),
-    word("type", "description"),
+    attribute("device", "name"),
+    attribute("type", "description"),
     number("threads", "threads", str),
     number("memory", "memory_bytes", bytes_text),
 )
@@ -196,7 +196,7 @@ def _installed(report: DoctorReport, target: Target | None) -> list[Table]:
 
 
 def _records(report: DoctorReport) -> Table:
-    columns = word("", "what"), word("", "name"), word("", "value")
+    columns = attribute("", "what"), attribute("", "name"), attribute("", "value")
     rows = [
         *(("about", name, text) for name, text in _environment(report)),
         *(("package", row.name, row.version or "") for row in report.packages),
@@ -234,7 +234,7 @@ def _percent(error: float) -> str:
 
 
 _STEPS = (
-    word("step", "name", one_line),
+    attribute("step", "name", text=one_line),
     number("allocated", "allocated_bytes", bytes_text),
     number("error", "allocated_error", _percent),
     number("reserved", "reserved_bytes", bytes_text),

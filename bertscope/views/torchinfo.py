@@ -18,21 +18,11 @@ from math import prod
 from bertscope.errors import SelectionError, suggestion
 from bertscope.reports.base import TensorShape
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.params import ModuleCall, TreeReport, TreeRow
+from bertscope.reports.modules import TORCHINFO_COLUMNS, TORCHINFO_OF_A_RUN, ModuleCall, TreeReport, TreeRow
 from bertscope.units import count_text
 from bertscope.views.console import Target
 
 DEPTH = 3
-COLUMNS = {
-    "input_size": "Input Shape",
-    "output_size": "Output Shape",
-    "num_params": "Param #",
-    "params_percent": "Param %",
-    "kernel_size": "Kernel Shape",
-    "mult_adds": "Mult-Adds",
-    "trainable": "Trainable",
-}
-OF_A_RUN = ("input_size", "output_size", "mult_adds")
 _INDENT = 5
 _MIN_NAME_WIDTH, _COLUMN_WIDTH = 40, 25
 _ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "int64": 8, "float64": 8}  # others: 4
@@ -51,10 +41,11 @@ def table(
     SelectionError for an unknown column, and for a column of a run if the report has no shapes.
     """
     for word in columns or ():
-        if word not in COLUMNS:
-            raise SelectionError(f"torchinfo has no column {str(word)[:40]!r}; {suggestion(str(word), COLUMNS)}")
-    if not report.calls and set(columns or ()) & set(OF_A_RUN):
-        raise SelectionError(f"the columns {', '.join(OF_A_RUN)} need a run; give inputs or shapes")
+        if word not in TORCHINFO_COLUMNS:
+            hint = suggestion(str(word), TORCHINFO_COLUMNS)
+            raise SelectionError(f"torchinfo has no column {str(word)[:40]!r}; {hint}")
+    if not report.calls and set(columns or ()) & set(TORCHINFO_OF_A_RUN):
+        raise SelectionError(f"the columns {', '.join(TORCHINFO_OF_A_RUN)} need a run; give inputs or shapes")
     chosen = tuple(columns or (("output_size", "num_params") if report.calls else ("num_params",)))
     lines = _lines(report)
     limit = DEPTH if depth is None else depth
@@ -67,7 +58,7 @@ def table(
         [_branches(line.row.depth, target.unicode) + _name(line), *map(_cells(line, limit, total).__getitem__, chosen)]
         for line in shown
     ]
-    head = ["Layer (type:depth-idx)", *map(COLUMNS.__getitem__, chosen)]
+    head = ["Layer (type:depth-idx)", *map(TORCHINFO_COLUMNS.__getitem__, chosen)]
     widths = [name_width, *[_COLUMN_WIDTH] * len(chosen)]
     if target.width and sum(widths) > target.width and columns:
         widths = [max(map(len, cells)) + 1 for cells in zip(head, *body, strict=True)]

@@ -5,24 +5,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, methodcaller
+from typing import Any, NamedTuple
 
-from bertscope.errors import SelectionError, name_of, one_line
+from bertscope.errors import SelectionError, name_of, named, one_line
 from bertscope.frozen import dataclass
 from bertscope.units import html_text, visible_lines
 from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text, tables_text
-from bertscope.views.console import Target, stacked, stdout_target, wrapped
-from bertscope.views.footer import bullets, lines_markdown, lines_text, notes_text
+from bertscope.views.console import Target, padded, stacked, stdout_target, wrapped
+from bertscope.views.page.templating import filled
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
 VIEWS = {
     "calibration": "tool:calibration", "check": "tool:check", "checkpoint": "diff:checkpoint",
-    "comparison": "views:comparison", "convention": "modules:convention",
-    "count": "modules:count", "doctor": "tool:doctor", "flops": "modules:flops",
-    "operators": "modules:operators", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
-    "run_fit": "run:FIT",
-    "schemas": "tool:schemas", "tree": "modules:tree", "verify": "diff:verify",
+    "comparison": "views:comparison", "convention": "modules:convention", "count": "modules:count",
+    "doctor": "tool:doctor", "flops": "modules:flops", "lengths": "fit:LENGTHS", "operators": "modules:operators",
+    "plan_code": "plan:code", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
+    "run_fit": "run:FIT", "schemas": "tool:schemas", "tree": "modules:tree", "verify": "diff:verify",
 }  # fmt: skip
 
 
@@ -60,66 +59,45 @@ def side_by_side(
     Of the columns it shows those that a wide table leaves out, too; the quantity `strong` is in bold.
     """
     lines = [column for column in columns if column.shown and (is_verbose or column.detail < 2)]
-    cells = [Column(title, partial(_cell, row), right=True) for title, row in zip(titles, rows, strict=True)]
+    cells = [Column(title, methodcaller("text", row), right=True) for title, row in zip(titles, rows, strict=True)]
     return Table([Column(first, attrgetter("title")), *cells], lines, lambda line: line.title == strong, names=1)
-
-
-def _cell(row: Any, column: Column) -> str:
-    return column.text(row)
-
-
-def joined(tables: Sequence[Table]) -> Table:
-    """Return tables with columns of the same names below each other: each cell by the column of its own table."""
-    columns = []
-    for place, column in enumerate(tables[0].columns):
-        csv = {name: partial(_of_table, place, name) for name in column.csv}
-        shown = any(table.columns[place].shown for table in tables)
-        columns.append(replace(column, text=partial(_of_table, place, ""), csv=csv, shown=shown))
-    return Table(columns, [(table, row) for table in tables for row in table.rows])
-
-
-def _of_table(place: int, name: str, line: tuple[Table, Any]) -> Any:
-    column = line[0].columns[place]
-    return column.csv[name](line[1]) if name else column.text(line[1])
 
 
 def _nothing(*_: Any, **__: Any) -> str:
     return ""
 
 
-def fixed(title: str, value: str, name: str = "", **options: Any) -> Column:
-    """Return a column with the same value in each row, by default under its title in CSV."""
-    return Column(title, lambda row: one_line(value, limit=120), {name or title.lower(): lambda row: value}, **options)
+def about(title: str, path: str, name: str = "", **options: Any) -> Column:
+    """Return a column of a comparison: what the report of a row has at a path, by default under its title in CSV."""
+    return Column(title, partial(one_line, limit=120), {name or title.lower(): str}, **options).of(f"report.{path}")
 
 
-def model_columns(report: Any, reports: Sequence[Any]) -> list[Column]:
+def model_columns(reports: Sequence[Any]) -> list[Column]:
     """Return the columns of the model and of its class, which is shown if the models have several."""
     is_one = len({report.subject.architecture for report in reports}) < 2
-    return [fixed("model", report.subject.name), fixed("class", report.subject.architecture, detail=is_one)]
+    return [about("model", "subject.name"), about("class", "subject.architecture", detail=is_one)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
     """A way to show several reports of a kind as one table: the rows of each, after columns that name its subject.
 
-    `table` and `records` take a report, `subject` also all of them, and the others all. `records` are other rows, of
-    CSV; with `shows_records` they come second in a terminal, if both fit on a screen or with -v.
+    `table` and `records` take a report, the others all. `records` are other rows, of CSV; with `shows_records` they
+    come second in a terminal, if both fit on a screen or with -v.
     """
 
     table: Callable[[Any], Table]
-    subject: Callable[[Any, Sequence[Any]], Sequence[Column]] = model_columns
+    subject: Callable[[Sequence[Any]], Sequence[Column]] = model_columns
     answer: Callable[[Sequence[Any]], str] = _nothing
     notes: Callable[[Sequence[Any]], Sequence[str]]
-    pivot: Callable[[Sequence[Any]], Table | None] = lambda reports: None  # instead of the table
-    records: Callable[[Any], Table | None] = lambda report: None
+    pivot: Callable[[Sequence[Any]], Table | None] | None = None  # instead of the table
+    records: Callable[[Any], Table | None] | None = None
     shows_records: bool = False
 
 
-def common_notes(
-    reports: Sequence[Any], name: Callable[[Any], str], notes: Callable[[Any], Iterable[str]]
-) -> list[str]:
-    """Return the common notes, then those that only some reports have, each with the name of its subject."""
-    found = [(name(report), list(notes(report))) for report in reports]
+def common_notes(of_subjects: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return the common notes of reports, then those that only some have, each with the name of its subject."""
+    found = list(of_subjects)
     common = [note for note in found[0][1] if all(note in own for _, own in found)]
     others = [(name, note) for name, own in found for note in own if note not in common]
     return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in others]
@@ -131,9 +109,13 @@ class View:
 
     Each function takes a report; `tables` and `notes` also the target, None for Markdown and CSV, and the options of
     the command. The title is bold in Markdown, the answer a sentence; `lines` are names with values, notes sentences.
+    A view of one table has the `columns` of it, the name of the field with its `rows`, and those that are `strong`.
     """
 
-    tables: Callable[..., Sequence[Table]]
+    columns: Callable[[Any], Sequence[Column]] | None = None
+    rows: str = "rows"
+    strong: Callable[[Any, Any], object] = lambda report, row: False
+    tables: Callable[..., Sequence[Table]] = _nothing  # type: ignore[assignment]
     title: Callable[[Any], str] = _nothing
     answer: Callable[[Any], str] = _nothing
     lines: Callable[[Any, Target | None], Iterable[tuple[str, str]]] = _nothing  # type: ignore[assignment]
@@ -145,53 +127,84 @@ class View:
     records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
     compared: Compared | None = None  # several reports of this kind
 
+    def tables_of(self, report: Any, target: Target | None, **options: Any) -> Sequence[Table]:
+        """Return the tables of a report."""
+        if self.columns is None:
+            return self.tables(report, target, **options)
+        return [Table(self.columns(report), getattr(report, self.rows), partial(self.strong, report))]
+
     def table(self, report: Any, target: Target, **options: Any) -> str:
         """Return the report for the terminal."""
         heading = [line for text in (self.title(report), self.answer(report)) for line in text.splitlines()]
-        tables = stacked(*(table.text(target) for table in self.tables(report, target, **options)))
-        notes, hidden = list(self.notes(report, target, **options)), 0
-        if not target.verbose and not self.shows_all_notes:
+        tables = stacked(*(table.text(target) for table in self.tables_of(report, target, **options)))
+        lines = (f"{padded(name, self.name_width)}{value}" for name, value in self.lines(report, target))
+        notes = list(self.notes(report, target, **options))
+        if notes and not target.verbose and not self.shows_all_notes:
             hidden = self.hidden_rows(report, target)
-        folded = notes_text(notes, replace(target, verbose=target.verbose or self.shows_all_notes), more_rows=hidden)
-        lines = lines_text(self.lines(report, target), self.name_width, target)
-        return "".join(wrapped(line, target) for line in heading) + tables + self.chart(report, target) + lines + folded
+            if len(notes) > 2 or hidden:
+                counts = {"note": len(notes) - 1, "row": hidden}
+                more = ", ".join(f"{n} more {what}{'s' * (n > 1)}" for what, n in counts.items() if n)
+                notes = [f"{notes[0]} ({named('to_markdown()')}: {more})"]
+        return (
+            "".join(wrapped(line, target) for line in heading)
+            + tables
+            + self.chart(report, target)
+            + "".join(wrapped(line, target, self.name_width) for line in lines)
+            + "".join(wrapped(note, target, 2) for note in notes)
+        )
 
     def markdown(self, report: Any) -> str:
         """Return the report for a pull request or a page."""
         title, answer = self.title(report).replace("\n", ", "), self.answer(report)
         parts = [f"**{title}**\n"] if title else []
         parts += [f"{answer}\n".replace("_", "\\_")] if answer else []
-        parts += [markdown_text(table.columns, table.rows) for table in self.tables(report, None)]
-        under = lines_markdown(self.lines(report, None)) + bullets(self.notes(report, None))
+        parts += [markdown_text(table.columns, table.rows) for table in self.tables_of(report, None)]
+        # A value without a name belongs to the line above.
+        items = [f"- {name}: {value}\n" if name else f"  - {value}\n" for name, value in self.lines(report, None)]
+        items += [f"- {note}\n" for note in self.notes(report, None)]
+        under = "".join(items).replace("_", "\\_").replace("*", "\\*")
         return "\n".join([*parts, *([under] if under else ())])
 
     def notebook(self, report: Any) -> str:
         """Return the report as HTML for a notebook."""
-        from bertscope.views.page.templating import filled  # jinja2, which a terminal needs not
-
         return filled(
-            "notebook.html", title=self.title(report), answer=self.answer(report), tables=self.tables(report, None),
+            "notebook.html", title=self.title(report), answer=self.answer(report), tables=self.tables_of(report, None),
             facts=list(self.lines(report, None)), notes=list(self.notes(report, None)),
         )  # fmt: skip
 
     def csv(self, report: Any) -> str:
         """Return the records in base units, for a spreadsheet."""
-        table = self.tables(report, None)[0] if self.records is None else self.records(report)
+        table = self.tables_of(report, None)[0] if self.records is None else self.records(report)
         return csv_text(table.columns, table.rows)
 
 
 SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and the next prompt
 
 
+class _Pair(NamedTuple):
+    """A row of a comparison: the report that it is about, and its own row."""
+
+    report: Any
+    row: Any
+
+
 def _compared(report: Any) -> tuple[Compared, Table, Table | None]:
     how, reports = view_of(report.of).compared, report.reports
 
-    def of(table: Callable[[Any], Table | None]) -> Table | None:
-        known = ((report, table(report)) for report in reports)
-        whole = [replace(own, columns=[*how.subject(report, reports), *own.columns]) for report, own in known if own]
-        return joined(whole) if whole else None
+    def below_each_other(table_of: Callable[[Any], Table | None]) -> Table | None:
+        known = [(report, table) for report in reports if (table := table_of(report))]
+        if not known:
+            return None
+        columns = [
+            replace(several[0].of("row"), shown=any(column.shown for column in several))
+            for several in zip(*(table.columns for _, table in known), strict=False)
+        ]
+        rows = [_Pair(report, row) for report, table in known for row in table.rows]
+        return Table([*how.subject(reports), *columns], rows)
 
-    return how, how.pivot(reports) or of(how.table) or Table((), ()), of(how.records)
+    pivot = how.pivot and how.pivot(reports)
+    records = how.records and below_each_other(how.records)
+    return how, pivot or below_each_other(how.table) or Table((), ()), records
 
 
 def _hidden(report: Any, target: Target | None) -> int:
@@ -230,10 +243,6 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
     `printed` is what `print` shows, and `notebook` HTML. `view` is another view than that of the kind.
     """
     shown = view_of(view or report.kind)
-    if form == "plot":
-        from bertscope.views.timeline import plot
-
-        return plot(report)
     if form == "notebook" and not hasattr(shown, form):
         lines = "\n".join(map(html_text, visible_lines(_text(shown, report, Target())).split("\n")))
         style = "white-space: pre; overflow-x: auto; line-height: 1.2; font-family: monospace"
@@ -248,8 +257,8 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
     own = getattr(shown, form, None)
     if own is None:
         raise SelectionError(f"there is no {form} of this report; give another {name_of('form')}")
-    found = str(own(report, **options))
-    return found if form in _MARKUP else visible_lines(found)
+    found = own(report, **options)
+    return visible_lines(found) if isinstance(found, str) and form not in _MARKUP else found
 
 
 def _text(view: Any, report: Any, target: Target, **options: Any) -> str:

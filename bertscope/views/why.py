@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from bertscope.errors import named
 from bertscope.reports.why import MESSAGE, OOM, PEAK, WhyFinding, WhyPart, WhyReport
 from bertscope.units import binary_unit, bytes_text, html_text
-from bertscope.views.columns import Column, number, word
+from bertscope.views.columns import Column, attribute, number
 from bertscope.views.console import Target
 from bertscope.views.footer import note_text, title
 from bertscope.views.step import part_name, run_text
@@ -160,7 +160,7 @@ def _tables(report: WhyReport, target: Target | None) -> list[Table]:
         return f"{100 * part.held_bytes / total:.0f} %"
 
     parts = [
-        word("part", "part", part_name),
+        attribute("part", "part", text=part_name),
         number("bytes", "held_bytes", bytes_text, shown=has_sizes),
         Column("share", share, right=True, shown=has_sizes),
         number("blocks", "blocks", shown=any(part.blocks for part in report.parts)),
@@ -172,9 +172,9 @@ def _tables(report: WhyReport, target: Target | None) -> list[Table]:
 
 def _row_columns(report: WhyReport) -> list[Column]:
     return [
-        word("line", "line", missing="-"),
-        word("module", "module", missing="-", below=1),
-        word("part", "part", part_name),
+        attribute("line", "line", missing="-"),
+        attribute("module", "module", missing="-", below=1),
+        attribute("part", "part", text=part_name),
         number("blocks", "blocks"),
         number("passes", "passes", detail=report.passes < 2),
         number("bytes", "held_bytes", bytes_text),

@@ -8,12 +8,12 @@ import re
 import pytest
 
 import bertscope
-from bertscope.commands.output import Progress
+from bertscope.commands.call import Progress
 from bertscope.commands.registry import TableCommand
 from bertscope.progress import detailed
 from bertscope.settings.checkpointing import COMPARED, STRATEGIES
-from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.run_config import DEVICES, KERNELS, MODES, RUN_PRECISIONS
+from bertscope.settings.training import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.views import memory as renderer
 from bertscope.views.console import progress_bar
 

@@ -1,21 +1,23 @@
-"""Training loops as a tutorial prints them, each run on the fake card: python -m tests.dry_run.loops."""
+"""The scripts of training loops, each run on the fake card: python -m tests.dry_run.loops."""
 
 from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
-
-import torch
 
 import bertscope
 from bertscope.dry_run.child import installed
 from bertscope.dry_run.recording import Recording
 from bertscope.dry_run.script import ScriptRun
 
-SHAPE = (4, 32)  # batch and length
+RUN = {"device": "cuda", "batch": 4, "seq": 32, "checkpointing": "none", "loop": "freed", "calibration": False}
 SETTINGS = {
     "fp32": {},
+    "plain": {"loop": "plain"},
+    "trainer": {"loop": "trainer", "accumulate": 3},
+    "lightning": {"loop": "lightning"},
+    "lightning with accumulation": {"loop": "lightning", "accumulate": 2},
+    "plain under autocast": {"loop": "plain", "precision": "autocast-bf16", "accumulate": 2},
     "autocast-fp16": {"precision": "autocast-fp16", "grad_scaler": True},
     "autocast-bf16": {"precision": "autocast-bf16"},
     "bf16": {"precision": "bf16"},
@@ -27,53 +29,24 @@ SETTINGS = {
     "eager": {"attention": "eager"},
     "eager under autocast": {"attention": "eager", "precision": "autocast-fp16", "grad_scaler": True},
     "sgd": {"optimizer": "sgd", "momentum": 0.9},
+    "padding": {"padding": 0.25, "ema": True, "dropout": False},
 }
 
 
-def train(attention="sdpa", precision="fp32", checkpointing="none", reentrant=False, accumulate=1, clip_grad_norm=False,
-          grad_scaler=False, optimizer="adamw", momentum=0.0, steps=3) -> None:  # fmt: skip
-    """Train a BERT with a masked-LM head."""
-    source = bertscope.load("bert-tiny", architecture="BertForMaskedLM", attention=attention)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    model = source.build(device="cpu").to(dtype).cuda().train()
-    model.bert.uses_transformers_masks, model.bert.hides_positions = True, False  # as an estimate has them
-    if checkpointing == "full":
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    if optimizer == "adamw":
-        update = torch.optim.AdamW(model.parameters())
-    else:
-        update = torch.optim.SGD(model.parameters(), 0.1, momentum)
-    scaler = torch.amp.GradScaler("cuda", enabled=grad_scaler)
-    lower = {"autocast-fp16": torch.float16, "autocast-bf16": torch.bfloat16}.get(precision)
-    ids = torch.randint(0, 1000, SHAPE)
-    batch = {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "token_type_ids": torch.zeros_like(ids),
-        "labels": ids,
-    }
-    batch = {name: tensor.cuda() for name, tensor in batch.items()}
-    for _ in range(steps):
-        for _ in range(accumulate):
-            with torch.autocast("cuda", dtype=lower) if lower else nullcontext():
-                loss = model(**batch).loss
-                if accumulate > 1:
-                    loss = loss / accumulate
-            scaler.scale(loss).backward()
-            del loss
-        if clip_grad_norm:
-            scaler.unscale_(update)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(update)
-        scaler.update()
-        update.zero_grad()
+def source(settings):
+    """The model of these settings, without them, and the other ones."""
+    others = RUN | settings
+    kernel = others.pop("attention", "sdpa")
+    return bertscope.load("bert-tiny", architecture="BertForMaskedLM", attention=kernel), others
 
 
 def main() -> None:
     found = {}
     for name, settings in SETTINGS.items():
+        model, others = source(settings)
+        script = compile(bertscope.training_script(model, **others), name, "exec")
         with installed(ScriptRun(script=name, steps=100)) as here:
-            train(**settings)
+            exec(script, {})
             here.recorder.close()
             last = [phase for phase in Recording(here.recorder.log, rows=here.rows).phases() if phase.step == 3]
         found[name] = {

@@ -8,7 +8,7 @@ import pytest
 
 import bertscope
 from tests.conftest import ROOT, run_python
-from tests.dry_run.loops import SETTINGS, SHAPE
+from tests.dry_run.loops import SETTINGS, source
 from tests.dry_run.programs import PROGRAMS
 
 # What a CPU holds besides and a card does not: the loader's batch of an evaluation is larger than that of a step.
@@ -61,12 +61,8 @@ def loops(once):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_loop_as_a_script_takes_what_its_estimate_says(loops, name):
-    settings = {"checkpointing": "none", **SETTINGS[name]}
-    source = bertscope.load("bert-tiny", architecture="BertForMaskedLM", attention=settings.pop("attention", "sdpa"))
-    batch, seq = SHAPE
-    report = bertscope.estimate(
-        source, device="cuda", batch=batch, seq=seq, loop="freed", calibration=False, **settings
-    )
+    model, settings = source(SETTINGS[name])
+    report = bertscope.estimate(model, **settings)
     for phase in report.variants[0].estimated.phases:
-        more = OF_SCALER[phase.phase] if "fp16" in settings.get("precision", "") else 0
+        more = OF_SCALER[phase.phase] if "grad_scaler" in settings else 0
         assert loops[name][phase.phase][0] == phase.peak_bytes + more, phase.phase

@@ -437,7 +437,7 @@ def test_an_answer_arrives_as_it_was():
 )
 def test_a_child_that_prints_no_message_is_one_line(folder, child_of, monkeypatch, code, words):
     child_of(code)
-    monkeypatch.setattr("bertscope.processes.worker._MAX_MESSAGE_BYTES", 2**20)
+    monkeypatch.setattr("bertscope.processes.child._MAX_MESSAGE_BYTES", 2**20)
     report, *_ = profile_report([Job(source=small(), run_config=RunConfig())], timeout_seconds=20)
     (variant,) = report.variants
     assert words in variant.failure

@@ -39,8 +39,8 @@ def peak_bytes(
 ) -> int:
     """Return the highest sum of the allocator's events during the last of three steps on the CPU.
 
-    The loop is plain, as tutorials write it, trainer, which deletes the output before backward, or freed, which deletes
-    the loss too.
+    The loop is plain, as tutorials write it, trainer, which deletes the output before backward, freed, which deletes
+    the loss too, or lightning, which zeroes the gradients between forward and backward.
     """
     gc.collect()  # else cycles of earlier models are freed inside the window
     gc.freeze()  # the next collection has less to scan
@@ -53,7 +53,7 @@ def peak_bytes(
         waiting = [make_inputs(model) for _ in range(accumulate)] if loop == "trainer" else []  # as its data loader has
         for number in range(STEPS):
             with record_function(f"plain step {number}"):
-                for _ in range(accumulate):
+                for micro_batch in range(accumulate):
                     with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
                         output = model(**inputs)
                         loss = output.loss if getattr(output, "loss", None) is not None else output[0].sum()
@@ -61,6 +61,8 @@ def peak_bytes(
                         loss = loss / accumulate
                     if loop != "plain":
                         del output
+                    if loop == "lightning" and micro_batch == 0:
+                        optimizer.zero_grad()
                     (scaler.scale(loss) if scaler else loss).backward()
                     loss = loss.detach() if loop == "trainer" else loss
                     if loop == "freed":
@@ -74,7 +76,8 @@ def peak_bytes(
                     scaler.update()
                 else:
                     optimizer.step()
-                optimizer.zero_grad(set_to_none=not keep_gradients)
+                if loop != "lightning":
+                    optimizer.zero_grad(set_to_none=not keep_gradients)
                 for mean, param in zip(average.parameters(), model.parameters(), strict=True) if average else ():
                     mean.lerp_(param.detach(), 0.001)
     del waiting

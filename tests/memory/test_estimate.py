@@ -25,8 +25,9 @@ from bertscope.memory.summary import memory
 from bertscope.memory.trace import FAR, Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
 from bertscope.model import build
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
-from bertscope.settings.optimizers import OPTIMIZERS, Optimizer
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import OPTIMIZERS, Optimizer
+from bertscope.tracing import record
 from bertscope.tracing.module_tree import row_paths
 from tests.conftest import run_python
 from tests.memory.steps import estimated_trace, real_trace, small, whole_trace
@@ -200,11 +201,11 @@ def test_modules_that_nobody_here_wrote_are_estimated_too(name, mode):
 def test_gradients_that_torch_adds_in_place_are_told_by_who_holds_them(monkeypatch):
     """Private names of torch tell it; where they change, this fails and the estimate is too high by a gradient."""
     module, given = MODULES["a sum of three"]
-    assert live.owned_by_autograd() is not None
+    assert record.owned_by_autograd() is not None
     (variant,) = bertscope.profile(module, given, optimizer="none", steps=0).variants
     real = variant.measured.phases[1].peak_bytes
     assert abs(variant.estimated.phases[1].peak_bytes - real) <= CONSTANT_BYTES
-    monkeypatch.setattr(live, "owned_by_autograd", lambda: None)
+    monkeypatch.setattr(record, "owned_by_autograd", lambda: None)
     blind = bertscope.estimate(module, given, optimizer="none").variants[0].estimated.phases[1].peak_bytes
     assert blind >= real + 4000 - CONSTANT_BYTES
 

@@ -15,8 +15,8 @@ from bertscope.memory.estimate import module_trace
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import TORCH_DTYPES, make_optimizer, meta_inputs, run_model
 from bertscope.memory.trace import MemoryTrace
-from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import OPTIMIZERS
 from tests.memory.plain_loop import peak_bytes
 from tests.memory.steps import estimated_trace, small
 
@@ -64,6 +64,8 @@ LOOPS = [
     {"clip_grad_norm": True},
     {"loop": "trainer"},
     {"loop": "freed", "accumulate": 2},
+    {"loop": "lightning"},
+    {"loop": "lightning", "accumulate": 2},
     {"optimizer": "adafactor", "accumulate": 2},
     {"grad_scaler": True, "accumulate": 2, "clip_grad_norm": True},
 ]

@@ -17,8 +17,9 @@ import bertscope
 from bertscope.errors import SelectionError
 from bertscope.measure.profiler_run import measured
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.step import ModelStep, real_inputs, run_model, step_flops, waiting_inputs
+from bertscope.memory.step import ModelStep, real_inputs, run_model, waiting_inputs
 from bertscope.settings.run_config import RunConfig
+from bertscope.tracing.flops import step_flops
 from bertscope.tracing.losses import loss_function
 from tests.memory.plain_loop import peak_bytes, tokenized
 from tests.memory.steps import estimated_trace, small, without_scratch

@@ -89,7 +89,7 @@ def test_the_backward_pass_of_a_card_which_another_thread_runs_is_read_in_its_ow
     own = [event for event in every if event.name == "[memory]" and event.extra_fields.device.type == "cuda"]
     second = sorted((event for event in own if event.start_time_ns > restart), key=lambda event: event.start_time_ns)
     sizes = [event.extra_fields.alloc_size for event in second]
-    trace = reader.recorder.trace("cuda")
+    trace = reader.log.trace("cuda")
     assert [event.size_bytes for event in trace.events] == sizes
     assert {event.phase for event in trace.events} == {"forward", "backward", "optimizer"}
     made = [

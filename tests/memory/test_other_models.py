@@ -19,7 +19,7 @@ from bertscope.memory.trace import same_events
 from bertscope.settings.rows import CodeName
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
-from bertscope.sources.other_models import GivenModule
+from bertscope.sources.model_source import GivenModule
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.repeat import layer_stacks
 from tests.memory.plain_loop import peak_bytes, tokenized

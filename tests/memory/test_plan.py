@@ -19,13 +19,13 @@ from bertscope.memory.layer_operators import layer_costs
 from bertscope.memory.plan import PlanSpace, strategy_text
 from bertscope.memory.simulator import Simulator
 from bertscope.model import BertModel
-from bertscope.model.lists import layer_lists
+from bertscope.model.modules import layer_lists
 from bertscope.reports.base import as_data
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.parallelism import SEARCHED, ranks_of
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.other_models import GivenModule
+from bertscope.sources.model_source import GivenModule
 from bertscope.tracing.flops import FlopsRun
 from tests.memory.steps import estimated_trace, fit_report, real_trace, small, whole_trace
 

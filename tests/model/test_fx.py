@@ -9,7 +9,7 @@ import torch
 
 from bertscope.config import ARCHITECTURES, BertConfig
 from bertscope.model import BertPreTrainedModel, build
-from bertscope.model.outputs import ModelOutput
+from bertscope.model.encoder import ModelOutput
 
 SMALL = {
     "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,

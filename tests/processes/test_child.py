@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import bertscope
-from bertscope.processes.child import ForkServer, child_command
+from bertscope.processes.child import ForkedChild, ForkServer, child_command
 
 HOSTILE = ("typing", "torch", "json", "pkgutil", "site", "importlib", "linecache", "sitecustomize", "usercustomize",
            "bertscope", "typer", "yaml", "os", "re", "signal", "optional")  # fmt: skip
@@ -119,7 +119,7 @@ def test_forks_share_the_imports_of_their_server_and_end_alone(served):
         "    sys.stderr.write('to stderr')\n"
         "    sys.exit(7) if sys.stdin.readline() == 'exit\\n' else os.kill(os.getpid(), 11)\n"
     )
-    children = [server.start(), server.start()]
+    children = [ForkedChild(server), ForkedChild(server)]
     for number, child in enumerate(children):
         child.stdin.write(b"job %d\n" % number)
     lines = [child.stdout.readline().split() for child in children]
@@ -136,7 +136,7 @@ def test_forks_share_the_imports_of_their_server_and_end_alone(served):
 
 
 def test_a_child_of_a_server_that_cannot_load_ends_without_a_word(served):
-    child = served("def load():\n    raise ImportError('no torch')\n").start()
+    child = ForkedChild(served("def load():\n    raise ImportError('no torch')\n"))
     assert child.stdout.read() == b""
     assert child.wait(60) != 0
     child.kill_group()
@@ -150,6 +150,6 @@ def test_a_server_whose_parent_was_killed_before_it_ran_ends(served, monkeypatch
 
 
 def test_a_child_that_is_killed_before_it_exists_ends_its_server(served):
-    child = served("import time\ndef load():\n    time.sleep(600)\n").start()
+    child = ForkedChild(served("import time\ndef load():\n    time.sleep(600)\n"))
     child.kill_group()
     assert child.wait(60) == -9

@@ -20,10 +20,10 @@ from bertscope.memory.step import TORCH_DTYPES, make_optimizer
 from bertscope.settings import checkpointing as tables
 from bertscope.settings import generate
 from bertscope.settings.checkpointing import Checkpointing, Strategy
-from bertscope.settings.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import Row, SettingError, rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS, SETTINGS, SWEPT, RunConfig
+from bertscope.settings.training import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.sources.presets import read_expectations
 from bertscope.text_files import read_mapping
 from bertscope.units import PRECISIONS

@@ -18,7 +18,7 @@ from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
-from bertscope.sources.other_models import GivenModule
+from bertscope.sources.model_source import GivenModule
 from bertscope.sources.presets import preset_dir, preset_paths, read_preset
 from bertscope.text_files import read_json, read_yaml
 from bertscope.tracing.flops import FlopsRun

@@ -15,7 +15,7 @@ import bertscope
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError
 from bertscope.settings.rows import CodeName
 from bertscope.sources.find import find
-from bertscope.sources.other_models import FactorySource
+from bertscope.sources.model_source import FactorySource
 from tests.child_server import loaded
 from tests.conftest import ROOT
 

@@ -10,8 +10,8 @@ import bertscope
 from bertscope.config import BertConfig, Lora
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.model import PeftModel, build
-from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import OPTIMIZERS
 from bertscope.sources.bert import BertSource
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.module_tree import freeze

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers.training_args import OptimizerNames
 
 import bertscope
-from bertscope.settings.optimizers import OPTIMIZERS
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import OPTIMIZERS
 from bertscope.sources.training_files import read_training_file
 from tests.memory.plain_loop import highest
 

@@ -12,7 +12,6 @@ LOGGED = """
 import json, torch
 from bertscope.memory.kernels import cpu_scratch
 from bertscope.tracing.record import Device, Recorder, SeenTensor
-from bertscope.torch_access import operator_name
 from tests.dry_run.cpu_card import installed_cpu
 from tests.dry_run.programs import PROGRAMS
 class Cpu(Device):
@@ -29,7 +28,7 @@ def rows(recorder):
         is_counter = call.place.phase == "optimizer" and not any(shapes(call.args))  # on the CPU beside a card
         if call.place.phase in ("forward", "backward", "optimizer") and not is_counter:
             blocks = [(b.size_bytes, b.shape, b.dtype, b.owner) for b in log.blocks if b.call == number]
-            yield operator_name(call.operator), call.place, call.line.rpartition("/")[2], blocks
+            yield log.operator(number), call.place, call.line.rpartition("/")[2], blocks
 found = {"fake": {}, "live": {}}  # the card goes before the first backward pass of a process
 torch.set_num_threads(1)
 for kind in found:

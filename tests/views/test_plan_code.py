@@ -27,8 +27,8 @@ from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
-from bertscope.sources.other_models import GivenModule
-from bertscope.views.plan_code import FORMS, emitted
+from bertscope.sources.model_source import GivenModule
+from bertscope.views.plan import FORMS, emitted
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 LINEAR = ("addmm.0", "addmm.1", "addmm.2", "addmm.3", "addmm.5")

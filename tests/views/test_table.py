@@ -13,7 +13,7 @@ import pytest
 import bertscope
 from bertscope.reports.checkpoint import StoredRow, VerifyRow
 from bertscope.reports.memory import FitRow
-from bertscope.reports.params import CountRow, TreeRow
+from bertscope.reports.modules import CountRow, TreeRow
 from bertscope.reports.tool import Finding
 from bertscope.settings.run_config import RunConfig
 from bertscope.views import views

@@ -25,8 +25,18 @@ from typing import Any, TextIO
 
 from bertscope.analyses.sweep.grid import Task, are_kept
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError, WorkerError, one_line
-from bertscope.processes.child import ERROR, Child, ForkedChild, die_with_parent, output_for_parent, starting
-from bertscope.processes.worker import ENDED, GARBLED, Inbox, Worker
+from bertscope.processes.child import (
+    ENDED,
+    ERROR,
+    GARBLED,
+    Child,
+    ForkedChild,
+    Inbox,
+    Worker,
+    die_with_parent,
+    output_for_parent,
+    starting,
+)
 from bertscope.progress import notify
 from bertscope.reports.base import FAILED, SCHEMA
 from bertscope.reports.sweep import COMPUTED, REFUSED, SweepRow

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from bertscope.analyses.why.findings import message_report, snapshot_report
 from bertscope.errors import BertscopeError, SourceError, one_line
-from bertscope.processes.child import ERROR, Child, die_with_parent, sender
-from bertscope.processes.worker import ENDED, Worker
+from bertscope.processes.child import ENDED, ERROR, Child, Worker, die_with_parent, sender
 from bertscope.progress import progress
 from bertscope.reports.base import to_json
 from bertscope.reports.json import from_json

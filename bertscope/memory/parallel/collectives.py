@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bertscope.frozen import dataclass
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, TrafficRow
 from bertscope.settings.parallelism import REPLICATE, Parallelism
+from bertscope.sources.model_source import all_parameters
 
 if TYPE_CHECKING:
     from bertscope.torch_access import nn
@@ -117,8 +118,6 @@ def bucket_sizes(model: nn.Module) -> list[int]:
 
     A bucket ends when it reaches its limit; tensors of different dtypes or devices are never in one.
     """
-    from bertscope.tracing.repeat import all_parameters  # which imports torch
-
     limits: dict[object, int] = {}
     open_bytes: dict[object, int] = {}
     sizes = []

@@ -10,12 +10,11 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.model.encoder import BertLayer
-from bertscope.model.lists import layer_lists, outermost
+from bertscope.model.modules import layer_lists, outermost
 from bertscope.reports.memory import RankGroup
 from bertscope.settings.parallelism import TENSOR, Parallelism
-from bertscope.sources.model_source import REPEATED
+from bertscope.sources.model_source import REPEATED, all_parameters
 from bertscope.torch_access import nn, torch
-from bertscope.tracing.repeat import all_parameters
 from bertscope.units import PRECISIONS
 
 

@@ -3,93 +3,99 @@
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
+from itertools import accumulate, pairwise
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from bertscope.errors import BertscopeError
 from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
-from bertscope.reports.memory import FitReport, Memory
+from bertscope.reports.memory import FitReport
+from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
-from bertscope.reports.plan import PlanReport
 from bertscope.reports.step import YES
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
-from bertscope.units import bytes_text, count_text, flops_text, html_text
+from bertscope.units import bytes_text, count_text, flops_text, html_text, share_text
 from bertscope.views import fit as fit_words
 from bertscope.views import plan as plan_words
-from bertscope.views.columns import Column, csv_only, csv_text, fits_word, number
-from bertscope.views.console import PARTS, Target, variable
+from bertscope.views.columns import Column, attribute, csv_only, csv_text, fits_word, number
+from bertscope.views.console import PARTS, ROLES, Target, variable
 from bertscope.views.diagram import inline_svg, mermaid, width_points
 from bertscope.views.diff import notes as diff_notes
 from bertscope.views.diff import parts as diff_parts
 from bertscope.views.footer import footer, subtitle, title
-from bertscope.views.memory import conclusions, footnotes, kept_cells, kept_columns, variants_table
+from bertscope.views.memory import conclusions, footnotes, kept_table, variants_table
 from bertscope.views.modules import tree_table
-from bertscope.views.page.charts import flops_bars, lengths, parameter_map, roles
 from bertscope.views.page.templating import filled, markup
-from bertscope.views.plan import plan_svg
 from bertscope.views.step import assumed, needs, part_name, run_text
 from bertscope.views.timeline import memory_charts
+from bertscope.views.views import Table
+
+# ---- the commands that give the numbers of a page ----
 
 
-def model_command(model: ModelPart, name: str, words: str = "") -> str:
-    """Return a command about a model."""
-    return _command(name, words, model.tree.subject)
+def _command(name: str, subjects: Sequence[Subject], *words: str) -> str:
+    """Return a command about a model, with the options that select its class if all these models have the same."""
+    options = set()
+    for subject in subjects:
+        given = {"architecture": subject.architecture, "attention": subject.attention, "lora": subject.lora}
+        is_own = ":" in subject.name  # a `module:attribute` decides all of them by itself
+        options.add(" ".join(f"--{key} {shlex.quote(text)}" for key, text in given.items() if text and not is_own))
+    chosen = options.pop() if len(options) == 1 else ""
+    return " ".join(filter(None, (f"bertscope {name}", shlex.quote(subjects[0].name), *words, chosen)))
 
 
-def _command(name: str, words: str, subject: Subject, *others: Subject) -> str:
-    chosen = _model_words(subject) if {*map(_model_words, others)} <= {_model_words(subject)} else ""
-    return _joined(f"bertscope {name}", shlex.quote(subject.name), words, chosen)
+def _about(model: ModelPart, name: str, *words: str) -> str:
+    return _command(name, [model.tree.subject], *words)
 
 
 def flops_command(model: ModelPart, words: str, *, is_training: bool = False) -> str:
     """Return a command of `flops`; only the FLOPs of training depend on frozen parameters."""
     run = model.memory.run
-    values: dict[str, Any] = {"batch": model.batch} | ({"mode": "training"} if is_training else {})
-    values |= {"freeze": run.freeze} if is_training and run.freeze else {}
-    values |= {"input": run.input} if run.input else {}
-    return model_command(model, "flops", _joined(setting_options(values), words))
+    values = {"batch": model.batch, "mode": "training" if is_training else "", "freeze": run.freeze * is_training,
+              "input": run.input}  # fmt: skip
+    return _about(model, "flops", setting_options({name: value for name, value in values.items() if value}), words)
 
 
-def _step(model: ModelPart, run: RunConfig, **others: Any) -> dict[str, Any]:
-    """Return the settings of a run of the page, with the strategies that it compares."""
+def _step(model: ModelPart, run: RunConfig, **others: Any) -> str:
+    """Return the options of a run of the page, with the strategies that it compares."""
     strategies = "" if run.mode == INFERENCE else ",".join(row.checkpointing for row in model.memory.variants)
     named = {"batch": model.batch, "seq": model.seq, "precision": run.precision, "checkpointing": strategies}
     named |= {"reentrant": True} if any(row.reentrant for row in model.memory.variants) else {}
     found = {**named, **{name: value for name, value in changed(run).items() if name not in named}, **others}
-    return {name: value for name, value in found.items() if value not in ("", None, STORED)}
+    return setting_options({name: value for name, value in found.items() if value not in ("", None, STORED)})
 
 
 def estimate_command(model: ModelPart) -> str:
     """Return the command that estimates the step of the page."""
     card = model.memory.card
     limit = _limit(model.fit) if card and model.fit else {"gpu": card.name, "device": ""} if card else {}
-    return model_command(model, "estimate", setting_options(_step(model, model.memory.run, **limit)))
+    return _about(model, "estimate", _step(model, model.memory.run, **limit))
 
 
 def fit_command(model: ModelPart, fit: FitReport) -> str:
     """Return the command that gives a fit table of the page."""
-    return model_command(model, "fit", setting_options(_fit_settings(model, fit, batch=fit.asked_batch)))
+    return _about(model, "fit", _fit_step(model, fit, batch=fit.asked_batch))
 
 
-def _fit_settings(model: ModelPart, fit: FitReport, **others: Any) -> dict[str, Any]:
-    table = model.fit or fit
-    strategies = "" if fit.run.mode == INFERENCE else ",".join(dict.fromkeys(row.checkpointing for row in table.rows))
-    precisions = ",".join(dict.fromkeys(row.precision for row in table.rows))
+def _fit_step(model: ModelPart, fit: FitReport, **others: Any) -> str:
+    rows = (model.fit or fit).rows
+    strategies = "" if fit.run.mode == INFERENCE else ",".join(dict.fromkeys(row.checkpointing for row in rows))
+    precisions = ",".join(dict.fromkeys(row.precision for row in rows))
     return _step(model, fit.run, checkpointing=strategies, precision=precisions, **_limit(fit), **others)
 
 
 def page_command(report: PageReport) -> str:
     """Return the command that writes the page."""
-    model = report.models[0]
-    settings = _step(model, model.memory.run) if model.fit is None else _fit_settings(model, model.fit)
-    compared = " ".join(f"--compare {shlex.quote(other.tree.subject.name)}" for other in report.models[1:])
-    words = _joined(compared, "--no-fit" if model.fit is None else "", setting_options(settings))
-    return _command("report", words, *(part.tree.subject for part in report.models))
+    model, subjects = report.models[0], [part.tree.subject for part in report.models]
+    compared = [f"--compare {shlex.quote(subject.name)}" for subject in subjects[1:]]
+    step = ["--no-fit", _step(model, model.memory.run)] if model.fit is None else [_fit_step(model, model.fit)]
+    return _command("report", subjects, *compared, *step)
 
 
 def _limit(fit: FitReport) -> dict[str, Any]:
@@ -97,31 +103,12 @@ def _limit(fit: FitReport) -> dict[str, Any]:
     found: dict[str, Any] = {"gpu": fit.card.name} if fit.card else {"budget": fit.budget_bytes}
     found["device"] = "" if fit.card or fit.run.device == CPU else fit.run.device
     own = fit.rows[0].cost.context
-    context = own.low_bytes, own.high_bytes
     published = (fit.card.context_low_bytes, fit.card.context_high_bytes) if fit.card else None
-    is_given = context[0] == context[1] > 0 and context != published
-    return found | ({"context": context[0]} if is_given else {})
+    is_given = own.low_bytes == own.high_bytes > 0 and (own.low_bytes, own.high_bytes) != published
+    return found | ({"context": own.low_bytes} if is_given else {})
 
 
-def diff_command(diff: DiffReport) -> str:
-    """Return the command that gives the differences."""
-    a, b = diff.a, diff.b
-    same = (("architecture", a.architecture, b.architecture), ("attention", a.attention, b.attention),
-            ("lora", a.lora, b.lora))  # fmt: skip
-    options = [f"--{name} {shlex.quote(one)}" for name, one, other in same if one and one == other]
-    sizes = f"--batch {diff.batch} --seq {diff.seq}"
-    return _joined("bertscope diff", shlex.quote(a.name), shlex.quote(b.name), sizes, *options)
-
-
-def _joined(*words: str) -> str:
-    return " ".join(word for word in words if word)
-
-
-def _model_words(subject: Subject) -> str:
-    """Return the options that select the model's class; a `module:attribute` decides all of them by itself."""
-    given = {"architecture": subject.architecture, "attention": subject.attention, "lora": subject.lora}
-    is_own = ":" in subject.name
-    return _joined(*(f"--{key} {shlex.quote(value)}" for key, value in given.items() if value and not is_own))
+# ---- the answer and its figures ----
 
 
 RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
@@ -129,19 +116,17 @@ RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
 
 def verdict(model: ModelPart) -> dict[str, Any]:
     """Return the answer for the step of the page, the memory of each variant, and what was assumed."""
-    first, fit, asked = model.memory.variants[0], model.fit, model.asked
-    peak = bytes_text(first.memory.cost.peak_bytes) if first.memory else "--"
-    size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
-    cost, sentences, rows = first.cost, [], []
-    known = [variant.memory.cost.peak_bytes for variant in model.memory.variants if variant.memory]
-    has_no_effect = any(size >= known[0] for size in known[1:])
-    if has_no_effect:
-        rows.append((_sentence("checkpointing"), list(conclusions(model.memory))))
+    memory, fit, asked = model.memory, model.fit, model.asked
+    first, cost = memory.variants[0], memory.variants[0].cost
+    peaks = [variant.cost.peak_bytes for variant in memory.variants if variant.cost]
+    has_no_effect = any(size >= peaks[0] for size in peaks[1:])
+    rows = [("Checkpointing", list(conclusions(memory)))] if has_no_effect else []
+    sentences = []
     if asked is None or fit is None:
-        answer, heading = "unasked", f"Peak {peak}"
-        settings = [subtitle(model.memory), run_text(model.memory.run)]
+        answer, heading = "unasked", f"Peak {bytes_text(cost.peak_bytes) if cost else '--'}"
+        settings = [subtitle(memory), run_text(memory.run)]
     else:
-        wanted = model.memory.run.precision, first.checkpointing
+        wanted = memory.run.precision, first.checkpointing
         row = next(row for row in asked.rows if (row.precision, row.checkpointing) == wanted)
         cost, answer, heading = row.cost, row.answer, f"{_sentence(fits_word(row.answer))} {place(fit)}"
         if row.answer != YES and (others := [fit_words.way_of(other) for other in asked.rows if other.answer == YES]):
@@ -152,7 +137,8 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         rows.insert(0, ("Largest batch", ["; ".join(largest)]))
         settings = [assumed(fit)]
     rows.append(("Assumed", [", ".join(settings)]))
-    way = fit_words.way(model.memory.run.precision, first.checkpointing)
+    size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
+    way = fit_words.way(memory.run.precision, first.checkpointing)
     sentences.insert(0, f"{size}, {way}: {'nothing was estimated' if cost is None else needs(cost)}.")
     return {
         "answer": answer,
@@ -171,33 +157,33 @@ def _sentence(text: str) -> str:
 def place(fit: FitReport) -> str:
     """Return the budget, or the GPU and its memory."""
     memory = bytes_text(fit.budget_bytes)
-    return f"on {fit.card.name if fit.card else ''} ({memory})" if fit.card else f"in {memory}"
+    return f"on {fit.card.name} ({memory})" if fit.card else f"in {memory}"
 
 
 def _color(part: str) -> str:
     return f"var(--{part})" if part in (RESERVED, CONTEXT) else variable("part", part)
 
 
-def _parts(memory: Memory, context: int) -> dict[str, int]:
-    """Return what the memory at the peak consists of: tensors by use, on CUDA the rest of the reserved, the context."""
-    sizes = {part: getattr(memory.peak.parts, part) for part in PARTS}
-    if (reserved := memory.cost.reserved_bytes) is not None:
-        sizes |= {RESERVED: max(reserved - memory.cost.peak_bytes, 0), CONTEXT: context}
-    return {part: size for part, size in sizes.items() if size}
-
-
 def _bars(model: ModelPart) -> dict[str, Any]:
-    """Return the memory of each variant in parts, as shares of the budget, or of the largest sum if it is higher."""
-    budget, context = (model.fit.budget_bytes, model.fit.rows[0].cost.context.high_bytes) if model.fit else (0, 0)
-    known = [
-        (variant.checkpointing, _parts(variant.memory, context)) for variant in model.memory.variants if variant.memory
-    ]
+    """Return the memory of each variant in parts, as shares of the budget, or of the largest sum if it is higher.
+
+    The parts are the tensors by use; on CUDA also the rest of the reserved memory, and the context.
+    """
+    fit, precision = model.fit, model.memory.run.precision
+    budget, context = (fit.budget_bytes, fit.rows[0].cost.context.high_bytes) if fit else (0, 0)
+    known = []
+    for variant in model.memory.variants:
+        if variant.cost is not None:
+            sizes = {part: getattr(variant.cost.peak.parts, part) for part in PARTS}
+            if (reserved := variant.cost.reserved_bytes) is not None:
+                sizes |= {RESERVED: max(reserved - variant.cost.peak_bytes, 0), CONTEXT: context}
+            way = fit_words.way(precision, variant.checkpointing)
+            known.append((way, {part: size for part, size in sizes.items() if size}))
     whole = max([budget, *(sum(sizes.values()) for _, sizes in known)]) or 1
-    quantity = "peak {}" if model.memory.run.device != CUDA else "{} on the GPU" if model.fit else "reserved {}"
+    quantity = "peak {}" if model.memory.run.device != CUDA else "{} on the GPU" if fit else "reserved {}"
     bars = []
-    for strategy, sizes in known:
+    for way, sizes in known:
         texts = {part: f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items()}
-        way = fit_words.way(model.memory.run.precision, strategy)
         bars.append({
             "name": way,
             "label": f"parts of the memory, {way}: {', '.join(texts.values())}",
@@ -205,12 +191,11 @@ def _bars(model: ModelPart) -> dict[str, Any]:
             "parts": [(_color(part), round(100 * size / whole, 3), texts[part]) for part, size in sizes.items()],
         })  # fmt: skip
     used = {part for _, sizes in known for part in sizes}
-    memory, card = bytes_text(budget), model.fit.card if model.fit else None
-    limit = f"{card.name}: {memory}" if card else f"limit {memory}"
+    limit = f"{fit.card.name if fit.card else 'limit'}{':' if fit.card else ''} {bytes_text(budget)}" if fit else ""
     return {
         "bars": bars,
         "budget": round(100 * budget / whole, 3) if budget else None,
-        "limit": limit if model.fit else "",
+        "limit": limit,
         "colors": {part_name(part): _color(part) for part in (*PARTS, RESERVED, CONTEXT) if part in used},
     }
 
@@ -218,18 +203,16 @@ def _bars(model: ModelPart) -> dict[str, Any]:
 def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
     """Return names, figures, their exact values and how each was obtained; `are_tied`: with the sum over layers."""
     totals = model.tree.totals
-    how = ", ".join((f"batch {count_text(model.batch)}", f"sequence {count_text(model.seq)}"))
-    flops = (
-        ("Forward pass", model.flops.rows[0].total.matmul_flops),
-        ("Training step", model.training.rows[0].total.matmul_flops),
-    )
-    found = [(_sentence("unique parameters"), count_text(totals.distinct_params), "", "every tensor once")]
+    found = [("Unique parameters", count_text(totals.distinct_params), "", "every tensor once")]
     if are_tied:
-        how_tied = "tied tensors at each layer" if totals.layer_params != totals.distinct_params else "nothing is tied"
-        found.append((_sentence("sum over layers"), count_text(totals.layer_params), "", how_tied))
+        how = "tied tensors at each layer" if totals.layer_params != totals.distinct_params else "nothing is tied"
+        found.append(("Sum over layers", count_text(totals.layer_params), "", how))
     weights = f"{bytes_text(totals.bf16_bytes)} in bf16"
     found.append(("Weights in fp32", bytes_text(totals.fp32_bytes), f"{count_text(totals.fp32_bytes)} B", weights))
-    found += [(name, flops_text(count), f"{count_text(count)} FLOP", how) for name, count in flops]
+    sizes = f"batch {count_text(model.batch)}, sequence {count_text(model.seq)}"
+    for name, report in (("Forward pass", model.flops), ("Training step", model.training)):
+        flops = report.rows[0].total.matmul_flops
+        found.append((name, flops_text(flops), f"{count_text(flops)} FLOP", sizes))
     return found
 
 
@@ -245,23 +228,21 @@ def markdown(report: PageReport) -> str:
 
 def csv(report: PageReport) -> str:
     """Return a record for each module of each model: the name of the model, and what `tree` has."""
-    columns = sorted(tree_table(report.models[0].tree).columns, key=lambda column: column.csv_order)
-    reads = {name: lambda record, read=read: read(record[1])
-             for column in columns for name, read in column.csv.items()}  # fmt: skip
-    records = [(model.name, line) for model in report.models for line in tree_table(model.tree).rows]
-    return csv_text([csv_only({"model": itemgetter(0), **reads})], records)
+    tables = [(model.name, tree_table(model.tree)) for model in report.models]
+    columns = [column.of(itemgetter(1)) for column in tables[0][1].columns]
+    records = [(name, line) for name, table in tables for line in table.rows]
+    return csv_text([csv_only({"model": itemgetter(0)}), *columns], records)
 
 
 def html(report: PageReport) -> str:
     """Return the page as text; it works offline and asks nothing of the network."""
     subject = report.models[0].tree.subject
-    names = [model.tree.subject.name for model in report.models]
+    names = [model.name for model in report.models]
     titles = [title(model.tree) for model in report.models]
     subtitles = list(dict.fromkeys(subtitle(model.tree) for model in report.models))
     totals = [model.tree.totals for model in report.models]
     are_tied = any(found.layer_params != found.distinct_params for found in totals)
-    differ_by_name = len(subtitles) == 1 and len(set(names)) == len(names)
-    headings = names if differ_by_name else titles
+    headings = names if len(subtitles) == 1 and len(set(names)) == len(names) else titles
     return filled(
         "report.html",
         title=", ".join(titles),
@@ -279,44 +260,45 @@ def html(report: PageReport) -> str:
 
 
 def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
+    drawn, config = parameter_map(model.tensors, model.tree), model.tree.subject.config or {}
+    # As config.json writes it, text without its quotes.
+    value = Column("value", lambda pair: pair[1] if isinstance(pair[1], str) else json.dumps(pair[1]))
     return {
         "overview": {"verdict": verdict(model), "figures": figures(model, are_tied=are_tied)},
         "fit": {} if model.fit is None else _fit(model, model.fit),
         "memory": _memory(model),
-        "parameters": _parameters(model),
+        "parameters": {
+            "map": drawn,
+            "roles": _roles(color for *_, color, _ in drawn["nodes"]),
+            "table": _numbers_first(tree_table(model.tree)),
+            "notes": [f"{name}: {value}" if name else value for name, value in footer(model.tree)],
+            "commands": [_about(model, "tree"), _about(model, "count", "--by parameter")],
+        },
         "FLOPs": _flops(model),
         "forward": _forward(model),
-        "configuration": _configuration(model),
+        "configuration": {"table": Table([Column("field", itemgetter(0)), value], list(config.items()))},
     }
 
 
 def _differences(diff: DiffReport) -> dict[str, Any]:
-    sides = (("a", diff.a), ("b", diff.b))
-    tables = [(f"differing {part.columns[0].title}s", part.columns, part.rows) for part in diff_parts(diff)]
+    a, b = diff.a, diff.b
+    same = {"architecture": (a.architecture, b.architecture), "attention": (a.attention, b.attention),
+            "lora": (a.lora, b.lora)}  # fmt: skip
+    options = [f"--{name} {shlex.quote(one)}" for name, (one, other) in same.items() if one and one == other]
+    names = f"{shlex.quote(a.name)} {shlex.quote(b.name)}"
     return {
-        "sides": [f"{key}: {side.name} ({side.architecture})" for key, side in sides],
-        "tables": tables,
+        "sides": [f"{key}: {side.name} ({side.architecture})" for key, side in (("a", a), ("b", b))],
+        "tables": diff_parts(diff),
         "notes": diff_notes(diff),
-        "commands": [diff_command(diff)],
+        "commands": [" ".join([f"bertscope diff {names} --batch {diff.batch} --seq {diff.seq}", *options])],
     }
 
 
-def _numbers_first(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns in the order in which a narrow screen shows them: names, numbers, words, details last."""
-    return [columns[0], *sorted(columns[1:], key=lambda column: (not column.right, column.detail or column.below > 0))]
-
-
-def _parameters(model: ModelPart) -> dict[str, Any]:
-    drawn = parameter_map(model.tensors, model.tree)
-    table = tree_table(model.tree)
-    return {
-        "map": drawn,
-        "roles": roles([color for *_, color, _ in drawn["nodes"]]),
-        "columns": _numbers_first(table.columns),
-        "rows": table.rows,
-        "notes": [f"{name}: {value}" if name else value for name, value in footer(model.tree)],
-        "commands": [model_command(model, "tree"), model_command(model, "count", "--by parameter")],
-    }
+def _numbers_first(table: Table) -> Table:
+    """Return the table with the columns as a narrow screen shows them: names, numbers, words, details last."""
+    first, *others = table.columns
+    others.sort(key=lambda column: (not column.right, column.detail or column.below > 0))
+    return replace(table, columns=[first, *others])
 
 
 def _flops(model: ModelPart) -> dict[str, Any]:
@@ -325,26 +307,25 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     lines = [
         f"forward, {size}: {count_text(flops.rows[0].total.matmul_flops)} FLOPs",
         f"training step, {size}: {count_text(training.rows[0].total.matmul_flops)} FLOPs",
-        *(f"as {item.name} counts: {count_text(item.value)} "
-f"{item.unit} ({item.how}; {item.source})" for item in flops.conventions),
+        *(f"as {item.name} counts: {count_text(item.value)} {item.unit} ({item.how}; {item.source})"
+          for item in flops.conventions),
         "computed: the operators that torch dispatches; matrix products, a multiply-add is 2",
     ]  # fmt: skip
-    lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=lambda point: point.seq))
+    lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=attrgetter("seq")))
     columns = [
-        Column("module", lambda row: row.path or "(model)"),
+        attribute("module", "path", missing="(model)"),
         number("copies", "copies"),
         number("FLOPs", "total.matmul_flops", flops_text),
         number("elementwise", "total.elementwise_flops", flops_text),
         number("bytes moved", "total.bytes_moved", bytes_text),
-        Column("type", lambda row: row.type),
+        attribute("type", "type"),
     ]
     bars = flops_bars(flops)
     return {
         "bars": bars,
-        "roles": roles([color for *_, color in bars["bars"]]),
-        "lengths": lengths(flops),
-        "columns": columns,
-        "rows": flops.rows,
+        "roles": _roles(color for *_, color in bars["bars"]),
+        "lengths": _lengths(flops),
+        "table": Table(columns, flops.rows),
         "notes": lines,
         "commands": [
             flops_command(model, f"--seq {model.seq} --convention torch"),
@@ -355,20 +336,15 @@ f"{item.unit} ({item.how}; {item.source})" for item in flops.conventions),
 
 
 def _memory(model: ModelPart) -> dict[str, Any]:
-    memory, table = model.memory, variants_table(model.memory)
+    memory = model.memory
     return {
         "timeline": memory_charts(memory),
-        "columns": table.columns,
-        "rows": table.rows,
-        "strong": table.strong,
-        "kept_columns": _numbers_first(kept_columns(memory)),
-        "kept_rows": kept_cells(memory),
+        "table": variants_table(memory),
+        "kept": _numbers_first(kept_table(memory)),
         "notes": [
             *conclusions(memory),
-            (
-                "A long step is thinned out: in each stretch the highest and the last point are drawn, "
-                "so the peak is never lost."
-            ),
+            "A long step is thinned out: in each stretch the highest and the last point are drawn, so the peak is "
+            "never lost.",
             *footnotes(memory),
         ],
         "commands": [estimate_command(model)],
@@ -376,34 +352,24 @@ def _memory(model: ModelPart) -> dict[str, Any]:
 
 
 def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
-    reports = [report for report in (fit, model.asked) if report is not None]
-    return {
+    found: dict[str, Any] = {
         "heading": f"Largest batches that fit {place(fit)} at sequence length {model.seq}",
-        "columns": fit_words.columns(replace(fit, length_given=True)),  # the heading has the length
-        "rows": fit.rows,
+        "table": Table(fit_words.columns(replace(fit, length_given=True)), fit.rows),  # the heading has the length
         "notes": list(fit_words.notes(fit)),
-        "commands": [fit_command(model, report) for report in reports],
-        "plan": {} if model.plan is None else _plan(model.plan),
+        "commands": [fit_command(model, report) for report in (fit, model.asked) if report],
     }
-
-
-def _plan(plan: PlanReport) -> dict[str, Any]:
-    return {
-        "answer": plan_words.verdict(plan),
-        "columns": plan_words.columns(plan),
-        "rows": plan.rows,
-        "svg": markup(plan_svg(plan)),
-        "caption": "Each plan that was run: what it needs on the GPU, and the share of the layers' FLOPs to recompute",
-    }
+    if (plan := model.plan) is not None:
+        found["plan_answer"] = plan_words.verdict(plan)
+        found["plans"] = Table(plan_words.columns(plan), plan.rows)
+        found["plan_chart"] = markup(plan_words.plan_svg(plan))
+    return found
 
 
 def _forward(model: ModelPart) -> dict[str, Any]:
     graphs = [graph for graph in (model.forward, model.layer) if graph is not None]
-    if not graphs:
-        return {"pictures": [], "commands": [model_command(model, "diagram", "--kind tree")]}
-    paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
     options = f"--kind forward --batch {model.batch} --seq {model.seq}"
-    commands = [model_command(model, "diagram", f"{path} {options}".strip()) for path in paths]
+    paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
+    commands = [_about(model, "diagram", path, options) for path in paths] or [_about(model, "diagram", "--kind tree")]
     return {"pictures": [_picture(graph) for graph in graphs], "commands": commands}
 
 
@@ -414,21 +380,118 @@ def _picture(graph: GraphReport) -> dict[str, Any]:
         drawn = [inline_svg(graph, is_narrow) for is_narrow in (False, True)]
     except BertscopeError as error:
         return {"caption": caption, "svg": None, "failure": str(error), "mermaid": mermaid(graph)}
-    wide, narrow = (_drawing(picture, kind, caption) for kind, picture in zip(("wide", "narrow"), drawn, strict=True))
-    return {"caption": caption, "svg": markup(f"{wide}\n{narrow}"), "points": width_points(drawn[0])}
+    shown = ""
+    for kind, picture in zip(("wide", "narrow"), drawn, strict=True):
+        # A text of 11 pt has 11 CSS pixels where the picture has a pixel for each point.
+        style = f'class="{kind}" style="--points:{width_points(picture):g}"'
+        without_ids = re.sub(r' id="[^"]*"', "", picture)  # a page has several pictures, and one of each id
+        named = f'<svg {style} role="img" aria-label="{html_text(caption)}" '
+        shown += without_ids.replace("<svg ", named, 1) + "\n" * (kind == "wide")
+    return {"caption": caption, "svg": markup(shown), "points": width_points(drawn[0])}
 
 
-def _drawing(picture: str, kind: str, caption: str) -> str:
-    drawn = re.sub(r' id="[^"]*"', "", picture)  # a page has several pictures, and one of each id
-    # A text of 11 pt has 11 CSS pixels where the picture has a pixel for each point.
-    named = (
-        f'<svg class="{kind}" style="--points:{width_points(picture):g}" role="img" aria-label="{html_text(caption)}" '
-    )
-    return drawn.replace("<svg ", named, 1)
+# ---- the data of the charts, which charts.js draws; those of one `scale` share the axis up to their highest `top` ----
 
 
-def _configuration(model: ModelPart) -> dict[str, Any]:
-    subject = model.tree.subject
-    # As config.json writes it, text without its quotes.
-    value = Column("value", lambda pair: pair[1] if isinstance(pair[1], str) else json.dumps(pair[1]))
-    return {"columns": [Column("field", itemgetter(0)), value], "rows": list((subject.config or {}).items())}
+# The role of a module -> the names and classes of that module or of one around it, of BERTs and of other families.
+_ROLES = {
+    "LayerNorm": "LayerNorm|RMSNorm|^ln_\\w",
+    "attention": "[Aa]ttention|^attn$",
+    "embeddings": "[Ee]mbedding",
+    "feed-forward": "^intermediate$|^output$|MLP|FeedForward|FFN|MoeBlock|Dense\\w*Dense|^mlp$|^fc[12]$",
+    "pooler and heads": "[Pp]ooler|[Hh]ead$|^cls$|^classifier$|_outputs$|^score$",
+}
+MIXED = "var(--mixed)"
+
+
+def role(path: str, types: Mapping[str, str]) -> str:
+    """Return the role of a module or tensor, by its path and the classes on it; empty for several roles or another."""
+    parts = path.split(".")
+    around = accumulate(parts, "{}.{}".format)
+    names = [*parts, *(types.get(outer, "") for outer in around)]
+    return next((role for role, pattern in _ROLES.items() if any(re.search(pattern, name) for name in names)), "")
+
+
+def _role_color(path: str, types: Mapping[str, str]) -> str:
+    found = role(path, types)
+    return variable("role", found) if found else "var(--mixed)"
+
+
+def _roles(shown: Iterable[str]) -> dict[str, str]:
+    """Return the roles that have one of the colours shown, with their colours."""
+    colors, used = {name: variable("role", name) for name in ROLES}, set(shown)
+    return {name: color for name, color in colors.items() if color in used}
+
+
+def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
+    """Draw a treemap of every tensor in its module, equal layers in one box; a tied tensor is where it counts."""
+    shown = {path: row.path for row in tree.rows for path in expand(row.path)}  # the tree shows equal layers once
+    leaves: dict[str, list[CountRow]] = {}
+    sizes, inside = Counter[str](), dict[str, dict[str, None]]()  # of each path: its elements, the paths directly in it
+    for tensor in tensors.rows:
+        if tensor.in_layer_sum:
+            module, dot, name = tensor.path.rpartition(".")
+            leaf = f"{shown.get(module, module)}{dot}{name}"
+            leaves.setdefault(leaf, []).append(tensor)
+            paths = ["", *accumulate(leaf.split("."), "{}.{}".format)]
+            sizes.update(dict.fromkeys(paths, tensor.params))
+            for outer, path in pairwise(paths):
+                inside.setdefault(outer, {})[path] = None
+    types = {row.path: row.type for row in tree.rows}
+    nodes: list[tuple[int, str, int, str, list[str]]] = []
+    waiting = [("", "", -1)]  # paths with the one around them, and its number
+    while waiting:
+        path, outer, parent = waiting.pop()
+        while len(inside.get(path, ())) == 1:  # no box that holds only one other
+            [path] = inside[path]
+        lines = [path or "(model)", *([types[path]] if path in types else [])]
+        if path in leaves:
+            copies = len(leaves[path])
+            lines.append((f"{copies} x " if copies > 1 else "") + str(list(leaves[path][0].shapes[0] or ())))
+        lines.append(f"{count_text(sizes[path])} parameters, {share_text(sizes[path] / (sizes[''] or 1))}")
+        name = path[len(outer) :].lstrip(".") if nodes else tree.subject.architecture
+        waiting += [(inner, path, len(nodes)) for inner in reversed(inside.get(path, {}))]
+        nodes.append((parent, name, sizes[path], _role_color(path, types), lines))
+    return {"kind": "map", "scale": "parameters", "top": sizes[""], "whole": "Back", "nodes": nodes}
+
+
+def flops_bars(report: FlopsReport) -> dict[str, Any]:
+    """Draw the FLOPs of each module without its parts, equal layers together; the bars add up to the model."""
+    own = {row.path: row.forward.matmul_flops for row in report.rows}
+    types = {row.path: row.type for row in report.rows}
+    inner = set()
+    for row in report.rows[1:]:
+        parent = row.path.rpartition(".")[0]
+        own[parent] -= row.forward.matmul_flops
+        inner.add(parent)
+    whole, bars = sum(own.values()), []
+    for flops, path in sorted(((flops, path) for path, flops in own.items() if flops > 0), reverse=True):
+        before, layer, rest = path.partition("layer.")
+        short = layer + rest if layer and before.endswith("encoder.") else path or "(model)"
+        text = f"{_exact(flops)}, {share_text(flops / whole)}"
+        bars.append((path or "(model)", short + " itself" * (path in inner), flops, text, _role_color(path, types)))
+    return {
+        "kind": "bars",
+        "scale": "flops",
+        "top": bars[0][2] if bars else 1,
+        "x": "forward FLOPs, matrix products",
+        "bars": bars,
+    }
+
+
+def _exact(flops: int) -> str:
+    return f"{flops_text(flops)} ({count_text(flops)})"
+
+
+def _lengths(report: FlopsReport) -> dict[str, Any]:
+    """Draw the forward FLOPs over the sequence lengths of the sweep."""
+    points = sorted((point.seq, point.forward_flops) for point in report.sweep)
+    return {
+        "kind": "line",
+        "scale": "lengths",
+        "top": max(flops for _, flops in points) or 1,
+        "longest": points[-1][0],
+        "x": "sequence length",
+        "y": "forward FLOPs, matrix products",
+        "points": [(seq, flops, _exact(flops)) for seq, flops in points],
+    }

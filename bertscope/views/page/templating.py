@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def environment() -> Environment:
     """Return the templates in this folder, with the filters that they use."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import escape
 
     made = Environment(
         loader=PackageLoader("bertscope.views.page"),
@@ -30,7 +31,7 @@ def environment() -> Environment:
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.filters |= {
         "shown": shown_columns,
-        "lines": _lines,
+        "lines": lambda text: escape(visible_lines(text)),
         "cell": _cell,
         "branched": _branched,
         "share": _share,
@@ -40,6 +41,12 @@ def environment() -> Environment:
     }
     made.globals["palette"] = declarations
     return made
+
+
+def _branched(text: str) -> tuple[int, str]:
+    """Return the depth that the branches of a tree before a name draw, and the name."""
+    name = text.lstrip(" │├└─")
+    return (len(text) - len(name) + 2) // 3, name
 
 
 def _cell(row: Any, column: Column) -> dict[str, Any]:
@@ -65,24 +72,12 @@ def _command(text: str) -> Any:
     return Markup("<code>{}</code>").format(Markup(" ").join(words))
 
 
-def _branched(text: str) -> tuple[int, str]:
-    """Return the depth that the branches of a tree before a name draw, and the name."""
-    name = text.lstrip(" │├└─")
-    return (len(text) - len(name) + 2) // 3, name
-
-
 def _share(text: str) -> float | None:
     """Return the percentage in a cell, which a notebook draws as a bar; None for a difference or another figure."""
     with suppress(ValueError):
         share = float(text.removesuffix(" %"))
         return share if text.endswith(" %") and text[0] not in "+-" and share <= 100 else None
     return None
-
-
-def _lines(text: str) -> Any:
-    from markupsafe import escape
-
-    return escape(visible_lines(text))
 
 
 def filled(name: str, **values: Any) -> str:

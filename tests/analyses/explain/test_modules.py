@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import bertscope
 from bertscope.errors import SelectionError
 from bertscope.sources.find import find
-from bertscope.sources.other_models import GivenModule
+from bertscope.sources.model_source import GivenModule
 from bertscope.views.explain import sentence
 from tests.conftest import data
 

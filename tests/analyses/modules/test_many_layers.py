@@ -16,8 +16,7 @@ from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS
 from bertscope.errors import BertscopeError, ConfigError, SelectionError
 from bertscope.model import BertModel, encoder
 from bertscope.sources.find import source_of
-from bertscope.sources.model_source import built_for_counting
-from bertscope.sources.other_models import GivenModule
+from bertscope.sources.model_source import GivenModule, built_for_counting
 from bertscope.tracing.module_tree import fold, read
 from bertscope.tracing.operators import shapes_of, source_shapes
 from bertscope.tracing.repeat import LayerStack, equal_runs, layer_stacks, repeated, shortened

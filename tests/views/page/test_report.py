@@ -20,8 +20,7 @@ from bertscope.sources.find import load
 from bertscope.tracing.flops import FlopsRun, flops_model
 from bertscope.units import bytes_text, flops_text
 from bertscope.views.columns import Column, number
-from bertscope.views.page.charts import flops_bars, parameter_map, role
-from bertscope.views.page.report import page_command
+from bertscope.views.page.report import flops_bars, page_command, parameter_map, role
 from bertscope.views.page.templating import environment
 from bertscope.views.timeline import pictured
 

@@ -1,0 +1,250 @@
+"""The parts of a training loop: optimizers with their state, losses, and the rules of TrainingArguments.
+
+tracing/losses.py runs the losses. A rule takes the value of its key in TrainingArguments or in a configuration of
+accelerate, and all values of the file, and returns the value of the setting; None leaves the setting as it is. It
+raises ValueError with the allowed values in words, and NotModelledError for a feature that the estimate does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any
+
+from bertscope.errors import SelectionError, suggestion
+from bertscope.frozen import dataclass
+from bertscope.settings.checkpointing import EVERY, FULL, NONE
+from bertscope.units import decimal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """An optimizer: its class, its implementations, and its state between steps."""
+
+    class_name: str  # in torch.optim
+    in_torch: bool = True  # else the class is in memory/optimizers.py
+    foreach: bool = True
+    fused: bool = True
+    foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
+    state: tuple[str, ...] = ()  # of each parameter, with the defaults of the class; of Adafactor, for 2 dimensions
+    takes: tuple[str, ...] = ()  # fields of RunConfig that are arguments of the class
+    trainer: dict[str, str] = field(default_factory=dict)  # `optim` of TrainingArguments -> implementation
+
+    def has(self, implementation: str) -> bool:
+        """Return True if the optimizer has that implementation."""
+        return {"foreach": self.foreach, "fused": self.fused}.get(implementation, True)
+
+
+ADAMW = "adamw"  # the default
+_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+# `trainer`: get_optimizer_cls_and_kwargs in trainer.py of transformers 4.43.4. The kernels of apex and bitsandbytes
+# allocate nothing, as torch's fused ones.
+OPTIMIZERS = {
+    "sgd": Optimizer(class_name="SGD", takes=("momentum", "weight_decay"), trainer={"sgd": "default"}),
+    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("weight_decay",)),
+    ADAMW: Optimizer(
+        class_name="AdamW", state=_ADAM_STATE,
+        trainer={"adamw_torch": "default", "adamw_torch_fused": "fused", "adamw_apex_fused": "fused"},
+    ),
+    "adafactor": Optimizer(
+        class_name="Adafactor", fused=False, foreach_on_cuda=False, state=("step", "row_var", "col_var"),
+    ),
+    "rmsprop": Optimizer(
+        class_name="RMSprop", fused=False, state=("step", "square_avg"), takes=("momentum", "weight_decay"),
+        trainer={"rmsprop": "default"},
+    ),
+    "adagrad": Optimizer(
+        class_name="Adagrad", state=("step", "sum"), takes=("weight_decay",), trainer={"adagrad": "default"},
+    ),
+    "lamb": Optimizer(
+        class_name="Lamb", in_torch=False, foreach=False, foreach_on_cuda=False, state=("exp_avg", "exp_avg_sq"),
+    ),
+    "lion": Optimizer(
+        class_name="Lion", in_torch=False, foreach=False, foreach_on_cuda=False, state=("exp_avg",),
+        trainer={"lion_32bit": "fused"},
+    ),
+    "adamw-8bit": Optimizer(
+        class_name="AdamW8bit", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        state=("state1", "state2"),
+        trainer={"adamw_bnb_8bit": "default", "adamw_8bit": "default", "paged_adamw_8bit": "default"},
+    ),
+    "adamw-transformers": Optimizer(
+        class_name="TransformersAdamW", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        state=("exp_avg", "exp_avg_sq"), trainer={"adamw_hf": "default"},
+    ),
+    "adafactor-transformers": Optimizer(
+        class_name="TransformersAdafactor", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        state=("exp_avg_sq_row", "exp_avg_sq_col"), trainer={"adafactor": "default"},
+    ),
+}  # fmt: skip
+NO_OPTIMIZER = "none"
+LEANER = {"8bit": "adamw-8bit", "sgd": "sgd"}  # than AdamW, by the words of `plan --may-change`
+# Words of `optim` in TrainingArguments.
+TRAINER_OPTIMIZERS = {word: name for name, row in OPTIMIZERS.items() for word in row.trainer}
+TRAINER_IMPLEMENTATIONS = {word: form for row in OPTIMIZERS.values() for word, form in row.trainer.items()}
+
+
+def takers(name: str) -> list[str]:
+    """Return the optimizers that take a field of RunConfig as an argument."""
+    return [key for key, row in OPTIMIZERS.items() if name in row.takes]
+
+
+# Implementation of an optimizer -> arguments of its class in torch.
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+
+
+# ---- losses ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A loss: the texts of an example, the settings that change them, and what follows its name after a colon."""
+
+    texts: int = 1
+    takes: tuple[str, ...] = ()
+    argument: str = ""  # its form, empty for none
+    default: str = ""  # of the argument, which is a number if it has one
+    in_one_process: bool = False  # the step of several ranks is not modelled
+
+
+MODEL = "model"
+# `mini_batch_size` of CachedMultipleNegativesRankingLoss is 32 by default.
+LOSSES = {
+    MODEL: Loss(),
+    "mnrl": Loss(texts=2, takes=("pairs", "hard_negatives")),
+    "cached-mnrl": Loss(texts=2, takes=("pairs", "hard_negatives"), argument="SIZE", default="32", in_one_process=True),
+    "cosent": Loss(texts=2),
+    "triplet": Loss(texts=3),
+    "reranker": Loss(takes=("hard_negatives",)),
+    "distil": Loss(takes=("pairs",), argument="TEACHER", in_one_process=True),
+}
+FORMS = tuple(":".join(filter(None, (name, row.default or row.argument))) for name, row in LOSSES.items())
+
+
+def loss_parts(text: str) -> tuple[str, str]:
+    """Return the name and the argument of a loss; raises SelectionError for another text.
+
+    >>> loss_parts("cached-mnrl:16"), loss_parts("cached-mnrl"), loss_parts("cosent")
+    (('cached-mnrl', '16'), ('cached-mnrl', '32'), ('cosent', ''))
+    """
+    name, _, argument = text.partition(":")
+    row = LOSSES.get(name)
+    if row is None:
+        raise SelectionError(f"there is no loss {name[:60]!r}; {suggestion(name[:60], LOSSES)}")
+    argument = argument or row.default
+    is_number = 0 < (decimal(argument, 10) or 0) < 2**31
+    if bool(argument) != bool(row.argument) or (row.default and not is_number):
+        form = ":".join(filter(None, (name, row.argument)))
+        more = ", the sequences of a mini-batch" if row.default else ""
+        raise SelectionError(f"the form is {form}{more}; got {text[:60]!r}")
+    return name, argument
+
+
+def mini_batch(text: str) -> int:
+    """Return the sequences of a mini-batch of a loss; 0 for one without mini-batches."""
+    name, argument = loss_parts(text)
+    return int(argument) if LOSSES[name].default else 0
+
+
+def loss_text(text: str) -> str:
+    """Return the only form of a loss: `cached-mnrl` is `cached-mnrl:32`; a text in this form is returned itself."""
+    form = ":".join(filter(None, loss_parts(text)))
+    return text if text == form else form
+
+
+def takes(setting: str, loss: str) -> bool:
+    """Return True if a setting has an effect on a loss."""
+    return setting in LOSSES[loss_parts(loss)[0]].takes
+
+
+def losses_with(setting: str) -> str:
+    """Return the losses on which a setting has an effect."""
+    return ", ".join(name for name, row in LOSSES.items() if setting in row.takes)
+
+
+# ---- rules that read a setting from a key of TrainingArguments ----
+
+
+_NAMES = ("activation", "gradient")  # of checkpointing, since transformers 5.23 and before
+Rule = Callable[[Any, Mapping[str, Any]], Any]
+
+
+class NotModelledError(Exception):
+    """A value that changes the memory of a step in a way that is not modelled; the message is its effect."""
+
+
+def flag(setting: Any) -> Rule:
+    """Return the rule that takes true or false: the setting's value if true."""
+
+    def rule(value: Any, given: Mapping[str, Any]) -> Any:
+        """Return the value of the setting if the key is true."""
+        if not isinstance(value, bool | None):
+            raise ValueError("true or false")
+        return setting if value else None
+
+    return rule
+
+
+def whole_number(value: Any, given: Mapping[str, Any]) -> int | None:
+    """Return an integer."""
+    if isinstance(value, bool) or not isinstance(value, int | None):
+        raise ValueError("an integer")
+    return value
+
+
+def words(known: Mapping[Any, Any], default: str) -> Rule:
+    """Return the rule that takes one of these words; `default` is what the estimate uses for another word."""
+
+    def rule(value: Any, given: Mapping[str, Any]) -> Any:
+        """Return the value of the setting for a word."""
+        if not isinstance(value, str | bool | None):
+            raise ValueError("a word")
+        if value not in known:
+            raise NotModelledError(f"the estimate uses {default}, unless an option is given")
+        return known[value]
+
+    return rule
+
+
+def clips(value: Any, given: Mapping[str, Any]) -> bool:
+    """Return True if max_grad_norm clips: 0 and null mean no clipping."""
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise ValueError("a number")
+    return value is not None and value > 0
+
+
+def recomputes(value: Any, given: Mapping[str, Any]) -> str:
+    """Return the strategy for activation_checkpointing, which is gradient_checkpointing before transformers 5.23."""
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    every = _checkpoint_keywords(given).get("every_n_layers", 1)
+    if type(every) is not int or every < 1:
+        raise ValueError("with every_n_layers, a whole number of at least 1")
+    return NONE if not value else FULL if every == 1 else EVERY.format(every)
+
+
+def is_reentrant(value: Any, given: Mapping[str, Any]) -> bool | None:
+    """Return True for gradient_checkpointing: the Trainer of transformers 4 leaves torch's default, reentrant."""
+    default = "activation_checkpointing" not in given  # the Trainer of 5.23 writes both names (trainer.py)
+    return bool(_checkpoint_keywords(given).get("use_reentrant", default)) if value else None
+
+
+def reentrant_keyword(value: Any, given: Mapping[str, Any]) -> bool | None:
+    """Return the setting for activation_checkpointing_kwargs, which only a checkpointed model reads."""
+    if not isinstance(value, dict | None):
+        raise ValueError("an object")
+    found = value or {}
+    if found.get("offload"):
+        raise NotModelledError("the inputs of the recomputed layers are on the CPU")
+    is_read = any(given.get(f"{name}_checkpointing") is True for name in _NAMES) and "use_reentrant" in found
+    return bool(found["use_reentrant"]) if is_read else None
+
+
+def _checkpoint_keywords(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    values = (given.get(f"{name}_checkpointing_kwargs") for name in _NAMES)
+    return next((value for value in values if isinstance(value, dict)), {})
