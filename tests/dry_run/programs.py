@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+CRITERION = nn.CrossEntropyLoss()  # in training mode also during an evaluation
 PROGRAMS: dict[str, Callable[[], None]] = {}
 
 
@@ -71,7 +72,7 @@ def moved(ids):
 
 
 def loss_of(model, ids):
-    return functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    return CRITERION(model(ids).flatten(0, 1), ids.flatten())
 
 
 def update(optimizer, loss):
@@ -216,10 +217,15 @@ def evaluated(count, batch, keep, data=4):
     kept, total = [], 0.0
     with torch.no_grad():
         for (ids,) in DataLoader(rows, batch):
-            if keep:
+            if keep == "joined":
+                made = model(moved(ids))
+                kept = made if isinstance(kept, list) else torch.cat([kept, made])
+            elif keep:
                 kept.append(model(moved(ids)))
             else:
                 total += loss_of(model, moved(ids)).item()
+    if keep == "joined":
+        return kept.argmax(-1)
     return torch.cat(kept).argmax(-1) if keep else total
 
 
@@ -231,6 +237,25 @@ def evaluation_with_a_larger_batch():
 @program
 def evaluation_that_keeps_three_hundred_logits():
     evaluated(300, 2, keep=True)
+
+
+@program
+def evaluation_that_joins_three_hundred_logits():
+    evaluated(300, 2, keep="joined")
+
+
+@program
+def evaluation_in_the_middle_of_an_epoch():
+    model = Net().to(device())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, ids in enumerate(batches(4)):
+        loss = loss_of(model, moved(ids))
+        update(optimizer, loss)
+        if number == 1:
+            model.eval()
+            with torch.no_grad():
+                model(moved(torch.cat(batches(3))))
+            model.train()
 
 
 # ---- libraries ----
@@ -331,17 +356,17 @@ def real(run):
 def dry(run):
     """The same of a dry run with the kernels of a CPU."""
     from bertscope.dry_run.limits import Stop
-    from bertscope.dry_run.recording import Recording, evaluation
+    from bertscope.dry_run.recording import Recording
     from tests.dry_run.cpu_card import installed_cpu
 
-    with installed_cpu(run.__name__, steps=6) as (_, recorder, limits, _):
-        ends = []
+    with installed_cpu(run.__name__, steps=6) as here:
+        ends, recorder = [], here.recorder
         recorder.on_update.append(lambda _: ends.append(len(recorder.log.events)))
         with suppress(Stop):
             run()
         recorder.close()
         found = Recording(recorder.log, "cpu")
-        whole = evaluation(found, limits)
+        whole = found.evaluation(here.limits)
     steps = []
     for begun, end in zip([0, *ends], ends, strict=False):
         steps.append(max(found.live[max(begun - 1, 0) : end]) - found.live[end - 1])

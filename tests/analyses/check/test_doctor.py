@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bertscope.sources.presets import preset_dir, preset_paths
 
 import bertscope
 from bertscope.analyses import doctor
