@@ -19,7 +19,7 @@ from bertscope.settings.run_config import SWEPT
 from bertscope.text_files import write_file
 
 if TYPE_CHECKING:
-    from bertscope.reports.calibration import CalibrationReport
+    from bertscope.reports.tool import CalibrationReport
     from bertscope.reports.memory import LengthsReport, MemoryReport
 
 
