@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bertscope.memory.kernel_rules import resident_threads
-from bertscope.memory.kernels import cpu_scratch, cuda_scratch, statistics_bytes
+from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
 from bertscope.memory.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.memory.trace import CAT, GRANULE_BYTES, RETURN, STACK, UPDATE, Block, MemoryEvent, MemoryTrace
 from bertscope.reports.memory import FORWARD, OPTIMIZER

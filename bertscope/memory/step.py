@@ -13,7 +13,7 @@ from bertscope.config import HEADS, MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, name_of
 from bertscope.memory import optimizers
 from bertscope.memory.trace import Block
-from bertscope.model import BertPreTrainedModel
+from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
