@@ -115,6 +115,16 @@ def read_message(line: bytes) -> tuple[str, Any]:
     return kind, typed(MESSAGES[kind], content, kind)
 
 
+def this_card() -> tuple[str, int] | None:
+    """Return the name and the memory of the first CUDA device; None without one."""
+    from bertscope.torch_access import torch
+
+    if not torch.cuda.is_available():
+        return None
+    card = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return card.name, card.total_memory
+
+
 # ---- the memory of this machine; None where the system does not report it ----
 
 

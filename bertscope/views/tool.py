@@ -224,10 +224,6 @@ doctor = View(
 # ---- the calibration of a card ----
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:,.2f}"
-
-
 def _percent(error: float) -> str:
     return f"{100 * error:+.2f} %"
 
@@ -239,7 +235,7 @@ _STEPS = (
     number("reserved", "reserved_bytes", bytes_text),
     number("error", "reserved_error", _percent),
     number("context", "context_bytes", bytes_text),
-    number("ms", "median_seconds", _milliseconds),
+    number("ms", "median_seconds", lambda seconds: f"{1000 * seconds:,.2f}"),
 )
 
 
