@@ -182,23 +182,6 @@ def convolutions():
         update(optimizer, loss)
 
 
-@program
-def two_optimizers():
-    maker, judge = (
-        nn.Linear(16, 128).to(device()),
-        nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 1)).to(device()),
-    )
-    first, second = torch.optim.Adam(judge.parameters()), torch.optim.Adam(maker.parameters())
-    for _ in range(3):
-        noise, real = torch.randn(32, 16).to(device()), torch.randn(32, 128).to(device())
-        first.zero_grad()
-        (judge(maker(noise).detach()).mean() - judge(real).mean()).backward()
-        first.step()
-        second.zero_grad()
-        (-judge(maker(noise)).mean()).backward()
-        second.step()
-
-
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(context, x):
@@ -216,18 +199,6 @@ def own_function():
     optimizer = torch.optim.RMSprop(model.parameters())
     for _ in range(3):
         loss = Square.apply(model(torch.randn(32, 64).to(device()))).sum()
-        update(optimizer, loss)
-
-
-@program
-def distillation():
-    teacher, student = Net(layers=4).to(device()).eval(), Net(layers=2).to(device())
-    optimizer = torch.optim.AdamW(student.parameters())
-    for ids in batches(3):
-        ids = moved(ids)
-        with torch.no_grad():
-            wanted = teacher(ids).softmax(-1)
-        loss = functional.kl_div(student(ids).log_softmax(-1), wanted, reduction="batchmean")
         update(optimizer, loss)
 
 
@@ -261,11 +232,6 @@ def evaluated(count, batch, keep, data=4):
 @program
 def evaluation_with_a_larger_batch():
     evaluated(3, 16, keep=False)
-
-
-@program
-def evaluation_that_keeps_ten_logits():
-    evaluated(10, 8, keep=True)
 
 
 @program
