@@ -99,6 +99,12 @@ OTHERS = [
     {"optimizer": "rmsprop"},
     {"optimizer": "rmsprop", "momentum": 0.9},
     {"optimizer": "adagrad"},
+    {"optimizer": "adadelta"},
+    {"optimizer": "adamax"},
+    {"optimizer": "asgd"},
+    {"optimizer": "nadam"},
+    {"optimizer": "radam"},
+    {"optimizer": "rprop"},
     {"optimizer": "lamb"},
     {"optimizer": "lion"},
     {"optimizer": "adamw-8bit"},
@@ -213,6 +219,12 @@ CLOSED_FORMS = [
     ({"optimizer": "rmsprop"}, 4 * ELEMENTS + COUNTER),
     ({"optimizer": "rmsprop", "momentum": 0.9}, 8 * ELEMENTS + COUNTER),
     ({"optimizer": "adagrad"}, 4 * ELEMENTS + COUNTER),
+    ({"optimizer": "adadelta"}, 8 * ELEMENTS + COUNTER),
+    ({"optimizer": "adamax"}, 8 * ELEMENTS + COUNTER),
+    ({"optimizer": "asgd"}, 4 * ELEMENTS + 3 * COUNTER),  # step, eta and mu are numbers
+    ({"optimizer": "nadam"}, 8 * ELEMENTS + 2 * COUNTER),  # step and mu_product
+    ({"optimizer": "radam"}, 8 * ELEMENTS + COUNTER),
+    ({"optimizer": "rprop"}, 8 * ELEMENTS + COUNTER),
     ({"optimizer": "lamb"}, 8 * ELEMENTS),  # You et al. 2020, algorithm 2: m and v
     ({"optimizer": "lion"}, 4 * ELEMENTS),  # Chen et al. 2023, algorithm 2: m
     ({"optimizer": "adamw-8bit"}, EIGHT_BIT),  # bitsandbytes 0.50.2, Optimizer2State.init_state
