@@ -19,8 +19,8 @@ from bertscope.settings.run_config import SWEPT
 from bertscope.text_files import write_file
 
 if TYPE_CHECKING:
-    from bertscope.reports.tool import CalibrationReport
     from bertscope.reports.memory import LengthsReport, MemoryReport
+    from bertscope.reports.tool import CalibrationReport
 
 
 def _check_timeline(call: CommandLine) -> None:
