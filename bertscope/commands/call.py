@@ -20,7 +20,7 @@ from bertscope.commands.table import Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
 from bertscope.progress import listening
-from bertscope.reports.base import UNCOUNTED, to_json
+from bertscope.reports.base import UNCOUNTED
 from bertscope.settings.rows import CodeName
 from bertscope.settings.run_config import QUESTIONS, SETTINGS
 from bertscope.sources.find import find
@@ -298,7 +298,7 @@ def show(
     `lang` is the language of a view that has several.
     """
     if fmt == "json":
-        write(to_json(report), output)
+        write(report.to_json(), output)
         return
     from bertscope.views.views import display
 
