@@ -22,7 +22,6 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from bertscope.analyses.modules import repeat
 from torch.distributed import fsdp
 
 from bertscope import load
@@ -44,6 +43,7 @@ from bertscope.settings.checkpointing import NONE
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.run_config import STORED, RunConfig
 from bertscope.torch_access import torch
+from bertscope.tracing import repeat
 from bertscope.units import BF16, FP16, bytes_text
 
 sys.path.append(str(Path(__file__).parent))

@@ -17,8 +17,8 @@ from bertscope.errors import BertscopeError
 
 if TYPE_CHECKING:
     from bertscope.analyses.check import Witness
+    from bertscope.sources.bert import Expectation
     from bertscope.sources.expectation_files import ExpectedModel
-    from bertscope.sources.presets import Expectation
 
 _SUFFIXES = (".bertscope.yaml", ".bertscope.yml")  # of expectation_files, which would import yaml
 

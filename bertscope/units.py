@@ -5,13 +5,10 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from itertools import groupby
-from typing import Any
-
-from bertscope.frozen import dataclass
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Precision:
+class Precision(NamedTuple):
     """A floating-point type by the name that the command line and the reports use."""
 
     name: str

@@ -93,7 +93,7 @@ def _surroundings(folder: Path) -> Iterator[None]:
     """Make the folder the working directory with the user's calibrations; compute a sweep's points in this process."""
     from bertscope.analyses.sweep import grid, pool
     from bertscope.commands import call
-    from bertscope.reports.sweep import SweepRow
+    from bertscope.reports.memory import SweepRow
 
     def rows(tasks: Any, *_: object) -> Iterator[SweepRow]:
         return (SweepRow.from_line(grid.compute(task.to_json())) for task in tasks)

@@ -94,7 +94,6 @@ def test_every_published_row_has_a_source_and_every_figure_a_value():
         assert (row.value_seconds > 0) == (row.quantity == PUBLISHED.SECONDS)
 
 
-# A child of a child, whose parent ignores its end, as a server does; it uses 0.3 s.
 FORKED = """
 import os, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -104,24 +103,6 @@ if not os.fork():
 try: os.wait()
 except ChildProcessError: pass
 """
-
-
-def test_the_ratios_are_those_to_import_torch_of_the_same_run(monkeypatch, capsys):
-    imports = iter([speed.Usage(1.0, 2.0, 2**20)] + [speed.Usage(seconds, 2.0, 2**20) for seconds in (1.0, 2.0, 4.0)])
-
-    def measured(command, folder):
-        if command == speed.IMPORT_TORCH:
-            return next(imports)
-        return speed.Usage(6.5 if command[-1] == "20-files" else 6.0, 3.0, 3 * 2**20)
-
-    monkeypatch.setattr(speed, "measured", measured)
-    monkeypatch.setattr(speed, "adopt_orphans", lambda: None)
-    arguments = ["--here", "--runs", "3", "--only", "check", "--files", "10", "--format", "markdown"]
-    monkeypatch.setattr(sys, "argv", ["speed.py", *arguments])
-    speed.main()
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "| bertscope |" in line]
-    cells = "6.00 (6.00 to 6.00) | 3.00 (1.50 to 6.00) | 1.50 (1.50 to 1.50) | 3 (3 to 3) | 3.00 (3.00 to 3.00)"
-    assert row == f"| check | bertscope | `check` of 10 files | {cells} | 50.0 ms a file (50.0 to 50.0) | 8 ms a file |"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is needed")
@@ -223,15 +204,6 @@ def test_what_bertscope_says_in_the_table_is_what_it_prints(question, cli, monke
 def test_a_peer_that_was_asked_has_a_cell_with_an_answer_and_one_that_was_not_has_none():
     for (question, tool), _ in PEERS.PROBES.items():
         assert IN_DOCUMENT[ASKED[question], tool] != NOTHING, (question, tool)
-
-
-def test_a_peer_that_is_not_installed_is_said_so(monkeypatch, capsys):
-    monkeypatch.setitem(PEERS.PACKAGES, "thop", "no_such_package")
-    monkeypatch.setattr("sys.argv", ["peers.py", "--here", "--tool", "thop", "--question", "flops"])
-    PEERS.main()
-    out = capsys.readouterr().out
-    assert "thop: not installed\n" in out
-    assert "MACs" not in out
 
 
 def test_every_peer_of_the_script_has_its_version_in_the_document():

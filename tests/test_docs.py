@@ -91,15 +91,6 @@ def test_every_figure_of_a_page_is_printed_by_a_command_of_it(printed, name):
         assert figure in out or figure.replace(",", "") in config, figure
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_a_page_answers_first_and_ends_with_a_conclusion(name):
-    title, answer, *rest = (DOCS / f"{name}.md").read_text().split("\n\n")
-    assert re.fullmatch(r"# .*\?", title)
-    assert re.search(r"\d|One more", answer)
-    assert any("**Conclusion.**" in text for text in rest)
-    assert f"docs/{name}.md" in README
-
-
 def test_the_index_links_every_page():
     linked = re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text())
     assert sorted([*linked, "index.md"]) == sorted(path.name for path in DOCS.glob("*.md"))
@@ -181,26 +172,6 @@ def test_the_reference_of_the_command_line_is_fresh_and_knows_no_width_of_a_term
     assert all("--help-all" in section and "examples:" in section for section in sections)
 
 
-def headings_of_tables() -> set[str]:
-    """Return the headings of the tables in the gallery, and the names of the rows at the peak."""
-    text = (DOCS / "gallery.md").read_text()
-    above = re.findall(r"^ (.+)\n ─+$", text, re.MULTILINE)
-    found = {word for line in above for word in re.split(r" {2,}", line)}
-    parts = re.findall(r"^ at the peak \(.*\n ─+\n((?: .*\n)+)", text, re.MULTILINE)
-    return found | {re.split(r" {2,}", line.strip())[0] for part in parts for line in part.splitlines()}
-
-
-def test_the_glossary_has_the_headings_of_the_tables():
-    plain = {"path", "type", "tensors", "bytes", "module", "a", "b", "parameter", "change", "difference", "total",
-             "shape", "class", "description", "package", "version", "to install", "purpose",
-             "device", "threads", "memory", "at the peak"}  # fmt: skip
-    told = (DOCS / "glossary.md").read_text().lower()
-    names = {re.sub(r" \((?:estimated|measured)\)|^type: |^in |^step, | of \d+$|:.*", "", name)
-             for name in headings_of_tables()}  # fmt: skip
-    assert len(names) > 40
-    assert sorted(name for name in names - plain if name.lower() not in told) == []
-
-
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -254,14 +225,6 @@ def test_the_cells_of_the_comparison_are_the_same_in_chinese():
     english, chinese = (re.findall(r"\| (yes|partly|no|是|部分|否)(?= \|)", page) for page in (README, CHINESE))
     assert chinese == [words[word] for word in english]
     assert len(chinese) > 40
-
-
-def test_the_readme_is_short_and_every_task_of_the_cookbook_has_one_command():
-    assert len(README.splitlines()) <= 90
-    tasks = re.split(r"^### .*\n", COOKBOOK, flags=re.MULTILINE)[1:]
-    assert len(tasks) >= 30
-    assert all("bertscope " in task for task in tasks)
-    assert [task for task in tasks if task.count("```sh") > 1] == []
 
 
 def test_the_picture_in_the_readme_is_what_its_command_draws(cli, tmp_path):

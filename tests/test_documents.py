@@ -44,22 +44,6 @@ def test_a_print_that_differs_from_older_torch_says_so_on_stderr(cli):
     assert cli("tree", "bert-tiny", "--style", "torch", "--format", "json").err == result.err
 
 
-def test_a_printed_model_is_text_json_and_markdown_and_no_table(cli):
-    text = cli("tree", "bert-tiny", "--style", "torch").out
-    data = cli("tree", "bert-tiny", "--style", "torch", "--format", "json").json
-    assert (data["kind"], data["text"], data["subject"]["name"]) == ("print", text, "bert-tiny")
-    assert cli("tree", "bert-tiny", "--style", "torch", "-f", "markdown").out == f"```text\n{text}```\n"
-    result = cli("tree", "bert-tiny", "--style", "torch", "-f", "csv")
-    assert (result.code, result.out) == (2, "")
-
-
-@pytest.mark.parametrize("option", ["--depth 2", "--shapes", "--freeze embeddings", "--unfold", "--columns mult_adds"])
-def test_an_option_of_the_other_styles_is_refused_for_a_printed_model(cli, option):
-    result = cli("tree", "bert-tiny", "--style", "torch", *option.split())
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert f"leave {option.split()[0]} out" in result.err
-
-
 def test_every_field_of_the_documents_config_has_its_name_and_default():
     config = bertscope.load("bert-base-cased").config
     document = {

@@ -93,20 +93,6 @@ bertscope.BertConfig(hidden_sizes=3)  # wrong
 """
 
 
-def test_a_page_has_its_models_and_their_modules_as_rows():
-    page = bertscope.report("bert-tiny", compare="bert-mini", fit=False, seq=16, optimizer="sgd")
-    assert [model.name for model in page] == ["bert-tiny", "bert-mini"]
-    assert page["bert-mini"].tree["encoder"].params == bertscope.tree("bert-mini")["encoder"].params
-    assert "encoder" in page
-    with pytest.raises(KeyError, match="2 rows are named 'encoder'"):
-        page["encoder"]
-    head, *records = page.to_csv().splitlines()
-    tiny, mini = (bertscope.tree(name).to_csv().splitlines() for name in ("bert-tiny", "bert-mini"))
-    assert head == f"model,{tiny[0]}"
-    expected = [f"{name},{line}" for name, (_, *lines) in (("bert-tiny", tiny), ("bert-mini", mini)) for line in lines]
-    assert records == expected
-
-
 def test_mypy_finds_the_wrong_calls_of_a_program_and_only_those(tmp_path):
     if find_spec("mypy") is None:
         pytest.skip("mypy is not installed (extra dev)")
@@ -217,40 +203,6 @@ def test_dtypes_make_ids_of_an_input_size(tiny):
     report = bertscope.tree(bertscope.BertModel(tiny), input_size=(2, 7), dtypes=[torch.long])
     assert report["encoder"].outputs[0].shape == (2, 7, 8)
     assert report == bertscope.tree(bertscope.BertModel(tiny), shapes=True, batch=2, seq=7)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"input_size": (1, 3, "x")}, r"input_size is a size such as \(1, 3, 224, 224\)"),
-        ({"input_size": ()}, "input_size is a size"),
-        ({"input_size": (1, -3)}, "input_size is a size"),
-        ({"input_size": (1, 3), "dtypes": [torch.long] * 2}, "got 2 for 1 sizes"),
-        ({"dtypes": [torch.long]}, "dtypes are those of input_size"),
-        ({"input_size": (1, 3), "inputs": torch.zeros(1, 3)}, "give one of inputs, input_data and input_size"),
-        ({}, "picture cannot be derived.*input_size="),
-    ],
-)
-def test_a_wrong_size_is_one_line_with_a_remedy(given, message):
-    with pytest.raises(SelectionError, match=message):
-        bertscope.flops(Image(), **given)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: bertscope.estimate("bert-tiny", bacth=8), "there is no setting 'bacth'; did you mean 'batch'"),
-        (lambda: bertscope.estimate("bert-tiny", mode="inference", checkpointing="full"), "mode forward or training"),
-        (lambda: bertscope.profile("bert-tiny", loss=print), "give a module, or the name of a loss"),
-        (lambda: bertscope.estimate("bert-tiny", loss="mnlr"), "there is no loss 'mnlr'; did you mean 'mnrl'"),
-        (lambda: bertscope.fit("bert-tiny"), "give either budget, such as 16GiB, or gpu, such as t4"),
-        (lambda: bertscope.fit("bert-tiny", "16 cats"), "budget takes a size such as 16GiB; got '16 cats'"),
-        (lambda: bertscope.verify(bertscope.load("bert-tiny")), "name the checkpoint"),
-    ],
-)
-def test_a_wrong_argument_is_one_line_with_a_remedy(call, message):
-    with pytest.raises(SelectionError, match=message):
-        call()
 
 
 def test_fit_tries_the_settings_of_the_command(cli):

@@ -20,7 +20,6 @@ from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.sources.find import find
 from bertscope.torch_access import torch
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
-from bertscope.transformers_access import flash_attn
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -42,10 +41,10 @@ B, S, PADDING = 6, 32, 0.7
 @pytest.fixture
 def kernels():
     """Kernels on the CPU that allocate what those of flash-attn allocate, in fp32, for which a CPU needs no scratch."""
-    flash_attn._operators()
+    transformers_access._operators()
     library = torch.library.Library("bertscope_flash_attn", "IMPL")
     for kind in ("", "varlen_"):
-        library.impl(f"_flash_attn_{kind}forward", flash_attn._results, "CPU")
+        library.impl(f"_flash_attn_{kind}forward", transformers_access.results, "CPU")
         library.impl(f"_flash_attn_{kind}backward", lambda *_: None, "CPU")
     yield
     library._destroy()
@@ -133,7 +132,7 @@ def test_a_module_that_was_imported_without_flash_attn_gets_its_names(tmp_path, 
     module = import_module("transformers.models.unpadded")
     assert module.OfRows.__bases__ == (object,)
     with transformers_access.flash_attn_stand_in():
-        assert module.OfRows.__bases__ == (flash_attn._RotaryEmbedding,)
+        assert module.OfRows.__bases__ == (transformers_access._RotaryEmbedding,)
 
 
 def test_every_name_of_transformers_is_there():
@@ -211,4 +210,4 @@ def test_what_this_transformers_imports_of_flash_attn_is_known():
     found = {(module, name.strip()) for path in folder.rglob("*.py") if b"from flash_attn" in path.read_bytes()
              for module, imported in names.findall(path.read_text()) for name in imported.split(",")}  # fmt: skip
     assert len(found) >= 5
-    assert [item for item in found if item[1] not in flash_attn.modules()[item[0]]] == []
+    assert [item for item in found if item[1] not in transformers_access.modules()[item[0]]] == []

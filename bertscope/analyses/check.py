@@ -16,9 +16,9 @@ from bertscope.errors import BertscopeError, SourceError, suggestion
 from bertscope.memory.simulator import Simulator
 from bertscope.reports.modules import CountReport
 from bertscope.reports.tool import CheckReport, Finding
+from bertscope.sources.bert import TIES_KEY, Expectation
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected, yaml_name
 from bertscope.sources.model_source import as_source_error, built_for_counting
-from bertscope.sources.presets import TIES_KEY, Expectation
 from bertscope.sources.transformers_models import largest_layers
 from bertscope.tracing.saved import uncached
 from bertscope.units import decimal

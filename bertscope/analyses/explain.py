@@ -244,7 +244,8 @@ class _Bert:
 
     def _inputs(self) -> tuple[Any, ...]:
         """Return the arguments of the forward of the class, in their order."""
-        _, *parameters = inspect.signature(CLASSES[self.source.architecture].forward).parameters.values()
+        forward = CLASSES[self.source.architecture].forward
+        _, *parameters = inspect.signature(forward, eval_str=True).parameters.values()
         shapes: dict[str, tuple[Sequence[str], _Times]] = {
             **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids"), (self.tokens, ())),
             "head_mask": (("layers", "heads"), ()),
@@ -271,8 +272,9 @@ class _Bert:
         model_class = CLASSES[self.source.architecture]
         hint = typing.get_type_hints(model_class.forward)["return"].__args__[0]
         returned = getattr(model_class, "output", hint)  # of the classes that share a forward
-        every = (*dataclasses.fields(BaseModelOutputWithPoolingAndCrossAttentions), *dataclasses.fields(returned))
-        kinds = {item.name: str(item.type) for item in every}  # the tuple of a head may have more than its class
+        # The tuple of a head may have more than its class.
+        every = typing.get_type_hints(BaseModelOutputWithPoolingAndCrossAttentions) | typing.get_type_hints(returned)
+        kinds = {name: str(hint) for name, hint in every.items()}
         layers = ("layers", self.layers)
         rows: list[tuple[str, Sequence[str] | None, _Times]] = [("loss", (), ())]
         rows += [(name, dims, ()) for name, dims in self.head.logits.items()]
@@ -288,7 +290,11 @@ class _Bert:
             rows.append(("cross_attentions", (self.batch, "heads", "seq", "encoder_seq"), (layers,)))
         points = [
             self.point(
-                "no_pooler" if dims is None else name, dims, times, name=f"output[{number}] {name}", kind=kinds[name]
+                "no_pooler" if dims is None else name,
+                dims,
+                times,
+                name=f"output[{number}] {name}",
+                kind=str(kinds[name]),
             )
             for number, (name, dims, times) in enumerate(rows)
         ]

@@ -12,8 +12,7 @@ from bertscope.analyses.dataflow import Given
 from bertscope.api.arguments import Model, batch_of, built, inputs_of, refuse_sizes, usual_length, with_keywords_of
 from bertscope.api.requests import default_length, requested, resolved, with_settings
 from bertscope.errors import SelectionError, name_of
-from bertscope.model import BertPreTrainedModel
-from bertscope.model.bert import BertModel
+from bertscope.model.bert import BertModel, BertPreTrainedModel
 from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import ClassReport, GraphReport
 from bertscope.reports.explain import ExplainReport

@@ -29,7 +29,7 @@ from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Lim
 from bertscope.settings.training import LEANER
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
-from bertscope.sources.model_source import ModelSource, built_for_counting
+from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class ModelRequest:
     @property
     def by_precision(self) -> list[RunConfig]:
         """Return the runs, those of the first precision before the others."""
-        order = list(dict.fromkeys(run.precision for run in self.runs))
-        return sorted(self.runs, key=lambda run: order.index(run.precision))
+        precisions = dict.fromkeys(run.precision for run in self.runs)
+        return [run for precision in precisions for run in self.runs if run.precision == precision]
 
     def simulator(
         self, known: Simulator | None = None, *, is_limited: bool = True, is_timed: bool | None = None
@@ -124,7 +124,7 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
         return None
     if limit.gpu is not None:
         return calibration_of(find_gpu(limit.gpu))
-    from bertscope.torch_access import this_card
+    from bertscope.measure.profile_job import this_card
 
     here = this_card()
     return calibration_here(*here) if here else None
@@ -285,8 +285,8 @@ def _profile_module(request: Request, given: Any, loss: Loss | None, name: str |
 
 def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     """Return the measurement of a model that new processes build; with a snapshot and a calibration if wanted."""
+    from bertscope.measure import profile_job
     from bertscope.measure.profile import profile_report
-    from bertscope.measure.profile_job import Job, RankLaunch
 
     if "nproc" not in request.named and request.named & {"strategy", "mesh", "world_size"}:
         raise request.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
@@ -305,14 +305,18 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
         raise request.error(
             f"{{nproc}} starts {ranks:,} ranks; {{{name}}} has {runs[0].parallelism.world_size:,}; give as many", name
         )
-    ranks_launch = RankLaunch(timeout_seconds=measurement.timeout, nproc=ranks) if launch.nproc else None
-    jobs = [
-        Job(source=source, run_config=run_config, steps=measurement.steps, threads=measurement.threads,
-            seed=measurement.seed, memory_limit_bytes=measurement.memory_limit, beside=runs[0] if number else None,
-            wants_snapshot="snapshot" in (request.wants or ()) and run_config is runs[-1], wants_card=wants_card,
-            launch=ranks_launch)
-        for number, run_config in enumerate(runs)
-    ]  # fmt: skip
+    first = profile_job.Job(
+        source=source,
+        run_config=runs[0],
+        steps=measurement.steps,
+        threads=measurement.threads,
+        seed=measurement.seed,
+        memory_limit_bytes=measurement.memory_limit,
+        wants_card=wants_card,
+        launch=profile_job.RankLaunch(timeout_seconds=measurement.timeout, nproc=ranks) if launch.nproc else None,
+    )
+    jobs = [first, *(replace(first, run_config=run_config, beside=runs[0]) for run_config in runs[1:])]
+    jobs[-1] = replace(jobs[-1], wants_snapshot="snapshot" in (request.wants or ()))
     expect(len(jobs))
     report, pictures, calibration = profile_report(jobs, timeout_seconds=measurement.timeout)
     report = replace(report, training_file=noted(request, runs))
@@ -395,7 +399,11 @@ def fits(
             alone = tuple(dict.fromkeys(replace(run, parallelism=ONE_PROCESS) for run in variants))
             expect(len(seqs) * (len(strategies) + 2))
             report = fewest_report(simulator, alone, seqs, batch_total, strategies=strategies, world_sizes=sizes)
-        report = replace(report, length_given=_is_length_given(source, runs[0]))
+        is_given = getattr(source, "inputs", None) is not None
+        if runs[0].input:  # it is given too if these inputs do not follow it
+            short, longer = (repr(known.traces.inputs(replace(runs[0], batch=1, seq=seq))) for seq in (1, 2))
+            is_given = short == longer
+        report = replace(report, length_given=is_given)
         reports.append(work.finished(report, report.rows, searched="batch"))
     return tuple(reports)
 
@@ -415,17 +423,6 @@ def _without_ranks(request: Request, batch: int | None) -> Request:
             "give {batch}, that of a rank"
         )
     return request
-
-
-def _is_length_given(source: ModelSource, run_config: RunConfig) -> bool:
-    """Return True if the inputs of the run do not follow its length."""
-    if not run_config.input:
-        return getattr(source, "inputs", None) is not None
-    from bertscope.tracing.inputs import inputs_for
-
-    model = built_for_counting(source)
-    short, longer = (repr(inputs_for(model, 1, seq, given=run_config.input)) for seq in (1, 2))
-    return short == longer
 
 
 @with_settings

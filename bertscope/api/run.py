@@ -10,11 +10,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from bertscope.api.requests import requested, resolved, with_settings
-from bertscope.dry_run.child import ScriptRun
-from bertscope.dry_run.script import dry_run, fitted, run_here
+from bertscope.dry_run.script import ScriptRun, dry_run, fitted, starting_runs
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, find_gpu
 from bertscope.reports.run import RunFitReport, RunReport
+from bertscope.reports.step import ByteRange
 from bertscope.settings.request import Request
 
 if TYPE_CHECKING:
@@ -55,15 +55,18 @@ def run(
         )
     if gpu is not None and limit.context is not None:
         gpu = replace(gpu, context_low_bytes=limit.context, context_high_bytes=limit.context)
-    context = limit.context if limit.context is not None else gpu.context_high_bytes if gpu else CONTEXT_BYTES[1]
-    if budget is not None and budget <= context:
+    low, high = (gpu.context_low_bytes, gpu.context_high_bytes) if gpu is not None else CONTEXT_BYTES
+    if limit.context is not None:
+        low = high = limit.context
+    if budget is not None and budget <= high:
         raise request.error("{budget} holds not even the context of CUDA; give more", "budget")
     wanted = ScriptRun(
         script=code.__name__ if callable(code) else os.fspath(code),
         folder=os.getcwd() if callable(code) or module else os.path.dirname(os.path.abspath(code)),
         arguments=tuple(map(str, args)),
         is_module=module, steps=dry.steps, gpu=gpu, budget_bytes=budget,
-        limit_bytes=None if budget is None else budget - context, context_bytes=limit.context, network=dry.network,
+        limit_bytes=None if budget is None else budget - high,
+        context=ByteRange(low_bytes=low, high_bytes=high), network=dry.network,
         expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,
         wants_snapshot="snapshot" in (request.wants or ()),
     )  # fmt: skip
@@ -72,11 +75,14 @@ def run(
         own |= {name: name in request.named for name in ("network", "sandbox", "memory_limit", "timeout")}
         if unused := next((name for name, given in own.items() if given), ""):
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
-        return run_here(code, wanted)[0]
-    once = partial(dry_run, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
-    if not fit:
+        from bertscope.dry_run.child import run_here  # imports torch
+
+        return request.answer(run_here(code, wanted))
+    if fit and budget is None:
+        raise request.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
+    with starting_runs(wanted) as start:
+        once = partial(dry_run, start=start, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
+        if fit and budget is not None:
+            return request.answer(fitted(wanted, fit, lambda one: once(one)[0], budget))
         report, snapshot = once(wanted)
         return request.answer(report, snapshot=snapshot)
-    if budget is None:
-        raise request.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
-    return request.answer(fitted(wanted, fit, lambda one: once(one)[0], budget))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 from bertscope.errors import MissingExtraError, SelectionError, name_of, suggestion
 from bertscope.progress import expect, notify, progress
+from bertscope.reports.memory import SweepReport, SweepRow
 from bertscope.reports.plan import PlanReport
-from bertscope.reports.sweep import SweepReport, SweepRow
 from bertscope.reports.tool import PresetRow, PresetsReport
-from bertscope.sources.presets import config_paths, member_of, preset_paths, read_preset
+from bertscope.sources.bert import config_paths, member_of, preset_paths, read_preset
 from bertscope.sources.training_files import read_plan
 from bertscope.text_files import read_mapping
+from bertscope.tracing.saved import usable_cores
 
 
 def presets(name: str | None = None) -> PresetsReport:
@@ -67,9 +69,15 @@ def sweep(
     ([1, 2], True)
     """
     from bertscope.analyses.sweep import grid as grids
-    from bertscope.analyses.sweep.pool import results_file
+    from bertscope.analyses.sweep import pool
 
-    address = _cluster(engine, workers, address)
+    if address is not None and engine == "local":
+        raise SelectionError(f"{name_of('address')} names a cluster; give {name_of('engine')} dask too")
+    if engine != "local" and workers is not None:
+        raise SelectionError(f"the cluster has its own workers; leave {name_of('workers')} out")
+    if engine != "local" and find_spec("distributed") is None:
+        raise MissingExtraError(f"{name_of('engine')} dask", "dask")
+    cluster = "" if engine == "local" else pool.cluster_address(address)
     request = grids.read_grid(grid, allow_code=allow_code)
     if plan is not None:
         report = plan if isinstance(plan, PlanReport) else read_plan(plan)
@@ -80,9 +88,16 @@ def sweep(
     found = SweepReport(grid=name, varied=grids.varied(request), rows=())
 
     def rows(left: Sequence[grids.Task | SweepRow]) -> Iterator[SweepRow]:
+        """Yield at once the points that have no task, then the others in the order of their completion."""
         expect(len(left))
         progress("point 1: starting the workers")
-        for number, row in enumerate(_rows(left, engine, workers, address), 1):
+        refused = [point for point in left if isinstance(point, SweepRow)]
+        tasks = [point for point in left if not isinstance(point, SweepRow)]
+        computed: Iterable[SweepRow] = ()
+        if tasks:
+            is_local = engine == "local"
+            computed = pool.local_rows(tasks, workers or usable_cores()) if is_local else pool.dask_rows(tasks, cluster)
+        for number, row in enumerate(chain(refused, computed), 1):
             yield row
             if number < len(left):
                 progress(f"point {number + 1:,}: {row.point['model']}")
@@ -90,7 +105,7 @@ def sweep(
     if output is None:
         done = {row.key: row for row in rows(points)}
         return replace(found, rows=tuple(done[key] for key in keys))
-    with results_file(Path(output), {point.key: point.point for point in points}) as file:
+    with pool.results_file(Path(output), {point.key: point.point for point in points}) as file:
         known = file.done()
         left = [point for point in points if point.key not in known]
         if len(left) < len(points):
@@ -100,31 +115,3 @@ def sweep(
             file.append(row)
         file.finish(keys)
         return replace(found, rows=tuple(file.rows[key] for key in keys))
-
-
-def _cluster(engine: str, workers: int | None, address: str | None) -> str:
-    """Return the address of the cluster, if one computes the points.
-
-    Raises an error before the work begins for options that exclude each other, and for a missing package.
-    """
-    if address is not None and engine == "local":
-        raise SelectionError(f"{name_of('address')} names a cluster; give {name_of('engine')} dask too")
-    if engine != "local" and workers is not None:
-        raise SelectionError(f"the cluster has its own workers; leave {name_of('workers')} out")
-    if engine == "local":
-        return ""
-    if find_spec("distributed") is None:
-        raise MissingExtraError(f"{name_of('engine')} dask", "dask")
-    from bertscope.analyses.sweep.pool import cluster_address
-
-    return cluster_address(address)
-
-
-def _rows(points: Sequence[Any], engine: str, workers: int | None, address: str) -> Iterator[SweepRow]:
-    """Yield the rows of points: at once those that have no task, then the others in the order of their completion."""
-    from bertscope.analyses.sweep.pool import dask_rows, local_rows
-    from bertscope.tracing.saved import usable_cores
-
-    yield from (point for point in points if isinstance(point, SweepRow))
-    if tasks := [point for point in points if not isinstance(point, SweepRow)]:
-        yield from local_rows(tasks, workers or usable_cores()) if engine == "local" else dask_rows(tasks, address)

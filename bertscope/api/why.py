@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.why.reading import read_why
 from bertscope.api.arguments import Model
@@ -90,7 +91,7 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     report = replace(report, parts=parts, subject=estimate.subject, run=run)
     needed = memories[0].cost.gpu_bytes
     found = [*_kept(report, memories), *_beyond(report), *_fitting(report, work.source, run, card, needed)]
-    return replace(report, findings=tuple(sorted(found, key=lambda finding: -finding.frees_bytes)))
+    return replace(report, findings=tuple(sorted(found, key=attrgetter("frees_bytes"), reverse=True)))
 
 
 def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]:
@@ -111,13 +112,13 @@ def _beyond(report: WhyReport) -> Iterator[WhyFinding]:
     if report.source == MESSAGE:
         yield WhyFinding(key="why_estimate", values={"size": total, "size_held": report.allocated_bytes})
         if report.allocated_bytes > _BEYOND * total + _LEAST:
-            yield WhyFinding(key="why_more", values={"size": report.allocated_bytes - total},
-                             frees_bytes=report.allocated_bytes - total)  # fmt: skip
+            more = report.allocated_bytes - total
+            yield WhyFinding(key="why_more", values={"size": more}, frees_bytes=more)
         return
     unknown = sum(part.held_bytes for part in report.parts if part.part == BEFORE)
-    if (report.other_bytes or 0) > _LEAST:
-        yield WhyFinding(key="why_other", values={"size": report.other_bytes, "size_total": report.total_bytes},
-                         frees_bytes=report.other_bytes or 0)  # fmt: skip
+    other = report.other_bytes or 0
+    if other > _LEAST:
+        yield WhyFinding(key="why_other", values={"size": other, "size_total": report.total_bytes}, frees_bytes=other)
     for part in report.parts:
         expected = part.estimated_bytes or 0
         excess = part.held_bytes - expected
@@ -140,16 +141,15 @@ def _fitting(
     memory = card.memory_bytes if card else report.total_bytes
     if memory is None or report.moment != OOM:
         return
-    given = {name: value for name, value in changed(run).items()
-             if name not in ("batch", "checkpointing", "reentrant", "seq", "precision")}  # fmt: skip
+    given: Any = {name: value for name, value in changed(run).items() if name not in ("batch", "reentrant")}
+    given |= {"seq": run.seq, "precision": run.precision}
+    given["checkpointing"] = [NONE, FULL] if run.checkpointing == NONE else [run.checkpointing]
     try:
-        found: FitReport = fit(source, memory, seq=run.seq, precision=run.precision,
-                               checkpointing=[NONE, FULL] if run.checkpointing == NONE else [run.checkpointing],
-                               **given)  # fmt: skip
+        found: FitReport = fit(source, memory, **given)
     except BertscopeError:  # a strategy that the model does not have
         return
     for row in found.rows:
-        asked = {"asked": run.batch, "checkpointing": row.checkpointing}
+        sizes = {"size_total": memory, "size_needed": needed}
+        found_values = {**sizes, "batch": row.batch, "asked": run.batch, "checkpointing": row.checkpointing}
         frees = needed if row.checkpointing == run.checkpointing and row.batch < run.batch else 0
-        yield WhyFinding(key="why_fits", frees_bytes=frees,
-                         values={"size_total": memory, "size_needed": needed, "batch": row.batch, **asked})  # fmt: skip
+        yield WhyFinding(key="why_fits", frees_bytes=frees, values=found_values)

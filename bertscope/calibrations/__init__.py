@@ -14,8 +14,8 @@ from pathlib import Path
 from bertscope.errors import SelectionError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu, find_device
-from bertscope.reports.calibration import CalibrationReport
 from bertscope.reports.json import from_json
+from bertscope.reports.tool import CalibrationReport
 from bertscope.text_files import read_text
 
 SHIPPED = Path(__file__).parent

@@ -4,7 +4,7 @@ import math
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -101,7 +101,10 @@ _KEPT_NAMES = (
 def called(function: Global, arguments: tuple[Any, ...]) -> Any:
     """Return the result of a call, for the few calls that occur in state dicts; raise BadPickle for others."""
     if function == Global("collections", "OrderedDict") and len(arguments) < 2:
-        return _table(*arguments)
+        pairs = arguments[0] if arguments else ()  # empty, as Python 3 pickles it; Python 2 wrote pairs
+        if not isinstance(pairs, (tuple, list)) or not all(isinstance(key, str) for key, _ in pairs):
+            raise BadPickle("a table with keys that are no names")
+        return PickledDict(pairs)
     if function == Global("torch", "Size") and len(arguments) == 1:
         return tuple(arguments[0])
     if function.module == "torch._utils" and function.name in _REBUILD:
@@ -119,13 +122,6 @@ def called(function: Global, arguments: tuple[Any, ...]) -> Any:
     if function.module.startswith("torchao.") or function == Global("torch._tensor", "_rebuild_from_type_v2"):
         raise BadPickle("it has tensors of a class that is not torch's own, such as one of torchao")
     raise BadPickle(f"it calls {function.module[:60]}.{function.name[:60]}, which is no part of a state dict")
-
-
-def _table(pairs: Any = ()) -> PickledDict:
-    """Return an OrderedDict: empty, as Python 3 pickles it, or from pairs, as Python 2 did."""
-    if not isinstance(pairs, (tuple, list)) or not all(isinstance(key, str) for key, _ in pairs):
-        raise BadPickle("a table with keys that are no names")
-    return PickledDict(pairs)
 
 
 def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
@@ -163,6 +159,56 @@ class _Machine:
         self.budget, self.storages = budget, {} if storages is None else storages
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+
+    def run(self, name: str, argument: Any) -> None:
+        """Run an instruction, the frequent ones first; raise BadPickle for one that no state dict needs."""
+        stack = self.stack
+        match name:
+            case _ if name in _VALUES:
+                stack.append(argument)
+            case "BINPUT" | "LONG_BINPUT" | "PUT":
+                self.memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self.memo[len(self.memo)] = stack[-1]
+            case "BINGET" | "LONG_BINGET" | "GET":
+                stack.append(self.memo[argument])
+            case "MARK":
+                stack.append(_MARK)
+            case "TUPLE" | "FROZENSET":
+                stack.append(tuple(self.items()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(self.last(int(name[-1])))
+            case "BINPERSID":
+                stack.append(self.storage())
+            case "REDUCE" | "NEWOBJ":
+                stack.append(self.call())
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append(None if name == "NONE" else name == "NEWTRUE")
+            case "EMPTY_DICT":
+                stack.append(PickledDict())
+            case "EMPTY_LIST" | "EMPTY_SET":
+                stack.append([])
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "GLOBAL" | "STACK_GLOBAL":
+                module, own = argument.split(" ", 1) if name == "GLOBAL" else self.last(2)
+                if not (isinstance(module, str) and isinstance(own, str)):
+                    raise BadPickle("a global without a name")
+                stack.append(Global(module, own))
+            case "SETITEM":
+                self.set([stack.pop(-2), stack.pop()])
+            case "SETITEMS":
+                self.set(self.items())
+            case "APPEND":
+                self.extend([stack.pop()])
+            case "APPENDS" | "ADDITEMS":
+                self.extend(self.items())
+            case "BUILD":
+                self.build()
+            case "PROTO" | "FRAME" | "STOP":  # neither a frame's length nor the end is needed
+                pass
+            case _:
+                raise BadPickle(f"the instruction {name}, which no state dict needs")
 
     def storage(self) -> Storage:
         """Return the storage for torch's tuple `("storage", type, key, location, elements)` on top, and pop it."""
@@ -233,41 +279,6 @@ class _Machine:
             made.state = state
 
 
-def _global(module: Any, name: Any) -> Global:
-    if not (isinstance(module, str) and isinstance(name, str)):
-        raise BadPickle("a global without a name")
-    return Global(module, name)
-
-
-# Instructions that push a value, and the others.
-_PUSH: dict[str, Callable[[_Machine, Any], Any]] = {
-    **dict.fromkeys(_VALUES, lambda machine, argument: argument),
-    "NONE": lambda machine, _: None, "NEWTRUE": lambda machine, _: True, "NEWFALSE": lambda machine, _: False,
-    "MARK": lambda machine, _: _MARK, "EMPTY_DICT": lambda machine, _: PickledDict(),
-    **dict.fromkeys(("EMPTY_LIST", "EMPTY_SET"), lambda machine, _: []), "EMPTY_TUPLE": lambda machine, _: (),
-    **dict.fromkeys(("TUPLE", "FROZENSET"), lambda machine, _: tuple(machine.items())),
-    "TUPLE1": lambda machine, _: machine.last(1), "TUPLE2": lambda machine, _: machine.last(2),
-    "TUPLE3": lambda machine, _: machine.last(3),
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, number: machine.memo[number]),
-    "GLOBAL": lambda machine, argument: _global(*argument.split(" ", 1)),
-    "STACK_GLOBAL": lambda machine, _: _global(*machine.last(2)),
-    "BINPERSID": lambda machine, _: machine.storage(),
-    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _: machine.call()),
-}  # fmt: skip
-_DO: dict[str, Callable[[_Machine, Any], Any]] = {
-    # Neither a frame's length nor the end is needed.
-    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
-    "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
-    **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda machine, _: machine.extend(machine.items())),
-    "SETITEM": lambda machine, _: machine.set([machine.stack.pop(-2), machine.stack.pop()]),
-    "SETITEMS": lambda machine, _: machine.set(machine.items()),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"),
-                    lambda machine, number: machine.memo.update({number: machine.stack[-1]})),
-    "MEMOIZE": lambda machine, _: machine.memo.update({len(machine.memo): machine.stack[-1]}),
-    "BUILD": lambda machine, _: machine.build(),
-}  # fmt: skip
-
-
 def described(file: BytesIO, budget: Budget, storages: dict[str, Storage] | None = None) -> Any:
     """Return the next pickle in the file as plain values, Tables and Tensors; raises BadPickle.
 
@@ -280,12 +291,7 @@ def described(file: BytesIO, budget: Budget, storages: dict[str, Storage] | None
                 raise BadPickle(f"more than {MAX_INSTRUCTIONS:,} instructions")
             if opcode.name == "PROTO" and (argument or 0) > 5:
                 raise BadPickle(f"pickle protocol {argument}")
-            if opcode.name in _PUSH:
-                machine.stack.append(_PUSH[opcode.name](machine, argument))
-            elif opcode.name in _DO:
-                _DO[opcode.name](machine, argument)
-            else:
-                raise BadPickle(f"the instruction {opcode.name}, which no state dict needs")
+            machine.run(opcode.name, argument)
         budget.spend("instructions", count)
         return machine.stack.pop()
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -20,9 +20,12 @@ from bertscope.commands.table import Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
 from bertscope.progress import listening
+from bertscope.reports.base import UNCOUNTED, to_json
 from bertscope.settings.rows import CodeName
+from bertscope.settings.run_config import QUESTIONS, SETTINGS
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource, built_for_counting
+from bertscope.text_files import check_writable, write_file
 from bertscope.torch_import import load_meta_kernels, without_meta_kernels
 from bertscope.views.console import Target, message, progress_bar, stdout_target
 
@@ -158,8 +161,7 @@ def refuse(options: Mapping[str, Any], why: str) -> None:
 
 def _request(command: Command, given: Mapping[str, Any], own: Project | None) -> Request:
     """Return what options, --from and pyproject.toml ask for; print which settings of the project are used."""
-    from bertscope.settings.request import Request, read_settings
-    from bertscope.settings.run_config import QUESTIONS
+    from bertscope.settings import request as requests
 
     question, names = QUESTIONS[command.name], command.settings
     asked = {name: given[name] for name in names if given[name] is not None}
@@ -167,7 +169,9 @@ def _request(command: Command, given: Mapping[str, Any], own: Project | None) ->
         if "calibration" in asked:
             raise SelectionError("--calibration FILE names a calibration and --no-calibration uses none; give one")
         asked["calibration"] = False
-    sources = [read_settings(asked, compared=question.compared, is_text=True, records=question.records, permit=True)]
+    sources = [
+        requests.read_settings(asked, compared=question.compared, is_text=True, records=question.records, permit=True)
+    ]
     file = given.get("training_file")
     if file is not None:
         from bertscope.sources.training_files import read_training_file
@@ -176,7 +180,7 @@ def _request(command: Command, given: Mapping[str, Any], own: Project | None) ->
     if own:
         sources += [{name: value for name, value in own.source.items()
                      if name in names and (name in question.compared or len(value.values) == 1)}]  # fmt: skip
-    request = Request.of(command.name, None, sources, training_file=file, plan=given.get("plan"))
+    request = requests.Request.of(command.name, None, sources, training_file=file, plan=given.get("plan"))
     if own and sources[1]:
         values = (request if file is None else request.with_file(file)).values()
         own.note_used([str(own.table[name]) for name, value in sources[1].items() if values.get(name) == value])
@@ -233,8 +237,7 @@ def _read(path: Path) -> Project | None:
         raise SourceError(f"has more than {MAX_BYTES:,} bytes; remove [tool.bertscope] from it", where=str(path))
     import tomllib
 
-    from bertscope.settings.request import read_settings, unknown_setting
-    from bertscope.settings.run_config import SETTINGS
+    from bertscope.settings import request
 
     try:
         table = tomllib.loads(content.decode()).get("tool", {}).get("bertscope", {})
@@ -252,7 +255,7 @@ def _read(path: Path) -> Project | None:
         raise wrong("lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'")
     for key, value in table.items():
         if key not in own and key not in SETTINGS:
-            raise wrong(unknown_setting(key, [*own, *SETTINGS]))
+            raise wrong(request.unknown_setting(key, [*own, *SETTINGS]))
         words = value if key == "check" else [value]
         if key in own and (not isinstance(words, list) or not all(isinstance(word, str) and word for word in words)):
             rule = "a list of files" if key == "check" else "a text"
@@ -260,9 +263,8 @@ def _read(path: Path) -> Project | None:
     if table.get("architecture") not in (None, *ARCHITECTURES):
         raise wrong(f"architecture: {unknown_architecture(table['architecture']).message}")
     settings = {key: value for key, value in table.items() if key in SETTINGS}
-    return Project(
-        path, table, read_settings(settings, compared=_COMPARED, where=f"{path}: [tool.bertscope]", is_default=True)
-    )
+    where = f"{path}: [tool.bertscope]"
+    return Project(path, table, request.read_settings(settings, compared=_COMPARED, where=where, is_default=True))
 
 
 # ---- output: as text in the chosen format, to stdout or to a file, whole or not at all ----
@@ -270,16 +272,15 @@ def _read(path: Path) -> Project | None:
 
 def print_notes(report: Any, *, has_file: bool = True) -> None:
     """Print on stderr the effects of the keys of a training file, and what the report could not give."""
-    from bertscope.reports.base import UNCOUNTED
-    from bertscope.views.footer import note_text, training_file_notes
+    from bertscope.views import footer
 
     file = getattr(report, "training_file", None)
     if has_file and file is not None:
-        for line in training_file_notes(file, report.run.device):
+        for line in footer.training_file_notes(file, report.run.device):
             note(line)
     for found in getattr(report, "notes", ()):
         if found.key != UNCOUNTED:  # which the answer says
-            note(note_text(found))
+            note(footer.note_text(found))
 
 
 def show(
@@ -297,8 +298,6 @@ def show(
     `lang` is the language of a view that has several.
     """
     if fmt == "json":
-        from bertscope.reports.base import to_json
-
         write(to_json(report), output)
         return
     from bertscope.views.views import display
@@ -313,8 +312,6 @@ def show(
 def write(text: str, output: Path | None) -> None:
     """Write the text to stdout, or to a file that is replaced whole."""
     if output is not None:
-        from bertscope.text_files import write_file
-
         write_file(output, text)
     else:
         sys.stdout.write(text)
@@ -329,8 +326,6 @@ def check_outputs(paths: Sequence[Path]) -> None:
         raise SourceError("the working directory was deleted; change to a folder that exists") from None
     if not paths:
         return
-    from bertscope.text_files import check_writable
-
     files = [found for path in paths if (found := check_writable(path))]
     for path in files:
         if files.count(path) > 1:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bertscope
-from bertscope.calibrations import with_saved
 from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, show, write
 from bertscope.commands.process import INTERRUPT
 from bertscope.errors import SelectionError, SourceError
-from bertscope.reports.run import RunFitReport
+from bertscope.reports.memory import COMPUTED, SweepReport, SweepRow
 from bertscope.reports.step import NO
-from bertscope.reports.sweep import COMPUTED, SweepReport, SweepRow
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import SWEPT
 from bertscope.text_files import write_file
-from bertscope.views.plan import emitted, verdict
-from bertscope.views.sweep import ordered
 
 if TYPE_CHECKING:
+    from bertscope.reports.tool import CalibrationReport
     from bertscope.reports.memory import LengthsReport, MemoryReport
 
 
@@ -33,18 +31,20 @@ def _check_timeline(call: CommandLine) -> None:
         check_suffix(call.timeline.suffix)
 
 
-def _save_calibration(call: CommandLine, calibration: Any) -> None:
-    if call.save is not None and calibration is not None:
-        write_file(call.save, with_saved(calibration, call.save).to_json())
-        note(f"the calibration is in {call.save}")
+def _write(path: Path | None, made: Callable[[Path], str | bytes], what: str) -> None:
+    """Write what is made for a path, if the user named one, and say where it is."""
+    if path is not None:
+        write_file(path, made(path))
+        note(f"{what} in {path}")
 
 
-def _write_timeline(call: CommandLine, report: MemoryReport | None) -> None:
-    if call.timeline is not None and report is not None:
+def _write_timeline(call: CommandLine, report: MemoryReport) -> None:
+    def made(path: Path) -> str | bytes:
         from bertscope.views.timeline import timeline
 
-        write_file(call.timeline, timeline(report, call.timeline.suffix))
-        note(f"the timeline is in {call.timeline}")
+        return timeline(report, path.suffix)
+
+    _write(call.timeline, made, "the timeline is")
 
 
 def _check_svg(path: Path | None, what: str) -> None:
@@ -99,6 +99,12 @@ def estimate(call: CommandLine) -> None:
         write_file(call.snapshot, extras[0]["snapshot"])
 
 
+def _saved(calibration: CalibrationReport, path: Path) -> str:
+    from bertscope.calibrations import with_saved
+
+    return with_saved(calibration, path).to_json()
+
+
 def profile(call: CommandLine) -> int:
     """Measure the real step; the table is first, and an output that fails does not prevent the others."""
     from bertscope.measure.profile import INTERRUPTED
@@ -113,8 +119,10 @@ def profile(call: CommandLine) -> int:
     is_shown = call.fmt != "table" or any(variant.measured for variant in report.variants)
     failed = [variant for variant in report.variants if variant.failure]
     with ExitStack() as outputs:  # in the reverse order, each though another fails
-        outputs.callback(_save_calibration, call, extras.get("calibration"))
-        outputs.callback(_write_timeline, call, report if is_shown else None)
+        if (calibration := extras.get("calibration")) is not None:
+            outputs.callback(_write, call.save, partial(_saved, calibration), "the calibration is")
+        if is_shown:
+            outputs.callback(_write_timeline, call, report)
         if extras.get("snapshot") is not None:
             outputs.callback(write_file, call.snapshot, extras["snapshot"])
         if is_shown:
@@ -124,8 +132,8 @@ def profile(call: CommandLine) -> int:
             note(f"{variant.checkpointing} could not be {what}: {variant.failure}")
     if any(INTERRUPTED[1] in variant.failure for variant in failed):
         return INTERRUPT
-    needs_times = call.save is not None  # a calibration has the times and the rates of the GPU
-    return 3 if any(needs_times or variant.measured is None for variant in failed) else 0
+    # A calibration has the times and the rates of the GPU.
+    return 3 if any(call.save is not None or variant.measured is None for variant in failed) else 0
 
 
 def run(call: CommandLine) -> int:
@@ -137,7 +145,7 @@ def run(call: CommandLine) -> int:
     with progress_shown():
         answer: Any = bertscope.run(about, call.arguments or (), module=call.module, fit=call.fit)
     report, extras = answer
-    if isinstance(report, RunFitReport):
+    if call.fit:
         call.show(report)
         return 0 if report.largest else 1
     call.show(report, shown_rows=call.rows)
@@ -146,8 +154,7 @@ def run(call: CommandLine) -> int:
     if call.timeline is not None:
         from bertscope.views.run import step_timeline
 
-        write_file(call.timeline, step_timeline(report, call.timeline.suffix))
-        note(f"the timeline is in {call.timeline}")
+        _write(call.timeline, lambda path: step_timeline(report, path.suffix), "the timeline is")
     return 1 if report.answer == NO else 0
 
 
@@ -168,6 +175,8 @@ def fit(call: CommandLine) -> int:
 
 def plan(call: CommandLine) -> int:
     """Find what to recompute; --emit prints what to paste."""
+    from bertscope.views import plan as view
+
     _check_svg(call.plot, "the chart of plans is")
     source = call.source()
     with progress_shown():
@@ -178,15 +187,11 @@ def plan(call: CommandLine) -> int:
     if call.emit is None:
         call.show(report)
     elif not report.fits and call.emit != "json":
-        note(verdict(report))
+        note(view.verdict(report))
         return 1
     else:
-        write(emitted(report, call.emit), call.output)
-    if call.plot is not None:
-        from bertscope.views.plan import plan_svg
-
-        write_file(call.plot, plan_svg(report))
-        note(f"the plans are in {call.plot}")
+        write(view.emitted(report, call.emit), call.output)
+    _write(call.plot, lambda _: view.plan_svg(report), "the plans are")
     return 0 if report.fits else 1
 
 
@@ -204,12 +209,13 @@ def why(call: CommandLine) -> None:
     if call.plot is not None:
         from bertscope.views.why import history_svg
 
-        write_file(call.plot, history_svg(report))
-        note(f"the history is in {call.plot}")
+        _write(call.plot, lambda _: history_svg(report), "the history is")
 
 
 def sweep(call: CommandLine) -> int:
     """Estimate every point of a grid, or write a sample of one."""
+    from bertscope.views.sweep import ordered
+
     if call.init:
         path = Path(call.grid)
         if path.exists():

@@ -15,6 +15,7 @@ from bertscope.commands.call import CommandLine, note, print_notes, progress_sho
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.settings.run_config import RunConfig
+from bertscope.sources.bert import config_members, config_paths, preset_paths, read_preset
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.units import count_text, json_text, signed_text
 
@@ -72,9 +73,7 @@ def _count_stored(call: CommandLine, checkpoint: Checkpoint | None, expected: in
 
 
 def _weights(call: CommandLine, model: str | None = None) -> Checkpoint:
-    from bertscope.checkpoints.reading import read_checkpoint
-
-    return read_checkpoint(weights_path(call.model if model is None else model, download=call.download))
+    return bertscope.read_checkpoint(weights_path(call.model if model is None else model, download=call.download))
 
 
 def _expected(text: str) -> int:
@@ -310,8 +309,6 @@ def presets(call: CommandLine) -> None:
         raise SelectionError(f"a config.json is JSON; leave --format {call.fmt} out")
     if call.output is not None and call.output.suffix not in ("", ".json"):
         raise SelectionError(f"{call.output.name}: --config writes .json")
-    from bertscope.sources.presets import config_members, config_paths, preset_paths, read_preset
-
     path = (preset_paths() | config_paths())[call.name]
     write(json_text(config_members(path)), call.output)
     if path.suffix != ".json" and not read_preset(path).add_pooling_layer:

@@ -19,8 +19,8 @@ from bertscope.settings.checkpointing import STRATEGIES
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 from bertscope.settings.rows import Row
 from bertscope.settings.run_config import FLASH_KERNELS, QUESTIONS, RunConfig
+from bertscope.sources.bert import config_paths, preset_paths
 from bertscope.sources.find import DEFAULT_MODEL
-from bertscope.sources.presets import config_paths, preset_paths
 from bertscope.units import FP32, PRECISIONS
 
 _OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?)", re.IGNORECASE)

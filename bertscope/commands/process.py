@@ -87,7 +87,9 @@ def is_debug() -> bool:
 
 def complain(message: str, code: int, where: str = "") -> int:
     """Print an error as one line, or as JSON if --format json is asked for; return the exit code."""
-    if _is_json():
+    # The words of the command line may ask for JSON even if they cannot be parsed.
+    formats = re.findall(r"^(?:--format[=\n]|-f\n?)(.*)$", "\n".join(sys.argv[1:]), re.MULTILINE)
+    if formats[-1:] == ["json"]:
         print(_as_json(message, code, where), file=sys.stderr)
         return code
     line = f"error: {one_line(f'{where}: {message}' if where else message, limit=2000)}"
@@ -98,12 +100,6 @@ def complain(message: str, code: int, where: str = "") -> int:
             line = console.message(line)
     print(line, file=sys.stderr)
     return code
-
-
-def _is_json() -> bool:
-    """Return True if the words of the command line ask for JSON, even if they cannot be parsed."""
-    formats = re.findall(r"^(?:--format[=\n]|-f\n?)(.*)$", "\n".join(sys.argv[1:]), re.MULTILINE)
-    return formats[-1:] == ["json"]
 
 
 def _as_json(message: str, code: int, where: str) -> str:

@@ -120,7 +120,11 @@ class TableCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words; an error names this command."""
         if self.name == "check":
-            args = [f"./{word}" if _is_file_like_option(word) else word for word in args]
+            # pre-commit passes the files of a repository, whose names anyone may choose: `-oother.bertscope.yaml` would
+            # have the report overwrite another file.
+            files = [word for word in args if word.startswith("-") and os.path.lexists(word)
+                     and word.lower().endswith((".yaml", ".yml", ".json"))]  # fmt: skip
+            args = [f"./{word}" if word in files else word for word in args]
         ctx.allow_interspersed_args = self.name != "run"  # whose words after the script are the script's
         takes_bare = any(param.name == "checkpointing" and "[," in str(param.metavar) for param in self.params)
         try:
@@ -135,23 +139,24 @@ class TableCommand(TyperCommand):
 
     def _with_bare(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words of a command whose `--checkpointing` may have no value, which means none and full."""
-        from bertscope.settings.checkpointing import COMPARED, STRATEGIES, are_strategies
+        from bertscope.settings import checkpointing
 
         words, unclear = list(args), []  # a model or an unknown strategy
         for place, (word, following) in enumerate(zip(args, [*args, ""][1:], strict=True)):
-            if word == "--checkpointing" and not are_strategies(following):
-                words[place] = f"{word}={COMPARED}"
+            if word == "--checkpointing" and not checkpointing.are_strategies(following):
+                words[place] = f"{word}={checkpointing.COMPARED}"
                 unclear += [following] if following and not following.startswith("-") else []
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
         rest = self._parsed(ctx, words)
         if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
             raise SelectionError(
-                f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {STRATEGIES}; "
+                f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {checkpointing.STRATEGIES}; "
                 "put several MODELs before it"
             )
         if rest and not ctx.resilient_parsing:
             raise SelectionError(
-                f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes {STRATEGIES}"
+                f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes "
+                f"{checkpointing.STRATEGIES}"
             )
         return rest
 
@@ -184,7 +189,8 @@ class TableCommand(TyperCommand):
                 if heading in _EXPLAINED or _WHOLE in ctx.meta:
                     formatter.write_dl([record for _, record in listed])
                 else:
-                    words = ", ".join(_shortest(param) for param, _ in listed)
+                    names = [(max(param.opts, key=len), param.secondary_opts) for param, _ in listed]
+                    words = ", ".join(f"--[no-]{name[2:]}" if negated else name for name, negated in names)
                     formatter.write(fill(words, formatter.width, initial_indent="  ", subsequent_indent="  ",
                                          break_on_hyphens=False) + "\n")  # fmt: skip
         if _WHOLE not in ctx.meta:
@@ -199,20 +205,6 @@ class TableCommand(TyperCommand):
             super().format_epilog(ctx, formatter)
         finally:
             self.epilog = whole
-
-
-def _is_file_like_option(word: str) -> bool:
-    """Return True for a file named like an option: pre-commit passes those of a repository, which anyone may choose.
-
-    A file named `-oother.bertscope.yaml` would have the report overwrite another one.
-    """
-    return word.startswith("-") and word.lower().endswith((".yaml", ".yml", ".json")) and os.path.lexists(word)
-
-
-def _shortest(param: Any) -> str:
-    """Return an option without its short form: `--lora`, or `--[no-]time` for one that can be negated."""
-    name = str(max(param.opts, key=len))
-    return f"--[no-]{name[2:]}" if param.secondary_opts else name
 
 
 def _in_lines(example: str, width: int) -> str:

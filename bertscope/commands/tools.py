@@ -14,6 +14,7 @@ from bertscope.errors import SelectionError, SourceError, suggestion
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import CheckReport
+from bertscope.sources.bert import config_paths, preset_paths, read_preset
 from bertscope.sources.expectation_files import (
     ExpectedModel,
     files_to_check,
@@ -21,7 +22,6 @@ from bertscope.sources.expectation_files import (
     read_expectation_file,
     with_expected,
 )
-from bertscope.sources.presets import config_paths, preset_paths, read_preset
 from bertscope.text_files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.units import json_text
 

@@ -1,214 +1,229 @@
-"""The process of a dry run: it runs a script as `python train.py` does, on the fake card, and sends the record."""
-
-from __future__ import annotations
+"""The process of a dry run: it runs a script as `python train.py` does, on the fake card, and sends the report."""
 
 import base64
+import ctypes
 import json
 import os
+import resource
+import runpy
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
 
-from bertscope.frozen import dataclass
-from bertscope.gpus import Gpu
+from bertscope.dry_run import sandbox
+from bertscope.dry_run.device import FakeCard, lacks_kernel
+from bertscope.dry_run.limits import Limits, Stop
+from bertscope.dry_run.recording import WORKSPACES, Recording, short_line
+from bertscope.dry_run.script import ScriptRun, as_asked
+from bertscope.dry_run.stubs import remark_on_modules, stubbed
+from bertscope.errors import BertscopeError, WorkerError, name_of, one_line
+from bertscope.memory.caching_allocator import snapshot
+from bertscope.memory.summary import memory
+from bertscope.processes.child import error_message, sender
+from bertscope.reports.json import typed
+from bertscope.reports.run import RunReport
+from bertscope.reports.step import ByteRange
+from bertscope.torch_access import torch
+from bertscope.torch_access.fake_card import NoRule, Put, fake_card
+from bertscope.tracing.module_tree import row_paths
+from bertscope.tracing.record import SETUP, Recorder, is_library
 
-if TYPE_CHECKING:
-    from bertscope.dry_run.device import FakeCard
-    from bertscope.dry_run.limits import Limits
-    from bertscope.tracing.record import Recorder
-
-
-_DEBUG = "BERTSCOPE_DEBUG"
+_DEBUG, _LONGEST = "BERTSCOPE_DEBUG", 400  # letters of an error
+_UNCONTAINED = (
+    "what the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it all the "
+    "same, without a sandbox"
+)
 _OF_NETWORK = ("connect", "resol", "offline", "urlopen", "HTTP", "huggingface")  # in the text of an error
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptRun:
-    """A script with its arguments, and the card that it finds."""
-
-    script: str  # its path, or the name of a module
-    arguments: tuple[str, ...] = ()
-    folder: str = ""  # of the script, absolute
-    is_module: bool = False
-    steps: int = 3
-    gpu: Gpu | None = None
-    budget_bytes: int | None = None
-    limit_bytes: int | None = None  # what torch may reserve
-    context_bytes: int | None = None
-    expandable_segments: bool = False
-    network: bool = False
-    sandbox: str = ""  # an empty folder, for the mounts; none for a run without
-    memory_limit_bytes: int | None = None
-    wants_snapshot: bool = False  # of the step with the peak, for PyTorch's memory viewer
+def load_what_runs_need() -> None:
+    """Do nothing: the import of this module is what the process needs that the runs are forks of."""
 
 
 def main() -> None:
     """Run the script that the parent names on standard input, and send its report to standard output."""
-    from bertscope.processes.child import die_with_parent, sender
-    from bertscope.reports.json import typed
-
-    send, die = sender(), die_with_parent
-    die()
+    send = sender()
     asked: ScriptRun = typed(ScriptRun, json.loads(sys.stdin.readline()), "the run")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if asked.sandbox:
-        from bertscope.dry_run import sandbox
-
         try:
             sandbox.enter(asked.sandbox, network=asked.network)
         except OSError as error:
-            send("uncontained", str(error))
-            os._exit(0)
+            reason = _UNCONTAINED.format(reason=one_line(str(error), limit=120), option=name_of("sandbox=False"))
+            raise WorkerError(reason) from None
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
     if asked.memory_limit_bytes is not None:
-        import resource
-
         resource.setrlimit(resource.RLIMIT_DATA, (asked.memory_limit_bytes, asked.memory_limit_bytes))
-    _hide_cards()
+    # The driver counts the cards now, and finds none whatever the script sets afterwards.
+    with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="-1"), suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
 
-    def leave(kind: str, content: Any) -> None:
+    def leave(answer: Callable[[], Any]) -> None:
         """Send the result, and end without what a script has left to do: it may catch every exception."""
+        try:
+            message = "report", answer()
+        except BertscopeError as error:
+            message = error_message(error)
+        except BaseException as error:
+            message = error_message(WorkerError(f"{type(error).__name__}: {error}"))
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # a script may have closed it
                 stream.flush()
-        send(kind, content)
-        os._exit(0)
+        try:
+            send(*message)
+        finally:
+            os._exit(0)
 
-    leave(*record(asked, lambda: _run_file(asked), leave))
+    leave(lambda: record(asked, lambda: _run_file(asked), leave))
+
+
+def run_here(function: Callable[[], Any], asked: ScriptRun) -> RunReport:
+    """Run a function in this process on the fake card, and put everything back."""
+    return as_asked(asked, record(asked, function)[0])
+
+
+@dataclass
+class Installed:
+    """A fake card with what records the run on it and ends the script."""
+
+    asked: ScriptRun
+    card: FakeCard
+    recorder: Recorder
+    limits: Limits
+    rows: dict[str, str] = field(default_factory=dict)  # module -> its row in a folded tree of the script's models
+    assumed: dict[str, None] = field(default_factory=dict)  # lines that asked for a value that is not known
+
+    def report(self, failure: str = "") -> tuple[RunReport, str | None]:
+        """Return the report, and the snapshot if it is wanted; with a failure the card had no room.
+
+        Raises WorkerError for what is not recorded.
+        """
+        self.recorder.close()
+        if self.recorder.refusal:
+            raise WorkerError(self.recorder.refusal)
+        asked, card, log = self.asked, self.card, self.recorder.log
+        made = RunReport(
+            script=asked.script, arguments=asked.arguments, card=asked.gpu, budget_bytes=asked.budget_bytes,
+            updates=self.recorder.updates, failure=failure, assumed=tuple(self.assumed), remarks=tuple(card.remarks),
+            phases=(),
+        )  # fmt: skip
+        if not log.events:
+            return made, None
+        start = log.refused[-1][2] if log.refused and not failure else 0
+        found = Recording(log, card.kind, start if start < len(log.events) else 0, asked.folder, self.rows)
+        context = asked.context
+        phases = found.phases(context)
+        top = max(range(found.start, len(found.live)), key=found.live.__getitem__)
+        step = log.events[top].place
+        trace = found.trace(step.step) if step.phase != SETUP else None
+        more = found.evaluation(self.limits)
+        beyond = 0 if more is None else max(more.highest_bytes - found.live[top], 0)
+        reserved = beyond + max(event.reserved_bytes for event in log.events[found.start :])
+        device: dict[str, Any] = {
+            "max_allocated_bytes": beyond + max(event.allocated_bytes for event in log.events[found.start :]),
+            "context": context, "gpu_bytes": reserved + context.high_bytes,
+            "workspace_bytes": sum(block.size_bytes for block in log.blocks if block.part == WORKSPACES),
+            "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
+        }  # fmt: skip
+        cost = replace(max(phases, key=lambda phase: (phase.peak_bytes, phase.step)).cost, **device)
+        sizes = tuple(size for size, _, _ in log.refused)
+        if asked.budget_bytes is not None:
+            lacking = [max(reserved + size - asked.budget_bytes, 0) for size in vars(context).values()]
+            if failure and sizes:
+                lacking = [sizes[-1], max(sizes[-1], lacking[1])]
+            shortfall = ByteRange(low_bytes=lacking[0], high_bytes=lacking[1])
+            cost = replace(cost, limit_bytes=asked.budget_bytes, shortfall=shortfall)
+        made = replace(
+            made, phases=phases, held=found.held(top), evaluation=more, cost=cost, refused_bytes=sizes,
+            memory=None if trace is None else memory(trace, "estimated", self.rows, **device),
+            refused_lines=tuple(short_line(line, asked.folder) for _, line, _ in log.refused),
+        )  # fmt: skip
+        picture = base64.b64encode(snapshot(trace)).decode() if asked.wants_snapshot and trace is not None else None
+        return made, picture
 
 
 def record(
-    asked: ScriptRun, run: Callable[[], Any], leave: Callable[[str, Any], None] | None = None
-) -> tuple[str, Any]:
-    """Run a function on the fake card; return `report` with the fields of one, or `failed` with the reason.
+    asked: ScriptRun, run: Callable[[], Any], leave: Callable[[Callable[[], Any]], None] | None = None
+) -> tuple[RunReport, str | None]:
+    """Run a function on the fake card, and return the report and the snapshot.
 
-    `refused` stands for a card that cannot be installed and for an operator without a rule. When the last step has
-    ended, `leave` gets the result, or without it the function is left by an exception.
+    When the last step has ended, `leave` gets the function that returns them, or without it the function is left by an
+    exception. Raises BertscopeError for a fault of the function, with the line, and WorkerError for a card that cannot
+    be installed and for an operator without a rule.
     """
-    from bertscope.dry_run.device import lacks_kernel
-    from bertscope.dry_run.limits import Stop
-    from bertscope.dry_run.recording import short_line, summary
-    from bertscope.errors import BertscopeError, name_of, one_line
-    from bertscope.memory.caching_allocator import snapshot
-    from bertscope.torch_access import torch
-    from bertscope.torch_access.fake_card import NoRule
-
-    failure = where = ""
-    try:
-        with installed(asked) as (card, recorder, limits, rows):
-            assumed: dict[str, None] = {}
-            card.asked = lambda what: assumed.setdefault(f"{short_line(recorder.line(), asked.folder)} ({what})")
-
-            def fields(failure: str = "") -> dict[str, Any]:
-                """Return the fields of the report."""
-                recorder.close()
-                if recorder.refusal:
-                    raise NoRule(recorder.refusal)
-                found, trace = summary(recorder, limits, card, rows, asked.context_bytes, asked.budget_bytes,
-                                       bool(failure), asked.folder)  # fmt: skip
-                if asked.wants_snapshot and trace is not None:
-                    found["snapshot"] = base64.b64encode(snapshot(trace)).decode()
-                return found | {"failure": failure, "assumed": tuple(assumed), "remarks": tuple(card.remarks)}
-
-            def stop() -> None:
-                """Send the report, or why there is none."""
-                try:
-                    leave("report", fields())  # type: ignore[misc]
-                except BaseException as error:  # a script may catch every exception, and would go on
-                    leave("refused", [f"{type(error).__name__}: {error}", ""])  # type: ignore[misc]
-
-            if leave is not None:
-                limits.stop = stop
-            try:
-                run()
-            except Stop:
-                pass
-            except SystemExit as end:
-                if end.code not in (None, 0):
-                    name = os.path.basename(asked.script)
-                    failure = f"{name} ended with exit code {end.code}" if isinstance(end.code, int) else str(end.code)
-            except torch.OutOfMemoryError as error:
-                failure, where = str(error), _place(error, asked.folder)
-            except (Exception, KeyboardInterrupt) as error:
-                if isinstance(error, NoRule) or lacks_kernel(error):
-                    return "refused", [f"{error}; no memory can be told after it", _place(error, asked.folder)]
-                if os.environ.get(_DEBUG, "0") not in ("", "0"):
-                    traceback.print_exc()
-                failure, where = f"{type(error).__name__}: {error}", _place(error, asked.folder)
-                if isinstance(error, OSError) and not asked.network and any(sign in failure for sign in _OF_NETWORK):
-                    failure = f"{one_line(failure, limit=150)}; let it download with {name_of('network')}"
-            is_full = bool(recorder.log.refused) and "out of memory" in failure
-            if failure and not is_full:
-                return "failed", [failure, where]
-            return "report", fields(failure and f"{where}: {failure}")
-    except NoRule as error:
-        return "refused", [str(error), ""]
-    except BertscopeError as error:
-        return "refused", [error.text, error.where]
+    with installed(asked) as here:
+        if leave is not None:
+            here.limits.stop = partial(leave, here.report)
+        failure = where = ""
+        try:
+            run()
+        except Stop:
+            pass
+        except SystemExit as end:
+            if isinstance(end.code, int):
+                failure = f"{asked.name} ended with exit code {end.code}" if end.code else ""
+            elif end.code is not None:
+                failure = _text(end.code)
+        except BaseException as error:
+            if os.environ.get(_DEBUG, "0") not in ("", "0"):
+                traceback.print_exc()
+            failure, where = _text(error), _place(error, asked.folder)
+            if isinstance(error, NoRule) or lacks_kernel(error):
+                reason = one_line(f"{failure}; no memory can be told after it", limit=_LONGEST)
+                raise WorkerError(reason, where=where) from None
+            if not isinstance(error, torch.OutOfMemoryError):
+                failure = f"{type(error).__name__}: {failure}"
+            if isinstance(error, OSError) and not asked.network and any(sign in failure for sign in _OF_NETWORK):
+                failure = f"{one_line(failure, limit=150)}; let it download with {name_of('network')}"
+        is_full = bool(here.recorder.log.refused) and "out of memory" in failure
+        if failure and not is_full:
+            raise BertscopeError(one_line(failure, limit=_LONGEST), where=where)
+        return here.report(failure and f"{where}: {failure}")
 
 
 @contextmanager
-def installed(
-    asked: ScriptRun, kind: type[FakeCard] | None = None
-) -> Iterator[tuple[FakeCard, Recorder, Limits, dict[str, str]]]:
-    """Install the card, what a script finds of it, the recorder and the limits; all is put back at the end.
-
-    The last one is filled with the row of each module's path in a folded tree, which ends with the script's models.
-    """
-    from bertscope.dry_run.device import FakeCard, lacks_kernel
-    from bertscope.dry_run.limits import Limits
-    from bertscope.dry_run.stubs import remark_on_modules, stubbed
-    from bertscope.torch_access.fake_card import Put, fake_card
-    from bertscope.tracing.module_tree import row_paths
-    from bertscope.tracing.record import Recorder
-
-    kind = kind or FakeCard
+def installed(asked: ScriptRun, kind: type[FakeCard] = FakeCard) -> Iterator[Installed]:
+    """Install the card, what a script finds of it, the recorder and the limits; all is put back at the end."""
     with ExitStack() as stack:
         stack.enter_context(fake_card(has_foreach=kind.has_foreach))
         card = kind(asked.gpu, asked.limit_bytes, expandable=asked.expandable_segments)
         recorder = Recorder(card)
         limits = Limits(recorder, asked.steps)
-        put, given = Put(stack), threading.excepthook
+        here = Installed(asked, card, recorder, limits)
+        put, given = Put(stack), threading.Thread.start
 
-        def in_thread(failed: Any) -> None:
-            """Note that a thread of the script found no card: it is that of the thread that runs the script."""
-            if failed.exc_value is not None and lacks_kernel(failed.exc_value):
-                recorder.refusal = (
-                    f"another thread than the script's uses the card ({_place(failed.exc_value, asked.folder)})"
-                )
-            given(failed)
+        def start(thread: threading.Thread) -> None:
+            """Start a thread of the script: it finds the card, as a loader of weights that works in threads needs."""
+            own = thread.run
 
-        put(threading, excepthook=in_thread)
-        rows: dict[str, str] = {}
-        recorder.on_new_root.append(lambda module: rows.update(row_paths(module)))
-        recorder.on_new_root.append(lambda module: remark_on_modules(card, module))
-        actions = {"transformers.trainer_callback": limits.follow_trainer}
-        stack.enter_context(stubbed(card, actions, network=asked.network))
-        stack.enter_context(limits.limiting())
+            def run() -> None:
+                with recorder:
+                    own()
+
+            thread.run = run  # type: ignore[method-assign]
+            given(thread)
+
+        def seen(model: torch.nn.Module) -> None:
+            here.rows.update(row_paths(model))
+            remark_on_modules(card, model)
+
+        put(threading.Thread, start=start)
+        card.asked = lambda what: here.assumed.setdefault(f"{short_line(recorder.line(), asked.folder)} ({what})")
+        recorder.on_new_root.append(seen)
+        stack.enter_context(stubbed(card, limits.followed(), network=asked.network))
+        limits.limit(put)
         stack.enter_context(recorder.watching())
-        yield card, recorder, limits, rows
-
-
-def _hide_cards() -> None:
-    """Have the driver count no cards, whatever the script sets afterwards."""
-    import ctypes
-
-    given = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libcuda.so.1").cuInit(0)
-    del os.environ["CUDA_VISIBLE_DEVICES"]
-    os.environ.update({} if given is None else {"CUDA_VISIBLE_DEVICES": given})
+        yield here
 
 
 def _run_file(asked: ScriptRun) -> None:
-    import runpy
-
     sys.argv = [asked.script, *asked.arguments]
     if asked.is_module:
         sys.path.insert(0, os.getcwd())
@@ -218,10 +233,15 @@ def _run_file(asked: ScriptRun) -> None:
         runpy.run_path(os.path.join(asked.folder, os.path.basename(asked.script)), run_name="__main__")
 
 
-def _place(error: BaseException, folder: str) -> str:
-    from bertscope.dry_run.recording import short_line
-    from bertscope.tracing.record import is_library
+def _text(error: object) -> str:
+    """Return the text of an error of the script, which may fail to have one."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
+
+def _place(error: BaseException, folder: str) -> str:
     lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in traceback.walk_tb(error.__traceback__)
              if not is_library(frame.f_code.co_filename)]  # fmt: skip
     if isinstance(error, SyntaxError) and error.filename:

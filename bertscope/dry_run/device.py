@@ -34,6 +34,7 @@ _FILLED = 65_536  # elements: initial values from here on are left out, which no
 _COMPARED = ("lt", "le", "gt", "ge")
 _CARD, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _aten = torch.ops.aten
+_COMPARING = (_aten.equal.default, _aten.allclose.default, _aten.is_same_size.default)
 _INITIAL = (_aten.normal_.default, _aten.uniform_.default)
 # Operators the shape of whose result depends on values, and those that make a tensor with values of no other one.
 _BY_VALUES = {
@@ -102,14 +103,15 @@ class FakeCard(Device):
         """Return the result of an operator on the card; raises NoRule if it is not known."""
         if operator is _aten.record_stream.default:
             return None
-        if operator in (_aten.equal.default, _aten.is_same_size.default) and any(
-            self.value(tensor) is None for tensor in args[:2]
-        ):
+        if operator in _COMPARING:
+            known = [self.value(tensor) for tensor in args[:2]]
+            if all(value is not None for value in known):
+                return operator(*known, *args[2:], **kwargs)
             self.asked(operator_name(operator))
             return True
         if operator is _aten.copy_.default and not isinstance(args[0], self.fake):  # to the CPU
-            if (known := self.value(args[1])) is not None:
-                args[0].copy_(known)
+            if (copied := self.value(args[1])) is not None:
+                args[0].copy_(copied)
             return args[0]
         target = kwargs.get("device")
         if operator is _aten._to_copy.default and target is not None and torch.device(target).type == "cpu":
@@ -292,6 +294,11 @@ class FakeCard(Device):
         return statistics_bytes(operator, args, number, tensor, on_cuda=True)
 
 
+# In the text of an error of a kernel or a function of the driver that is not there.
+_OF_CARD = (
+    "Could not run", "not implemented", "data pointer", "data_ptr", "DynamicOutput", "DataDependent",
+    "dummy base class", "'torch._C' has no attribute", "not compiled with CUDA", "ATen_cuda",
+)  # fmt: skip
 _VALUE, _ONE, _GUESSED = "_bertscope_value", "_bertscope_one", "_bertscope_guessed"
 
 
@@ -301,5 +308,4 @@ def _is_kept(value: torch.Tensor) -> bool:
 
 def lacks_kernel(error: BaseException) -> bool:
     """Return True for an error of a kernel that needs a real card or real values, not of the user's arguments."""
-    signs = ("Could not run", "not implemented", "data pointer", "data_ptr", "DynamicOutput", "DataDependent")
-    return any(sign in f"{type(error).__name__} {error}" for sign in signs)
+    return any(sign in f"{type(error).__name__} {error}" for sign in _OF_CARD)

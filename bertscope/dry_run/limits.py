@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from bertscope.torch_access import nn, torch
 from bertscope.torch_access.fake_card import Put
-from bertscope.tracing.record import Recorder
+from bertscope.tracing.record import Recorder, is_training
 
 # Of an evaluation all of at most so many batches run, else the first few: the first one often begins what is kept, the
 # next two show what each adds, and the last one what follows the loop.
@@ -46,9 +46,8 @@ class Limits:
         recorder.on_root.append(self._called)
         recorder.on_update.append(self._updated)
 
-    @contextmanager
-    def limiting(self) -> Iterator[None]:
-        """End loaders, and the script, in this context."""
+    def limit(self, put: Put) -> None:
+        """End loaders, and the script."""
         loader = torch.utils.data.DataLoader
         given, made, limits = loader.__iter__, loader.__init__, self
 
@@ -58,14 +57,11 @@ class Limits:
         def batches(own: Any) -> Iterator[Any]:
             return limits._batches(own, given(own))
 
-        with ExitStack() as stack:
-            put = Put(stack)
-            put(loader, __iter__=batches, __init__=begin)
-            yield
+        put(loader, __iter__=batches, __init__=begin)
 
     def _called(self, model: nn.Module) -> None:
         now = len(self.recorder.log.events)
-        if torch.is_grad_enabled() or model.training:
+        if is_training(model):
             self.trained += 1
             for evaluated in self.evaluations:
                 evaluated.end = now if evaluated.end < 0 else evaluated.end
@@ -99,8 +95,15 @@ class Limits:
                 return
             yield batch
 
-    def follow_trainer(self, put: Put, module: Any) -> None:
-        """Let transformers' Trainer evaluate after the last step, if it does at all, and save nothing."""
+    def followed(self) -> dict[str, Callable[[Put, Any], None]]:
+        """Return, by module, what has trainers of libraries evaluate after the last step, if they do at all."""
+        loops = ("lightning.pytorch", "pytorch_lightning")
+        return {"transformers.trainer_callback": self._follow_trainer} | {
+            f"{name}.loops.training_epoch_loop": self._follow_lightning for name in loops
+        }
+
+    def _follow_trainer(self, put: Put, module: Any) -> None:
+        """Let transformers' Trainer save nothing, too."""
         flow, limits = module.DefaultFlowCallback, self
         given = flow.on_step_end
 
@@ -112,6 +115,16 @@ class Limits:
             return control
 
         put(flow, on_step_end=on_step_end)
+
+    def _follow_lightning(self, put: Put, module: Any) -> None:
+        loop, limits = module._TrainingEpochLoop, self
+        given = loop._should_check_val_fx
+
+        def evaluates(own: Any, fetcher: Any) -> bool:
+            is_last = limits.recorder.updates >= limits.steps and own._should_check_val_epoch()
+            return given(own, fetcher) or is_last
+
+        put(loop, _should_check_val_fx=evaluates)
 
 
 def _raise_stop() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import string
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +31,7 @@ _KINDS = (
 _VIRTUAL = frozenset(_KINDS.split())  # file systems that hold no files
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _SHARED = "/dev/shm"  # noqa: S108  of the sandbox, which nobody shares
+_MOST_PROCESSES, _SECONDS = 1000, 0.05  # of a script, and between two counts
 _MOST_WRITTEN = "8g"  # bytes that a script may write, all files together
 
 
@@ -87,18 +90,24 @@ def enter(folder: str, *, network: bool = False) -> None:
         os.write(told, str(error).encode()[:500] or b"refused")
         os._exit(1)
     os.close(told)
-    if child := os.fork():  # the first process only removes those that end
-        _wait_and_leave(child)
+    if child := os.fork():  # the first process only removes those that end, and counts the others
+        _wait_and_leave(child, _MOST_PROCESSES)
     die_with_parent()
 
 
-def _wait_and_leave(child: int) -> None:
+def _wait_and_leave(child: int, most: int = 0) -> None:
+    """Wait for the child and end as it does, or when there are more processes: with the first one all others end."""
     while True:
-        with suppress(InterruptedError):
-            pid, status = os.waitpid(-1, 0)
-            if pid == child:
-                code = os.waitstatus_to_exitcode(status)
-                os._exit(code if code >= 0 else 128 - code)
+        pid, status = os.waitpid(-1, os.WNOHANG if most else 0)
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+        if not pid:
+            is_own = os.readlink("/proc/self") == str(os.getpid())  # else a container's, which shows other processes
+            if is_own and sum(name[0] in string.digits for name in os.listdir("/proc")) > most:
+                os.write(2, f"it started more than {most:,} processes\n".encode())
+                os._exit(1)
+            time.sleep(_SECONDS)
 
 
 def _mounts() -> dict[str, str]:

@@ -3,40 +3,71 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bertscope.dry_run.child import ScriptRun, record
-from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError, name_of, one_line
-from bertscope.processes.child import ENDED, ERROR, GARBLED, Child, Worker
+from bertscope.errors import SelectionError, SourceError, WorkerError, name_of
+from bertscope.frozen import dataclass
+from bertscope.gpus import Gpu
+from bertscope.processes.child import ENDED, ERROR, GARBLED, Child, ForkedChild, Worker, starting
 from bertscope.processes.folders import OwnFolder
 from bertscope.progress import progress
 from bertscope.reports.json import typed
 from bertscope.reports.run import RunFit, RunFitReport, RunReport
-from bertscope.reports.step import YES
+from bertscope.reports.step import YES, ByteRange
 
-_UNCONTAINED = (
-    "what the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it all the "
-    "same, without a sandbox"
-)
 _RANGE = re.compile(r"([A-Za-z_][\w.-]*)=([0-9]{1,9})\.\.([0-9]{1,9})", re.ASCII)
+_Start = Callable[[], Child | ForkedChild]
 
 
-def dry_run(asked: ScriptRun, *, timeout_seconds: float, is_contained: bool = True) -> tuple[RunReport, bytes | None]:
+@dataclass(frozen=True, kw_only=True)
+class ScriptRun:
+    """A script with its arguments, and the card that it finds."""
+
+    script: str  # its path, or the name of a module
+    arguments: tuple[str, ...] = ()
+    folder: str = ""  # of the script, absolute
+    is_module: bool = False
+    steps: int = 3
+    gpu: Gpu | None = None
+    budget_bytes: int | None = None
+    limit_bytes: int | None = None  # what torch may reserve
+    context: ByteRange = ByteRange()  # of CUDA
+    expandable_segments: bool = False
+    network: bool = False
+    sandbox: str = ""  # an empty folder, for the mounts; none for a run without
+    memory_limit_bytes: int | None = None
+    wants_snapshot: bool = False  # of the step with the peak, for PyTorch's memory viewer
+
+    @property
+    def name(self) -> str:
+        """Return the name of the script's file."""
+        return os.path.basename(self.script)
+
+
+def starting_runs(asked: ScriptRun) -> AbstractContextManager[_Start]:
+    """Return a context with a function that starts the process of a run: a fork of one that has imported torch."""
+    if not asked.is_module and not Path(asked.script).is_file():
+        raise SourceError(f"there is no script {asked.script!r}; name a Python file, or a module with -m")
+    return starting("bertscope.dry_run.child:load_what_runs_need", "bertscope.dry_run.child:main")
+
+
+def dry_run(
+    asked: ScriptRun, *, start: _Start, timeout_seconds: float, is_contained: bool = True
+) -> tuple[RunReport, bytes | None]:
     """Run a script in a process of its own, and return what it would hold on the card, and a snapshot if it is wanted.
 
     Raises BertscopeError for a fault of the script, with its line, and WorkerError for one of the run: an operator
     without a rule, the time, the end of the process.
     """
-    if not asked.is_module and not Path(asked.script).is_file():
-        raise SourceError(f"there is no script {asked.script!r}; name a Python file, or a module with -m")
     with ExitStack() as stack:
         if is_contained:
             folder = OwnFolder()
@@ -44,78 +75,43 @@ def dry_run(asked: ScriptRun, *, timeout_seconds: float, is_contained: bool = Tr
             inside = os.path.join(folder.name, "sandbox")
             os.mkdir(inside)
             asked = replace(asked, sandbox=inside)
-        worker = Worker(Child("bertscope.dry_run.child:main"), _message, echo=sys.stderr)
+        worker = Worker(start(), _message, echo=sys.stderr)
         stack.callback(worker.stop)
         worker.send(asdict(asked))
-        end, begun = time.monotonic() + timeout_seconds, time.monotonic()
-        name = os.path.basename(asked.script)
+        begun = time.monotonic()
         while True:
-            progress(f"running {name}: {time.monotonic() - begun:.0f} s")
-            message = worker.receive(min(max(end - time.monotonic(), 0.0), 1.0))
-            if message is None and time.monotonic() < end:
-                continue
-            if message is None:
+            seconds = time.monotonic() - begun
+            progress(f"running {asked.name}: {seconds:.0f} s")
+            if message := worker.receive(min(max(timeout_seconds - seconds, 0.0), 1.0)):
+                break
+            if seconds >= timeout_seconds:
                 raise WorkerError(
-                    f"{name} ran for longer than {timeout_seconds:g} s; give a longer {name_of('timeout')}"
+                    f"{asked.name} ran for longer than {timeout_seconds:g} s; give a longer {name_of('timeout')}"
                 )
-            kind, content = message
-            if kind == ERROR:
-                raise content
-            if kind in (ENDED, GARBLED):
-                reason = content if kind == GARBLED else worker.death()
-                raise WorkerError(f"the process of {name} {reason}")
-            break
-    if kind == "report":
-        return _report(asked, content)
-    if kind == "uncontained":
-        raise WorkerError(
-            _UNCONTAINED.format(reason=one_line(str(content), limit=120), option=name_of("sandbox=False"))
-        )
-    raise _error(kind, content)
-
-
-def run_here(function: Callable[[], Any], asked: ScriptRun) -> tuple[RunReport, bytes | None]:
-    """Run a function in this process on the fake card, and put everything back."""
-    kind, content = record(asked, function)
-    if kind != "report":
-        raise _error(kind, content)
-    return _report(asked, content)
-
-
-def _report(asked: ScriptRun, found: dict[str, Any]) -> tuple[RunReport, bytes | None]:
-    picture = found.pop("snapshot", None)
-    report = RunReport(
-        script=asked.script, arguments=asked.arguments, card=asked.gpu, budget_bytes=asked.budget_bytes, **found
-    )
-    if not report.phases:
-        raise SelectionError(
-            f"{os.path.basename(asked.script)} put nothing on a CUDA device; does it choose the device by "
-            "torch.cuda.is_available()?"
-        )
-    return report, None if picture is None else base64.b64decode(picture)
+        kind, content = message
+        if kind == ERROR:
+            raise content
+        if kind in (ENDED, GARBLED):
+            reason = content if kind == GARBLED else worker.death()
+            raise WorkerError(f"the process of {asked.name} {reason}")
+    report = as_asked(asked, content[0])
+    return report, base64.b64decode(content[1]) if content[1] else None
 
 
 def _message(line: bytes) -> tuple[str, Any]:
     """Return a message of the process, which runs a user's code: only plain data of the report's types is taken."""
-    import json
-
-    kind, content = json.loads(line)
-    if kind == "report":
-        picture = content.pop("snapshot", None)
-        plain = {"script": "", "arguments": [], "card": None, "budget_bytes": None} | content
-        found: RunReport = typed(RunReport, plain, "the report of the script")
-        fields = {name: value for name, value in vars(found).items() if name not in _ASKED}
-        return kind, fields | ({} if picture is None else {"snapshot": str(picture)})
-    return str(kind), [str(item) for item in content] if isinstance(content, list) else str(content)
+    kind, (report, picture) = json.loads(line)
+    return str(kind), (typed(RunReport, report, "the report of the script"), str(picture or ""))
 
 
-_ASKED = ("script", "arguments", "card", "budget_bytes")  # fields that the process does not say
-
-
-def _error(kind: str, content: Sequence[str]) -> BertscopeError:
-    text, where = (*content, "")[:2] if isinstance(content, list) else (str(content), "")
-    made = BertscopeError if kind == "failed" else WorkerError
-    return made(one_line(text, limit=400), where=where)
+def as_asked(asked: ScriptRun, sent: RunReport) -> RunReport:
+    """Return the report that was sent, with what was asked for as this process knows it."""
+    if not sent.phases:
+        raise SelectionError(
+            f"{asked.name} put nothing on a CUDA device; does it choose the device by torch.cuda.is_available()?"
+        )
+    return replace(sent, script=asked.script, arguments=asked.arguments, card=asked.gpu,
+                   budget_bytes=asked.budget_bytes)  # fmt: skip
 
 
 def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport], budget_bytes: int) -> RunFitReport:
@@ -135,7 +131,7 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
             progress(f"running with {name} {value}")
             report = run(replace(asked, arguments=tuple(with_value(asked.arguments, name, value))))
             if report.cost is None:
-                raise SelectionError(f"{os.path.basename(asked.script)} allocates nothing on a CUDA device")
+                raise SelectionError(f"{asked.name} allocates nothing on a CUDA device")
             rows[value] = RunFit(value=value, cost=report.cost)
         return rows[value].answer == YES
 
@@ -166,16 +162,10 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
 def with_value(arguments: Sequence[str], name: str, value: int) -> list[str]:
     """Return arguments in which a name has this value: where it stands, as `--name 8`, `--name=8` or `name=8`."""
     plain = name.lstrip("-").replace("-", "_")
-    found, is_next, is_there = [], False, False
-    for word in arguments:
+    made, is_there = list(arguments), False
+    for number, word in enumerate(arguments):
         key, equals, _ = word.partition("=")
-        is_it = key.lstrip("-").replace("-", "_") == plain and (key.startswith("-") or bool(equals))
-        if is_next:
-            found.append(str(value))
-        elif is_it and equals:
-            found.append(f"{key}={value}")
-        else:
-            found.append(word)
-        is_there |= is_it
-        is_next = is_it and not equals
-    return found if is_there else [*found, f"--{name}", str(value)]
+        if key.lstrip("-").replace("-", "_") == plain and (equals or key.startswith("-")):
+            made[number : number + (1 if equals else 2)] = [f"{key}={value}"] if equals else [word, str(value)]
+            is_there = True
+    return made if is_there else [*made, f"--{name}", str(value)]

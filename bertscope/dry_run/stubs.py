@@ -4,6 +4,7 @@ Everything here is put back at the end of the context, so that a function can ru
 """
 
 import io
+import json
 import os
 import sys
 from collections import defaultdict
@@ -15,7 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.dry_run.device import FakeCard
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
@@ -29,7 +32,8 @@ _MEMORY = 80 * 2**30  # of a card that has no name
 # Seeds and states of the card, and what waits for it or empties it.
 _NAMES = (
     "_lazy_init _lazy_call init set_device synchronize ipc_collect manual_seed manual_seed_all seed seed_all "
-    "set_rng_state set_rng_state_all set_per_process_memory_fraction"
+    "set_rng_state set_rng_state_all set_per_process_memory_fraction _record_memory_history _dump_snapshot "
+    "check_error"
 )
 _IGNORED = _NAMES.split()
 # Keywords of from_pretrained that say from where.
@@ -38,6 +42,11 @@ _PLACES = (
     "gguf_file resume_download use_auth_token code_revision"
 )
 _OF_HUB = frozenset(_PLACES.split())
+_LEGACY = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}  # fmt: skip
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "ACCELERATE_DISABLE_RICH")
 
 
@@ -98,6 +107,10 @@ def _inference_mode(mode: Any = True) -> Any:
     return torch.no_grad() if mode else torch.set_grad_enabled(torch.is_grad_enabled())
 
 
+def _ignored(*_: Any, **__: Any) -> None:
+    """Do nothing: what a card does later, or only shows."""
+
+
 @contextmanager
 def stubbed(
     card: FakeCard, actions: Mapping[str, Callable[[Put, Any], None]], *, network: bool = False
@@ -109,72 +122,58 @@ def stubbed(
     with ExitStack() as stack:
         put = Put(stack)
         _cuda(put, card)
+        _legacy_types(put)
         _kernels(put, stack, card)
-        save = _saving(put)
+        _saving(put)
         _ranks(put)
-        stack.callback(os.environ.update, dict(os.environ))
-        stack.callback(os.environ.clear)  # before that
-        if not network:
-            os.environ.update(dict.fromkeys(_OFFLINE, "1"), WANDB_MODE="disabled")
+        offline = {} if network else dict.fromkeys(_OFFLINE, "1") | {"WANDB_MODE": "disabled"}
+        stack.enter_context(patch.dict(os.environ, offline))
         known: dict[str, Callable[[Any], None]] = {
-            "safetensors.torch": lambda module: put(module, save_file=save),
+            "safetensors.torch": lambda module: put(module, save_file=_save_layouts),
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
             "transformers.utils.import_utils": lambda module: put(module, is_fake_tensor=lambda _: False),
-            "transformers.configuration_utils": lambda module: _of_preset(put, module, card),
-            "transformers.modeling_utils": lambda module: _without_weights(put, module, card),
-        }
+            "transformers.configuration_utils": lambda module: _else_of_preset(
+                put, module.PretrainedConfig, "get_config_dict", _config_of),
+            "transformers.modeling_utils": lambda module: _else_of_preset(
+                put, module.PreTrainedModel, "from_pretrained", partial(_model_of, card)),
+        }  # fmt: skip
         finder = _Imports(known | {name: partial(act, put) for name, act in actions.items()})
         sys.meta_path.insert(0, finder)
         stack.callback(sys.meta_path.remove, finder)
         yield
 
 
-def _of_preset(put: Put, module: Any, card: FakeCard) -> None:
-    """Let transformers read the configuration of a preset by its name on the hub, where it is not in the cache."""
-    kind = module.PretrainedConfig
-    given = kind.get_config_dict.__func__
+def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any]) -> None:
+    """Let a class of transformers take the preset that a name on the hub stands for, where nothing is in the cache."""
+    given = getattr(kind, name).__func__
 
-    def get_config_dict(cls: Any, /, name: Any, **kwargs: Any) -> Any:
+    def method(cls: Any, /, source: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return given(cls, name, **kwargs)
+            return given(cls, source, *args, **kwargs)
         except OSError:
-            if (found := _preset(name)) is None:
-                raise
-            return found, {key: value for key, value in kwargs.items() if key not in _OF_HUB and key[0] != "_"}
+            with suppress(BertscopeError):
+                if not os.path.exists(str(source)):
+                    return otherwise(cls, load(str(source).rpartition("/")[2]), source, *args, **kwargs)
+            raise
 
-    put(kind, get_config_dict=classmethod(get_config_dict))
-
-
-def _preset(name: Any) -> dict[str, Any] | None:
-    """Return the config.json of the preset that a name on the hub stands for; None for another name."""
-    with suppress(BertscopeError):
-        config = load(str(name).rpartition("/")[2]).config
-        return None if os.path.exists(str(name)) else dict(config.to_dict())
-    return None
+    put(kind, **{name: classmethod(method)})
 
 
-def _without_weights(put: Put, module: Any, card: FakeCard) -> None:
-    """Let transformers make the model of a preset whose weights are not here: they have no effect on memory."""
-    kind = module.PreTrainedModel
-    given = kind.from_pretrained.__func__
+def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
+    """Return the config.json of a preset, and the keywords that are no place of files."""
+    return dict(preset.config.to_dict()), {key: value for key, value in kwargs.items()
+                                           if key not in _OF_HUB and key[0] != "_"}  # fmt: skip
 
-    def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
-        try:
-            return given(cls, name, *args, config=config, **kwargs)
-        except OSError:
-            if _preset(name) is None:
-                raise
-            found = config if config is not None else cls.config_class.from_pretrained(name)
-            for key in [key for key in kwargs if hasattr(found, key)]:  # such as num_labels
-                setattr(found, key, kwargs.pop(key))
-            card.remarks[f"{name} was made from its preset: its weights are not here, and have no effect on memory"] = (
-                None
-            )
-            model = cls(found, *args).eval()
-            dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
-            return model.to(dtype) if isinstance(dtype, torch.dtype) else model
 
-    put(kind, from_pretrained=classmethod(from_pretrained))
+def _model_of(card: FakeCard, cls: Any, preset: Any, name: str, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    """Return the model of a preset without its weights, which are not here: they have no effect on memory."""
+    found = config if config is not None else cls.config_class.from_pretrained(name)
+    for key in [key for key in kwargs if hasattr(found, key)]:  # such as num_labels
+        setattr(found, key, kwargs.pop(key))
+    card.remarks[f"{name} was made from its preset: its weights are not here, and have no effect on memory"] = None
+    model = cls(found, *args).eval()
+    dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
+    return model.to(dtype) if isinstance(dtype, torch.dtype) else model
 
 
 def remark_on_modules(card: FakeCard, model: nn.Module) -> None:
@@ -194,7 +193,7 @@ def _cuda(put: Put, card: FakeCard) -> None:
     name = gpu.name if gpu is not None else "fake card"
     about = SimpleNamespace(
         name=name, major=able[0], minor=able[1], total_memory=total, gcnArchName="", warp_size=32, is_integrated=0,
-        multi_processor_count=(processors(gpu) if gpu is not None else None) or 108,
+        uuid="", multi_processor_count=(processors(gpu) if gpu is not None else None) or 108,
         max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
         shared_memory_per_block_optin=166912, L2_cache_size=2**25,
     )  # fmt: skip
@@ -215,7 +214,7 @@ def _cuda(put: Put, card: FakeCard) -> None:
     def has_bf16(including_emulation: bool = True) -> bool:
         return able >= (8, 0) or including_emulation
 
-    answers = {name: lambda *_, **__: None for name in _IGNORED} | {
+    answers = dict.fromkeys(_IGNORED, _ignored) | {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
@@ -234,6 +233,11 @@ def _cuda(put: Put, card: FakeCard) -> None:
         "mem_get_info": lambda *_: (max(limit - allocator.reserved_bytes, 0), total),
         "memory_stats": stats,
         "memory_summary": lambda *_, **__: "",
+        "cudart": _Handle,
+        "get_allocator_backend": lambda: "native",
+        "version": lambda: (2, 27, 7),  # of NCCL
+        "_snapshot": lambda *_: {"segments": [], "device_traces": []},
+        "memory_snapshot": lambda *_, **__: [],
         "get_rng_state": lambda *_: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "initial_seed": lambda: 0,
@@ -247,7 +251,8 @@ def _cuda(put: Put, card: FakeCard) -> None:
     }
     answers = _each_own(answers)
     put(torch.cuda, **answers)
-    for place in (torch.cuda.random, torch.cuda.memory):
+    put(torch.cuda.nvtx, **dict.fromkeys(("mark", "range_push", "range_pop", "range_start", "range_end"), _ignored))
+    for place in [module for name, module in sys.modules.items() if name.startswith("torch.cuda.")]:
         put(place, **{name: value for name, value in answers.items() if name in vars(place)})
     if (of_all := getattr(torch, "accelerator", None)) is not None:
         more = {
@@ -259,6 +264,26 @@ def _cuda(put: Put, card: FakeCard) -> None:
         answers = _each_own(answers | more)
         for place in (of_all, getattr(of_all, "memory", of_all)):
             put(place, **{name: value for name, value in answers.items() if name in vars(place)})
+
+
+def _legacy_types(put: Put) -> None:
+    """Have torch.cuda.FloatTensor and its like make tensors, and be a type for `Tensor.type`."""
+    given, kinds = torch.Tensor.type, {name: partial(_legacy, dtype) for name, dtype in _LEGACY.items()}
+    dtypes: dict[Any, torch.dtype] = {f"torch.cuda.{name}": dtype for name, dtype in _LEGACY.items()}
+    dtypes |= {kind: _LEGACY[name] for name, kind in kinds.items()}
+
+    def typed(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return tensor.to("cuda", dtypes[dtype]) if dtype in dtypes else given(tensor, dtype, *args, **kwargs)
+
+    put(torch.cuda, **kinds)
+    put(torch.Tensor, type=typed)
+
+
+def _legacy(dtype: torch.dtype, *content: Any) -> torch.Tensor:
+    """Return what torch.cuda.FloatTensor makes of sizes, or of data."""
+    if all(isinstance(size, int) for size in content):
+        return torch.empty(content, dtype=dtype, device="cuda")
+    return torch.tensor(content[0], dtype=dtype, device="cuda")
 
 
 def _each_own(answers: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,8 +345,8 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
     )
 
 
-def _saving(put: Put) -> Callable[..., None]:
-    """Keep in memory what a script saves of tensors that have no values, so that it can load it; return `save_file`."""
+def _saving(put: Put) -> None:
+    """Keep in memory what a script saves of tensors that have no values, so that it can load it."""
     saved: dict[str, Any] = {}
     given_load = torch.load
 
@@ -338,7 +363,26 @@ def _saving(put: Put) -> Callable[..., None]:
     put(torch, save=save)
     put(torch, load=lambda file, *args, **kwargs: saved[key(file)] if key(file) in saved else given_load(
         file, *args, **kwargs))  # fmt: skip
-    return lambda content, file, *_, **__: save(content, file)
+
+
+def _save_layouts(
+    tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write the safetensors file of tensors without their values, as zeros that take no space."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
+    codes = {dtype: code for code, (dtype, _) in DTYPES.items()}
+    end = 0
+    for name, tensor in tensors.items():
+        begun, end = end, end + tensor.numel() * tensor.itemsize
+        header[name] = {
+            "dtype": codes[str(tensor.dtype)[6:]],
+            "shape": tuple(tensor.shape),
+            "data_offsets": (begun, end),
+        }
+    text = json.dumps(header).encode()
+    with suppress(FileExistsError), open(filename, "xb") as file:  # without a sandbox a file of the user stays
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def _ranks(put: Put) -> None:

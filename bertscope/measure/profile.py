@@ -16,8 +16,8 @@ from bertscope.measure.watch import RanksWatch
 from bertscope.processes.child import ENDED, ERROR, Child, ForkedChild, Worker, starting
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
-from bertscope.reports.calibration import CalibrationReport, CalibrationStep
 from bertscope.reports.memory import MemoryReport, Variant
+from bertscope.reports.tool import CalibrationReport, CalibrationStep
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
 from bertscope.units import bytes_text
@@ -59,7 +59,21 @@ def profile_report(
             for child in children:
                 child.stop()
     first = jobs[0]
-    about = next((child.sent.subject for child in children if child.sent.subject), None) or _subject(first)
+    about = next((child.sent.subject for child in children if child.sent.subject), None)
+    if about is None:  # the source tells it, and of a BERT all
+        source, config = first.source, first.source.bert_config
+        about = Subject(
+            name=source.name,
+            architecture=source.architecture or source.name,
+            dtype=first.run_config.dtype,
+            attention=config.attn_implementation if config else None,
+            implementation=AS_IN_TRANSFORMERS if config else None,
+            lora=source.settings.get("lora") if config else None,
+            config=config.to_dict() if config else dict(source.settings) or None,
+            ignored_fields=config.ignored if config else (),
+            torch_version=version("torch"),  # this process does not import torch
+            bertscope_version=__version__,
+        )
     report = MemoryReport(
         subject=replace(about, obtained="measured"),
         run=first.run_config.changed(checkpointing=NONE),
@@ -83,23 +97,6 @@ def _take_turns(children: Sequence[_Child]) -> None:
                     other.problem = INTERRUPTED
                 return
             child.run_timed_step(number, steps, [other.first_seconds for other in children])
-
-
-def _subject(job: Job) -> Subject:
-    """Return the subject by the source; that of the built model comes from a child, unless it is a BERT's."""
-    source, config = job.source, job.source.bert_config
-    return Subject(
-        name=source.name,
-        architecture=source.architecture or source.name,
-        dtype=job.run_config.dtype,
-        attention=config.attn_implementation if config else None,
-        implementation=AS_IN_TRANSFORMERS if config else None,
-        lora=source.settings.get("lora") if config else None,
-        config=config.to_dict() if config else dict(source.settings) or None,
-        ignored_fields=config.ignored if config else (),
-        torch_version=version("torch"),  # this process does not import torch
-        bertscope_version=__version__,
-    )
 
 
 class _Child:

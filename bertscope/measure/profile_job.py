@@ -12,9 +12,9 @@ from typing import Any, get_args, get_type_hints
 
 from bertscope.processes.child import ERROR, read_error
 from bertscope.reports.base import Subject
-from bertscope.reports.calibration import CardWork, Machine
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
+from bertscope.reports.tool import CardWork, Machine
 from bertscope.settings.rows import permits_of, with_permits
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_from_data
@@ -113,6 +113,16 @@ def read_message(line: bytes) -> tuple[str, Any]:
         return ERROR, error
     kind, content = json.loads(line)
     return kind, typed(MESSAGES[kind], content, kind)
+
+
+def this_card() -> tuple[str, int] | None:
+    """Return the name and the memory of the first CUDA device; None without one."""
+    from bertscope.torch_access import torch
+
+    if not torch.cuda.is_available():
+        return None
+    card = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return card.name, card.total_memory
 
 
 # ---- the memory of this machine; None where the system does not report it ----

@@ -62,11 +62,7 @@ def live_run(step: ModelStep, phase: Phase) -> MemoryTrace:
 
     `phase` is entered with each phase too.
     """
-    return min(_live_runs(step, phase), key=lambda trace: sum(moment.live_bytes for moment in trace.peaks()))
-
-
-def _live_runs(step: ModelStep, phase: Phase) -> Iterator[MemoryTrace]:
-    recorder = StepRecorder(step, _LiveDevice(step))
+    recorder, traces = StepRecorder(step, _LiveDevice(step)), []
 
     @contextmanager
     def recorded(name: str) -> Iterator[None]:
@@ -80,7 +76,8 @@ def _live_runs(step: ModelStep, phase: Phase) -> Iterator[MemoryTrace]:
         for _ in range(_STEPS):
             recorder.log.restart()
             step.run(recorded)
-            yield recorder.log.trace(step.run_config.device)
+            traces.append(recorder.log.trace(step.run_config.device))
+    return min(traces, key=lambda trace: sum(moment.live_bytes for moment in trace.peaks()))
 
 
 class _Buckets(Device):

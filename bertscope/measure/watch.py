@@ -147,7 +147,9 @@ class RanksWatch:
         earliest = min((len(rank.stages) for rank in known), default=0)
         behind = [rank for rank in known if len(rank.stages) == earliest]
         stacks = {rank.number: self._stack(rank) for rank in behind}
-        working = [rank for rank in behind if not _is_waiting(stacks[rank.number])]
+        # A rank waits if its innermost calls, up to the first outside torch, are those of a collective.
+        inner = {number: takewhile(lambda frame: "/torch/" in frame[0], frames) for number, frames in stacks.items()}
+        working = [rank for rank in behind if not any(_WAITING.search(path) for path, *_ in inner[rank.number])]
         found = working or behind
         frames = stacks[found[0].number] if found else []
         path, line, name = frames[0] if frames else ("", "", "")
@@ -196,9 +198,3 @@ class RanksWatch:
             )
             for group in sorted(groups, key=lambda group: -len(group))
         )
-
-
-def _is_waiting(frames: Sequence[tuple[str, str, str]]) -> bool:
-    """Return True if the innermost calls, up to the first outside torch, are those of a collective."""
-    inner = takewhile(lambda frame: "/torch/" in frame[0], frames)
-    return any(_WAITING.search(path) for path, *_ in inner)

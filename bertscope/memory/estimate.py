@@ -18,23 +18,22 @@ from bertscope.memory.deepening import with_copies, zeroed_between
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.parallel.collectives import bucket_sizes
-from bertscope.memory.parallel.fake_ranks import fake_ranks, parallelize_fakes
+from bertscope.memory.parallel.fake_ranks import fake_ranks, idle, parallelize_fakes, with_update, without_broadcasts
 from bertscope.memory.parallel.strategies import layers_of, rank_groups, units_text, zero_ranks
 from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
 from bertscope.memory.trace import FAR, SMALLEST, MemoryTrace, same_events
-from bertscope.memory.zero import idle, with_update, without_broadcasts
 from bertscope.processes.folders import compile_environment
 from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.settings.training import mini_batch
-from bertscope.sources.model_source import ModelSource, all_parameters
+from bertscope.sources.model_source import ModelSource, all_parameters, built_for_counting
 from bertscope.torch_access import nn, torch, value_errors
 from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.tracing.flops import step_flops
-from bertscope.tracing.inputs import loss_of, running, running_module
+from bertscope.tracing.inputs import inputs_for, loss_of, running, running_module
 from bertscope.tracing.losses import loss_function
 from bertscope.tracing.module_tree import read, row_paths, subject, totals
 from bertscope.tracing.repeat import RAN, LayerStack, layer_stacks, shortened
@@ -85,6 +84,11 @@ class MemoryTraces:
         if found is None:
             found = self.freed(one).growing(self.freed(far))
         return found and self._finished(found, run_config)
+
+    def inputs(self, run_config: RunConfig) -> Any:
+        """Return example inputs of a run on meta."""
+        model = built_for_counting(self.source)
+        return inputs_for(model, run_config.batch, run_config.seq, given=run_config.input)
 
     def flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of a step."""

@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bertscope.memory.kernel_rules import resident_threads
-from bertscope.memory.kernels import cpu_scratch, cuda_scratch, statistics_bytes
+from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
 from bertscope.memory.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.memory.trace import CAT, GRANULE_BYTES, RETURN, STACK, UPDATE, Block, MemoryEvent, MemoryTrace
 from bertscope.reports.memory import FORWARD, OPTIMIZER
@@ -248,16 +247,16 @@ class StepRecorder(Recorder):
         stack.enter_context(self.tracker.track(self.step.called))
 
     def _watch_phases(self, stack: ExitStack) -> None:
+        def updating(*_: Any) -> None:
+            if self.is_recording:
+                paths = [path for path, own in self.step.model.named_parameters() if own.grad is not None]
+                self.log.mark(self.place()._replace(path=""), UPDATE, paths, [1] * len(paths))
+
         row = self.step.run_config.parallelism.row
         if self.step.optimizer is not None and row.divides_optimizer:
-            self.step.optimizer.register_step_pre_hook(self._updating)
+            self.step.optimizer.register_step_pre_hook(updating)
         if row.is_sharded:
             stack.enter_context(watched_gathers(self._gathering))
-
-    def _updating(self, *_: Any) -> None:
-        if self.is_recording:
-            paths = [path for path, own in self.step.model.named_parameters() if own.grad is not None]
-            self.log.mark(self.place()._replace(path=""), UPDATE, paths, [1] * len(paths))
 
     @contextmanager
     def _gathering(self, path: str) -> Iterator[None]:

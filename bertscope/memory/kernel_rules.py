@@ -238,17 +238,6 @@ def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], 
     return (FORWARD, blas), (FORWARD, LT_WORKSPACE_BYTES)
 
 
-def resident_threads(run_config: RunConfig) -> int:
-    """Return how many threads the GPU runs at once: the run's GPU, else this machine's, else an H100."""
-    if not run_config.card_threads and may_have_cuda():
-        from bertscope.torch_access import torch
-
-        if torch.cuda.is_available():
-            card = torch.cuda.get_device_properties(torch.cuda.current_device())
-            return int(card.multi_processor_count * card.max_threads_per_multi_processor)
-    return run_config.card_threads or MANY_THREADS
-
-
 @dataclass(frozen=True)
 class Overhead:
     """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.

@@ -14,11 +14,13 @@ from math import prod, sqrt
 from typing import Any
 
 from bertscope.errors import SelectionError, name_of
+from bertscope.gpus import may_have_cuda
 from bertscope.memory.kernel_rules import (
     EMBEDDING,
     FLASH,
     LAYER_NORM,
     LEAST_OF_BLAS,
+    MANY_THREADS,
     MATRICES,
     PRODUCT,
     SUM,
@@ -454,6 +456,14 @@ def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
         case "embedding_dense_backward":
             return Scratch(EMBEDDING, (args[0].shape[-1], args[1].numel(), args[2], args[0].itemsize, copied))
     return copied
+
+
+def resident_threads(run_config: RunConfig) -> int:
+    """Return how many threads the GPU runs at once: the run's GPU, else this machine's, else an H100."""
+    if not run_config.card_threads and may_have_cuda() and torch.cuda.is_available():
+        card = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return int(card.multi_processor_count * card.max_threads_per_multi_processor)
+    return run_config.card_threads or MANY_THREADS
 
 
 def statistics_bytes(operator: Any, args: Any, number: int, tensor: torch.Tensor, *, on_cuda: bool) -> int | None:

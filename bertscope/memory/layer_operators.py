@@ -128,15 +128,15 @@ class _LayerRuns:
             moved += bytes_moved(*row) if operator.again and not operator.flops else 0
             if number in overwritten:
                 lost.append(operator)
+        kept = [product for product in ran if product.flops and product.kept_bytes and product not in lost]
         return LayerCosts(
             path=path,
             layer_paths=tuple(layers),
-            operators=tuple(replace(product, calls=calls[product.name]) for product in ran
-                            if product.flops and product.kept_bytes and product not in lost),
+            operators=tuple(replace(product, calls=calls[product.name]) for product in kept),
             flops=sum(operator.flops for operator in ran),
             always_flops=sum(product.flops for product in lost if product.again),
             moved_bytes=moved,
-        )  # fmt: skip
+        )
 
 
 def _counts(call: Call) -> bool:

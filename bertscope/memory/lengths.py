@@ -23,7 +23,6 @@ from bertscope.memory.simulator import Simulator
 from bertscope.reports.memory import LengthBatch, LengthsRow
 from bertscope.reports.step import StepTime
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.model_source import ModelSource, built_for_counting
 
 _MOST_TRACED = 5  # each takes about 0.5 s
 _MULTIPLE = 8
@@ -154,16 +153,6 @@ class Data:
         return shapes
 
 
-def _takes_ids(source: ModelSource, run: RunConfig) -> bool:
-    """Return whether the model takes token ids, next to which a mask hides padding."""
-    if source.bert_config is not None:
-        return True
-    from bertscope.tracing.inputs import inputs_for
-
-    inputs = inputs_for(built_for_counting(source), run.batch, run.seq, given=run.input)
-    return isinstance(inputs, dict) and "input_ids" in inputs
-
-
 class LengthSteps:
     """The steps of a run at other lengths: their peaks, FLOPs and largest batches."""
 
@@ -173,7 +162,9 @@ class LengthSteps:
         self.data = data
         self.traced = traced_lengths(list(data.counts))
         padding = run.padding or 1 - data.tokens / (data.total * data.longest)
-        takes_mask = run.padding or _takes_ids(simulator.source, run)
+        # A mask hides padding next to token ids, which a BERT takes.
+        inputs = {"input_ids": None} if simulator.source.bert_config is not None else simulator.traces.inputs(run)
+        takes_mask = run.padding or (isinstance(inputs, dict) and "input_ids" in inputs)
         self.padded, self.unpadded = replace(run, padding=padding if takes_mask else 0.0), replace(run, padding=0.0)
 
         @cache

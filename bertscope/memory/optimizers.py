@@ -4,7 +4,7 @@ Only memory matters here: steps run with a learning rate of 0. A fused kernel al
 operator in place; its parameters and state do not get the values of the kernel.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bertscope.torch_access import nn, torch
@@ -19,14 +19,18 @@ class _LoopOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "foreach": foreach, "fused": fused})
         self.is_fused = fused
 
-    def trained(self, make_state: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> Iterator[Any]:
+    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the first state of a parameter: two moments."""
+        return {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+
+    def trained(self) -> Iterator[Any]:
         """Yield each parameter that has a gradient, the gradient, its state and the learning rate."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
                     state = self.state[param]
                     if not state:
-                        state.update(make_state(param))
+                        state.update(self.state_of(param))
                     yield param, param.grad, state, group["lr"]
 
 
@@ -40,7 +44,7 @@ class Lamb(_LoopOptimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters that have a gradient."""
-        for param, grad, state, lr in self.trained(_moments):
+        for param, grad, state, lr in self.trained():
             if self.is_fused:
                 param.mul_(1 - lr)
                 continue
@@ -61,10 +65,14 @@ class Lion(_LoopOptimizer):
     (optim/lion.py), whose moment is fp32.
     """
 
+    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the first state of a parameter."""
+        return {"exp_avg": torch.zeros_like(param, dtype=torch.float32 if self.is_fused else param.dtype)}
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters that have a gradient."""
-        for param, grad, state, lr in self.trained(_moment_in_float if self.is_fused else _moment):
+        for param, grad, state, lr in self.trained():
             if self.is_fused:
                 param.mul_(1 - lr)
                 continue
@@ -89,8 +97,8 @@ class AdamW8bit(_LoopOptimizer):
         super().__init__(params, lr, **implementation)
         self.tables: dict[str, torch.Tensor] = {}
 
-    def quantized(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the state of one parameter."""
+    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the first state of a parameter."""
         if param.numel() < self.MIN_8BIT_SIZE:
             return {name: torch.zeros_like(param, dtype=torch.float32) for name in ("state1", "state2")}
         if not self.tables:
@@ -103,7 +111,7 @@ class AdamW8bit(_LoopOptimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters that have a gradient."""
-        for param, _, _, lr in self.trained(self.quantized):
+        for param, _, _, lr in self.trained():
             param.mul_(1 - lr)
 
 
@@ -113,7 +121,7 @@ class TransformersAdamW(_LoopOptimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters that have a gradient."""
-        for param, grad, state, lr in self.trained(_moments):
+        for param, grad, state, lr in self.trained():
             state["exp_avg"].lerp_(grad, 0.1)
             state["exp_avg_sq"].mul_(0.999).addcmul_(grad, grad, value=0.001)
             divisor = state["exp_avg_sq"].sqrt().add_(1e-8)  # lives until the next one replaces it
@@ -126,10 +134,20 @@ class TransformersAdafactor(_LoopOptimizer):
     The means of squared gradients over rows and columns, without momentum; temporaries as in 4.43.4 (optimization.py).
     """
 
+    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the first state of a parameter."""
+        if param.dim() < 2:
+            return {"exp_avg_sq": torch.zeros_like(param, dtype=torch.float32)}
+        rows, columns = param.shape[:-1], param.shape[:-2] + param.shape[-1:]
+        return {
+            "exp_avg_sq_row": torch.zeros(rows, device=param.device),
+            "exp_avg_sq_col": torch.zeros(columns, device=param.device),
+        }
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters that have a gradient."""
-        for param, given, state, lr in self.trained(_factors):
+        for param, given, state, lr in self.trained():
             grad, weights = given.float(), param.float()  # copies only of 16-bit tensors
             update = grad.square() + 1e-30
             if "exp_avg_sq" in state:
@@ -142,25 +160,3 @@ class TransformersAdafactor(_LoopOptimizer):
             weights.add_(-update.mul_(lr))
             if weights is not param:
                 param.copy_(weights)
-
-
-def _moment(param: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"exp_avg": torch.zeros_like(param)}
-
-
-def _moment_in_float(param: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"exp_avg": torch.zeros_like(param, dtype=torch.float32)}
-
-
-def _moments(param: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
-
-
-def _factors(param: torch.Tensor) -> dict[str, torch.Tensor]:
-    if param.dim() < 2:
-        return {"exp_avg_sq": torch.zeros_like(param, dtype=torch.float32)}
-    rows, columns = param.shape[:-1], param.shape[:-2] + param.shape[-1:]
-    return {
-        "exp_avg_sq_row": torch.zeros(rows, device=param.device),
-        "exp_avg_sq_col": torch.zeros(columns, device=param.device),
-    }

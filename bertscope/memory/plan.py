@@ -129,9 +129,8 @@ class PlanSpace:
             is_numbered = own.layer_paths == tuple(f"{own.path}.{number}" for number in range(own.layers))
             for kept, layers in groups.items():
                 again = tuple(item for item in own.operators if item.again and item not in kept)
-                paths = () if is_numbered else own.layer_paths
-                found.append(PlanList(path=own.path, layers=own.layers, recomputed=tuple(layers), kept=kept,
-                                      again=again, layer_paths=paths))  # fmt: skip
+                item = PlanList(path=own.path, layers=own.layers, recomputed=tuple(layers), kept=kept, again=again)
+                found.append(item if is_numbered else replace(item, layer_paths=own.layer_paths))
         return tuple(found)
 
 

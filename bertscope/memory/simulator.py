@@ -247,10 +247,9 @@ class Simulator:
             first, outlook = variants[0].cost if variants else None, None
             if first and path and cost.peak_bytes >= first.peak_bytes:
                 outlook = self.break_even(runs[0], run)
-            variants.append(Variant(
-                checkpointing=run.checkpointing, reentrant=run.reentrant, traffic=calls, outlook=outlook,
-                estimated=replace(found, cost=self.timed(cost, run)),
-            ))  # fmt: skip
+            found = replace(found, cost=self.timed(cost, run))
+            variant = Variant(checkpointing=run.checkpointing, reentrant=run.reentrant, estimated=found)
+            variants.append(replace(variant, traffic=calls, outlook=outlook))
         report = replace(
             memory_report(facts.subject, runs[0], tuple(variants)),
             card=self.card,

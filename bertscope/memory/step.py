@@ -6,13 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from operator import methodcaller
 from typing import Any
 
 from bertscope.config import HEADS, MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, name_of
 from bertscope.memory import optimizers
 from bertscope.memory.trace import Block
-from bertscope.model import BertPreTrainedModel
+from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
@@ -257,8 +258,8 @@ def run_model(
     """
     source = source if run_config.dropout else source.require(name_of("dropout=False")).without_dropout()
     source = source.for_run()
-    build = build or partial(_built, device=device)
-    model = build(source)
+    build = build or methodcaller("build", device=device)
+    model: nn.Module = build(source)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
     add_teacher(model, run_config, build)
@@ -267,10 +268,6 @@ def run_model(
     if run_config.dtype != STORED:
         keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
     return model.train(run_config.mode != "inference")
-
-
-def _built(source: ModelSource, device: str) -> nn.Module:
-    return source.build(device=device)
 
 
 def counted_model(source: ModelSource, run_config: RunConfig) -> nn.Module:

@@ -20,9 +20,9 @@ from bertscope.memory.fake_run import FakeDevice, StepRecorder
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import ModelStep, meta_inputs, run_model
-from bertscope.reports.calibration import COPY, CalibrationReport, CardWork
 from bertscope.reports.memory import OPTIMIZER
 from bertscope.reports.step import StepTime, TimeRange
+from bertscope.reports.tool import COPY, CalibrationReport, CardWork
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource

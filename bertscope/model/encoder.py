@@ -10,7 +10,6 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from bertscope.config import BertConfig, check_built
 from bertscope.model.attention import BertAttention, KeyValue, say_once
 from bertscope.model.keep import keep_contexts
+from bertscope.model.modules import selective_contexts
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.torch_access import Embedding, index_row
 
@@ -241,32 +242,14 @@ def activation(hidden_act: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 LAYERS = "encoder.layer"  # the path of the layers in a BertModel
-# The operators whose outputs selective checkpointing saves: matrix products and fused attention kernels.
-_SAVED = {
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-}  # fmt: skip
 
 
 def recomputed(layer: nn.Module, how: Checkpointing, kept: Collection[str]) -> Callable[..., Any]:
     """Return the layer as a function that saves only its inputs for backward; dropout repeats its masks."""
-    from torch.utils.checkpoint import checkpoint
-
     options: dict[str, Any] = {"context_fn": selective_contexts} if how.selective else {}
     if how.kept:
         options = {"context_fn": partial(keep_contexts, kept)}
     return partial(checkpoint, layer, use_reentrant=how.use_reentrant, **options)
-
-
-def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts of a layer's forward pass, which saves its matrix products, and of its recomputation."""
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
-    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        return CheckpointPolicy.MUST_SAVE if operator.name() in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-any-return]
 
 
 class BertEmbeddings(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import wrap
 from torch.nn import functional
 
-from bertscope.config import BertConfig
+from bertscope.config import HEADS, BertConfig, unknown_architecture
 from bertscope.errors import ConfigError
 from bertscope.model.bert import BertModel, BertPreTrainedModel
 from bertscope.model.encoder import (
@@ -29,6 +29,7 @@ from bertscope.model.encoder import (
     activation,
 )
 from bertscope.model.inputs import Cache
+from bertscope.torch_access import on_device
 
 Flag = bool | None
 Output = TypeVar("Output", bound=ModelOutput)
@@ -446,3 +447,29 @@ def _problem_of(logits: Tensor, labels: Tensor) -> str:
         return "regression"
     is_integer = labels.dtype in (torch.long, torch.int)
     return "single_label_classification" if is_integer else "multi_label_classification"
+
+
+CLASSES: dict[str, type[BertPreTrainedModel]] = {name: globals()[name] for name in HEADS}
+
+
+def build(
+    config: BertConfig,
+    architecture: str = "BertModel",
+    *,
+    add_pooling_layer: bool = True,
+    device: str | torch.device = "meta",
+) -> BertPreTrainedModel:
+    """Build the model of `architecture` on `device`; on meta this needs no memory for weights.
+
+    `add_pooling_layer` applies only to BertModel. Raises ConfigError for an unknown architecture.
+
+    >>> model = bertscope.build(bertscope.BertConfig(num_hidden_layers=1), "BertForMaskedLM")
+    >>> model.bert.embeddings.word_embeddings.weight.device
+    device(type='meta')
+    """
+    if architecture not in CLASSES:
+        raise unknown_architecture(architecture)
+    with on_device(device):
+        if architecture == "BertModel":
+            return BertModel(config, add_pooling_layer=add_pooling_layer)
+        return CLASSES[architecture](config)

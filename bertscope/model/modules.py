@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
 from bertscope.errors import BertscopeWarning, SelectionError, SourceError, name_of
-from bertscope.model.encoder import selective_contexts
 from bertscope.model.keep import keep_operators
 from bertscope.settings.checkpointing import FULL, SELECTIVE, Checkpointing
 from bertscope.torch_access import DispatchMode, nn, on_device, storage_key, torch, tree_leaves
@@ -59,6 +60,23 @@ def outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool], path: st
         at = f"{path}.{name}" if path else name
         found |= {at: child} if is_wanted(child) else outermost(child, is_wanted, at)
     return found
+
+
+# The operators whose outputs selective checkpointing saves: matrix products and fused attention kernels.
+_SAVED = {
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+}  # fmt: skip
+
+
+def selective_contexts() -> Any:
+    """Return the contexts of a layer's forward pass, which saves its matrix products, and of its recomputation."""
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        return CheckpointPolicy.MUST_SAVE if operator.name() in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 def recompute(model: Any, strategy: str, known: Collection[str], reentrant: bool) -> None:

@@ -35,7 +35,7 @@ class NodeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ParamsRow(NodeRow):
-    """What a row of `count` and one of `tree` say of the parameters."""
+    """The parameters of a row of `count` or `tree`."""
 
     each_params: int
     params: int

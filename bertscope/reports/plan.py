@@ -11,6 +11,7 @@ from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.memory import TrainingFile
 from bertscope.reports.step import CostRow, StepCost
+from bertscope.settings.checkpointing import Checkpointing
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
 
@@ -93,8 +94,6 @@ class PlanReport(TableReport[PlanRow]):
     notes: tuple[Note, ...] = ()
     answer: str = field(default="", init=False)  # of the first plan: yes, uncertain or no
 
-    rows_in: ClassVar[str] = "rows"
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "answer", self.rows[0].answer if self.rows else "")
 
@@ -121,7 +120,6 @@ class PlanReport(TableReport[PlanRow]):
     def apply(self, model: Any, row: int = 0) -> None:
         """Make a live module recompute its layers as a row says, as the code of `--emit torch` does."""
         from bertscope.model.modules import keep_layers
-        from bertscope.settings.checkpointing import Checkpointing
 
         if (chosen := Checkpointing.parse(self.rows[row].checkpointing)) is not None:
             keep_layers(model, chosen)

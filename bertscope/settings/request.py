@@ -136,8 +136,8 @@ class Request:
     def of(cls, name: str, subject: Any, sources: Sequence[Source] = (), **others: Any) -> Request:
         """Return the request of a public function about a subject."""
         own = QUESTIONS[name]
-        return cls(question=name, subject=subject, sources=tuple(sources),
-                   **{"records": own.records, "compared": own.compared, **others})  # fmt: skip
+        others = {"records": own.records, "compared": own.compared, **others}
+        return cls(question=name, subject=subject, sources=tuple(sources), **others)
 
     @property
     def named(self) -> set[str]:
@@ -150,10 +150,11 @@ class Request:
 
     def without(self, *names: str) -> Request:
         """Return the request without defaults of these settings, for which the function has another meaning."""
-        return replace(self, sources=tuple(
-            {name: value for name, value in source.items() if not (value.is_default and name in names)}
-            for source in self.sources
-        ))  # fmt: skip
+
+        def kept(source: Source) -> Source:
+            return {name: value for name, value in source.items() if not (value.is_default and name in names)}
+
+        return replace(self, sources=tuple(map(kept, self.sources)))
 
     def over(self, *stronger: Source) -> Request:
         """Return the request with further sources in front."""
@@ -180,10 +181,10 @@ class Request:
         if "checkpointing" not in self.compared:
             raise self.error("give {checkpointing} or a plan, which is such a strategy", "checkpointing")
         sources = list(request.sources)
-        number, source = next((number, source) for number, source in enumerate(sources)
-                              if "checkpointing" in source and not source["checkpointing"].is_default)  # fmt: skip
-        values = tuple(dict.fromkeys((*source["checkpointing"].values, strategy)))
-        sources[number] = source | {"checkpointing": source["checkpointing"]._replace(values=values)}
+        found = [source.get("checkpointing") for source in sources]
+        number, value = next((number, value) for number, value in enumerate(found) if value and not value.is_default)
+        value = value._replace(values=tuple(dict.fromkeys((*value.values, strategy))))
+        sources[number] = sources[number] | {"checkpointing": value}
         return replace(request, sources=tuple(sources))
 
     def values(self, *weakest: Source) -> Source:

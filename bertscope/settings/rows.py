@@ -146,8 +146,8 @@ class Row:
             lists = isinstance(given, list | tuple) and any(isinstance(item, list | tuple) for item in given)
             return tuple(dict.fromkeys(map(self.read, given if lists and is_compared else [given])))
         if isinstance(given, str) and (is_text or is_compared):
-            parts = (self.split or _at_commas)(given) if is_compared else [given.strip()]
-            given = [self._number(part) if is_text else part for part in parts]
+            parts = [given] if not is_compared else self.split(given) if self.split else given.split(",")
+            given = [self._number(part.strip()) if is_text else part.strip() for part in parts]
         elif not (is_compared and isinstance(given, list | tuple)):
             given = [given]
         found = tuple(dict.fromkeys(map(self.read, given)))
@@ -199,10 +199,6 @@ def near_word(given: str, words: Collection[str]) -> str:
     known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}
     known |= {"gpu": "cuda"} if "cuda" in words else {}
     return known.get(nearest(given, known), "")
-
-
-def _at_commas(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
 
 
 def _plain(value: Any) -> str:

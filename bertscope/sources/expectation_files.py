@@ -27,11 +27,9 @@ from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.frozen import dataclass
 from bertscope.settings.rows import CodeName, is_code
 from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
-from bertscope.sources.bert import BertSource
-from bertscope.sources.find import find
-from bertscope.sources.model_source import FactorySource, ModelSource
-from bertscope.sources.presets import (
+from bertscope.sources.bert import (
     MEASURES,
+    BertSource,
     Expectation,
     config_paths,
     member_of,
@@ -39,6 +37,8 @@ from bertscope.sources.presets import (
     preset_paths,
     read_expectations,
 )
+from bertscope.sources.find import find
+from bertscope.sources.model_source import FactorySource, ModelSource
 from bertscope.text_files import Entry, read_mapping, read_text, read_yaml, readable, root_node
 from bertscope.text_files import Mapping as Entries
 
@@ -149,11 +149,10 @@ def expectation_files(folder: Path) -> Iterator[str]:
         folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         names = [entry.name for entry in entries if entry.name not in folders and is_expectation_file(entry.name)]
         yield from (str(folder / name) for name in names)
-        waiting += [folder / name for name in reversed(folders) if not _is_foreign(folder / name)]
-
-
-def _is_foreign(folder: Path) -> bool:
-    return folder.name.startswith(".") or folder.name == "node_modules" or os.path.exists(folder / "pyvenv.cfg")
+        waiting += [
+            folder / name for name in reversed(folders)
+            if not name.startswith(".") and name != "node_modules" and not os.path.exists(folder / name / "pyvenv.cfg")
+        ]  # fmt: skip
 
 
 def files_to_check(names: list[str]) -> list[str]:

@@ -32,9 +32,18 @@ from bertscope.errors import (
 from bertscope.frozen import dataclass
 from bertscope.settings.rows import NO_PERMIT, CodeName, is_code, with_permits
 from bertscope.settings.training import loss_parts
-from bertscope.sources.bert import ADAPTER_CONFIG, TYPE, BertSource, read_adapter
+from bertscope.sources.bert import (
+    ADAPTER_CONFIG,
+    MEMBER,
+    TYPE,
+    BertSource,
+    config_paths,
+    member_of,
+    preset_paths,
+    read_adapter,
+    read_preset,
+)
 from bertscope.sources.model_source import FactorySource, GivenModule, ModelSource, SourceOptions
-from bertscope.sources.presets import MEMBER, config_paths, member_of, preset_paths, read_preset
 from bertscope.sources.transformers_models import (
     TransformersSource,
     check_complete,

@@ -283,14 +283,6 @@ def has_bf16_products() -> bool:
     return has_bf16 and not has_amx
 
 
-def this_card() -> tuple[str, int] | None:
-    """Return the name and the memory of the first CUDA device; None without one."""
-    if not torch.cuda.is_available():
-        return None
-    card = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return card.name, card.total_memory
-
-
 def fake_tensor_mode(**settings: Any) -> Any:
     """Return a new FakeTensorMode, under which tensors have no values. It has no documented replacement."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -14,7 +14,7 @@ from sys import modules
 from typing import Any
 from unittest.mock import patch
 
-from bertscope.errors import BertscopeError
+from bertscope.errors import WorkerError
 from bertscope.torch_access import fake_tensor_mode, nn, storage_key, torch
 
 _WORD = ctypes.c_void_p
@@ -28,6 +28,7 @@ _OF_DRIVER = {
     "_cuda_getCurrentRawStream": 0,
 }  # fmt: skip
 _REFUSALS = (OSError, AttributeError, ValueError, AssertionError, RuntimeError, NotImplementedError)
+_INSTALLED: list[bool] = []
 _KEPT: list[object] = []  # what C++ points to, also after the end: objects made meanwhile may keep the address
 
 
@@ -62,11 +63,15 @@ def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
 
     With `has_foreach` optimizers take their foreach kernels, as on a card.
 
-    Where torch.cuda is initialized, CUDA's own guard and hooks stay. Raises BertscopeError where the card cannot be
+    Where torch.cuda is initialized, CUDA's own guard and hooks stay. Raises WorkerError where the card cannot be
     installed: on another system, with another torch, and in a process that has run a backward pass without it, since
     autograd makes the queues of its devices once.
     """
+    if _INSTALLED:
+        raise WorkerError("no fake card: this process has one; a run inside a run has no other")
     with ExitStack() as stack:
+        _INSTALLED.append(True)
+        stack.callback(_INSTALLED.clear)
         try:
             if not torch.cuda.is_initialized():
                 _add_guard(stack)
@@ -81,7 +86,7 @@ def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
                 if "device_ready_queues" in str(error)
                 else f"torch {torch.__version__} cannot have one here ({first}): it needs Linux and torch 2.10 or newer"
             )
-            raise BertscopeError(f"no fake card: {reason}") from None
+            raise WorkerError(f"no fake card: {reason}") from None
         yield
 
 
@@ -142,7 +147,7 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
         put(torch._C, **{name: lambda *_, value=value: value})
     put(torch._C, _scatter=lambda tensor, *_: (tensor.to("cuda"),))  # of DataParallel
     put(torch.UntypedStorage, data_ptr=_address_of(torch.UntypedStorage.data_ptr))
-    put(FakeTensor, data_ptr=storage_key, __deepcopy__=_copied)
+    put(FakeTensor, data_ptr=storage_key, __deepcopy__=_copied, __reduce_ex__=_reduced)
     data = vars(torch._C.TensorBase)["data"]
     put(nn.Parameter, data=property(data.__get__, lambda own, new: _set_data(data, own, new)))
     put(nn.Module, _apply=lambda module, function, recurse=True: _applied(data, module, function, recurse))
@@ -163,6 +168,17 @@ def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
         made = nn.Parameter(made, tensor.requires_grad)
     memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
     return made
+
+
+def _reduced(tensor: Any, protocol: int) -> Any:
+    """Return what pickle writes of a fake tensor: its layout."""
+    layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device.type
+    return _rebuilt, (*layout, isinstance(tensor, nn.Parameter), tensor.requires_grad)
+
+
+def _rebuilt(shape: Any, stride: Any, dtype: Any, device: str, is_parameter: bool, requires_grad: bool) -> Any:
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
 
 
 def _set_data(data: Any, own: Any, new: Any) -> None:

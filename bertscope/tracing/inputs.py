@@ -11,8 +11,8 @@ from typing import Any
 
 from bertscope.config import ARCHITECTURES, HEADS, POSITIONS
 from bertscope.errors import BertscopeError, SelectionError, name_of
-from bertscope.model import BertPreTrainedModel, PeftModel
-from bertscope.model.lora import base_model_of
+from bertscope.model.bert import BertPreTrainedModel
+from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.sources.model_source import ModelSource, as_source_error, required_names
 from bertscope.sources.transformers_models import token_types

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from bertscope import __version__, torch_access
 from bertscope.config import MAX_BUILT_LAYERS, BertConfig
 from bertscope.errors import SelectionError
-from bertscope.model import BertPreTrainedModel
+from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.reports.base import Shape, Subject, TensorShape, Tie, Totals
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written_apart

@@ -95,9 +95,11 @@ def cost(operator: Any, args: Any, kwargs: dict[str, Any], out: Any) -> tuple[st
         # The kernels compute the scores again; this is left out, so that eager and fused attention count the same.
         return "matmul", 2 * _attention_flops(*args[1:4]), 0
     if name.startswith(_FLASH):
-        is_forward = name.endswith("forward")
-        first = 0 if is_forward else 1  # before backward's are the gradients of the output
-        return "matmul", (first + 1) * _flash_flops(args, first), 0
+        first = 0 if name.endswith("forward") else 1  # before backward's are the gradients of the output
+        query, key, value = args[first : first + 3]
+        keys = key.shape[1] if key.dim() == 4 else longest(args)  # packed sequences all count as the longest one
+        products = 2 * query.numel() // query.shape[-1] * keys * (query.shape[-1] + value.shape[-1])
+        return "matmul", int((first + 1) * products), 0
     if packet in flop_registry:
         return "matmul", int(flop_registry[packet](*args, **kwargs, out_val=out)), 0
     if is_view(operator) or name in _MOVEMENT:
@@ -115,13 +117,6 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     *outer, queries, width = query.shape
     keys, value_width = value.shape[-2:]
     return 2 * prod(outer) * queries * keys * (width + value_width)
-
-
-def _flash_flops(args: Any, first: int) -> int:
-    """Return the FLOPs of flash-attn's scores and context; of packed sequences all have the longest one's length."""
-    query, key, value = args[first : first + 3]
-    keys = key.shape[1] if key.dim() == 4 else longest(args)
-    return int(2 * query.numel() // query.shape[-1] * keys * (query.shape[-1] + value.shape[-1]))
 
 
 def longest(args: Any) -> int:

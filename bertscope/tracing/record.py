@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -208,7 +208,7 @@ class Recorder(DispatchMode):
         self.updating = 0  # that run
         self.first_optimizer: Any = None  # of several the first one counts the steps
         self.own_counts = owned_by_autograd() if device.has_memory else None
-        self.main, self.refusal = get_ident(), ""
+        self.main, self.refusal, self.lock = get_ident(), "", RLock()
         self.libraries: dict[Any, bool] = {}  # code -> whether it is of a library
         self.on_update: list[Callable[[int], None]] = []  # called with the number of optimizer steps that ended
         # Called before a module that the program calls itself, each time, and the first time.
@@ -271,11 +271,11 @@ class Recorder(DispatchMode):
             for number in (self.numbers.get(storage_key(tensor), -1) for tensor in tensors(args)):
                 if number >= 0 and not self.log.blocks[number].part:
                     self.log.blocks[number].part = "inputs"
-            is_training = torch.is_grad_enabled() or module.training
-            if is_training:
+            trains = is_training(module)
+            if trains:
                 self.steps += self.is_updated  # a step ends where the next forward pass begins
                 self.is_updated = False
-            self._begin(FORWARD if is_training else EVALUATING)
+            self._begin(FORWARD if trains else EVALUATING)
         self.tracker._enter(self._name(path, module), module, args, kwargs or {})
 
     def _left(self, path: str | None, module: nn.Module, args: Any, *rest: Any) -> None:
@@ -369,6 +369,11 @@ class Recorder(DispatchMode):
             return device.number(args[0])
         if not self.is_recording:
             return device.run(operator, args, kwargs)
+        with self.lock:
+            return self._recorded(operator, args, kwargs)
+
+    def _recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        device = self.device
         if _is_composite(operator):  # as it is below autograd, in the dispatch of a subclass such as DTensor
             with self:
                 return operator.decompose(*args, **kwargs)
@@ -542,6 +547,13 @@ def _name(operator: Any) -> str:
 @cache
 def _is_composite(operator: Any) -> bool:
     return has_kernel(operator, "CompositeImplicitAutograd")
+
+
+def is_training(module: nn.Module) -> bool:
+    """Return True for a call in training: with gradients, or of a module with parameters that trains."""
+    return torch.is_grad_enabled() or any(
+        inner.training and next(inner.parameters(recurse=False), None) is not None for inner in module.modules()
+    )
 
 
 def is_library(name: str) -> bool:

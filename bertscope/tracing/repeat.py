@@ -144,8 +144,8 @@ def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
             if operators is not None:
                 groups.setdefault((path, operators), []).append(number)
     if chosen.kept:
-        return kept_text(Kept(path=path, operators=operators, layers=frozenset(numbers))
-                         for (path, operators), numbers in groups.items())  # fmt: skip
+        kept = (Kept(path=path, operators=own, layers=frozenset(numbers)) for (path, own), numbers in groups.items())
+        return kept_text(kept)
     return f"layers:{ranges_text(next(iter(groups.values())))}" if len(stacks) == 1 else checkpointing
 
 

@@ -74,13 +74,8 @@ def notes(report: DiffReport, target: Target | None = None) -> list[str]:
     return [*dict.fromkeys(found), *["the two do not differ"] * report.is_empty]
 
 
-def _sides(report: DiffReport) -> str:
-    a, b = report.a, report.b
-    return f"a: {a.name} ({a.architecture})\nb: {b.name} ({b.architecture})"
-
-
 VIEW = View(
-    title=_sides,
+    title=lambda report: f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})",
     tables=parts,
     notes=notes,
     shows_all_notes=True,

@@ -1,6 +1,7 @@
 """The reports of `fit`, and of `estimate` and `fit` with `--lengths`, as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import named
@@ -67,7 +68,7 @@ def best_row(report: FitReport, seq: int) -> FitRow:
     if report.asked_batch is None:  # with a batch the rows come in the order of their cost
         rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.cost.extra_flops or 0.0))
     if not any(row.batch_by_bytes for row in rows):
-        rows.sort(key=lambda row: row.peak_bytes)
+        rows.sort(key=attrgetter("peak_bytes"))
     return rows[0]
 
 
@@ -258,21 +259,6 @@ VIEW = View(
 # ---- the lengths of a data set ----
 
 
-def _length_columns(report: LengthsReport) -> list[Column]:
-    """Return the columns of the ways to make batches."""
-    return [
-        attribute("batches", "name", text=_batching),
-        Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
-        number("an epoch", "batches"),
-        number("padding", "padding", share_text),
-        number("mean peak", "expected_bytes", bytes_text),
-        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
-               right=True, detail=True),
-        *cost_columns(report.rows, peak="worst peak"),
-        number("epoch FLOPs", "epoch_flops", flops_text),
-    ]  # fmt: skip
-
-
 def _batching(name: str) -> str:
     """Return a way to make batches in words: `dynamic padding`."""
     if name == "tokens":
@@ -327,7 +313,18 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
 
 def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
     chosen = best(report)
-    tables = [Table(_length_columns(report), report.rows, lambda row: row is chosen)]
+    columns = [
+        attribute("batches", "name", text=_batching),
+        Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
+        number("an epoch", "batches"),
+        number("padding", "padding", share_text),
+        number("mean peak", "expected_bytes", bytes_text),
+        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
+               right=True, detail=True),
+        *cost_columns(report.rows, peak="worst peak"),
+        number("epoch FLOPs", "epoch_flops", flops_text),
+    ]  # fmt: skip
+    tables = [Table(columns, report.rows, lambda row: row is chosen)]
     if report.table:
         lengths = Column("lengths", lambda row: f"{row.low}-{row.high}")
         by_length = [lengths, number("sequences", "sequences"), number("batch", "batch"), *cost_columns(report.table)]

@@ -43,18 +43,7 @@ from bertscope.views.traffic import rank_tables, ranks_notes, traffic_notes, tra
 from bertscope.views.views import Compared, Table, View, about, common_notes, model_columns, side_by_side
 
 _BAR_WIDTH = 48
-# A different letter for each, so that the bars can be read without colour.
-_MARKS = {
-    "parameters": "P",
-    "buffers": "b",
-    "optimizer_state": "O",
-    "inputs": "i",
-    "gradients": "G",
-    "activations": "A",
-    "temporaries": "t",
-    "gathered_parameters": "g",
-    "communication": "c",
-}
+_MARKS = dict(zip(PARTS, "PbOiGAtgc", strict=True))  # letters, so that the bars can be read without colour
 
 
 def bars(report: MemoryReport, target: Target) -> str:

@@ -83,7 +83,7 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
     depth = {"depth": lambda row: int(id(row) in parts)}  # 1 marks the parts of the row above
     columns = [
         Column("path", label, depth | values("name", "path")),
-        attribute("type", "type", text=_distinct, detail=True),
+        Column("type", lambda row: " + ".join(dict.fromkeys(row.type.split(" + "))), values("type"), detail=True),
         Column("tensors", _shapes, {"shapes": _shapes}, csv_order=3, detail=report.by == "layer",
                shown=report.by != "group"),
         *_in_out(lines, csv_order=3),
@@ -96,10 +96,6 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
              shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
     ]  # fmt: skip
     return Table(columns, lines, lambda row: row.parts or row.name == _TOTAL)
-
-
-def _distinct(types: str) -> str:
-    return " + ".join(dict.fromkeys(types.split(" + ")))
 
 
 def _shapes(row: CountRow) -> str:
@@ -163,10 +159,7 @@ def _pivot(reports: Sequence[CountReport]) -> Table | None:
     return side_by_side("group", [*groups, *sums], reports, titles, is_verbose=True)
 
 
-def _group_records(report: CountReport) -> Table | None:
-    names = ("params", "distinct_params", "trainable_params", "bytes")
-    columns = [csv_only({"group": attrgetter("name")} | values(*names))]
-    return Table(columns, report.rows) if report.by == "group" else None
+_GROUPS = (csv_only({"group": attrgetter("name")} | values("params", "distinct_params", "trainable_params", "bytes")),)
 
 
 def _count_notes(reports: Sequence[CountReport]) -> list[str]:
@@ -182,7 +175,12 @@ count = View(
     tables=_count_tables,
     lines=_totals,
     records=lambda report: _count_table(report, report.rows),
-    compared=Compared(table=_compared_totals, notes=_count_notes, pivot=_pivot, records=_group_records),
+    compared=Compared(
+        table=_compared_totals,
+        notes=_count_notes,
+        pivot=_pivot,
+        records=lambda report: Table(_GROUPS, report.rows) if report.by == "group" else None,
+    ),
 )
 
 
@@ -192,6 +190,10 @@ count = View(
 def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  # noqa: B008  it is frozen
     """Return the modules, for a page or a target."""
     rows, names = report.rows, _names(report.rows, target)
+
+    def kernel_size(row: TreeRow) -> str:
+        return shape_text(row.kernel_size) if isinstance(row.kernel_size, tuple) else str(row.kernel_size or "")
+
     columns = [
         Column("module", lambda row: names[row.path], values("depth", "depth_index", "path", "name")),
         Column("type: depth-index", _type, values("type")),
@@ -200,7 +202,7 @@ def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  
         number("params", "params", _some, csv=["params", "distinct_params", "trainable_params"]),
         Column("share", lambda row: share_text(row.share) if row.params else "", values("share"), right=True),
         csv_only(values("same_as")),
-        Column("", str, values("bytes") | {"kernel_size": _kernel_size}, csv_order=2, shown=False),
+        Column("", str, values("bytes") | {"kernel_size": kernel_size}, csv_order=2, shown=False),
     ]
     return Table(columns, rows, _is_root)
 
@@ -210,21 +212,14 @@ def _type(row: TreeRow) -> str:
     return f"{text} (same module as {row.same_as})" if row.same_as is not None else text
 
 
-def _kernel_size(row: TreeRow) -> str:
-    return shape_text(row.kernel_size) if isinstance(row.kernel_size, tuple) else str(row.kernel_size or "")
-
-
-def _tree_tables(report: TreeReport, target: Target | None) -> list[Table]:
-    return [tree_table(report, target)]
-
-
-tree = View(title=title, tables=_tree_tables, lines=_totals)
+tree = View(title=title, tables=lambda report, target: [tree_table(report, target)], lines=_totals)
 
 
 # ---- flops ----
 
 
-def _flops_table(report: FlopsReport, target: Target | None = None) -> Table:
+def _flops_tables(report: FlopsReport, target: Target | None) -> list[Table]:
+    """Return the modules, and in the terminal the points of a sweep."""
     training, names = report.mode == "training", _names(report.rows, target)
     columns = [
         Column("module", lambda row: names[row.path], values("depth", "path")),
@@ -240,7 +235,8 @@ def _flops_table(report: FlopsReport, target: Target | None = None) -> Table:
         number("bytes moved", "total.bytes_moved", bytes_text, detail=True),
         number("FLOPs/byte", "intensity", "{:.2f}".format, detail=True, csv_order=1),
     ]
-    return Table(columns, report.rows, _is_root)
+    points = report.sweep if target and len(report.sweep) > 1 else ()
+    return [Table(columns, report.rows, _is_root), *([Table(_SWEEP, points)] if points else ())]
 
 
 def _phase(title: str, name: str, *, shown: bool) -> Column:
@@ -265,11 +261,6 @@ _OPERATORS = (
     number("elementwise", "elementwise_flops", _some, of="work"),
     number("bytes moved", "bytes_moved", bytes_text, of="work", detail=True),
 )
-
-
-def _flops_tables(report: FlopsReport, target: Target | None) -> list[Table]:
-    sweep = [Table(_SWEEP, report.sweep)] if target and len(report.sweep) > 1 else []
-    return [_flops_table(report, target), *sweep]
 
 
 def _flops_lines(report: FlopsReport, target: Target | None) -> list[tuple[str, str]]:
@@ -324,11 +315,13 @@ def _compared_flops(report: FlopsReport) -> Table:
     return Table([*sweep, number("MACs", "macs", detail=True)], report.sweep)
 
 
-def _compared_notes(reports: Sequence[FlopsReport]) -> list[str]:
-    unknown = [f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
-               for report in reports if report.unknown_operators]  # fmt: skip
+def _flops_notes(reports: Sequence[FlopsReport]) -> list[str]:
+    notes = []
+    for report in reports:
+        if report.unknown_operators:
+            notes.append(f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}")
     how = "FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch"
-    return [*unknown, f"{reports[0].mode}; {how}"]
+    return [*notes, f"{reports[0].mode}; {how}"]
 
 
 flops = View(
@@ -336,7 +329,7 @@ flops = View(
     tables=_flops_tables,
     lines=_flops_lines,
     name_width=13,
-    compared=Compared(table=_compared_flops, notes=_compared_notes),
+    compared=Compared(table=_compared_flops, notes=_flops_notes),
 )
 # Every operator seen, and those that were not counted.
 operators = replace(flops, tables=lambda report, target: [Table(_OPERATORS, report.operators)])

@@ -7,9 +7,8 @@ from typing import Any
 
 from bertscope.errors import SelectionError, named, one_line, suggestion
 from bertscope.reports.base import FAILED
-from bertscope.reports.memory import COLLECTIVES
+from bertscope.reports.memory import COLLECTIVES, REFUSED, SweepReport, SweepRow
 from bertscope.reports.step import YES
-from bertscope.reports.sweep import REFUSED, SweepReport, SweepRow
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED
 from bertscope.units import bytes_text, count_text

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from bertscope.errors import one_line
-from bertscope.reports.calibration import COPY, CalibrationReport
-from bertscope.reports.tool import CheckReport, DoctorReport, Finding, PrintReport
+from bertscope.reports.tool import COPY, CalibrationReport, CheckReport, DoctorReport, Finding, PrintReport
 from bertscope.units import bytes_text, count_text, html_text, signed_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
 from bertscope.views.console import Target
@@ -225,10 +224,6 @@ doctor = View(
 # ---- the calibration of a card ----
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:,.2f}"
-
-
 def _percent(error: float) -> str:
     return f"{100 * error:+.2f} %"
 
@@ -240,7 +235,7 @@ _STEPS = (
     number("reserved", "reserved_bytes", bytes_text),
     number("error", "reserved_error", _percent),
     number("context", "context_bytes", bytes_text),
-    number("ms", "median_seconds", _milliseconds),
+    number("ms", "median_seconds", lambda seconds: f"{1000 * seconds:,.2f}"),
 )
 
 

@@ -49,15 +49,17 @@ def table(
     chosen = tuple(columns or (("output_size", "num_params") if report.calls else ("num_params",)))
     lines = _lines(report)
     limit = DEPTH if depth is None else depth
-    shown = [line for line in lines if line.row.depth <= limit]
     needed = max(_INDENT * line.row.depth + 1 + len(_name(line)) for line in lines)
     name_width = max(_MIN_NAME_WIDTH, -(-needed // _INDENT) * _INDENT)
     totals = report.totals
     total = totals.layer_params
-    body = [
-        [_branches(line.row.depth, target.unicode) + _name(line), *map(_cells(line, limit, total).__getitem__, chosen)]
-        for line in shown
-    ]
+    bar, first, other = ("│", "├─", "└─") if target.unicode else ("|", "+ ", "+ ")
+    body = []
+    for line in lines:
+        level = line.row.depth
+        if level <= limit:
+            body.append([f"{bar:<{_INDENT}}" * (level - 1) + ("", first, other)[min(level, 2)] + _name(line)])
+            body[-1] += map(_cells(line, limit, total).__getitem__, chosen)
     head = ["Layer (type:depth-idx)", *map(TORCHINFO_COLUMNS.__getitem__, chosen)]
     widths = [name_width, *[_COLUMN_WIDTH] * len(chosen)]
     if target.width and sum(widths) > target.width and columns:
@@ -205,11 +207,6 @@ def _params_of(report: TreeReport, rows: Sequence[TreeRow]) -> Mapping[str, int]
 def _name(line: _CallLine) -> str:
     row = line.row
     return f"{row.type}: {row.depth}-{line.index}" if row.depth else row.type
-
-
-def _branches(depth: int, unicode: bool) -> str:
-    bar, first, other = ("│", "├─", "└─") if unicode else ("|", "+ ", "+ ")
-    return "" if not depth else first if depth == 1 else f"{bar:<{_INDENT}}" * (depth - 1) + other
 
 
 def _shape(tensors: Sequence[TensorShape]) -> str:

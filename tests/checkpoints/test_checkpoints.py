@@ -304,7 +304,7 @@ def test_links_are_followed(cli, tmp_path):
     assert cli("count", tmp_path / "link.safetensors").code == 0  # the cache of the hub is made of links
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_description_or_a_refusal(raw):
     try:

@@ -395,15 +395,6 @@ def test_a_file_with_tensors_has_a_tree_and_is_compared_with_another(cli, tmp_pa
     assert cli("tree", one, "--shapes").code == 2
 
 
-def test_python_counts_a_file_with_tensors_as_the_commands_do(cli, tmp_path):
-    one, other = (packed(tmp_path / name, {"l.0.w": ("F32", (2, size))}) for name, size in (("a", 2), ("b", 3)))
-    for name, files in (("count", [one]), ("tree", [one]), ("diff", [one, other])):
-        report = getattr(bertscope, name)(*files)
-        assert json.loads(bertscope.to_json(report)) == json.loads(cli(name, *files, "--format", "json").out)
-    with pytest.raises(SelectionError, match="shapes is for models"):
-        bertscope.count(one, shapes=True)
-
-
 # ---- hostile files ----
 
 

@@ -11,13 +11,11 @@ import bertscope
 from bertscope.commands.call import Progress
 from bertscope.commands.registry import TableCommand
 from bertscope.progress import detailed
-from bertscope.settings.checkpointing import COMPARED, STRATEGIES
+from bertscope.settings.checkpointing import COMPARED
 from bertscope.settings.run_config import DEVICES, KERNELS, MODES, RUN_PRECISIONS
 from bertscope.settings.training import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.views import memory as renderer
 from bertscope.views.console import progress_bar
-
-ATTENTIONS = ("eager", "sdpa")
 
 
 def parsed(*words: str) -> dict[str, object]:
@@ -53,15 +51,6 @@ def test_the_word_after_checkpointing_is_its_value_when_each_part_is_a_strategy(
     assert (found["model"], found["checkpointing"]) == (model, value)
 
 
-def test_an_unknown_strategy_is_refused_with_the_known_ones(cli):
-    for words in (["--checkpointing", "fulll"], ["--checkpointing=fulll"]):
-        result = cli("estimate", "bert-tiny", *words)
-        assert (result.code, result.out) == (2, "")
-        assert "'fulll'" in result.err
-        assert STRATEGIES in result.err
-        assert result.err.count("\n") == 1
-
-
 def test_the_words_of_an_option_are_those_of_its_table(cli):
     text = " ".join(re.sub(r"-\n +", "-", cli("estimate", "--help-all").out).split())
     tables = {"mode": MODES, "device": DEVICES, "sdpa-kernel": KERNELS, "optimizer-implementation": IMPLEMENTATIONS,
@@ -78,43 +67,6 @@ def test_a_command_has_its_own_default_of_a_setting(cli):
     run = cli("estimate", "bert-tiny", "--format", "json").json["run"]
     assert (run["batch"], run["seq"]) == (8, 128)  # of `estimate`; the batch of RunConfig is 1
     assert "[default: 8]" in cli("estimate", "--help").out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("count", "--dtype", "float16"), "did you mean 'fp16'?"),
-        (("estimate", "--precision", "bfloat16"), "did you mean 'bf16'?"),
-        (("estimate", "--device", "gpu"), "did you mean 'cuda'?"),
-        (
-            ("profile", "--gpu", "t4"),
-            "--gpu is an option of report, estimate, run, fit, plan, why; see 'bertscope profile",
-        ),
-        (("flops", "--mode", "train"), "did you mean 'training'?"),
-        (("count", "-a", "bertformaskedlm"), "did you mean 'BertForMaskedLM'?"),
-        (("count", "bertformaskedlm"), "such as bert-base-uncased --architecture BertForMaskedLM"),
-        (("count", "roberta-base"), "--download fetches it"),
-        (("count", "bert-base-case"), "did you mean 'bert-base-cased'"),
-    ],
-)
-def test_a_near_miss_gets_a_suggestion(cli, arguments, words):
-    result = cli(*arguments)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert words in result.err
-
-
-@pytest.mark.parametrize(
-    ("command", "suffix"),
-    [
-        ("count", ".pdf"), ("tree", ".XLSX"), ("flops", ".svg"), ("diagram", ".png"), ("check", ".html"),
-        ("schema", ".pdf"), ("presets", ".pdf"), ("report", ".pdf"),
-    ],
-)  # fmt: skip
-def test_a_file_of_a_format_that_is_not_written_is_refused(cli, tmp_path, command, suffix):
-    path = tmp_path / f"a{suffix}"
-    result = cli(command, "count" if command == "schema" else "bert-tiny", "-o", path)
-    assert (result.code, path.exists()) == (2, False)
-    assert f"this command writes no {suffix}" in result.err
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120])
@@ -168,22 +120,6 @@ def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkey
     result = cli("profile", "bert-tiny", "--device", "cuda")
     assert (result.code, result.out) == (2, "")
     assert result.err == "error: torch finds no CUDA device here; use --device cpu, or estimate with --device cuda\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "option", "new"),
-    [
-        ("estimate --dtype bf16", "--dtype", "--precision"),
-        ("profile --autocast", "--autocast", "--precision autocast-bf16"),
-        ("fit --alloc-conf expandable_segments:True", "--alloc-conf", "--expandable-segments"),
-    ],
-)
-def test_a_former_option_says_what_it_is_now(cli, words, option, new):
-    command = words.split()[0]
-    result = cli(*words.split())
-    assert (result.code, result.out) == (2, "")
-    message = f"No such option: {option}; {option} is {new} here; see 'bertscope {command} --help'"
-    assert result.err == f"error: {message}\n"
 
 
 def test_an_option_that_takes_a_list_may_be_repeated(cli):

@@ -153,8 +153,6 @@ def test_every_exit_code_is_in_the_help_and_on_the_page(cli):
         assert f"| {code} | {meaning} |" in page
 
 
-# ---- surroundings -------------------------------------------------------------------------------
-
 STRANGE = {"HOME": "", "TMPDIR": "/nonexistent", "COLUMNS": "many", "LC_ALL": "xx_YY.ISO-8859-1",
            "PYTHONIOENCODING": "latin-1", "PYTHONUNBUFFERED": "1"}  # fmt: skip
 
@@ -163,6 +161,9 @@ def test_a_strange_environment_changes_no_answer():
     done = spawn("presets", "--format", "csv", env=ENV | STRANGE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "bert-tiny,BertModel,4385920" in done.stdout
+
+
+# ---- surroundings -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["presets", "count"])

@@ -9,7 +9,7 @@ import pytest
 
 import bertscope
 from bertscope.commands.call import _read
-from bertscope.sources.presets import config_paths, preset_paths
+from bertscope.sources.bert import config_paths, preset_paths
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no reader of TOML")
 TABLE = """
@@ -88,39 +88,6 @@ def test_the_head_of_the_project_is_not_for_counts_and_other_models(cli, folder)
 
 def test_the_table_is_for_the_command_line_only(folder):
     assert bertscope.estimate("bert-tiny", seq=8).run.precision == "fp32"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('gpus = "t4"', "there is no setting 'gpus'; did you mean 'gpu'?"),
-        ("gpu = 4", "gpu takes a word such as "),
-        (
-            'gpu = "t5"',
-            "gpu: no GPU is known as 't5'; did you mean 't4'? or give its memory, budget 16GiB with device cuda",
-        ),
-        ('check = "a.yaml"', "check must be a list of files; got 'a.yaml'"),
-        (
-            'precision = "bf17"',
-            "precision takes one of fp32, bf16, fp16, autocast-bf16, autocast-fp16, stored; got 'bf17'; did you mean",
-        ),
-        ('head = "BertModel"', "there is no setting 'head'; it is architecture here"),
-        ('architecture = "Bert"', "architecture: unknown architecture 'Bert'; did you mean 'BertModel'?"),
-        ('lang = "zh"', "lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'"),
-        ("gpu = ", "not valid TOML"),
-        ("[[tool.bertscope.gpu]]", "gpu takes a word such as "),
-        (f"check = {'[' * 5000}", "not valid TOML"),
-        ('gpu = "\\u001b[31m"', "no GPU is known as"),
-    ],
-)
-def test_a_wrong_table_is_one_line_with_the_file(cli, folder, line, message):
-    path = folder / "pyproject.toml"
-    path.write_text(f"[tool.bertscope]\n{line}\n")
-    result = cli("count", "bert-tiny")
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert result.err.startswith(f"error: {path}: ")
-    assert message in result.err
-    assert "\x1b" not in result.err
 
 
 def test_a_table_of_another_type_and_a_file_that_is_too_large_are_one_line(cli, folder):

@@ -93,18 +93,6 @@ def test_a_model_that_cannot_be_read_ends_the_call_with_its_name(cli, tmp_path, 
         assert result.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["count --expect 5", "count --stored", "count --by parameter", "count --by module", "flops --operators",
-     "flops --convention macs", "estimate --timeline t.csv", "estimate --snapshot s.pickle"],
-)  # fmt: skip
-def test_an_option_for_one_model_is_refused_with_several(cli, line):
-    command, *options = line.split()
-    result = cli(command, *MODELS, *options)
-    assert result.code == 2
-    assert re.match(rf"error: {options[0]}.* takes one MODEL; got 2; give one, or leave .* out\n$", result.err)
-
-
 def test_estimate_of_several_models_is_one_row_for_each_and_each_strategy(cli):
     options = ("--batch", "2", "--seq", "16", "--checkpointing", "none,full")
     rows = records(cli("estimate", *MODELS, *options, "--format", "csv").out)
@@ -115,13 +103,6 @@ def test_estimate_of_several_models_is_one_row_for_each_and_each_strategy(cli):
     for row in rows:
         assert int(row["parameters_bytes"]) >= 4 * MODELS[row["model"]]
         assert sum(int(row[part]) for part in parts) == int(row["peak_bytes"])
-
-
-def test_a_word_after_checkpointing_with_several_models_is_refused_with_the_strategies(cli):
-    for words in (["bert-tiny", "--checkpointing", "fulll"], ["--checkpointing", *MODELS]):
-        result = cli("estimate", *words)
-        assert (result.code, result.err.count("\n")) == (2, 1)
-        assert f"unexpected word {words[words.index('--checkpointing') + 1]!r} after --checkpointing" in result.err
 
 
 # Several GPUs.

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertscope.dry_run.child import ScriptRun, installed
+from bertscope.dry_run.child import Installed, installed
 from bertscope.dry_run.device import FakeCard
+from bertscope.dry_run.script import ScriptRun
 from bertscope.memory.kernels import attention, cpu_scratch
 from bertscope.torch_access.fake_card import Put
 
@@ -31,15 +32,15 @@ class CpuCard(FakeCard):
 
 
 @contextmanager
-def installed_cpu(name: str, steps: int) -> Iterator[tuple[Any, ...]]:
+def installed_cpu(name: str, steps: int) -> Iterator[Installed]:
     """Install the card for a program that ends after some steps."""
-    with installed(ScriptRun(script=name, steps=steps), CpuCard) as found, ExitStack() as stack:
+    with installed(ScriptRun(script=name, steps=steps), CpuCard) as here, ExitStack() as stack:
         put, functional = Put(stack), nn.functional
-        dropout, fused = _dropout(functional.dropout, found[0]), _attention(functional)
-        found[1].libraries |= {dropout.__code__: True, fused.__code__: True}  # no lines of the program
+        dropout, fused = _dropout(functional.dropout, here.card), _attention(functional)
+        here.recorder.libraries |= {dropout.__code__: True, fused.__code__: True}  # no lines of the program
         put(functional, scaled_dot_product_attention=fused, dropout=dropout)
         put(torch, native_dropout=lambda given, p, train: (dropout(given, p, train), None))
-        yield found
+        yield here
 
 
 def _attention(functional: Any):

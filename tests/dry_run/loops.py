@@ -6,8 +6,9 @@ import json
 import sys
 
 import bertscope
-from bertscope.dry_run.child import ScriptRun, installed
-from bertscope.dry_run.recording import Recording, phases
+from bertscope.dry_run.child import installed
+from bertscope.dry_run.recording import Recording
+from bertscope.dry_run.script import ScriptRun
 
 RUN = {"device": "cuda", "batch": 4, "seq": 32, "checkpointing": "none", "loop": "freed", "calibration": False}
 SETTINGS = {
@@ -44,10 +45,10 @@ def main() -> None:
     for name, settings in SETTINGS.items():
         model, others = source(settings)
         script = compile(bertscope.training_script(model, **others), name, "exec")
-        with installed(ScriptRun(script=name, steps=100)) as (_, recorder, _, rows):
+        with installed(ScriptRun(script=name, steps=100)) as here:
             exec(script, {})
-            recorder.close()
-            last = [phase for phase in phases(Recording(recorder.log), rows) if phase.step == 3]
+            here.recorder.close()
+            last = [phase for phase in Recording(here.recorder.log, rows=here.rows).phases() if phase.step == 3]
         found[name] = {
             phase.phase: (phase.peak_bytes, phase.cost.peak.operator, phase.cost.peak.path) for phase in last
         }

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+CRITERION = nn.CrossEntropyLoss()  # in training mode also during an evaluation
 PROGRAMS: dict[str, Callable[[], None]] = {}
 
 
@@ -71,7 +72,7 @@ def moved(ids):
 
 
 def loss_of(model, ids):
-    return functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    return CRITERION(model(ids).flatten(0, 1), ids.flatten())
 
 
 def update(optimizer, loss):
@@ -181,23 +182,6 @@ def convolutions():
         update(optimizer, loss)
 
 
-@program
-def two_optimizers():
-    maker, judge = (
-        nn.Linear(16, 128).to(device()),
-        nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 1)).to(device()),
-    )
-    first, second = torch.optim.Adam(judge.parameters()), torch.optim.Adam(maker.parameters())
-    for _ in range(3):
-        noise, real = torch.randn(32, 16).to(device()), torch.randn(32, 128).to(device())
-        first.zero_grad()
-        (judge(maker(noise).detach()).mean() - judge(real).mean()).backward()
-        first.step()
-        second.zero_grad()
-        (-judge(maker(noise)).mean()).backward()
-        second.step()
-
-
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(context, x):
@@ -218,18 +202,6 @@ def own_function():
         update(optimizer, loss)
 
 
-@program
-def distillation():
-    teacher, student = Net(layers=4).to(device()).eval(), Net(layers=2).to(device())
-    optimizer = torch.optim.AdamW(student.parameters())
-    for ids in batches(3):
-        ids = moved(ids)
-        with torch.no_grad():
-            wanted = teacher(ids).softmax(-1)
-        loss = functional.kl_div(student(ids).log_softmax(-1), wanted, reduction="batchmean")
-        update(optimizer, loss)
-
-
 # ---- evaluations: three steps, then one evaluation ----
 
 
@@ -245,10 +217,15 @@ def evaluated(count, batch, keep, data=4):
     kept, total = [], 0.0
     with torch.no_grad():
         for (ids,) in DataLoader(rows, batch):
-            if keep:
+            if keep == "joined":
+                made = model(moved(ids))
+                kept = made if isinstance(kept, list) else torch.cat([kept, made])
+            elif keep:
                 kept.append(model(moved(ids)))
             else:
                 total += loss_of(model, moved(ids)).item()
+    if keep == "joined":
+        return kept.argmax(-1)
     return torch.cat(kept).argmax(-1) if keep else total
 
 
@@ -258,13 +235,13 @@ def evaluation_with_a_larger_batch():
 
 
 @program
-def evaluation_that_keeps_ten_logits():
-    evaluated(10, 8, keep=True)
+def evaluation_that_keeps_three_hundred_logits():
+    evaluated(300, 2, keep=True)
 
 
 @program
-def evaluation_that_keeps_three_hundred_logits():
-    evaluated(300, 2, keep=True)
+def evaluation_that_joins_three_hundred_logits():
+    evaluated(300, 2, keep="joined")
 
 
 @program
@@ -379,17 +356,17 @@ def real(run):
 def dry(run):
     """The same of a dry run with the kernels of a CPU."""
     from bertscope.dry_run.limits import Stop
-    from bertscope.dry_run.recording import Recording, evaluation
+    from bertscope.dry_run.recording import Recording
     from tests.dry_run.cpu_card import installed_cpu
 
-    with installed_cpu(run.__name__, steps=6) as (_, recorder, limits, _):
-        ends = []
+    with installed_cpu(run.__name__, steps=6) as here:
+        ends, recorder = [], here.recorder
         recorder.on_update.append(lambda _: ends.append(len(recorder.log.events)))
         with suppress(Stop):
             run()
         recorder.close()
         found = Recording(recorder.log, "cpu")
-        whole = evaluation(found, limits)
+        whole = found.evaluation(here.limits)
     steps = []
     for begun, end in zip([0, *ends], ends, strict=False):
         steps.append(max(found.live[max(begun - 1, 0) : end]) - found.live[end - 1])

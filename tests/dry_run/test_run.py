@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import bertscope
-from bertscope.dry_run.child import ScriptRun
-from bertscope.dry_run.script import fitted, with_value
+from bertscope.dry_run.script import ScriptRun, fitted, with_value
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError
 from bertscope.reports.run import RunReport
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
@@ -98,6 +97,31 @@ raise SystemExit(0)
     assert not Path("allocated").exists()
 
 
+def test_what_scripts_ask_of_a_card_has_an_answer_and_threads_find_it(script):
+    name = script(
+        STEP
+        + """
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(2) as pool:
+    moved = list(pool.map(lambda tensor: tensor.to("cuda"), [torch.ones(9) for _ in range(9)]))
+assert all(tensor.is_cuda for tensor in moved)
+again = pickle.loads(pickle.dumps(model))
+assert isinstance(again[0].weight, torch.nn.Parameter) and again[0].weight.is_cuda
+assert torch.allclose(torch.ones(2).cuda(), torch.ones(2).cuda())
+assert not torch.equal(torch.zeros(2).cuda(), torch.ones(2).cuda())
+assert torch.zeros(2).type(torch.cuda.HalfTensor).dtype == torch.float16 and torch.cuda.FloatTensor(2, 3).is_cuda
+with torch.cuda.nvtx.range("step"):
+    step(64)
+torch.cuda.profiler.start()
+torch.cuda.memory._record_memory_history()
+torch.cuda.memory._dump_snapshot("snapshot.pickle")
+torch.cuda.Stream().wait_stream(torch.cuda.current_stream())
+"""
+    )
+    assert bertscope.run(name, gpu="t4").updates == 1
+
+
 def test_a_request_without_room_raises_the_error_at_the_line_of_the_script(cli, script):
     name = script(
         STEP
@@ -171,6 +195,8 @@ FAULTS = {  # what a run tells: whose fault it is, and the line
     STEP + "import threading as t\nrun = t.Thread(target=step, args=(4,))\nrun.start()\nrun.join()": ("refused", ""),
     STEP + "torch.jit.script(torch.nn.Linear(2, 2)).cuda()": ("refused", "train.py:9"),
     STEP + "torch.multiprocessing.spawn(print, nprocs=2)": ("refused", "train.py:9"),
+    STEP + "import bertscope\nbertscope.run(lambda: step(4))": ("failed", "train.py:10"),
+    STEP + "torch.cuda.CUDAGraph()": ("refused", "train.py:9"),
     STEP + "step(4)": ("report", None),
 }  # fmt: skip
 
@@ -180,13 +206,18 @@ def test_a_script_that_fails_is_named_with_its_line_and_whose_fault_it_is(tmp_pa
     code = """
 import json
 from pathlib import Path
-from bertscope.dry_run.child import ScriptRun, _run_file, record
+from bertscope.dry_run.child import _run_file, record
+from bertscope.dry_run.script import ScriptRun
+from bertscope.errors import BertscopeError
 found = []
 for code in json.loads(Path("faults.json").read_text()):
     Path("train.py").write_text(code)
     asked = ScriptRun(script="train.py", folder=str(Path.cwd()))
-    kind, content = record(asked, lambda: _run_file(asked))
-    found.append((kind, content[1] if isinstance(content, list) else None))
+    try:
+        record(asked, lambda: _run_file(asked))
+        found.append(("report", None))
+    except BertscopeError as error:
+        found.append(("refused" if error.exit_code == 3 else "failed", error.where))
 print(json.dumps(found))
 """
     done = run_python(code, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
@@ -298,15 +329,24 @@ for _ in range(3): step(4)
         bertscope.run(name)
 
 
+def started(setting):
+    """The command of a server of runs that has this setting of the sandbox."""
+    code = f"from bertscope.dry_run import sandbox\n{setting}\nfrom bertscope.processes.child import serve\nserve()"
+    return lambda entry: [sys.executable, "-c", code]
+
+
+def test_a_script_with_too_many_processes_ends_with_all_of_them(script, monkeypatch):
+    name = script("import os, time\nfor _ in range(5): os.fork()\ntime.sleep(1000)")
+    command = started("sandbox._MOST_PROCESSES = 9")
+    monkeypatch.setattr("bertscope.processes.child.child_command", command)
+    with pytest.raises(WorkerError, match="started more than 9 processes"):
+        bertscope.run(name)
+
+
 def test_without_namespaces_the_run_is_refused_unless_it_is_asked_for(script, monkeypatch, tmp_path, cli):
     name = script(STEP + "torch.save(model.state_dict(), 'model.pt')\nfor _ in range(3): step(4)\n")
-    code = (
-        "import sys; from bertscope.dry_run import sandbox\n"
-        "def refused(*_, **__): raise sandbox.Refused(1, 'no namespaces')\n"
-        "sandbox.enter = refused\n"
-        "from bertscope.dry_run.child import main; main()"
-    )
-    monkeypatch.setattr("bertscope.processes.child.child_command", lambda entry: [sys.executable, "-c", code])
+    lost = "def refused(*_, **__): raise sandbox.Refused(1, 'no namespaces')\nsandbox.enter = refused"
+    monkeypatch.setattr("bertscope.processes.child.child_command", started(lost))
     refused = cli("run", name)
     assert (refused.code, "--no-sandbox" in refused.err, refused.out) == (3, True, "")
     monkeypatch.undo()

@@ -22,11 +22,11 @@ from bertscope.calibrations import (
 )
 from bertscope.errors import SourceError
 from bertscope.gpus import find_device, find_gpu, peak_flops
-from bertscope.measure import calibration as measuring
 from bertscope.measure import profile
+from bertscope.measure import profile_worker as measuring
 from bertscope.measure.profile_job import Job
 from bertscope.memory.step_time import Rates, _work, rates_of, step_work
-from bertscope.reports.calibration import COPY, CardWork
+from bertscope.reports.tool import COPY, CardWork
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
 from bertscope.torch_access import torch
@@ -106,13 +106,13 @@ def test_estimate_on_cuda_finds_the_card_of_this_machine(cli, stored, monkeypatc
     here = [None, (H200.card, H200.memory_bytes), ("NVIDIA L4", 2**34)]
     notes = []
     for card in here:
-        monkeypatch.setattr("bertscope.torch_access.this_card", lambda card=card: card)
+        monkeypatch.setattr("bertscope.measure.profile_job.this_card", lambda card=card: card)
         notes.append(cli("estimate", "bert-tiny", "--device", "cuda", "-v").out)
     assert ["calibrated on this machine" in note for note in notes] == [False, True, False]
 
 
 def test_a_budget_is_the_memory_of_a_calibrated_card_that_is_not_named(cli, stored, monkeypatch):
-    monkeypatch.setattr("bertscope.torch_access.this_card", lambda: (H200.card, H200.memory_bytes))
+    monkeypatch.setattr("bertscope.measure.profile_job.this_card", lambda: (H200.card, H200.memory_bytes))
     step = ("bert-tiny", "--device", "cuda", "--budget", "2GiB")
     found = cli("fit", *step, "--seq", "8", "--checkpointing", "none", "--format", "json").json
     assert found["budget_bytes"] == 2**31

@@ -348,22 +348,6 @@ def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--memory-limit", "much"), "--memory-limit takes a size such as 16GiB"),
-        (("--timeline", "step.gif"), "html, svg, png, csv, json"),
-        (("--mode", "inference", "--checkpointing"), "--checkpointing has no effect with --mode inference"),
-        (("--dtype", "fp32", "--precision", "autocast-bf16"), "--dtype is --precision here"),
-    ],
-)
-def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):
-    result = cli("profile", "small.yaml", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.splitlines()[-1].startswith("error: ")
-    assert words in result.err
-
-
 def test_the_same_seed_gives_the_same_step(folder):
     run_config = RunConfig(batch=2, seq=8, mode="forward")
     jobs = [Job(source=small(num_hidden_layers=1), run_config=run_config, steps=0, threads=1, seed=7)] * 2

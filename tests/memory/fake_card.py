@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from types import SimpleNamespace
 
-from bertscope.reports.calibration import COPY, CalibrationReport, CalibrationStep, CardWork, Machine
+from bertscope.reports.tool import COPY, CalibrationReport, CalibrationStep, CardWork, Machine
 
 MIB = 2**20
 H200 = Machine(
@@ -46,11 +46,11 @@ def calls_of_cuda(replace=setattr) -> list[tuple]:
 
 def main() -> None:
     """Be the child of `profile`, with real tensors on the CPU, and small ones for the rates."""
-    from bertscope.measure import calibration, profile_worker
+    from bertscope.measure import profile_worker
 
     real = profile_worker.real_step
     profile_worker.real_step = lambda source, run, device: real(source, run.changed(device="cpu"), "cpu")
-    calibration._SIDE, calibration._COPIED_BYTES = 128, 2**20
+    profile_worker._SIDE, profile_worker._COPIED_BYTES = 128, 2**20
     calls_of_cuda()
     profile_worker.main()
 
@@ -72,12 +72,12 @@ def main_full_in_an_error() -> None:
 
 def main_without_rates() -> None:
     """Be the same child, but fail with the rates of the card."""
-    from bertscope.measure import calibration
+    from bertscope.measure import profile_worker
 
     def no_product(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    calibration._product_rate = no_product
+    profile_worker._product_rate = no_product
     main()
 
 

@@ -15,7 +15,7 @@ from bertscope.errors import SelectionError
 from bertscope.measure.profiler_run import measured
 from bertscope.memory.estimate import module_trace
 from bertscope.memory.step import ModelStep
-from bertscope.model.encoder import selective_contexts
+from bertscope.model.modules import selective_contexts
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 

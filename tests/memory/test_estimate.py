@@ -17,7 +17,7 @@ import bertscope
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.memory import fake_run as live
 from bertscope.memory.caching_allocator import replayed, requests
-from bertscope.memory.estimate import MemoryTraces, source_trace
+from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.kernel_rules import EMBEDDING
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import real_inputs, run_model
@@ -119,38 +119,6 @@ def test_every_class_is_estimated_to_the_byte(architecture):
     check(RunConfig(batch=3, seq=24, optimizer="sgd"), architecture=architecture)
 
 
-def test_what_the_host_copies_to_add_two_dtypes_is_counted():
-    class Mixed(nn.Module):
-        def forward(self, one: torch.Tensor) -> torch.Tensor:
-            return one + one.bfloat16()
-
-    loop = {"mode": "inference", "loop": "freed"}
-    (variant,) = bertscope.profile(Mixed(), torch.ones(1000), steps=0, **loop).variants
-    assert variant.measured.peak.peak_bytes == (4 + 2 + 4 + 4) * 1000
-    assert variant.estimated.peak.peak_bytes == variant.measured.peak.peak_bytes
-
-
-@pytest.mark.parametrize(("dtype", "copied"), [(torch.float32, 0), (torch.bfloat16, 4), (torch.float16, 4)])
-def test_what_the_host_copies_to_average_16_bits_is_counted(dtype, copied):
-    class Mean(nn.Module):
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            return given.mean(-1)
-
-    (variant,) = bertscope.profile(Mean(), torch.ones(10, 1000, dtype=dtype), mode="inference", steps=0).variants
-    guess, truth = variant.estimated.peak, variant.measured.peak
-    assert truth.peak_bytes >= (dtype.itemsize + copied) * 10_000
-    assert abs(guess.peak_bytes - truth.peak_bytes) <= CONSTANT_BYTES
-
-
-IN_ORDER = {
-    "softmax": lambda given: given[:, :500].softmax(-1),
-    "log_softmax": lambda given: given[:, :500].log_softmax(-1),
-    "layer_norm": lambda given: nn.functional.layer_norm(given[:, :500], (500,)),
-    "softmax backward": lambda given: given.softmax(-1).sum(),
-    "layer_norm backward": lambda given: nn.functional.layer_norm(given, (1000,)).sum(),
-}
-
-
 class _OfWeight(nn.Module):
     """A function of a weight and of what is given."""
 
@@ -160,14 +128,6 @@ class _OfWeight(nn.Module):
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         return self.function(self.weight, given)
-
-
-@pytest.mark.parametrize("name", IN_ORDER)
-def test_the_copies_of_what_does_not_lie_in_order_are_counted(name):
-    module = _OfWeight(lambda weight, given: IN_ORDER[name](weight * given))
-    (variant,) = bertscope.profile(module, torch.ones(30, 1000), optimizer="none", steps=0).variants
-    for guess, truth in zip(variant.estimated.phases, variant.measured.phases, strict=True):
-        assert abs(guess.peak_bytes - truth.peak_bytes) <= CONSTANT_BYTES, (guess, truth)
 
 
 @pytest.mark.parametrize("position_embedding_type", ["relative_key", "relative_key_query"])
@@ -182,18 +142,41 @@ def _thrice(weight: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     return sum((weight * factor).sum() for factor in (2, 3, 4)) * given.mean()
 
 
+def _of_columns(function):
+    """A function of a part of each row, so that its rows do not lie in order."""
+    return _OfWeight(lambda weight, given: function((weight * given)[:, :500])), torch.ones(30, 1000)
+
+
+def _of_scalar(function):
+    """A function with a sum, so that the gradient does not lie in order."""
+    return _OfWeight(lambda weight, given: function(weight * given).sum()), torch.ones(30, 1000)
+
+
+def _means(dtype):
+    return _OfWeight(lambda weight, given: (given + weight[:1].to(dtype)).mean(-1)), torch.ones(10, 1000, dtype=dtype)
+
+
 MODULES = {
     "two layers": (nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), torch.ones(32, 64)),
     "torch's own encoder layer": (nn.TransformerEncoderLayer(16, 2, 40, batch_first=True), torch.ones(3, 7, 16)),
     "a sum of three": (_OfWeight(_thrice), torch.ones(1000)),
-}  # fmt: skip
+    "a sum of two dtypes": (_OfWeight(lambda weight, given: weight + given.bfloat16()), torch.ones(1000)),
+    "means of bf16": _means(torch.bfloat16),
+    "means of fp16": _means(torch.float16),
+    "softmax of columns": _of_columns(lambda rows: rows.softmax(-1)),
+    "log_softmax of columns": _of_columns(lambda rows: rows.log_softmax(-1)),
+    "layer_norm of columns": _of_columns(lambda rows: nn.functional.layer_norm(rows, (500,))),
+    "backward of softmax": _of_scalar(lambda rows: rows.softmax(-1)),
+    "backward of layer_norm": _of_scalar(lambda rows: nn.functional.layer_norm(rows, (1000,))),
+}
 
 
-@pytest.mark.parametrize("mode", ["inference", "forward", "training"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_that_nobody_here_wrote_are_estimated_too(name, mode):
     module, given = MODULES[name]
-    (variant,) = bertscope.profile(module, given, mode=mode, steps=0).variants
+    loop = {"optimizer": "none"} if mode == "training" and isinstance(module, _OfWeight) else {}
+    (variant,) = bertscope.profile(module, given, mode=mode, steps=0, **loop).variants
     for guess, truth in zip(variant.estimated.phases, variant.measured.phases, strict=True):
         assert abs(guess.peak_bytes - truth.peak_bytes) <= CONSTANT_BYTES, (guess, truth)
 
@@ -257,15 +240,6 @@ def test_what_the_module_itself_settles_is_refused():
     assert (found.inputs_given, found.run.precision) == (True, "stored")
 
 
-def test_a_module_that_asks_for_values_is_told_to_be_measured():
-    class Asking(nn.Linear):
-        def forward(self, given):
-            return super().forward(given)[given[:, 0] > 0]
-
-    with pytest.raises(SelectionError, match="depend on the values of its tensors"):
-        bertscope.estimate(Asking(2, 2), torch.ones(3, 2))
-
-
 @pytest.mark.parametrize("ask", [bertscope.estimate, bertscope.profile])
 def test_a_loss_that_nothing_trained_leads_to_is_refused(ask):
     frozen = nn.Linear(2, 2).requires_grad_(False)
@@ -321,25 +295,30 @@ def test_a_random_mask_of_many_elements_hides_some_and_not_all():
     assert peak > 64 * 4096 * 4
 
 
-def test_the_unique_elements_of_a_tensor_are_not_known():
-    class Unique(nn.Linear):
-        def forward(self, given, labels):
-            return super().forward(given)[torch.unique_consecutive(labels, return_inverse=True)[1]]
+class _Asking(nn.Linear):
+    """A layer whose output hangs on values of the input."""
 
-    inputs = {"given": torch.ones(3, 8), "labels": torch.zeros(3, dtype=torch.long)}
+    def __init__(self, function) -> None:
+        super().__init__(8, 8)
+        self.function = function
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.function(super().forward(given), given)
+
+
+UNKNOWN = {
+    "rows by values": lambda out, given: out[given[:, 0] > 0],
+    "a number": lambda out, given: out * given.sum().item(),
+    "a comparison": lambda out, given: out * bool(given.max() > 3),
+    "unique elements": lambda out, given: out[torch.unique_consecutive(given[:, 0].long(), return_inverse=True)[1]],
+}
+
+
+@pytest.mark.parametrize("name", [*UNKNOWN, "chance"])
+def test_what_hangs_on_values_or_chance_is_told_to_be_measured(name):
+    module = _Asking(UNKNOWN[name]) if name in UNKNOWN else _LayerDrop(0.5)
     with pytest.raises(SelectionError, match="depend on the values of its tensors"):
-        bertscope.estimate(Unique(8, 8), inputs)
-
-
-@pytest.mark.parametrize("number", [lambda given: given.sum().item(), lambda given: bool(given.max() > 3)])
-def test_what_hangs_on_chance_or_a_number_is_told_to_be_measured(number):
-    class Asking(nn.Linear):
-        def forward(self, given):
-            return super().forward(given) * number(given)
-
-    for module in (_LayerDrop(0.5), Asking(8, 8)):
-        with pytest.raises(SelectionError, match="depend on the values of its tensors"):
-            bertscope.estimate(module, torch.ones(3, 8))
+        bertscope.estimate(module, torch.ones(3, 8))
 
 
 # Laws.
@@ -551,15 +530,6 @@ def test_the_norms_to_clip_are_a_number_for_each_parameter_of_all_layers():
     assert [stacked(layers) for layers in (1, 8, 30)] == [[4 * (10 + 16 * layers)] for layers in (1, 8, 30)]
 
 
-def test_a_tape_that_differs_is_seen_to_differ():
-    trace = source_trace(small(), RunConfig(batch=1, seq=4))
-    assert same_events(trace, trace)
-    first, *others = trace.events
-    larger = first._replace(size_bytes=first.size_bytes + 1)
-    assert not same_events(trace, MemoryTrace.of(trace.state, [larger, *others]))
-    assert not same_events(trace, MemoryTrace.of(trace.state, trace.events[:-1]))
-
-
 GROWING = (
     RunConfig(seq=6), RunConfig(seq=30, device="cuda", optimizer="sgd"),
     RunConfig(seq=6, precision="autocast-bf16", checkpointing="full", optimizer="none"),
@@ -657,29 +627,6 @@ def test_the_tape_rounds_up_what_comes_and_gives_back_as_much():
     assert trace.peak_bytes == 1536
 
 
-# What is asked.
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"batch": 0}, "batch takes a whole number from 1 to below 2\\*\\*31; got 0"),
-        ({"seq": 2**31}, "below 2\\*\\*31"),
-        ({"mode": "train"}, "inference, forward, training"),
-        ({"optimizer": "adamx"}, "none, sgd, adam, adamw, adafactor"),
-        ({"padding": 1.0}, "from 0 to below 1"),
-        (
-            {"optimizer": "adafactor", "optimizer_implementation": "fused"},
-            "no optimizer_implementation fused of optimizer adafactor; choose one of default",
-        ),
-        ({"precision": "autocast-fp32"}, "autocast-bf16, autocast-fp16, stored"),
-    ],
-)
-def test_a_run_that_means_nothing_is_refused_with_what_is_allowed(fields, words):
-    with pytest.raises(SelectionError, match=words):
-        RunConfig(**fields)
-
-
 def test_strategies_are_parsed_and_a_number_belongs_to_the_layers_before_it():
     assert parse_strategies("none,full,layers:0-1,3,selective") == ("none", "full", "layers:0-1,3", "selective")
     assert Checkpointing.parse("layers:0-1,3").layers == {0, 1, 3}
@@ -687,13 +634,6 @@ def test_strategies_are_parsed_and_a_number_belongs_to_the_layers_before_it():
         parse_strategies("none,half")
     with pytest.raises(SelectionError, match="reentrant has no effect with checkpointing selective"):
         RunConfig(checkpointing="selective", reentrant=True)
-
-
-def test_layers_and_lengths_that_the_model_does_not_have_are_refused():
-    with pytest.raises(ConfigError, match="the model has 2 layers"):
-        Simulator(small(num_hidden_layers=2)).memory(RunConfig(seq=4, checkpointing="layers:7"))
-    with pytest.raises(SelectionError, match="at most max_position_embeddings 32"):
-        Simulator(small()).memory(RunConfig(seq=33))
 
 
 def test_a_ready_made_model_is_estimated_as_its_preset_is():
@@ -704,3 +644,6 @@ def test_a_ready_made_model_is_estimated_as_its_preset_is():
     inputs = real_inputs(model, run_config, "meta")
     found = bertscope.estimate(model, inputs).variants[0].estimated
     assert found.phases == Simulator(source).memory(run_config).phases
+
+
+# What is asked.

@@ -314,37 +314,6 @@ def test_another_common_head_is_tried_for_an_asked_batch():
     assert "the head matters" not in view_of("fit").table(report, Target())
 
 
-# The command.
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "give either --budget, such as 16GiB, or --gpu"),
-        (("--budget", "1GiB", "--gpu", "t4"), "give either"),
-        (("--budget", "plenty"), "--budget takes a size such as 16GiB"),
-        (("--budget", "16"), "--budget 16 has no unit; 16GiB?"),
-        (("--budget", "17179869184"), "--budget 17179869184 has no unit; 17179869184B?"),
-        (("--gpu", "t4", "--context", "300"), "--context 300 has no unit; 300GiB?"),
-        (("--budget", "1GiB", "--expandable-segments"), "--expandable-segments has no effect with --device cpu"),
-        (("--gpu", "t4", "--alloc-conf", "expandable_segments:True"), "--alloc-conf is --expandable-segments here"),
-        (("--budget", "1GiB", "--seq", "many"), "--seq takes a whole number from 1"),
-        (("--budget", "1GiB", "--precision", "int8"), "--precision takes one of fp32, bf16"),
-        (("--budget", "1GiB", "--precision", "bf16-autocast"), "; did you mean 'autocast-bf16'?"),
-        (("--budget", "1GiB", "--precision", "float16"), "; did you mean 'fp16'?"),
-        (("--budget", "1GiB", "--seq", "4096"), "at most max_position_embeddings"),
-        (("--gpu", "a100"), "say which: a100-40gb, a100-80gb"),
-        (("--gpu", "t44"), "did you mean 't4'"),
-    ],
-)
-def test_a_wrong_question_is_one_line_and_exit_code_2(cli, folder, arguments, words):
-    result = cli("fit", "small.yaml", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("error: ")
-    assert result.err.count("\n") == 1
-    assert words in result.err
-
-
 def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     """torch's memory-efficient kernel takes bf16 from compute capability 8.0 on, and flash anything."""
     asked = ("--attention", "sdpa", "--seq", "32", "--checkpointing", "none", "--format", "json", "--precision",
@@ -369,6 +338,9 @@ def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
     assert result.code == 0
     assert "cheapest setting for batch 16 at seq 8: fp32 without checkpointing" in result.out
     assert "cheapest setting for batch 16 at seq 32: nothing that was tried" in result.out
+
+
+# The command.
 
 
 def test_the_precisions_to_try_follow_the_card(cli, folder):
@@ -495,29 +467,6 @@ def test_a_report_looks_as_it_did(name):
     assert GOLDENS[name]() == (GOLDEN / name).read_text(), "the form has changed; where that is meant, write it anew"
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_a_narrow_terminal_gets_several_tables_and_every_number(width):
-    text = view_of("memory").table(profiled(), Target(width=width, verbose=True))
-    tables = text.count("\n at the peak")
-    assert (tables > 1) == (width < 140)
-    for name in ("optimizer state", "step, median of 3", "in backward"):
-        assert text.count(f" {name}") >= tables
-    for name in ("none", "full reentrant", "selective", "every-2"):
-        assert f"{name} (" in text
-    assert max(map(len, text.splitlines())) <= width
-
-
-def test_a_measured_comparison_is_on_one_screen_with_its_command_and_details_take_v():
-    report = profiled()
-    short = view_of("memory").table(replace(report, variants=report.variants[:2]), Target(width=80))
-    full = view_of("memory").table(replace(report, variants=report.variants[:2]), Target(width=80, verbose=True))
-    assert len(short.splitlines()) <= 24 - len(("the command", "the next prompt"))
-    details = ("  in optimizer step", "process: one step", "tokens per second")
-    assert all(name in full and name not in short for name in details)
-    phases, process, rates = 3, 2, 2
-    assert " ".join(short.split()).endswith(f", {phases + process + rates} more rows)")
-
-
 def test_parts_below_a_thousandth_of_every_peak_are_one_row():
     memory = made_up(100, "estimated")
     parts = replace(memory.phases[1].parts, buffers=8, inputs=16)
@@ -575,22 +524,6 @@ def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
         ], batch  # fmt: skip
 
 
-def test_estimate_on_a_gpu_begins_with_the_answer(cli):
-    many = ("bert-large-uncased", "--gpu", "t4", "--batch", "16", "--seq", "512")
-    first, *lines = cli("estimate", *many, "--checkpointing").out.splitlines()
-    expected = "the step fits on t4 with checkpointing full and does not fit without checkpointing; "
-    assert first.startswith(f"{expected}the peak is 20.03 GiB without checkpointing, ")
-    assert ", efficient kernel, training, batch 16, sequence 512, fp32, " in first
-    assert any(re.fullmatch(" fits on t4 +no, short by at least 5.61 GiB +yes", line) for line in lines)
-    both = ("bert-large-uncased", "--gpu", "a100-80gb", "--checkpointing")
-    assert cli("estimate", *both).out.startswith("the step fits on a100-80gb with checkpointing none and full; ")
-    assert cli("estimate", *many).out.startswith("the step does not fit on t4: peak 20.03 GiB in backward, in ")
-    assert cli("estimate", "bert-tiny", "--device", "cuda").out.startswith("peak 83.94 MiB in the optimizer step")
-    *_, models = cli("estimate", "bert-tiny", "bert-large-uncased", *many[1:]).out.partition("fits on t4\n")
-    fits = [re.split(" {3,}", line)[-1] for line in models.splitlines() if line.startswith(" bert-")]
-    assert fits == ["yes", "no, short by at least 5.61 GiB"]
-
-
 def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     """On a T4 the upper context is 1.07 GiB; the three words are three numbers, and each has one value."""
     step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--optimizer", "sgd", "--format", "json")
@@ -608,12 +541,6 @@ def test_a_note_on_uncertainty_is_there_only_if_a_row_is_uncertain(cli):
     uncertain = replace(report, rows=(replace(report.rows[0], batch=0),))
     note = "not certain: the tensors fit, but the allocator may fail"
     assert [note in view_of("fit").table(found, Target()) for found in (report, uncertain)] == [False, True]
-
-
-def test_the_answers_for_several_gpus_are_a_sentence(cli):
-    step = ("bert-large-uncased", "--gpu", "t4,v100-16gb", "--seq", "512", "--precision", "fp32", "--checkpointing")
-    found = [cli("fit", *step, "none", *batch).out.partition("; assumed")[0] for batch in ((), ("--batch", "64"))]
-    assert found == ["the largest batch is 9 on t4 and 10 on v100-16gb", "batch 64 does not fit on t4 and v100-16gb"]
 
 
 def test_gradients_that_are_kept_never_allow_a_larger_batch():

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import bertscope
 from bertscope.errors import BertscopeError, SourceError
-from bertscope.memory.lengths import Data, LengthSteps, traced_lengths
+from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.lengths import read_lengths
@@ -186,11 +186,6 @@ def test_between_two_lengths_the_peak_is_not_below_that_of_the_step(attention: s
             assert exact - 4096 <= steps.peak((batch, seq)) <= 1.15 * exact
 
 
-def test_few_lengths_run() -> None:
-    assert traced_lengths([3, 5, 9]) == [3, 5, 9]
-    assert traced_lengths(list(range(10, 501))) == [10, 136, 256, 384, 500]
-
-
 def test_the_mean_peak_is_not_above_the_worst_of_one_sequence() -> None:
     row = bertscope.lengths(small(**WIDE), [5], batch=8, dropout=False, **OWN)["fixed"]
     assert row.expected_bytes == row.peak_bytes
@@ -288,15 +283,15 @@ def test_code_beside_a_tokenizer_does_not_run(tmp_path: Any) -> None:
         read_lengths(tmp_path / "texts.jsonl", tokenizer=str(tmp_path))
 
 
-# ---- serving, and what loading leaves ----
-
-
 def test_inference_answers_with_the_most_tokens_of_a_batch() -> None:
     settings = {"mode": "inference", "checkpointing": "none", "precision": "fp32,autocast-bf16"}
     report = bertscope.fit(small(**WIDE), "16MiB", seq=16, **settings)
     assert f"({16 * max(own.batch for own in report.rows):,} tokens)" in report.shown("printed").replace("\n", " ")
     with pytest.raises(BertscopeError, match="there is no tei of this report"):
         report.shown("tei")
+
+
+# ---- serving, and what loading leaves ----
 
 
 def test_a_checkpoint_on_the_card_leaves_as_much_reserved_as_two_models() -> None:

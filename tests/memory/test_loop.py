@@ -310,9 +310,6 @@ def test_the_peak_in_the_other_loop_is_that_of_an_estimate_there(loop, batch):
     assert simulator.trace(run_config).other_peak_bytes == other.peak_bytes
 
 
-# ---- an optimizer step that is recorded once ----
-
-
 @pytest.mark.parametrize(
     ("optimizer", "loop"), [("adamw", {"checkpointing": "full"}), ("adafactor", {"keep_gradients": True}), ("sgd", {})]
 )
@@ -345,3 +342,6 @@ def step_trace(run_config: RunConfig, **fields: int) -> MemoryTrace:
     source = small(**fields)
     model = run_model(source, run_config)
     return module_trace(model, meta_inputs(model, run_config), run_config, None)
+
+
+# ---- an optimizer step that is recorded once ----

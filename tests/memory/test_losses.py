@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
-from bertscope.errors import SelectionError
 from bertscope.measure.profiler_run import measured
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import ModelStep, real_inputs, run_model, waiting_inputs
@@ -228,20 +227,3 @@ def test_the_flops_of_in_batch_negatives_grow_with_the_square_of_the_batch(setti
 def test_a_function_of_model_and_batch_is_a_loss():
     found = bertscope.estimate("bert-tiny", batch=2, seq=16, loss=lambda model, batch: model(**batch)[0].sum())
     assert found.variants[0].memory == bertscope.estimate("bert-tiny", batch=2, seq=16).variants[0].memory
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"loss": "mnlr"}, "there is no loss 'mnlr'; did you mean 'mnrl'"),
-        ({"loss": "cached-mnrl:0"}, "the form is cached-mnrl:SIZE"),
-        ({"loss": "distil"}, "the form is distil:TEACHER"),
-        ({"loss": "mnrl", "pairs": 1}, "give pairs 2 or more"),
-        ({"loss": "reranker"}, "BertModel does not"),
-        ({"loss": "cached-mnrl", "strategy": "ddp", "world_size": 2}, "in one process only"),
-    ],
-    ids=str,
-)
-def test_a_loss_that_no_step_has_is_one_line(settings, message):
-    with pytest.raises(SelectionError, match=message):
-        bertscope.estimate("bert-tiny", batch=2, seq=16, **settings)

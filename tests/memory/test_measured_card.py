@@ -15,6 +15,9 @@ from bertscope.measure.profiler_run import _EventReader
 from bertscope.memory.caching_allocator import Allocator
 from bertscope.memory.kernel_rules import SUM, Scratch
 from bertscope.memory.kernels import cuda_semantics, kernel_for
+from bertscope.memory.summary import memory
+from bertscope.memory.trace import Block, MemoryEvent, MemoryTrace
+from bertscope.reports.step import ByteRange
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 
@@ -142,3 +145,12 @@ def test_a_loop_of_bert_took_on_a_card_what_is_estimated(cli, row):
     device = cli("estimate", row["model"], *options).json["variants"][0]["estimated"]["cost"]
     assert device["max_allocated_bytes"] == pytest.approx(int(row["allocated bytes"]), rel=5e-4)
     assert device["reserved"]["low_bytes"] == int(row["reserved bytes"])
+
+
+def test_a_measured_peak_above_the_reserved_bytes_counts_as_reserved():
+    """The profiler's step and that of the allocator are two, and round differently."""
+    product = Block("temporaries", "linear", "mm")
+    events = [MemoryEvent(size, product, "forward", "linear", "mm") for size in (8, -8)]
+    trace = MemoryTrace.of([(Block("parameters", "linear", ""), 1000)], events)
+    cost = memory(trace, "measured", {}, reserved=ByteRange(low_bytes=1000, high_bytes=1000), gpu_bytes=1500).cost
+    assert (cost.peak_bytes, cost.reserved_bytes, cost.gpu_bytes) == (1008, 1008, 1508)

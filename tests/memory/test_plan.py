@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import replace
 from itertools import product
 
@@ -211,13 +210,6 @@ def test_a_strategy_of_kept_operators_is_read_as_it_is_written():
     assert chosen.kept_in("other", 2) == [None, None]
 
 
-@pytest.mark.parametrize("wrong", ["keep:", "keep:addmm", "keep:addmm.0@", "keep:none+addmm.1", "keep:addmm.0@9"])
-def test_a_wrong_list_of_operators_or_layers_is_one_line(cli, wrong):
-    result = cli("estimate", "bert-tiny", "--checkpointing", wrong)
-    assert (result.code, result.out) == (2, "")
-    assert len(result.err.splitlines()) == 1
-
-
 def test_a_plan_is_installed_on_a_live_module_and_gradients_stay_equal():
     model = BertModel(bertscope.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
                                            intermediate_size=40))  # fmt: skip
@@ -251,18 +243,6 @@ def test_other_settings_may_change_and_are_named():
     assert [row.changes for row in report.rows] == [{}]
     with pytest.raises(SelectionError, match="a plan may change precision, 8bit, sgd, freeze, lora; got 'gpu'"):
         bertscope.plan("bert-tiny", "100MiB", may_change="gpu")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [((), "give either --budget"), (("--budget", "1GiB", "--mode", "inference"), "a plan is for training"),
-     (("--budget", "1GiB", "--batch", "4", "--batch-total", "8"), "give one of them"),
-     (("--budget", "1GiB", "--plot", "x.png"), "is an .svg file"), (("--budget", "1GiB", "--emit", "x"), "--emit")],
-)  # fmt: skip
-def test_a_wrong_question_is_one_line(cli, options, words):
-    result = cli("plan", "bert-tiny", *options)
-    assert (result.code, result.out) == (2, "")
-    assert words in result.err.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -353,18 +333,6 @@ def test_a_plan_that_is_a_pipe_or_a_folder_is_one_line(cli, tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     for path in (tmp_path / "pipe.json", tmp_path, tmp_path / "absent.json"):
         assert cli("estimate", "bert-tiny", "--plan", path).code == 2
-
-
-def test_the_table_names_the_kept_products_and_a_line_below_has_the_options(cli, monkeypatch):
-    """The strategy of two kinds of layers is longer than a line; the table of 80 columns is without it."""
-    monkeypatch.setenv("COLUMNS", "80")
-    step = ("bert-mini", "--budget", "458MiB", "--batch", "64")
-    report = bertscope.from_json(cli("plan", *step, "--format", "json").out)
-    strategy = report.rows[0].checkpointing
-    table, _, below = str(report).partition("use it:")
-    assert re.search(r"^ keep FFN-down; .* \(last \d+ of \d+\)", table, re.M)
-    assert "keep:" not in table
-    assert strategy in below.split()[0]
 
 
 STEP = RunConfig()

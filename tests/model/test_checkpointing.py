@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.errors import BertscopeWarning, ConfigError
+from bertscope.errors import BertscopeWarning
 from bertscope.model import attention as attention_module
 from bertscope.settings.checkpointing import Checkpointing
 
@@ -144,27 +144,6 @@ def test_the_cache_is_switched_off_with_a_warning(tiny, monkeypatch):
     with pytest.warns(BertscopeWarning, match="the cache is switched off"):
         assert model(IDS).past_key_values is None
     assert model.eval()(IDS).past_key_values is not None
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    ["", "Full", "every", "every-", "every-0", "every--1", "layers:", "layers:a", "layers:1-", "2", "layers:0;1"],
-)
-def test_an_unknown_strategy_is_refused_with_the_known_ones(strategy):
-    with pytest.raises(ConfigError, match="checkpointing"):
-        Checkpointing.parse(strategy)
-
-
-def test_a_layer_that_is_not_there_is_refused(model):
-    with pytest.raises(ConfigError, match=r"layers 4, 9 .* 4 layers"):
-        model.gradient_checkpointing_enable(strategy="layers:3-4,9")
-
-
-def test_unknown_options_are_refused(model):
-    with pytest.raises(ValueError, match="preserve"):
-        model.gradient_checkpointing_enable({"preserve": True})
-    with pytest.raises(ConfigError, match="reentrant"):
-        model.gradient_checkpointing_enable({"use_reentrant": True}, strategy="selective")
 
 
 def test_strategies_are_read_as_written():

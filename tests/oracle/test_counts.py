@@ -97,7 +97,7 @@ def test_presets_have_the_published_counts(preset, architecture):
 
 
 def test_every_presets_expected_counts_are_the_references(pair):
-    from bertscope.sources.presets import preset_paths
+    from bertscope.sources.bert import preset_paths
 
     for preset in preset_paths():
         source = bertscope.load(preset)

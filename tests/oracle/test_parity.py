@@ -26,7 +26,6 @@ SIZES = {
 }  # fmt: skip
 POSITIONS = ("absolute", "relative_key", "relative_key_query")
 TOLERANCE = {"eager": 1e-6, "sdpa": 1e-5}
-ENCODER_ONLY = ("embeds", "head_mask", "head_mask_per_layer")
 
 
 KERNELS = ("eager", "sdpa")

@@ -58,7 +58,7 @@ def test_the_output_of_every_command_is_as_its_schema_says_and_reads_back(cli, t
     Draft202012Validator.check_schema(document)
     result = cli(*command.split(), "--format", "json")
     Draft202012Validator(document).validate(result.json)
-    assert [bertscope.from_json(result.out)] == reports
+    assert bertscope.from_json(result.out) == reports[-1]  # those before it are saved
 
 
 def test_every_report_has_its_schema_and_every_schema_its_test(cli):

@@ -24,7 +24,7 @@ from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import Row, SettingError, rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS, SETTINGS, SWEPT, RunConfig
 from bertscope.settings.training import IMPLEMENTATIONS, OPTIMIZERS
-from bertscope.sources.presets import read_expectations
+from bertscope.sources.bert import read_expectations
 from bertscope.text_files import read_mapping
 from bertscope.units import PRECISIONS
 

@@ -174,3 +174,19 @@ def test_count_names_the_version_of_transformers_whose_classes_decide_the_number
     version = f"torch {torch.__version__}, transformers {transformers.__version__}\n"
     assert version in cli("count", str(tmp_path)).out
     assert "transformers" not in cli("count", "bert-tiny").out
+
+
+def test_a_class_that_transformers_does_not_export_at_its_top_is_found(cli, tmp_path):
+    import transformers
+
+    config = transformers.MaskFormerSwinConfig(embed_dim=12, depths=[1, 1], num_heads=[2, 3])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"model_type": config.model_type}))
+    assert "MaskFormerSwinModel" in cli("count", tmp_path).out
+
+
+def test_settings_that_are_no_numbers_of_modules_are_not_bounded_as_such(cli, tmp_path):
+    """The values of facebook/wav2vec2-base and Qwen/Qwen1.5-MoE-A2.7B."""
+    settings = {"num_codevectors_per_group": 320, "shared_expert_intermediate_size": 5632, "block_size": 1024}
+    settings |= {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta", "vocab_size": 60} | settings))
+    assert cli("count", tmp_path).code == 0

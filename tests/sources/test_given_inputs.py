@@ -114,14 +114,6 @@ def test_the_keywords_of_a_function_have_the_defaults_of_its_command(name):
     assert name != "estimate" or keywords["batch"].default == 8
 
 
-def test_python_and_the_command_have_the_same_default_batch(cli):
-    report = bertscope.estimate("bert-tiny")
-    assert cli("estimate", "bert-tiny", "--format", "json").json["run"]["batch"] == report.run.batch == 8
-    net = torch.nn.Linear(16, 4)
-    net.example_inputs = lambda batch, seq: (torch.ones(batch, 16),)
-    assert bertscope.profile(net, steps=0).run.batch == bertscope.estimate(net).run.batch == 8
-
-
 def test_fit_shows_no_length_where_the_inputs_fix_it():
     sizes = {"budget": "1GiB", "precision": "stored", "checkpointing": "none", "batch": 2}
     report = bertscope.fit(torch.nn.Linear(4, 4), input_size=(1, 4), **sizes)

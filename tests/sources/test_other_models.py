@@ -334,23 +334,6 @@ def test_what_cannot_be_run_or_imported_is_one_line_with_a_remedy(cli, code, tmp
     assert words.format(code=code) in result.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (("explain", "--naming", "tf"), "--naming is for BERTs only; leave it out"),
-        (("diagram", "--cross-attention"), "--cross-attention is for BERTs only; leave it out"),
-        (("check",), "write one with this model"),
-        (("count", "--pooler"), "only a BertModel comes with and without"),
-        (("count", "--attention", "eager"), "decides its class and attention by itself"),
-        (("flops", "--mode", "training", "--checkpointing", "every-2"), "takes --checkpointing none"),
-    ],
-)
-def test_what_is_for_berts_alone_says_so_in_one_line(cli, code, command, words):
-    result = cli(command[0], f"{code}:Tagger", *command[1:])
-    assert result.code == 2
-    assert words in result.err.splitlines()[-1]
-
-
 def test_a_factory_is_printed_drawn_and_compared(cli, code):
     assert "(words): Embedding(50, 6)" in cli("tree", f"{code}:Tagger", "--style", "torch").out
     assert "Embedding" in cli("diagram", f"{code}:Tagger", "--kind", "tree").out

@@ -248,15 +248,6 @@ class Both(nn.Linear):
         return super().forward(input_ids.float() * scale.sum())
 
 
-def test_the_signature_in_an_error_is_cut_with_dots():
-    module = linear()
-    module.forward = lambda first, second_of_all_its_inputs=None, third_of_all_its_inputs=None, \
-        fourth_of_all_its_inputs=None, fifth_of_all_its_inputs=None, sixth_of_all_its_inputs=None, \
-        seventh_of_all_its_inputs=None, eighth_of_all_its_inputs=None: first  # fmt: skip
-    with pytest.raises(bertscope.BertscopeError, match=r"\.\.\., and first cannot be derived; add inputs? first="):
-        inputs_for(module, BATCH, SEQ)
-
-
 @pytest.mark.parametrize("command", ["flops", "estimate"])
 def test_the_error_of_a_forward_names_the_tensors_that_it_did_not_get(cli, command):
     ids = ("--input", f"input_ids=Bx{WIDTH}:int64")

@@ -9,8 +9,8 @@ from transformers import CONFIG_MAPPING
 
 import bertscope
 from bertscope.errors import BertscopeError
+from bertscope.sources.bert import config_paths, preset_paths
 from bertscope.sources.find import find, load
-from bertscope.sources.presets import config_paths, preset_paths
 from tests.conftest import run_cli
 
 
@@ -18,27 +18,6 @@ def test_a_name_lists_only_that_preset(cli):
     whole = cli("presets", "--format", "json").json["rows"]
     for name in ("bert-tiny", "modernbert-base"):
         assert cli("presets", name, "--format", "json").json["rows"] == [row for row in whole if row["name"] == name]
-
-
-@pytest.mark.parametrize("words", [("bert-bse-cased",), ("bert-bse-cased", "--config")])
-def test_an_unknown_preset_gets_a_suggestion(cli, words):
-    result = cli("presets", *words)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("error: no preset 'bert-bse-cased'; did you mean 'bert-base-cased'")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--config",), "type 'bertscope presets NAME --config'"),
-        (("bert-tiny", "--config", "-o", "config.md"), "config.md: --config writes .json"),
-        (("bert-tiny", "--config", "-f", "csv"), "a config.json is JSON; leave --format csv out"),
-    ],
-)
-def test_the_config_json_of_no_preset_or_in_another_format_is_an_error_that_says_what_to_do(cli, words, message):
-    result = cli("presets", *words)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert message in result.err
 
 
 @pytest.mark.parametrize("name", preset_paths())
@@ -86,23 +65,6 @@ def test_what_only_a_preset_says_is_read_from_a_config_json_too(cli, tmp_path):
     done = cli("check", path)
     assert done.code == 1
     assert "721" in done.out
-
-
-@pytest.mark.parametrize(
-    ("member", "message"),
-    [
-        ({"add_pooling_layer": 1}, "add_pooling_layer must be true or false"),
-        ({"expected": {"params": 1}}, "unknown key 'params' in expected"),
-        ({"expected": 5}, "expected"),
-    ],
-)
-def test_what_only_a_preset_says_is_held_to_its_form_in_a_config_json(cli, tmp_path, member, message):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"vocab_size": 7, "bertscope": member}, indent=2))
-    done = cli("count", path)
-    assert done.code == 2
-    assert f"{path}:3: " in done.err
-    assert message in done.err
 
 
 def test_further_members_of_a_presets_config_json_are_a_mapping(cli, tmp_path):

@@ -171,32 +171,6 @@ def test_every_command_answers_for_another_family(cli, kept, family):
     assert (result.code, result.err.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"model_type": "no-bert"}, "does not know the model type 'no-bert'; a newer one may"),
-        ({"model_type": "mine", "auto_map": {}}, "auto_map) is not run"),
-        ({"model_type": "roberta", "architectures": ["RobertaForMasked"]}, "did you mean 'RobertaForMaskedLM'"),
-        ({"model_type": "roberta", "architectures": ["BertModel"]}, "unknown architecture 'BertModel' for a roberta"),
-        ({"model_type": "roberta", "architectures": ["logging"]}, "unknown architecture 'logging'"),
-        ({"model_type": "roberta", "num_hidden_layers": 10**6}, "num_hidden_layers may be at most 150 here"),
-        ({"model_type": "gpt2", "n_layer": 10**6}, "n_layer may be at most 150 here"),
-        ({"model_type": "t5", "num_decoder_layers": 10**6}, "num_decoder_layers may be at most 150 here"),
-        ({"model_type": "roberta", "num_labels": 10**9}, "num_labels may be at most 100,000 here"),
-        ({"model_type": "roberta", "hidden_size": 10}, "multiple of the number of attention heads"),
-        ({"model_type": "mixtral", "num_hidden_layers": 128, "num_local_experts": 256},
-         "128 layers of 256 experts are 32,768 modules; at most 24,576"),
-        ({"model_type": "../roberta"}, "must be the name of a model family"),
-        ({"model_type": 5}, "must be the name of a model family"),
-    ],
-)  # fmt: skip
-def test_a_configuration_that_cannot_be_built_is_one_line(cli, tmp_path, fields, words):
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    result = cli("count", tmp_path)
-    assert (result.code, result.err.count("\n")) == (2, 1), result.err
-    assert words in result.err
-
-
 def test_a_sequence_beyond_the_positions_is_one_line(cli, kept):
     assert "at most the model's 38 positions" in cli("flops", kept("roberta")[1], "--seq", 39).err
     assert cli("flops", kept("roberta")[1], "--seq", 38).code == 0

@@ -39,7 +39,8 @@ for kind in found:
             with recorder.watching():
                 PROGRAMS[name]()
         else:
-            with installed_cpu(name, steps=9) as (_, recorder, _, _):
+            with installed_cpu(name, steps=9) as here:
+                recorder = here.recorder
                 recorder.keeps_args = True
                 PROGRAMS[name]()
         recorder.close()

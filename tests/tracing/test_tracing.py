@@ -11,7 +11,6 @@ import torch
 
 import bertscope
 from bertscope import load
-from bertscope.errors import SelectionError
 from bertscope.memory import fake_run
 from bertscope.memory.estimate import module_trace
 from bertscope.memory.step import meta_inputs, run_model
@@ -174,43 +173,6 @@ def test_so_many_results_are_kept_and_no_more(monkeypatch):
     assert len(known.known) == 3
 
 
-COMMANDS = ("estimate", "flops", "fit --budget 1GiB", "profile", "count --shapes", "tree --shapes", "report -o x.html")
-TAKES = "BertModel.forward takes input_ids=BxS:int64, attention_mask=BxS:int64, token_type_ids=BxS:int64, "
-
-
-@pytest.mark.parametrize(
-    ("command", "given"),
-    [*((command, "x=B:float32") for command in COMMANDS), ("flops", "input_ids=Bx3x4:int64"),
-     ("flops", "input_ids=BxS:float32")],
-)  # fmt: skip
-def test_an_input_that_a_bert_cannot_run_is_one_line_with_what_it_takes(cli, tmp_path, monkeypatch, command, given):
-    monkeypatch.chdir(tmp_path)
-    result = cli(*command.split(), "bert-tiny", "--seq", "8", "--input", given)
-    last = result.err.splitlines()[-1]
-    assert (result.code, result.out) == (2, "")
-    assert last.startswith("error: ")
-    assert TAKES in last
-    assert "--input" in last
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("input_ids=1:int64", "its shape is (1,)"),
-        ("attention_mask=Bx9:int64", "attention_mask has shape (2, 9)"),
-        ("position_ids=3:int64", "position_ids has shape (3,)"),
-        ("labels=B:int64", "and no labels"),
-        ("self=B:int64", "and no self"),
-        ("inputs_embeds=BxSx128:float32", "either input_ids or inputs_embeds"),
-    ],
-)
-def test_the_line_says_which_input_is_wrong(cli, given, words):
-    result = cli("flops", "bert-tiny", "--batch", "2", "--seq", "8", "--input", given)
-    assert result.code == 2
-    assert words in result.err.splitlines()[-1]
-
-
 def test_an_error_of_a_bert_whose_inputs_are_derived_stays_an_internal_error(cli, monkeypatch):
     monkeypatch.setattr(bertscope.BertModel, "forward", lambda self, input_ids: input_ids.nonsense)
     result = cli("flops", "bert-tiny", "--seq", "23")
@@ -275,24 +237,6 @@ def test_parts_of_a_layer_show_what_goes_in_and_comes_out(tiny):
     parts = {part.name: part for part in layer.parts}
     assert parts["feed_forward"].inputs[0].shape == parts["feed_forward"].outputs[0].shape == (2, 5, 8)
     assert parts["self_attention"].outputs[0].shape == (2, 5, 8)
-
-
-def test_the_commands_show_shapes(cli):
-    for command in ("tree", "count"):
-        out = cli(command, "bert-large-zh", "--shapes", "--batch", "4096", "--seq", "512").out
-        assert "[4096, 512] int64" in out
-        assert "[4096, 512, 1024]" in out
-        assert "(24 x)" in out
-    data = cli("tree", "bert-tiny", "--shapes", "--format", "json").json
-    assert data["rows"][0]["inputs"] == [{"shape": [1, 128], "dtype": "int64"}]
-    assert "[1, 128, 128]" in cli("count", "bert-tiny", "--shapes", "--format", "csv").out
-
-
-def test_sizes_that_do_not_fit_are_refused(cli, tiny):
-    with pytest.raises(SelectionError, match="at most max_position_embeddings 12"):
-        shapes(build(tiny), 1, 13)
-    result = cli("tree", "bert-tiny", "--shapes", "--seq", "513")
-    assert (result.code, result.err.count("\n")) == (2, 1)
 
 
 with warnings.catch_warnings():

@@ -196,17 +196,6 @@ def test_many_children_are_divided_into_pages_that_open_one_by_one_and_by_a_sear
     assert explored("plus", found=found)[1].splitlines()[-2].startswith("more than 1,000 rows")
 
 
-def test_a_line_keeps_its_numbers_and_cuts_its_name_on_a_narrow_terminal():
-    _, text, _ = explored("plus", size=(50, 40))
-    (line,) = [line for line in text.splitlines() if "toke" in line]
-    assert line.endswith("16    0.51 %")
-    assert "…" in line
-
-
-def test_a_wide_terminal_has_the_details_next_to_the_tree():
-    assert "(the whole model)" in explored(size=(140, 24))[1].splitlines()[1]
-
-
 def test_letters_of_a_name_that_move_a_terminal_are_shown_as_escapes():
     root = nn.Sequential()
     root.add_module("a\x1b[2Jb\nc[red]", nn.Linear(1, 1))
@@ -225,9 +214,6 @@ def test_an_error_inside_the_app_reaches_the_command(monkeypatch):
     assert isinstance(Browser("tiny", items()).run(headless=True), ZeroDivisionError)
 
 
-# The command.
-
-
 def test_without_a_terminal_it_names_the_command_for_a_pipe(cli):
     result = cli("tree", "bert-tiny", "--interactive")
     assert (result.code, result.out) == (2, "")
@@ -241,14 +227,7 @@ def test_without_textual_it_names_the_extra(cli, monkeypatch):
     assert result.err == "error: --interactive needs the extra 'interactive': pip install 'bertscope[interactive]'\n"
 
 
-@pytest.mark.parametrize(
-    "words", ["--format csv", "--output tree.txt", "--style torchinfo", "--columns output_size", "--verbose"]
-)
-def test_it_takes_no_option_of_a_printed_table(cli, words):
-    option = words.split()[0]
-    result = cli("tree", "bert-tiny", "--interactive", *words.split())
-    assert (result.code, result.out) == (2, "")
-    assert result.err == f"error: --interactive shows the tree on the screen; leave {option} out, or --interactive\n"
+# The command.
 
 
 def on_a_pty(*args, key, **variables) -> tuple[int, str]:

@@ -9,7 +9,6 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from html import unescape
 from html.parser import HTMLParser
 from itertools import cycle
 
@@ -215,31 +214,6 @@ def test_a_self_attention_fits_on_a_page_of_900_pixels_at_its_own_size():
     assert width < height
 
 
-HEADS = {
-    **{name: {} for name in CLASSES},
-    "a causal BertLMHeadModel": {"is_decoder": True},
-    "a BertLMHeadModel with cross-attention": {"is_decoder": True, "add_cross_attention": True},
-}
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_on_a_phone_the_dataflow_of_each_head_has_all_its_words_in_358_points_and_11_point_text(head):
-    needs_graphviz()
-    config = replace(bertscope.load("bert-large-uncased").config, **HEADS[head])
-    model = build(config, head if head in CLASSES else "BertLMHeadModel")
-    layer = f"{'' if head == 'BertModel' else 'bert.'}encoder.layer.0"
-    for path in ("", layer) if head == "BertModel" or head not in CLASSES else ("",):
-        graph = bertscope.diagram(model, "forward", path, given=Given(batch=128, seq=512))
-        narrow = ElementTree.fromstring(renderer.inline_svg(graph, is_narrow=True))
-        left, top, width, _ = map(float, narrow.get("viewBox").split())
-        assert (left, top) == (0, 0)
-        assert width <= 358
-        assert {float(text.get("font-size")) for text in narrow.iter(f"{SVG}text")} == {11}
-        pictures = renderer.svg(graph), ElementTree.tostring(narrow, encoding="unicode")
-        wide, found = (sorted(re.findall(r"[^\s,:]+", texts(picture))) for picture in pictures)
-        assert found == wide
-
-
 class Links(HTMLParser):
     """Return all that a page would fetch or run."""
 
@@ -264,13 +238,6 @@ def test_the_page_stands_alone_and_follows_light_and_dark(reports):
         assert "prefers-color-scheme: dark" in page
         assert "default-src 'none'" in page
         assert page.count("<svg") == page.count("</svg>") == 1
-
-
-def test_the_page_shows_its_mermaid_text_line_by_line(reports):
-    needs_graphviz()
-    page = renderer.html(reports[0])
-    shown = unescape(page[page.index("<pre>") + len("<pre>") : page.index("</pre>")])
-    assert shown == renderer.mermaid(reports[0])
 
 
 def test_the_ending_of_the_output_chooses_the_format(cli, tmp_path):
@@ -305,10 +272,3 @@ def test_without_the_wheel_the_program_dot_draws_or_says_why_not(cli, monkeypatc
         assert "dot cannot draw this diagram: syntax error" in result.err
     else:
         assert "drawn</svg>" in result.out
-
-
-def test_without_transformers_the_extra_is_named(cli, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    result = cli("diagram", "bert-tiny", "--implementation", "transformers")
-    assert (result.code, result.out) == (2, "")
-    assert "pip install 'bertscope[transformers]'" in result.err

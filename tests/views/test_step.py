@@ -15,13 +15,14 @@ from bertscope.reports.memory import (
     Memory,
     MemoryReport,
     RankRow,
+    SweepReport,
+    SweepRow,
     Variant,
 )
 from bertscope.reports.page import ComparisonReport
 from bertscope.reports.plan import PlanReport, PlanRow
 from bertscope.reports.run import RunFit, RunFitReport, RunPhase, RunReport
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost, StepTime, TimeRange
-from bertscope.reports.sweep import SweepReport, SweepRow
 from bertscope.settings.run_config import RunConfig
 from bertscope.views import step
 from bertscope.views.columns import Column

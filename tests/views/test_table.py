@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +16,6 @@ from bertscope.reports.memory import FitRow
 from bertscope.reports.modules import CountRow, TreeRow
 from bertscope.reports.tool import Finding
 from bertscope.settings.run_config import RunConfig
-from bertscope.views import views
 from bertscope.views.columns import Column, csv_only, csv_text, markdown_text, table_text, values
 from bertscope.views.console import Target
 from bertscope.views.views import view_of
@@ -94,71 +93,6 @@ def test_no_width_breaks_a_word_or_cuts_a_number(printed, command):
             start = r"(?<![\w,])" if word[0].isalnum() else ""
             is_bar = set(word) <= {*"─PbOiGAt"}
             assert is_bar or re.search(start + re.escape(word) + end, wide), f"{word} at {width} columns"
-
-
-@pytest.mark.parametrize("command", [("tree", "bert-tiny", "--shapes"), ("count", "bert-tiny", "--shapes")])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_shapes_that_were_asked_for_are_shown_at_any_width(cli, monkeypatch, command, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    out = cli(*command, "--seq", "17").out
-    assert "[1, 17] int64" in out
-    assert "[1, 17, 128]" in out
-
-
-def test_count_has_a_row_for_the_embeddings_and_one_for_the_total(cli):
-    lines = [line.split() for line in cli("count", "bert-base-cased").out.splitlines()]
-    embeddings = bertscope.load("bert-base-cased").config.vocab_size + 512 + 2 + 2
-    rows = {line[0]: line for line in lines if line}
-    assert f"{768 * embeddings:,}" in rows["bert.embeddings"]
-    assert "130,609,732" in rows["total"]
-    assert lines[1][0] == "108,340,804"
-    assert "130,609,732" in lines[1]
-
-
-def test_the_answer_and_the_table_are_on_one_screen(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    out = cli("estimate", "bert-tiny", "--checkpointing", "none,full,every-2,selective", "--seq", "512", "--device",
-              "cuda", "--clip-grad-norm", "--keep-gradients").out  # fmt: skip
-    assert len(out.splitlines()) <= 24 - len(("two lines", "of command", "the prompt"))
-    assert out.count(" peak  ") == 1
-    assert re.match(r"the lowest of 4 peaks is [\d.]+ MiB with checkpointing \w+;\s+freeing\s+the\s+output\s", out)
-    assert "extrapolated" not in out
-    report = bertscope.from_json(cli("fit", "bert-tiny", "--gpu", "t4", "--seq", "8", "--batch", "4", "--checkpointing",
-                                     "none", "--precision", "fp32", "--format", "json").out)  # fmt: skip
-    for asked_batch in (4, None):
-        out = view_of("fit").table(replace(report, asked_batch=asked_batch, rows=12 * report.rows), Target(width=80))
-        assert len(out.splitlines()) <= views.SCREEN_LINES
-        assert re.match(r"yes: batch [\d,]+ fits on t4 at seq 8 with fp32 without checkpointing: peak\s", out)
-
-
-def test_the_settings_on_several_gpus_are_shown_if_they_fit_on_the_screen_or_with_v(printed):
-    words = f"fit bert-tiny --gpu t4,h100 -b 550000 --precision autocast-fp16 {FIT} --format json"
-    reports = bertscope.from_json(printed(f"bertscope {words}").out)
-    many = replace(reports, reports=tuple(replace(one, rows=6 * one.rows) for one in reports.reports))
-    screen = Target(width=80)
-    few, cut, full = (view_of("comparison").table(given, replace(screen, verbose=verbose)).splitlines()
-                      for given, verbose in ((reports, False), (many, False), (many, True)))  # fmt: skip
-    count = 6 * sum(len(one.rows) for one in reports.reports)
-    assert sum(line.startswith(" t4") for line in few) == 1 + len(reports.reports[0].rows)
-    assert sum(line.startswith(" t4") for line in cut) == 1
-    assert len(cut) <= views.SCREEN_LINES
-    assert f"{count} more rows" in " ".join(" ".join(cut).split())
-    assert sum(line.startswith(" t4") for line in full) == 1 + 6 * len(reports.reports[0].rows)
-
-
-DRAWN_AT_80 = {f"{words} -v" if verbose else words: (words, verbose) for words in DRAWN for verbose in (False, True)}
-
-
-@pytest.mark.parametrize("command", DRAWN_AT_80)
-def test_every_column_is_shown_in_80_columns(printed, command):
-    """The headings of the table without a limit stand above the narrow one, or before a value below a name."""
-    words, verbose = DRAWN_AT_80[command]
-    report = bertscope.from_json(printed(f"bertscope {words} --format json").out)
-    wide, narrow = (DRAWN[words](report, Target(width=width, verbose=verbose)) for width in (None, 80))
-    for head in re.findall(r"^ (.+)\n ─+$", wide, re.MULTILINE):
-        for heading in re.split(r" {3,}", head):
-            assert {*heading.split()} <= {*narrow.split()}, heading
-    assert [line for line in narrow.splitlines() if len(line) > 80] == []
 
 
 EXAMPLE = (

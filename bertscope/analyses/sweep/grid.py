@@ -29,8 +29,8 @@ from bertscope.memory.summary import device_cost, on_card, step_cost
 from bertscope.memory.trace import SMALLEST
 from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
+from bertscope.reports.memory import REFUSED, SweepRow
 from bertscope.reports.plan import PlanReport
-from bertscope.reports.sweep import REFUSED, SweepRow
 from bertscope.settings.request import Combination, Request, Source, read_settings, unknown_setting
 from bertscope.settings.rows import permits_of, rows, with_permits
 from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, RunConfig

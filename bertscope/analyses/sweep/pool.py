@@ -39,7 +39,7 @@ from bertscope.processes.child import (
 )
 from bertscope.progress import notify
 from bertscope.reports.base import FAILED, SCHEMA
-from bertscope.reports.sweep import COMPUTED, REFUSED, SweepRow
+from bertscope.reports.memory import COMPUTED, REFUSED, SweepRow
 from bertscope.text_files import write_file
 
 ATTEMPTS = 2  # a point whose worker ends is computed once more

@@ -86,9 +86,9 @@ def _rows(history: History) -> tuple[WhyRow, ...]:
     rows = []
     for (part, line, module), blocks in groups.items():
         sizes = [block.size for block in blocks]
-        passes = {block.forward_pass for block in blocks} - {0}
-        rows.append(WhyRow(part=part, line=line, module=module, blocks=len(blocks), passes=len(passes),
-                           held_bytes=sum(sizes), smallest_bytes=min(sizes), largest_bytes=max(sizes)))  # fmt: skip
+        passes = len({block.forward_pass for block in blocks} - {0})
+        span = {"held_bytes": sum(sizes), "smallest_bytes": min(sizes), "largest_bytes": max(sizes)}
+        rows.append(WhyRow(part=part, line=line, module=module, blocks=len(blocks), passes=passes, **span))
     return _largest(rows, "held_bytes")[:_MOST_ROWS]
 
 
@@ -112,7 +112,8 @@ def _samples(history: History) -> tuple[WhySample, ...]:
 
 def findings(history: History) -> tuple[WhyFinding, ...]:
     """Return the findings, the one whose remedy frees most first."""
-    return _largest((reason for rule in _RULES if history.blocks for reason in rule(history)), "frees_bytes")
+    rules = (_leaks, _models, _optimizer, _fragmentation, _operators, _activations, _parts)
+    return _largest((reason for rule in rules if history.blocks for reason in rule(history)), "frees_bytes")
 
 
 def finding(key: str, size: int, frees: int | None = None, **values: str | int) -> WhyFinding:
@@ -284,11 +285,6 @@ def _parts(history: History) -> Iterator[WhyFinding]:
     ):
         if (size := size_of(blocks)) > share * history.total:
             yield finding(key, size, size if is_freed else 0, line=_caller(blocks))
-
-
-_RULES: tuple[Callable[[History], Iterator[WhyFinding]], ...] = (
-    _leaks, _models, _optimizer, _fragmentation, _operators, _activations, _parts,
-)  # fmt: skip
 
 
 # ---- a message of torch in a text, in the forms of CUDACachingAllocator.cpp from 1.0 on (CUDA, HIP), XPU and MPS ----

@@ -146,8 +146,8 @@ def _plain(frame: dict[str, Any]) -> tuple[str, int, str]:
     """Return the file, the line and the name of a frame; a value of another type is left out."""
     file, line, name = (frame.get(key) for key in ("filename", "line", "name"))
     number = line if isinstance(line, int) and 0 < line < 2**31 else 0
-    return (file[-_MOST_PATH:] if isinstance(file, str) else "", number,
-            name[-_MOST_TEXT:] if isinstance(name, str) else "")  # fmt: skip
+    path, function = (text if isinstance(text, str) else "" for text in (file, name))
+    return path[-_MOST_PATH:], number, function[-_MOST_TEXT:]
 
 
 def _own_kind(frames: Sequence[dict[str, Any]]) -> StackKind:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bertscope.sources.presets import config_paths, preset_dir, preset_paths, read_preset
+from bertscope.sources.bert import config_paths, preset_dir, preset_paths, read_preset
 
 
 @pytest.fixture
@@ -37,15 +37,6 @@ def test_all_presets_hold(cli):
     expected += 2 * (len(config_paths()) - unbuilt)  # the counts of presets that transformers builds
     files = len(preset_paths()) + len(config_paths())
     assert result.out == f"{files} files: {expected} expectations passed, 0 failed\n"
-
-
-@pytest.mark.parametrize("words", [("mine.yaml",), ("--update",), ("--write", "mine.yaml")])
-def test_the_presets_are_checked_by_themselves(cli, preset, words):
-    before = preset.read_text()
-    result = cli("check", "--presets", *words)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(("error: --presets checks the packaged presets only", "error: --write takes one FILE"))
-    assert preset.read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -275,14 +266,6 @@ def test_a_changed_layer_of_an_own_model_has_its_file_and_line(cli, project):
     assert cases["layers.blocks.0-1.down"].get("line") == "12"
     assert cases["layers.blocks.0-1.down"][0].get("message") == line.partition("own: ")[2].strip()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("13", "5", "0")
-
-
-def test_the_remedy_of_a_file_without_expectations_works_when_typed(cli, project):
-    path = project()
-    path.write_text(path.read_text().partition("expected:")[0])
-    (remedy,) = re.findall(r"'bertscope (.*?)'", cli("check", "--allow-code", path.name).err)
-    assert cli(*remedy.split()).code == 0
-    assert cli("check", "--allow-code", path.name).code == 0
 
 
 def test_the_peak_of_an_own_model_is_that_of_its_stored_dtypes(cli, project):

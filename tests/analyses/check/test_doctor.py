@@ -15,8 +15,7 @@ import torch
 import bertscope
 from bertscope.analyses import doctor
 from bertscope.analyses.doctor import EXTRAS, NEEDED, tell
-from bertscope.errors import MissingExtraError
-from bertscope.sources.presets import preset_dir, preset_paths
+from bertscope.sources.bert import preset_dir, preset_paths
 from tests.conftest import ROOT
 
 ASK = doctor._ask  # which a fixture replaces by one answer for all tests
@@ -49,26 +48,6 @@ def test_its_tables_of_packages_are_those_of_the_project():
     (everything,) = re.findall(r'^all = \["bertscope\[(.*)\]"\]$', section, re.MULTILINE)
     assert set(everything.split(",")) == set(EXTRAS) - {"dask"}  # who needs them has a cluster with them
     assert extras == {name: packages for name, (packages, _) in EXTRAS.items()}
-
-
-# as uv 0.13.9 writes it after `uv tool install '.[draw]'`
-RECEIPT = '[tool]\nrequirements = [{ name = "bertscope", extras = ["draw"], directory = "/src/bertscope" }]\n'
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "command"),
-    [
-        ("pipx_metadata.json", "", r"pipx inject bertscope matplotlib"),
-        ("uv-receipt.toml", "", r"uv tool install 'bertscope\[plot\]'"),
-        ("uv-receipt.toml", RECEIPT, r"uv tool install '/src/bertscope\[draw,plot\]'"),
-        ("pyvenv.cfg", "", r"pip install 'bertscope\[plot\]'"),
-    ],
-)
-def test_an_error_names_the_tool_that_installed_bertscope(tmp_path, monkeypatch, file, content, command):
-    (tmp_path / file).write_text(content)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    with pytest.raises(MissingExtraError, match=f"the page needs the extra 'plot': {command}$"):
-        raise MissingExtraError("the page", "plot")
 
 
 def test_a_missing_extra_has_the_command_that_installs_it(cli, monkeypatch):

@@ -237,35 +237,3 @@ def test_a_model_and_a_checkpoint_are_verified_and_two_of_a_kind_are_compared(cl
     result = cli("diff", *words.split(), "--format", "json")
     assert (result.code, result.json["kind"]) == (0, kind), result.err
     assert (result.json["stored"] if kind == "verify" else result.json["b"])["name"] == name
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("bert-tiny x.bin --exit-code", "--exit-code has no effect with a checkpoint"),
-        ("bert-tiny x.bin --batch 2", "--batch has no effect with a checkpoint"),
-        ("bert-tiny x.bin --seq 8", "--seq has no effect with a checkpoint"),
-        ("my-bert --attention eager", "--attention has no effect with a checkpoint"),
-        ("my-bert --lora r=2", "--lora has no effect with a checkpoint"),
-        ("x.bin stored --no-pooler", "--no-pooler has no effect with two files with tensors"),
-        ("x.bin stored --seq 8", "--seq has no effect with two files with tensors"),
-        ("bert-tiny bert-mini --allow missing", "no checkpoint 'bert-mini'; name a file with tensors"),
-        ("bert-tiny", "no checkpoint 'bert-tiny'; name a file with tensors"),
-        ("described/config.json", "described/config.json has no weights beside it; name a file with tensors"),
-        ("stored", "contains tensors and no configuration"),
-        ("bert-tiny absent.bin", "absent.bin cannot be read"),
-    ],
-)
-def test_an_option_without_effect_and_a_missing_checkpoint_are_one_line_and_exit_code_2(cli, folders, words, message):
-    result = cli("diff", *words.split())
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert message in result.err
-
-
-def test_python_compares_a_model_with_a_checkpoint_as_the_command_does(cli, folders):
-    shown = cli("diff", "bert-tiny", "x.bin", "--format", "json").out
-    stored = read_checkpoint("x.bin")
-    for sides in (("bert-tiny", "x.bin"), ("x.bin", "bert-tiny"), ("bert-tiny", stored)):
-        assert bertscope.diff(*sides).to_json() == shown
-    assert bertscope.verify("bert-tiny", "x.bin").to_json() == shown
-    assert bertscope.diff(stored, "stored").to_json() == cli("diff", "x.bin", "stored", "--format", "json").out

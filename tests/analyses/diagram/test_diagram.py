@@ -366,28 +366,6 @@ def test_the_text_is_the_golden_one(cli, arguments, golden):
     assert text == (GOLDEN / golden).read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("bert-tiny", "encoder.layer.0.atention", "-k", "forward"), "did you mean 'encoder.layer.0-1.attention'"),
-        (("bert-tiny", "encoder.layer.9", "-k", "forward"), "no module 'encoder.layer.9'"),
-        (("bert-tiny", "encoder.layer", "-k", "forward"), "a forward pass does not call 'encoder.layer'"),
-        (("bert-tiny", "-k", "forward", "--cache", "400"), "at most 384"),
-        (("bert-tiny", "-k", "forward", "--seq", "513"), "at most max_position_embeddings 512"),
-        (("bert-tiny", "-k", "forward", "-a", "BertForQuestionAnswering", "--cache", "2"), "takes no cache"),
-        (("bert-tiny", "-k", "tree", "encoder.layers"), "did you mean 'encoder.layer'"),
-        (("bert-tiny", "--class", "BertAtention"), "did you mean 'BertAttention'"),
-        (("bert-tiny", "-k", "tree", "--class", "BertLayer"), "goes with --kind class"),
-        (("bert-tiny", "nowhere"), "no module 'nowhere'"),
-        (("bert-tiny", "-k", "flow"), "'class', 'forward', 'tree'"),
-    ],
-)
-def test_a_wrong_question_is_one_line_with_a_remedy(cli, arguments, words):
-    result = cli("diagram", *arguments)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert words in result.err
-
-
 def test_the_library_refuses_another_kind_and_implementation(tiny):
     for wrong in ({"kind": "flow"}, {"implementation": "flax"}):
         with pytest.raises(SelectionError, match="must be one of"):
@@ -524,22 +502,6 @@ def test_a_private_base_is_not_drawn_and_its_attributes_are_those_of_its_subclas
     assert "cls" in [attribute.name for attribute in boxes["BertForMaskedLM"].attributes]
     parts = [link.part for link in report.links if (link.owner, link.attribute) == ("BertForMaskedLM", "cls")]
     assert parts == ["BertOnlyMLMHead"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--seq", "3", "--class", "BertLayer"),
-        ("--kind", "tree", "--cache", "3"),
-        ("--kind", "class", "--depth", "1"),
-        ("--kind", "forward", "--nn-module"),
-    ],
-    ids=str,
-)
-def test_an_option_without_effect_on_a_kind_is_refused(cli, words):
-    result = cli("diagram", "bert-tiny", *words)
-    assert (result.code, result.out) == (2, "")
-    assert next(word for word in words if word in ("--seq", "--cache", "--depth", "--nn-module")) in result.err
 
 
 class Identities(torch.nn.Module):

@@ -17,7 +17,7 @@ from bertscope.analyses.explain import SECTIONS
 from bertscope.analyses.explain_modules import value_of
 from bertscope.config import ARCHITECTURES
 from bertscope.errors import SelectionError
-from bertscope.sources.presets import preset_paths
+from bertscope.sources.bert import preset_paths
 from bertscope.views.console import Target, wrapped
 from bertscope.views.explain import LANGUAGES, in_language, section_text, section_title, texts
 from tests.conftest import ROOT
@@ -118,17 +118,6 @@ def test_a_module_that_is_no_step_is_found_with_and_without_the_prefix_of_a_head
     (step,) = bertscope.explain(given, f"{prefix}encoder.layer.0.intermediate.dense").steps
     assert step.params.value == 4 * hidden * (hidden + 1)
     assert step.path.removeprefix("bert.") == "encoder.layer.0.intermediate.dense"
-
-
-@pytest.mark.parametrize(
-    ("path", "hint"),
-    [("encoder.layer.12", "the layers are 0-11"), ("pooler", "try embeddings"), ("output", "did you mean 'outputs'"),
-     ("cache", "did you mean 'caches'"),
-     ("nonsense", "try embeddings"), ("", "try embeddings")],
-)  # fmt: skip
-def test_a_path_that_no_step_has_is_refused(path, hint):
-    with pytest.raises(SelectionError, match=f"no step is called .*; {hint}"):
-        bertscope.explain(bertscope.load("bert-base-cased"), path)
 
 
 def test_the_three_vocabularies_stand_side_by_side_and_every_format_holds_the_formulas(cli):
@@ -306,16 +295,6 @@ def test_a_section_has_the_values_of_its_sentences_in_both_languages(language):
             words += [section_text(found, point.key) for point in found.points]
         assert bool(re.search("[\u4e00-\u9fff]", "".join(words))) == (language == "zh")
         assert "{" not in "".join(words)
-
-
-def test_the_command_shows_the_sections_last_and_each_one_by_its_name(cli):
-    out = cli("explain", "bert-tiny").out
-    places = [out.index(text) for text in ("Why do published", "Inputs of", "Outputs of", "Key and value", "Gradient")]
-    assert places == sorted(places)
-    assert cli("explain", "bert-tiny", "inputs").out.splitlines()[2] == "Inputs of BertModel.forward: 13"
-    written = "1. input\\_ids [batch, seq] = [1, 128] (torch.Tensor | None = None): "
-    assert written in cli("explain", "bert-tiny", "inputs", "-f", "markdown").out
-    assert [item["key"] for item in cli("explain", "bert-tiny", "--format", "json").json["sections"]] == list(SECTIONS)
 
 
 def test_chinese_text_fits_the_terminal_and_no_line_begins_with_its_punctuation(cli, monkeypatch):

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.errors import SelectionError
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
 from bertscope.tracing.flops import FlopsRun, flops_model
@@ -229,39 +228,6 @@ def test_counting_leaves_the_module_as_it_was():
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("batch", "seq", "words"), [(0, 8, "batch"), (1, 0, "seq"), (1, 513, "at most max_position_embeddings 512")]
-)
-def test_sizes_that_the_model_cannot_run_are_refused(batch, seq, words):
-    with pytest.raises(SelectionError, match=words):
-        FlopsRun(source=source()).at(batch, seq)
-
-
-def test_the_command_shows_the_figures(cli):
-    result = cli("flops", "bert-large-uncased", "-a", CLASSIFIER, "--mode", "training", "--checkpointing", "full")
-    for figure in ("78,922,125,312", "157,844,250,624", "78,920,024,064", "315,686,400,000", "not counted  nothing"):
-        assert figure in result.out
-    data = cli("flops", "bert-tiny", "--seq", "8,16", "--batch", "1,2", "--format", "json").json
-    assert (data["kind"], len(data["sweep"])) == ("flops", 4)
-    assert data["rows"][0]["total"]["matmul_flops"] == data["sweep"][0]["total_flops"]
-    assert "22,363,078,656" in cli("flops", "bert-base-chinese", "-a", "BertModel", "--convention", "calflops").out
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--batch", "1,,2"),
-        ("--checkpointing", "full"),
-        ("--mode", "training", "--convention", "fvcore"),
-        ("--mode", "training", "--checkpointing", "layers:7"),
-    ],
-)
-def test_a_wrong_question_about_flops_is_one_line(cli, arguments):
-    result = cli("flops", "bert-tiny", *arguments)
-    assert result.code == 2
-    assert result.err.count("\n") == 1
 
 
 def test_a_decoder_with_cross_attention_names_the_length_of_the_encoders_states(cli, tmp_path):

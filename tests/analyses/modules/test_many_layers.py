@@ -154,9 +154,6 @@ def test_layers_that_a_pattern_makes_differ_are_refused(cli, tmp_path):
     assert cli("count", tmp_path).err.startswith("note: 300 equal layers: ")
 
 
-# ---- check ----
-
-
 @pytest.fixture
 def files(tmp_path):
     """Return 3 files of models with different vocabularies, the last with 10,000 layers."""
@@ -186,6 +183,9 @@ def test_check_builds_two_layers_and_frees_each_model_after_its_file(files, monk
     finally:
         gc.enable()
     assert len(report.having("passed")) == len(report.findings) == 6
+
+
+# ---- check ----
 
 
 def test_layers_that_differ_are_an_error_of_a_count_from_two():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import bertscope
-from bertscope.sources.presets import preset_dir
+from bertscope.sources.bert import preset_dir
 
 
 def source(preset: str = "bert-tiny", architecture: str | None = None, **fields):

@@ -58,7 +58,7 @@ def models(draw) -> nn.Module:
     return model
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(model=models(), folded=st.booleans())
 def test_rows_sum_to_the_totals_however_they_are_cut(model, folded):
     for by in BY:
@@ -73,7 +73,7 @@ def test_rows_sum_to_the_totals_however_they_are_cut(model, folded):
                 assert sum(part.distinct_params for part in row.parts) == row.distinct_params
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(model=models())
 def test_the_tree_has_torchs_own_sums_at_every_depth_folded_or_not(model):
     whole, plain = bertscope.tree(model), bertscope.tree(model, folded=False)
@@ -211,7 +211,7 @@ def closed_form(c, *, pooler: bool) -> int:
     return embeddings + c.num_hidden_layers * layer + (h * h + h if pooler else 0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     heads=st.integers(1, 8), size=st.integers(1, 16), layers=st.integers(0, 5), intermediate=st.integers(1, 64),
     vocab=st.integers(1, 100), positions=st.integers(1, 64), types=st.integers(1, 4), pooler=st.booleans(),
@@ -276,12 +276,6 @@ def test_numbers_at_a_depth_go_on_after_a_fold():
     assert [row.depth_index for row in bertscope.tree(model).rows] == ["", "1-1", "2-1", "1-2", "2-4"]
 
 
-@pytest.mark.parametrize("option", [{"by": "x"}, {"sort": "x"}, {"dtype": "fp8"}])
-def test_an_unknown_option_is_refused_with_what_is_allowed(option):
-    with pytest.raises(SelectionError, match="must be one of"):
-        bertscope.count(nn.ReLU(), **option)
-
-
 def written(model: nn.Module) -> dict[str, str]:
     return {item.name: f"{item.terms} = {item.params:,}" for item in count(model).sums}
 
@@ -336,12 +330,3 @@ def test_equal_neighbours_are_one_term_and_a_weight_without_bias_is_written_as_s
 @pytest.mark.parametrize("model", [nn.Linear(3, 4), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))])
 def test_a_model_without_repeated_layers_has_no_sums(model):
     assert written(model) == {}
-
-
-@pytest.mark.parametrize("width", [80, 100])
-def test_no_product_is_broken_in_the_footer(cli, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    out = cli("count", "bert-large-zh").out
-    for text in ("(1024 x 4096 + 4096)", "(4096 x 1024 + 1024)", "22,163,456 + 24 x 12,596,224 = 324,472,832"):
-        assert text in out
-    assert max(map(len, out.splitlines())) <= width

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from bertscope.analyses.sweep import pool
+from bertscope.reports.memory import SweepRow
 from bertscope.reports.step import Parts, PhasePeak, StepCost
-from bertscope.reports.sweep import SweepRow
 
 FUNCTIONS = pool.Functions(f"{__name__ if __name__ != '__main__' else 'tests.analyses.sweep.fake_points'}:compute",
                     "tests.analyses.sweep.fake_points:load")  # fmt: skip

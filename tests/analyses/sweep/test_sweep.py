@@ -21,9 +21,9 @@ from bertscope.analyses.sweep import grid as grids
 from bertscope.analyses.sweep import pool
 from bertscope.analyses.sweep.grid import KEYS, Task, compute, read_grid, tasks_of
 from bertscope.analyses.sweep.pool import local_rows
-from bertscope.errors import BertscopeError, SelectionError, WorkerError
+from bertscope.errors import SelectionError, WorkerError
 from bertscope.processes import child
-from bertscope.reports.sweep import SweepRow
+from bertscope.reports.memory import SweepRow
 from bertscope.settings.run_config import RunConfig
 from bertscope.tracing import saved
 from tests.analyses.sweep.fake_points import FUNCTIONS
@@ -252,26 +252,6 @@ def test_an_empty_grid_is_the_run_that_estimate_has_by_default(points):
     (task,) = points("{}")
     assert task.run_config == RunConfig(batch=8)
     assert task.point["model"] == "bert-base-cased"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("batchsize: 8", "grid.yaml:1: there is no setting 'batchsize'; did you mean 'batch'?"),
-        ("model: bert-tiny\nhead: BertModel", "grid.yaml:2: there is no setting 'head'; it is architecture here"),
-        ("model: bert-tiny\nbatch: [8, 0]", r"grid.yaml:2: batch takes a whole number from 1 to below 2\*\*31; got 0"),
-        ("batch: []", "grid.yaml:1: batch has no value; it takes a whole number from 1"),
-        ("mode: training\nmomentum: 0.9\noptimizer: adamw", "grid.yaml:2: momentum has no effect with optimizer adamw"),
-        ("model: [bert-tiny, bert-tinny]", "grid.yaml:1: no preset or file named 'bert-tinny'; did you mean"),
-        ("gpu: t44", "grid.yaml:1: gpu: no GPU is known as 't44'; did you mean 't4'?"),
-        ("batch: [8", "grid.yaml:1: not valid YAML: .*; a grid is lines of 'key: value' or 'key: "),
-        ("batch: [1, 2]\nseq: [1, 2]", "grid.yaml:1: 4 points \\(2 batch x 2 seq\\); a grid has at most 3"),
-    ],
-)
-def test_a_wrong_grid_is_an_error_with_its_line(points, monkeypatch, text, message):
-    monkeypatch.setattr(grids, "MAX_POINTS", 3)
-    with pytest.raises(BertscopeError, match=message):
-        points(text)
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,6 @@ def snapshot(tmp_path):
     return path
 
 
-def test_torchs_own_viewer_reads_the_snapshots_of_these_tests():
-    from torch.cuda._memory_viz import segsum, trace
-
-    card = Recording()
-    Loop(card).train(2)
-    assert "segments: " in segsum(card.data())
-    assert f"{len(card.events)} entries" in trace(card.data())
-
-
 def test_a_timeline_of_torchs_profiler_is_refused_with_the_kinds_that_are_read(cli, tmp_path):
     lists = json.dumps([[1, 2], [[0] * 9] * 2])  # as export_memory_timeline of torch 2.13 writes it
     (tmp_path / "timeline.json").write_text(lists)

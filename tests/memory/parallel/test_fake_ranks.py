@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from benchmarks import gloo_rank
 from bertscope.errors import SelectionError
 from bertscope.memory.estimate import source_trace
 from bertscope.memory.parallel.fake_ranks import fake_ranks
@@ -18,12 +15,7 @@ from bertscope.memory.step import run_model
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
-from tests.conftest import ROOT
 from tests.memory.steps import small
-
-# Wide enough that what malloc adds to a block, at most a page of 4 KiB and a header, is far below 0.5 %.
-WIDE = {"vocab_size": 5000, "hidden_size": 264, "num_attention_heads": 4, "intermediate_size": 1056,
-        "num_hidden_layers": 2, "max_position_embeddings": 64}  # fmt: skip
 
 
 def traced(source, run_config, strategy, mesh):
@@ -123,51 +115,9 @@ def test_checkpointing_adds_no_collective():
     ] * 2
 
 
-# Sharded layers that are recomputed, and their micro-batches, are in tests/measure/test_ranks.py.
-REAL = (("fsdp", "none", 1), ("fsdp-no-reshard", "none", 1), ("tp", "none", 1), ("ddp", "full", 2))
-
-
-@pytest.fixture(scope="module")
-def measured(once, tmp_path_factory):
-    """The memory of two real ranks by job, and the error of their gradients with tensor parallelism."""
-    jobs = json.dumps([*((strategy, (2,), *more) for strategy, *more in REAL), WIDE])
-    program = [sys.executable, "-m", "tests.memory.parallel.gloo_rank"]
-    malloc = {"MALLOC_MMAP_THRESHOLD_": "4096", "MALLOC_TOP_PAD_": "0", "MALLOC_ARENA_MAX": "1"}
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | malloc
-
-    @once
-    def ran():
-        shared = tmp_path_factory.mktemp("ranks") / "store"
-        ranks = [
-            subprocess.Popen([*program, str(rank), "2", str(shared), jobs], text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-            for rank in range(2)
-        ]  # fmt: skip
-        try:
-            printed = [rank.communicate(timeout=900) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert all(out for out, _ in printed), printed
-        return [json.loads(out) for out, _ in printed]
-
-    return dict(zip((*REAL, "gradients"), zip(*ran(), strict=True), strict=True))
-
-
-@pytest.mark.parametrize(("strategy", "checkpointing", "accumulate"), REAL)
-def test_two_real_ranks_take_the_estimated_memory(measured, strategy, checkpointing, accumulate):
-    ranks = Parallelism(strategy=strategy, world_size=2, sync_each_batch=accumulate == 1)
-    run_config = RunConfig(batch=4, seq=61, checkpointing=checkpointing, accumulate=accumulate, parallelism=ranks)
-    trace = source_trace(small(**WIDE), run_config)
-    before = sum(size for block, size in trace.state if block.part != "gradients")  # of earlier micro-batches
-    estimated = {moment.phase: moment.live_bytes - before for moment in trace.peaks()}
-    for rank in measured[strategy, checkpointing, accumulate]:
-        assert rank == pytest.approx(estimated, rel=0.005)
-
-
-def test_the_gradients_with_tensor_parallelism_are_those_of_the_whole_model(measured):
+def test_the_gradients_with_tensor_parallelism_are_those_of_the_whole_model():
     """Sums of the ranks' parts differ from whole sums in the last digits of fp32."""
-    assert max(measured["gradients"]) < 1e-4
+    assert max(error for rank in gloo_rank.measured(()) for error in rank) < 1e-4
 
 
 def test_a_process_of_a_real_job_is_refused(tmp_path):

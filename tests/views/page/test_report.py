@@ -5,24 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from dataclasses import replace
-from fractions import Fraction
 from html import unescape
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
-from bertscope import from_json
 from bertscope.analyses.params import count, tree
 from bertscope.model import build
 from bertscope.sources.find import load
 from bertscope.tracing.flops import FlopsRun, flops_model
 from bertscope.units import bytes_text, flops_text
-from bertscope.views.columns import Column, number
-from bertscope.views.page.report import flops_bars, page_command, parameter_map, role
+from bertscope.views.columns import Column
+from bertscope.views.page.report import flops_bars, parameter_map
 from bertscope.views.page.templating import environment
-from bertscope.views.timeline import pictured
 
 
 def commands_named(path) -> list[str]:
@@ -74,33 +70,6 @@ def searchable(cell: str) -> str:
     return parts.searchable("t", "ways", [Column("size", str, right=True)], [cell])
 
 
-def test_a_command_breaks_between_options_and_not_between_an_option_and_its_value():
-    shown = environment().filters["command"]("bertscope fit bert-tiny --gpu t4 --no-fit --seq 128")
-    assert re.findall("<span>(.*?)</span>", shown) == [
-        "bertscope",
-        "fit",
-        "bert-tiny",
-        "--gpu t4",
-        "--no-fit",
-        "--seq 128",
-    ]
-
-
-def test_a_long_name_breaks_at_its_dots_and_underscores_and_a_number_nowhere():
-    parts = environment().get_template("parts.html").module
-    column = Column("name", str)
-    shown = parts.searchable("t", "ways", [column, column], ["layer.0-11.word_embeddings 1.25"])
-    assert shown.count("<span>layer.<wbr><b>0-11</b>.<wbr>word_<wbr>embeddings 1.25</span>") == 2
-    shown = parts.searchable("t", "ways", [column], ["BertForSequenceClassification.LayerNorm"])
-    assert "<span>Bert<wbr>For<wbr>Sequence<wbr>Classification.<wbr>LayerNorm</span>" in shown
-
-
-def test_a_figure_with_a_unit_shows_the_exact_number_on_hover():
-    parts = environment().get_template("parts.html").module
-    shown = parts.searchable("t", "ways", [number("size", "numerator", bytes_text)], [Fraction(1_048_064)])
-    assert '<td data-value="1048064" title="1,048,064">1,023.50 KiB</td>' in shown
-
-
 @pytest.mark.parametrize(
     ("cell", "worth"),
     [
@@ -113,11 +82,6 @@ def test_a_figure_with_a_unit_shows_the_exact_number_on_hover():
 )
 def test_a_figure_with_a_unit_is_sorted_by_what_it_is_worth(cell, worth):
     assert f'data-value="{worth}">{cell}<' in searchable(cell)
-
-
-@pytest.mark.parametrize("cell", ["725", "--", "", "+33.3 %", "no, short by 1.00 GiB"])
-def test_a_figure_without_a_unit_is_sorted_as_it_stands(cell):
-    assert "data-value" not in searchable(cell)
 
 
 def test_what_a_template_shows_is_escaped():
@@ -175,24 +139,6 @@ def test_the_map_holds_every_tensor_once_in_its_module(name, architecture):
     assert {name for name in distinct - counted if "cls." not in name} == set()
 
 
-@pytest.mark.parametrize(
-    ("path", "classes", "expected"),
-    [
-        ("h.0-11.attn.c_attn.weight", "ModuleList GPT2Block GPT2Attention Conv1D", "attention"),
-        ("h.0-11.ln_1.bias", "ModuleList GPT2Block LayerNorm", "LayerNorm"),
-        ("h.0-11.mlp.c_fc", "ModuleList GPT2Block GPT2MLP Conv1D", "feed-forward"),
-        ("wte.weight", "Embedding", "embeddings"),
-        ("score.weight", "Linear", "pooler and heads"),
-        ("encoder.layer.0-11", "BertEncoder ModuleList BertLayer", ""),
-        ("stem.conv", "Stem Conv2d", ""),
-    ],
-)
-def test_a_module_of_any_family_has_the_colour_of_its_role(path, classes, expected):
-    parts = path.split(".")
-    types = {".".join(parts[: place + 1]): name for place, name in enumerate(classes.split())}
-    assert role(path, types) == expected
-
-
 def test_the_bars_add_up_to_the_forward_pass():
     report = flops_model(FlopsRun(source=load("bert-tiny", architecture="BertForMaskedLM")), (2,), (16,))
     bars = {name: flops for name, _, flops, *_ in flops_bars(report)["bars"]}
@@ -228,26 +174,6 @@ def test_two_models_stand_side_by_side_with_their_differences(two):
     assert text.count("<section><h3>bert-tiny</h3>") == text.count("<section><h3>bert-mini</h3>") == 7
 
 
-def test_names_of_phases_on_one_row_of_a_chart_are_a_quarter_of_its_width_apart(written):
-    memory = from_json(written[0].with_suffix(".json").read_text()).models[0].memory
-    for panel in pictured(memory).panels:
-        end = len(panel.samples) - 1
-        rows = {mark.row: [] for mark in panel.marks}
-        for mark in panel.marks:
-            rows[mark.row].append(0.75 * end if mark.at_end else mark.start)
-        assert len(rows) > 1
-        assert all(other - one >= 0.25 * end for lefts in rows.values() for one, other in pairwise(lefts))
-
-
-def test_the_command_of_a_page_of_two_classes_names_neither(written):
-    report = from_json(written[0].with_suffix(".json").read_text())
-    (model,) = report.models
-    other = replace(model.tree.subject, architecture="BertForMaskedLM")
-    both = replace(report, models=(model, replace(model, tree=replace(model.tree, subject=other))))
-    assert "--architecture BertModel" in page_command(report)
-    assert "--architecture" not in page_command(both)
-
-
 def test_each_dataflow_is_drawn_for_a_phone_too_with_the_size_that_keeps_its_text_at_11_pixels(written):
     drawings = re.findall(
         r'<svg class="(wide|narrow)" style="--points:(\d+)"[^>]* width="(\d+)pt"', written[0].read_text()
@@ -269,18 +195,3 @@ def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatc
     path = tmp_path / "plain.html"
     assert cli("report", "bert-tiny", "--no-fit", "--seq", "32", "-o", str(path)).code == 0
     assert "flowchart" in path.read_text()
-    assert ("Graphviz on Python 3.10" if version < (3, 11) else "install Graphviz") in path.read_text()
-
-
-@pytest.mark.parametrize("arguments", [("bert-tiny",), ("bert-tiny", "-o", "x.html", "--seq", "600")])
-def test_a_page_without_a_file_or_with_a_wrong_size_is_one_line(cli, arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = cli("report", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert not list(tmp_path.iterdir())
-
-
-def test_every_variable_of_the_style_that_the_page_names_is_defined(written):
-    text = re.sub(r"<script.*?</script>", "", written[0].read_text(), flags=re.DOTALL)
-    defined = set(re.findall(r"(--[a-z-]+):", text))
-    assert set(re.findall(r"var\((--[a-z-]+)[,)]", text)) <= defined

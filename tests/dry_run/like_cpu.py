@@ -1,0 +1,41 @@
+"""python -m tests.dry_run.like_cpu STEPS SCRIPT [ARGUMENTS]: a dry run with the kernels of a CPU, as tests/real_run.py.
+
+Prints the same line of JSON as the real run: for each optimizer step the highest bytes since the one before and the
+bytes after it, and the highest bytes after the last step, over all batches of its evaluation.
+"""
+
+import json
+import os
+import runpy
+import sys
+from contextlib import suppress
+
+import torch
+
+from bertscope.dry_run.limits import Stop
+from bertscope.dry_run.recording import Recording
+from tests.dry_run.cpu_card import installed_cpu
+
+
+def main() -> None:
+    steps, sys.argv = int(sys.argv[1]), sys.argv[2:]
+    torch.set_num_threads(1)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+    with installed_cpu(sys.argv[0], steps) as here:
+        log, ends = here.recorder.log, []
+        here.recorder.on_update.insert(0, lambda _: ends.append(len(log.events)))
+        with suppress(Stop):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        here.recorder.close()
+        found = Recording(log, "cpu")
+        whole = found.evaluation(here.limits)
+    steps_found = [
+        (max(found.live[max(begun - 1, 0) : end]), found.live[end - 1])
+        for begun, end in zip([0, *ends], ends, strict=False)
+    ]
+    after = max(*found.live[ends[-1] - 1 :], whole.highest_bytes if whole is not None else 0)
+    print("\nDRY", json.dumps({"steps": steps_found, "after": after}), flush=True)
+    os._exit(0)
+
+
+main()

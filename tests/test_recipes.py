@@ -1,0 +1,149 @@
+"""What CONTRIBUTING.md says a change takes: each recipe on a copy of the package, in so many files, and it works."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+
+import pytest
+
+from tests.conftest import ROOT, run_python
+
+# Recipe -> file -> a pattern in it, and what stands before the first match; a new file has no pattern.
+RECIPES = {
+    "setting": {
+        "settings/run_config.py": (
+            r"    clip_grad_norm: bool = row\(",
+            '    copy_gradients: bool = row(False, "Copy the gradients before the step.", concerns=_OF_TRAINING,\n'
+            '                               text="gradients copied")\n',
+        ),
+        "memory/step.py": (
+            r"            self\.scaler\.step\(self\.optimizer\)",
+            "            grads = [param.grad for param in self.model.parameters() if param.grad is not None]\n"
+            "            copies = [grad.clone() for grad in grads] if self.run_config.copy_gradients else []\n",
+        ),
+    },
+    "column of a step": {
+        "reports/step.py": (
+            r"    @property\n    def peak_bytes",
+            "    @property\n    def half_bytes(self) -> int:\n        return self.peak.peak_bytes // 2\n\n",
+        ),
+        "views/step.py": (r"(?<=COST_COLUMNS = \(\n)", '    number("half of it", "half_bytes", str),\n'),
+    },
+    "optimizer": {
+        "settings/training.py": (
+            r'    "adagrad": Optimizer\(',
+            '    "adadelta": Optimizer(class_name="Adadelta", fused=False,\n'
+            '                          state=("step", "square_avg", "acc_delta")),\n',
+        ),
+    },
+    "formula of an operator": {
+        "tracing/operator_costs.py": ("    4: ", '    7: "logaddexp",\n'),
+    },
+    "command": {
+        "reports/widths.py": (
+            "",
+            "from typing import ClassVar\nfrom bertscope.frozen import dataclass\n"
+            "from bertscope.reports.base import Report\n"
+            "@dataclass(frozen=True, kw_only=True, repr=False)\nclass WidthsReport(Report):\n"
+            '    """The width of a model."""\n    kind: ClassVar[str] = "widths"\n    width: int\n',
+        ),
+        "api/widths.py": (
+            "",
+            "from bertscope.reports.widths import WidthsReport\nfrom bertscope.sources.find import find\n"
+            'def widths(model: str) -> WidthsReport:\n    """Return the width of a model."""\n'
+            "    return WidthsReport(width=find(model).config.hidden_size)\n",
+        ),
+        "views/widths.py": (
+            "",
+            "from bertscope.views.views import View\n"
+            'VIEW = View(tables=lambda report, *_: (), answer=lambda report: f"{report.width} wide")\n',
+        ),
+        "commands/table.py": (
+            r'        Command\(\s+"bertscope\.api\.counts:tree"',
+            '        Command("bertscope.api.widths:widths", "model fmt output verbose", "Show a width."),\n',
+        ),
+        "commands/model.py": (
+            r"def presets\(",
+            'def widths(call: CommandLine) -> None:\n    """Show the width of a model."""\n'
+            "    call.show(bertscope.widths(call.model))\n\n\n",
+        ),
+    },
+}
+FILES = {"setting": 2, "column of a step": 2, "optimizer": 1, "formula of an operator": 1, "command": 5}
+STEP = '"estimate", "bert-tiny", "--batch", "2", "--seq", "8"'
+PROGRAM = f"""
+import io, json, sys
+from contextlib import redirect_stdout
+from bertscope import cli
+def run(*words):
+    sys.argv = ["bertscope", *words]
+    with redirect_stdout(io.StringIO()) as out:
+        assert cli._run() in (None, 0), words
+    return out.getvalue()
+def parts(*words):
+    cost = json.loads(run({STEP}, "--format", "json", *words))["variants"][0]["estimated"]
+    return [phase["parts"] for phase in cost["phases"]][-1]
+import bertscope, torch
+class Both(torch.nn.Module):
+    def forward(self, x):
+        return torch.logaddexp(x, x)
+json.dump({{
+    "setting": [parts("--optimizer", "sgd", *more) for more in ((), ("--copy-gradients",))],
+    "keyword": bertscope.estimate("bert-tiny", batch=2, seq=8, copy_gradients=True).run.copy_gradients,
+    "column of a step": run({STEP}),
+    "optimizer": [parts("--optimizer", name)["optimizer_state"] for name in ("adadelta", "adamw")],
+    "formula of an operator": bertscope.flops(Both(), torch.ones(3, 5)).rows[0].total.elementwise_flops,
+    "command": [run("widths", "bert-tiny"), json.loads(run("widths", "bert-tiny", "-f", "json"))["width"],
+                run("schema", "widths"), run("--help")],
+}}, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What a copy of the package answers that has all of the changes."""
+    folder = tmp_path_factory.mktemp("changed")
+    for name in ("bertscope", "presets"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for files in RECIPES.values():
+        for name, (pattern, text) in files.items():
+            path = folder / "bertscope" / name
+            before = path.read_text() if pattern else ""
+            place = re.search(pattern, before)
+            assert place, f"{name} has no {pattern}"
+            path.write_text(before[: place.start()] + text + before[place.start() :])
+            ast.parse(path.read_text())
+    changed = {"cwd": folder, "check": True, "env": {"PYTHONPATH": str(folder)}}
+    run_python("import runpy; runpy.run_module('bertscope.settings.generate', run_name='__main__')", **changed)
+    return json.loads(run_python(PROGRAM, **changed).stdout)
+
+
+def test_a_recipe_takes_so_many_files():
+    assert {name: len(files) for name, files in RECIPES.items()} == FILES
+
+
+def test_a_setting_is_an_option_a_keyword_and_memory(found):
+    plain, copied = found["setting"]
+    assert copied["temporaries"] - plain["temporaries"] == plain["gradients"] > 0
+    assert found["keyword"] is True
+
+
+def test_a_column_is_in_the_table_of_a_step(found):
+    assert "half of it" in found["column of a step"]
+
+
+def test_an_optimizer_of_torch_has_its_state(found):
+    other, adamw = found["optimizer"]
+    assert other == adamw > 0
+
+
+def test_a_formula_counts_its_operator(found):
+    assert found["formula of an operator"] == 7 * 3 * 5
+
+
+def test_a_command_has_its_table_its_json_its_schema_and_its_line_of_the_help(found):
+    table, width, schema, text = found["command"]
+    assert ("128 wide" in table, width, "width" in schema, " widths " in text) == (True, 128, True, True)
