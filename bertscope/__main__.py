@@ -17,7 +17,7 @@ def main() -> None:
         if number and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, leave_at_once)
     try:
-        from bertscope.commands.process import run
+        from bertscope.commands.exit_codes import run
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     run(_command_line)

@@ -14,7 +14,7 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from bertscope import __version__
-from bertscope.commands.process import EXIT_CODES, complain, failure, option_forms
+from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, option_forms
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
 from bertscope.errors import BertscopeWarning, SelectionError, naming, one_line
 from bertscope.settings.run_config import CACHE_VARIABLE

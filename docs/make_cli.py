@@ -14,7 +14,7 @@ import typer
 
 import bertscope
 from bertscope.cli import app
-from bertscope.commands.process import EXIT_CODES
+from bertscope.commands.exit_codes import EXIT_CODES
 from bertscope.settings.generate import markdown
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import MEASURED

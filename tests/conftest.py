@@ -241,14 +241,14 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="session", autouse=True)
 def _each_trace_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have all workers share the traces of models, as a user may have commands share them; none is removed."""
-    from bertscope.tracing import saved
+    from bertscope.tracing import cache
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BERTSCOPE_CACHE", str(folder / "cache"))
-        patch.setattr(saved, "_tidy", lambda folder: None)  # looks at each of the 2,000 files
+        patch.setattr(cache, "_tidy", lambda folder: None)  # looks at each of the 2,000 files
         yield
 
 

@@ -24,7 +24,7 @@ from tests.rooms import BUDGETS, MODULES, PACKAGE, lines_by_room, room, statemen
 
 # Room -> the rooms and the foreign packages (in <>) that it may import.
 BASE = "errors units frozen reports"
-TEXT = f"{BASE} config sources settings progress gpus text_files checkpoints calibrations"
+TEXT = f"{BASE} config sources settings progress gpus files checkpoints calibrations"
 COMPUTE = "tracing memory measure analyses"
 MAY = {
     "errors": "units",
@@ -35,10 +35,10 @@ MAY = {
     "settings": "errors units frozen gpus",
     "gpus": "errors units frozen",
     "progress": "errors",
-    "calibrations": f"{BASE} gpus text_files",
-    "text_files": f"{BASE} <yaml>",
-    "checkpoints": f"{BASE} text_files bertscope",
-    "sources": f"{BASE} config settings gpus text_files checkpoints <yaml>",
+    "calibrations": f"{BASE} gpus files",
+    "files": f"{BASE} <yaml>",
+    "checkpoints": f"{BASE} files bertscope",
+    "sources": f"{BASE} config settings gpus files checkpoints <yaml>",
     "torch_import": "errors",
     "torch_access": "errors torch_import <torch>",
     "transformers_access": "torch_access",
@@ -73,7 +73,7 @@ LATE = {
     ("pytest_plugin", "sources"): "the plugin is loaded in every run of pytest",
     ("pytest_plugin", "views"): "the plugin is loaded in every run of pytest",
     ("pytest_plugin", "testing"): "the plugin is loaded in every run of pytest",
-    ("text_files", "processes"): "a file is replaced without an interruption",
+    ("files", "processes"): "a file is replaced without an interruption",
     ("sources", "model"): "`build` of a source, the only place where sources meet torch",
     ("sources", "torch_access"): "`build` of a source",
     ("sources", "<pyarrow>"): "an optional package reads the lengths of a Parquet file",
@@ -202,7 +202,7 @@ def test_a_public_name_of_analyses_and_reports_is_defined_once():
 
 NUMBERS_ELSEWHERE = {
     "analyses/sweep/pool.py",  # keys of rows, and the schema of another version
-    "tracing/saved.py",  # digests, the names of files
+    "tracing/cache.py",  # digests, the names of files
     "analyses/why/findings.py",  # sizes in an error message
     "analyses/why/history.py",  # folders of a Python version
     "analyses/dataflow.py",  # places in tuples, such as past_key_values[3]

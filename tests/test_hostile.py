@@ -16,7 +16,7 @@ from rich.cells import cell_len
 
 from bertscope.checkpoints.files import LIMITS, Budget
 from bertscope.errors import SourceError, one_line
-from bertscope.text_files import readable
+from bertscope.files import readable
 from bertscope.units import html_text, json_text, visible
 from bertscope.views.columns import Column, csv_only, csv_text, table_text
 from bertscope.views.console import Target

@@ -20,7 +20,7 @@ from bertscope.sources.bert import TIES_KEY, Expectation
 from bertscope.sources.expectation_files import ExpectedModel, files_to_check, load_expected, yaml_name
 from bertscope.sources.model_source import as_source_error, built_for_counting
 from bertscope.sources.transformers_models import largest_layers
-from bertscope.tracing.saved import uncached
+from bertscope.tracing.cache import uncached
 from bertscope.units import decimal
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from bertscope.measure.profile_job import machine_bytes
 from bertscope.processes.child import child_command
 from bertscope.reports.tool import DeviceRow, DoctorReport, PackageRow
 from bertscope.sources.bert import preset_dir, preset_paths
-from bertscope.tracing.saved import cache_folder, entries
+from bertscope.tracing.cache import cache_folder, entries
 
 # Required packages, and the packages of each extra; a test compares both with pyproject.toml.
 NEEDED = {

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertscope.errors import MissingExtraError, SelectionError, name_of, suggestion
+from bertscope.files import read_mapping
 from bertscope.progress import expect, notify, progress
 from bertscope.reports.memory import SweepReport, SweepRow
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.tool import PresetRow, PresetsReport
 from bertscope.sources.bert import config_paths, member_of, preset_paths, read_preset
 from bertscope.sources.training_files import read_plan
-from bertscope.text_files import read_mapping
-from bertscope.tracing.saved import usable_cores
+from bertscope.tracing.cache import usable_cores
 
 
 def presets(name: str | None = None) -> PresetsReport:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bertscope.errors import SelectionError, SourceError
+from bertscope.files import read_text
 from bertscope.frozen import dataclass
 from bertscope.gpus import Gpu, find_device
 from bertscope.reports.json import from_json
 from bertscope.reports.tool import CalibrationReport
-from bertscope.text_files import read_text
 
 SHIPPED = Path(__file__).parent
 _MOST_FILES = 100

@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from bertscope.text_files import readable
+from bertscope.files import readable
 
 # In the order in which transformers searches, then those of an adapter of peft, then those of other programs: FSDP's
 # `.metadata` and DeepSpeed's `latest`; last what `refused` names.

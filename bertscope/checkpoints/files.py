@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from bertscope.errors import SourceError
+from bertscope.files import readable
 from bertscope.reports.checkpoint import FilePart, StoredTensor
-from bertscope.text_files import readable
 
 _REST = "structure and alignment"
 MAX_NAME = 1000  # characters in the name of a tensor

@@ -14,18 +14,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from bertscope.commands.exit_codes import failure, is_debug
 from bertscope.commands.options import INPUTS
-from bertscope.commands.process import failure, is_debug
 from bertscope.commands.table import Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
+from bertscope.files import check_writable, write_file
 from bertscope.progress import listening
-from bertscope.reports.base import UNCOUNTED, to_json
+from bertscope.reports.base import UNCOUNTED
 from bertscope.settings.rows import CodeName
 from bertscope.settings.run_config import QUESTIONS, SETTINGS
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource, built_for_counting
-from bertscope.text_files import check_writable, write_file
 from bertscope.torch_import import load_meta_kernels, without_meta_kernels
 from bertscope.views.console import Target, message, progress_bar, stdout_target
 
@@ -298,7 +298,7 @@ def show(
     `lang` is the language of a view that has several.
     """
     if fmt == "json":
-        write(to_json(report), output)
+        write(report.to_json(), output)
         return
     from bertscope.views.views import display
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import bertscope
 from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, show, write
-from bertscope.commands.process import INTERRUPT
+from bertscope.commands.exit_codes import INTERRUPT
 from bertscope.errors import SelectionError, SourceError
+from bertscope.files import write_file
 from bertscope.reports.memory import COMPUTED, SweepReport, SweepRow
 from bertscope.reports.step import NO
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import SWEPT
-from bertscope.text_files import write_file
 
 if TYPE_CHECKING:
-    from bertscope.reports.tool import CalibrationReport
     from bertscope.reports.memory import LengthsReport, MemoryReport
+    from bertscope.reports.tool import CalibrationReport
 
 
 def _check_timeline(call: CommandLine) -> None:

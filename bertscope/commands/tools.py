@@ -8,9 +8,10 @@ from typing import Any
 
 import bertscope
 from bertscope.commands.call import CommandLine, note, show, write
-from bertscope.commands.process import complain
+from bertscope.commands.exit_codes import complain
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import SelectionError, SourceError, suggestion
+from bertscope.files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import CheckReport
@@ -22,7 +23,6 @@ from bertscope.sources.expectation_files import (
     read_expectation_file,
     with_expected,
 )
-from bertscope.text_files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.units import json_text
 
 _SHOWN = 12  # files that a note names

@@ -117,14 +117,15 @@ class Limits:
         put(flow, on_step_end=on_step_end)
 
     def _follow_lightning(self, put: Put, module: Any) -> None:
-        loop, limits = module._TrainingEpochLoop, self
-        given = loop._should_check_val_fx
+        loop, limits = vars(module)["_TrainingEpochLoop"], self
+        given = loop.on_advance_end
 
-        def evaluates(own: Any, fetcher: Any) -> bool:
-            is_last = limits.recorder.updates >= limits.steps and own._should_check_val_epoch()
-            return given(own, fetcher) or is_last
+        def on_advance_end(own: Any, *args: Any) -> None:
+            if limits.recorder.updates >= limits.steps:
+                own.trainer.val_check_batch = 1  # batches between two validations
+            given(own, *args)
 
-        put(loop, _should_check_val_fx=evaluates)
+        put(loop, on_advance_end=on_advance_end)
 
 
 def _raise_stop() -> None:

@@ -1,4 +1,4 @@
-"""What a dry run held: functions of its log."""
+"""Phases, blocks and evaluations of a dry run: functions of its log."""
 
 import os
 from collections import defaultdict

@@ -16,6 +16,7 @@ from bertscope.memory.trace import CAT, GRANULE_BYTES, RETURN, STACK, UPDATE, Bl
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CUDA
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
+from bertscope.settings.training import OPTIMIZERS
 from bertscope.torch_access import operator_name, storage_key, torch, tree_leaves
 from bertscope.torch_access.compiled import compiled_paths
 from bertscope.torch_access.distributed import group_size, held_tensors, tensors_in, watched_gathers
@@ -285,11 +286,13 @@ class StepRecorder(Recorder):
 
     def hold_state(self) -> None:
         """Record what is allocated now and not known yet as state, which exists before the step."""
-        is_fused = self.step.run_config.optimizer_implementation == "fused"
+        run_config = self.step.run_config
+        row = OPTIMIZERS.get(run_config.optimizer)
+        is_apart = self.device.kind == CUDA and run_config.optimizer_implementation != "fused"
+        host_state = row.host_state if row and is_apart else ()  # such as step counters
         for block, tensor in self.step.state():
-            # A step counter is on the CPU, unless a fused kernel reads it.
-            is_counter = self.device.kind == CUDA and not is_fused and block.path.endswith(".step")
-            if not is_counter and storage_key(tensor) not in self.numbers:
+            is_on_host = block.part == "optimizer_state" and block.path.rpartition(".")[2] in host_state
+            if not is_on_host and storage_key(tensor) not in self.numbers:
                 number = self.log.hold(block, tensor.untyped_storage().nbytes())
                 self._follow(number, tensor.untyped_storage())
                 is_state = block.part == "optimizer_state"

@@ -10,9 +10,8 @@ from bertscope.model.lora import base_model_of
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import INFERENCE, PLAIN, STORED, TRAINER, TRAINING, RunConfig
 from bertscope.settings.training import MODEL, OPTIMIZERS
-from bertscope.sources.bert import BertSource
+from bertscope.sources.bert import BertSource, preset_paths
 from bertscope.sources.model_source import ModelSource
-from bertscope.sources.presets import preset_paths
 from bertscope.tracing.fake_tensors import valid_tokens
 from bertscope.units import FP32
 

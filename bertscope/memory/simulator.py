@@ -1,7 +1,7 @@
 """One model and what is known of its steps: traces at any batch, FLOPs, facts of the model, and what a step costs.
 
 Two recorded runs of a kind of step give its memory at any batch (trace.py). Results are kept in the user's cache
-(saved.py): a further report on the same kind of step imports no torch.
+(cache.py): a further report on the same kind of step imports no torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CUDA, FREED, RunConfig
 from bertscope.settings.training import MODEL, mini_batch
 from bertscope.sources.model_source import ModelSource
-from bertscope.tracing.saved import is_saved, saved
+from bertscope.tracing.cache import is_saved, saved
 
 if TYPE_CHECKING:
     from bertscope.memory.estimate import MemoryTraces

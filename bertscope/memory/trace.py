@@ -504,7 +504,7 @@ class MemoryTrace:
         return found
 
 
-_MOST_SAVED = 500_000  # events; saved.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
+_MOST_SAVED = 500_000  # events; cache.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
 _PHASES = frozenset((FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER))
 _SLOPES, _NUMBERS, _CHANGES = range(-(2**62), 2**62), range(2**31), range(-(2**31), 2**31)
 _FORM = (

@@ -26,6 +26,7 @@ class Optimizer:
     foreach: bool = True
     fused: bool = True
     foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
+    host_state: tuple[str, ...] = ("step",)  # that stays on the CPU, but for a fused kernel
     state: tuple[str, ...] = ()  # of each parameter, with the defaults of the class; of Adafactor, for 2 dimensions
     takes: tuple[str, ...] = ()  # fields of RunConfig that are arguments of the class
     trainer: dict[str, str] = field(default_factory=dict)  # `optim` of TrainingArguments -> implementation
@@ -56,6 +57,21 @@ OPTIMIZERS = {
     "adagrad": Optimizer(
         class_name="Adagrad", state=("step", "sum"), takes=("weight_decay",), trainer={"adagrad": "default"},
     ),
+    "adadelta": Optimizer(
+        class_name="Adadelta", fused=False, state=("step", "square_avg", "acc_delta"), takes=("weight_decay",),
+    ),
+    "adamax": Optimizer(
+        class_name="Adamax", fused=False, state=("step", "exp_avg", "exp_inf"), takes=("weight_decay",),
+    ),
+    "asgd": Optimizer(
+        class_name="ASGD", fused=False, host_state=(), state=("step", "eta", "mu", "ax"), takes=("weight_decay",),
+    ),
+    "nadam": Optimizer(
+        class_name="NAdam", fused=False, host_state=("step", "mu_product"),
+        state=("step", "mu_product", "exp_avg", "exp_avg_sq"), takes=("weight_decay",),
+    ),
+    "radam": Optimizer(class_name="RAdam", fused=False, state=_ADAM_STATE, takes=("weight_decay",)),
+    "rprop": Optimizer(class_name="Rprop", fused=False, state=("step", "prev", "step_size")),
     "lamb": Optimizer(
         class_name="Lamb", in_torch=False, foreach=False, foreach_on_cuda=False, state=("exp_avg", "exp_avg_sq"),
     ),

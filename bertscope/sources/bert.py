@@ -44,13 +44,13 @@ from bertscope.config import (
     unknown_architecture,
 )
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, name_of
+from bertscope.files import Entry, read_mapping, with_places
+from bertscope.files import Mapping as Entries
 from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import FLASH_KERNELS, OF_FLOPS, RunConfig
 from bertscope.sources.model_source import ModelSource, SourceOptions
-from bertscope.text_files import Entry, read_mapping, with_places
-from bertscope.text_files import Mapping as Entries
 from bertscope.units import parse_bytes, visible
 
 if TYPE_CHECKING:

@@ -24,6 +24,8 @@ import yaml
 
 from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, ConfigError, SourceError
+from bertscope.files import Entry, read_mapping, read_text, read_yaml, readable, root_node
+from bertscope.files import Mapping as Entries
 from bertscope.frozen import dataclass
 from bertscope.settings.rows import CodeName, is_code
 from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
@@ -39,8 +41,6 @@ from bertscope.sources.bert import (
 )
 from bertscope.sources.find import find
 from bertscope.sources.model_source import FactorySource, ModelSource
-from bertscope.text_files import Entry, read_mapping, read_text, read_yaml, readable, root_node
-from bertscope.text_files import Mapping as Entries
 
 _REMEDY = "expected counts belong in a preset or a *.bertscope.yaml with 'model: ...'; write one with this model"
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")

@@ -29,6 +29,8 @@ from bertscope.errors import (
     one_line,
     suggestion,
 )
+from bertscope.files import Mapping as Entries
+from bertscope.files import read_json, read_mapping, readable
 from bertscope.frozen import dataclass
 from bertscope.settings.rows import NO_PERMIT, CodeName, is_code, with_permits
 from bertscope.settings.training import loss_parts
@@ -53,8 +55,6 @@ from bertscope.sources.transformers_models import (
     from_config,
     stored_dtype,
 )
-from bertscope.text_files import Mapping as Entries
-from bertscope.text_files import read_json, read_mapping, readable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

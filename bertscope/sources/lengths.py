@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SelectionError, SourceError, name_of, suggestion
+from bertscope.files import readable
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.sources.find import cached_folder
-from bertscope.text_files import readable
 
 MAX_LENGTHS = 10_000_000
 _MAX_LINE_BYTES = 2**20

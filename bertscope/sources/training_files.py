@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 from bertscope.errors import BertscopeError, SourceError
+from bertscope.files import Entry, read_mapping, read_text, readable
+from bertscope.files import Mapping as Entries
 from bertscope.frozen import dataclass
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
@@ -22,8 +24,6 @@ from bertscope.settings.checkpointing import FULL, NONE, Checkpointing
 from bertscope.settings.request import read_settings
 from bertscope.settings.run_config import AUTOCAST, SETTINGS, TRAINER
 from bertscope.settings.training import NotModelledError, whole_number
-from bertscope.text_files import Entry, read_mapping, read_text, readable
-from bertscope.text_files import Mapping as Entries
 from bertscope.units import BF16, FP16
 
 _WANTED = (

@@ -31,10 +31,10 @@ from bertscope.errors import (
     name_of,
     suggestion,
 )
+from bertscope.files import Mapping as Entries
 from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.model_source import ModelSource, SourceOptions, as_source_error
-from bertscope.text_files import Mapping as Entries
 from bertscope.units import visible
 
 if TYPE_CHECKING:

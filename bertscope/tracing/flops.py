@@ -23,13 +23,13 @@ from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.settings.training import MODEL
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, torch
+from bertscope.tracing.cache import saved
 from bertscope.tracing.fake_tensors import META_ATTENTION, mark_valid, on_meta, run_without_values
 from bertscope.tracing.inputs import arguments, inputs_for, loss_of, running_module
 from bertscope.tracing.losses import add_teacher, batch_of_texts, loss_function
 from bertscope.tracing.module_tree import Node, fold, freeze, read, subject, tensors_of, totals
 from bertscope.tracing.operators import Trace, trace
 from bertscope.tracing.repeat import RAN, Repeated, layer_stacks, repeated, shortened
-from bertscope.tracing.saved import saved
 
 MODES = ("inference", "training")
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)

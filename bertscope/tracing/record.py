@@ -546,7 +546,8 @@ def _name(operator: Any) -> str:
 
 @cache
 def _is_composite(operator: Any) -> bool:
-    return has_kernel(operator, "CompositeImplicitAutograd")
+    # With a kernel of its own, as silu_backward has beside its formula, a device computes it at once.
+    return has_kernel(operator, "CompositeImplicitAutograd") and not has_kernel(operator, "CPU")
 
 
 def is_training(module: nn.Module) -> bool:

@@ -379,22 +379,13 @@ def _compared_subject(reports: Sequence[MemoryReport]) -> list[Column]:
     return [*model_columns(reports), about("parameters in", "run.precision", "precision", shown=several)]
 
 
-def _compared_notes(reports: Sequence[MemoryReport]) -> list[str]:
-    return common_notes(
-        (one_line(report.subject.name, limit=120), [*uncounted(report), *footnotes(report)]) for report in reports
-    )
-
-
-def _hidden_rows(report: MemoryReport, target: Target) -> int:
-    shown, whole = (variants_table(report, is_verbose=is_verbose).rows for is_verbose in (False, True))
-    return len(whole) - len(shown)
-
-
 VIEW = View(
     answer=verdict,
     tables=_tables,
     notes=notes,
-    hidden_rows=_hidden_rows,
+    hidden_rows=lambda report, target: (
+        len(variants_table(report).rows) - len(variants_table(report, is_verbose=False).rows)
+    ),
     chart=lambda report, target: f"\n{bars(report, target)}" if target.verbose else "",
     records=_records,
     compared=Compared(
@@ -403,6 +394,8 @@ VIEW = View(
         answer=lambda reports: run_text(
             reports[0].run, precision=len({report.run.precision for report in reports}) == 1
         ),
-        notes=_compared_notes,
+        notes=lambda reports: common_notes(
+            (one_line(report.subject.name, limit=120), [*uncounted(report), *footnotes(report)]) for report in reports
+        ),
     ),
 )

@@ -10,7 +10,7 @@ from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
 from bertscope.reports.run import RunFitReport, RunReport
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
-from bertscope.views.columns import Column, attribute, fits_word, in_phase, number
+from bertscope.views.columns import attribute, fits_word, in_phase, number
 from bertscope.views.console import Target
 from bertscope.views.step import cost_columns, part_name, parts_csv, range_text
 from bertscope.views.timeline import timeline
@@ -128,14 +128,10 @@ def _fit_answer(report: RunFitReport) -> str:
     return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
 
 
-def _fit_columns(report: RunFitReport) -> list[Column]:
-    return [number(report.argument, "value"), *cost_columns(report.rows)]
-
-
 FIT = View(
     answer=_fit_answer,
     title=_title,
-    columns=_fit_columns,
+    columns=lambda report: [number(report.argument, "value"), *cost_columns(report.rows)],
     strong=lambda report, row: row.value == report.largest,
     notes=lambda report, target: report.remarks,
     shows_all_notes=True,

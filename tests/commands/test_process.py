@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bertscope.commands import process
+from bertscope.commands import exit_codes
 from tests.conftest import ROOT, run_python
 from tests.measure.test_profile import (  # noqa: F401
     LONG,
@@ -148,7 +148,7 @@ def test_a_limit_below_what_torch_needs_is_exit_code_3_and_neither_an_abort_nor_
 
 def test_every_exit_code_is_in_the_help_and_on_the_page(cli):
     shown, page = " ".join(cli("--help").out.split()), (ROOT / "docs" / "cli.md").read_text()
-    for code, meaning in process.EXIT_CODES.items():
+    for code, meaning in exit_codes.EXIT_CODES.items():
         assert f"{code} {meaning.partition(' (')[0]}" in shown
         assert f"| {code} | {meaning} |" in page
 

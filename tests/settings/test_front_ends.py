@@ -15,6 +15,7 @@ from bertscope.api.requests import requested
 from bertscope.commands.registry import typer_command
 from bertscope.commands.table import Command
 from bertscope.errors import SelectionError
+from bertscope.files import read_mapping
 from bertscope.memory import optimizers
 from bertscope.memory.step import TORCH_DTYPES, make_optimizer
 from bertscope.settings import checkpointing as tables
@@ -25,7 +26,6 @@ from bertscope.settings.rows import Row, SettingError, rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS, SETTINGS, SWEPT, RunConfig
 from bertscope.settings.training import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.sources.bert import read_expectations
-from bertscope.text_files import read_mapping
 from bertscope.units import PRECISIONS
 
 # Values that a rule of a row's own asks for; every other row tells its values itself.

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from bertscope import load
 from bertscope.errors import BertscopeError
+from bertscope.files import read_yaml
 from bertscope.sources.bert import Expectation
 from bertscope.sources.expectation_files import read_expectation_file, with_expected
-from bertscope.text_files import read_yaml
 from tests.conftest import ROOT, cases, data
 
 TINY_MLM = "model: bert-tiny\narchitecture: BertForMaskedLM\nexpected:\n"

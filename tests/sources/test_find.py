@@ -15,12 +15,12 @@ from torch import nn
 
 import bertscope
 from bertscope.errors import BertscopeError, ConfigError, SourceError
+from bertscope.files import read_json, read_yaml
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import preset_dir, preset_paths, read_preset
 from bertscope.sources.find import load
 from bertscope.sources.model_source import GivenModule
-from bertscope.text_files import read_json, read_yaml
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.operators import source_shapes
 from tests.conftest import ROOT, cases

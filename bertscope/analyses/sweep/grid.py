@@ -21,6 +21,7 @@ from typing import Any
 
 import bertscope
 from bertscope.errors import BertscopeError, MissingExtraError, SourceError, one_line
+from bertscope.files import read_text, read_yaml, readable
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.memory.parallel.collectives import traffic
 from bertscope.memory.plan import check_plan
@@ -36,8 +37,7 @@ from bertscope.settings.rows import permits_of, rows, with_permits
 from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find, source_from_data
 from bertscope.sources.model_source import ModelSource
-from bertscope.text_files import read_text, read_yaml, readable
-from bertscope.tracing.saved import choose_threads, default_threads
+from bertscope.tracing.cache import choose_threads, default_threads
 
 KEPT_MODELS = 4  # whose traces a worker keeps
 MAX_POINTS = 100_000  # a row has 1.5 KB, and a point takes 0.1 s or more

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 from bertscope.analyses.sweep.grid import Task, are_kept
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError, WorkerError, one_line
+from bertscope.files import write_file
 from bertscope.processes.child import (
     ENDED,
     ERROR,
@@ -40,7 +41,6 @@ from bertscope.processes.child import (
 from bertscope.progress import notify
 from bertscope.reports.base import FAILED, SCHEMA
 from bertscope.reports.memory import COMPUTED, REFUSED, SweepRow
-from bertscope.text_files import write_file
 
 ATTEMPTS = 2  # a point whose worker ends is computed once more
 _STARTS = 3  # workers that end before they are ready, one after another, before the sweep stops

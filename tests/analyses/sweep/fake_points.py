@@ -46,9 +46,9 @@ def compute(text: str) -> str:
 
 if __name__ == "__main__":
     from bertscope import cli
-    from bertscope.commands import process
+    from bertscope.commands import exit_codes
 
     pool.local_rows = partial(pool.local_rows, functions=FUNCTIONS)
     Path(os.environ["PID"]).write_text(str(os.getpid()))
     sys.argv[0] = "bertscope"
-    process.run(cli._run)
+    exit_codes.run(cli._run)

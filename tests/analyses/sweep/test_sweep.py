@@ -25,7 +25,7 @@ from bertscope.errors import SelectionError, WorkerError
 from bertscope.processes import child
 from bertscope.reports.memory import SweepRow
 from bertscope.settings.run_config import RunConfig
-from bertscope.tracing import saved
+from bertscope.tracing import cache
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded
 
@@ -136,7 +136,7 @@ def test_workers_that_cannot_start_end_the_sweep(tmp_path, monkeypatch):
 @pytest.fixture
 def threads(monkeypatch):
     """The number of threads is at the end what it was."""
-    monkeypatch.setattr(saved, "_chosen", [])
+    monkeypatch.setattr(cache, "_chosen", [])
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

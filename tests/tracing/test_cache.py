@@ -23,7 +23,7 @@ from bertscope.memory import estimate
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import CACHE_VARIABLE, RunConfig
-from bertscope.tracing import saved as module
+from bertscope.tracing import cache as module
 from tests.child_server import loaded
 from tests.conftest import ROOT, run_python
 from tests.memory.steps import small
@@ -89,7 +89,7 @@ def test_the_second_command_of_a_kind_prints_the_same_and_imports_no_torch(comma
     monkeypatch.setattr(module, "_chosen", [torch.get_num_threads()])  # whichever test imported torch, and how
     first = cli(*command.split(), "--format", "json").out
     code = (
-        f"import sys; from bertscope.tracing.saved import choose_threads; choose_threads({torch.get_num_threads()});"
+        f"import sys; from bertscope.tracing.cache import choose_threads; choose_threads({torch.get_num_threads()});"
         f"sys.argv[1:] = {[*command.split(), '--format', 'json']}; from bertscope import cli; cli.start();"
         "sys.exit('torch' in sys.modules)"
     )
@@ -113,7 +113,7 @@ def test_the_second_sweep_of_the_same_kinds_prints_the_same_and_imports_no_torch
 def test_a_number_of_threads_that_somebody_chose_has_its_own_file():
     """A new process knows only that torch will take its default."""
     code = (
-        "from bertscope.tracing.saved import choose_threads, threads; before = threads();"
+        "from bertscope.tracing.cache import choose_threads, threads; before = threads();"
         "from bertscope.torch_access import threads_of_import, torch; now, default = threads(), threads_of_import();"
         "torch.set_num_threads(default + 1); more = threads(); choose_threads(default);"
         "print([before, now, more, threads(), default])"
