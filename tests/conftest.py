@@ -198,7 +198,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
 
     @once
     def measured(job: Any, seconds: float) -> Any:
-        with profile.starting("", "bertscope.measure.profile_worker:main") as start:
+        with profile.starting("", profile.entry_of(job)) as start:
             child = real(job, seconds, start)
         try:
             child.measure()

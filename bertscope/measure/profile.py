@@ -39,8 +39,7 @@ def profile_report(
     the jobs that follow. Raises the BertscopeError of a child.
     """
     children: list[_Child] = []
-    entry = f"bertscope.measure.{'rank:launcher' if jobs[0].launch else 'profile_worker:main'}"
-    with starting(_LOAD, entry, forks=len(jobs) > 1 and jobs[0].run_config.device == "cpu") as start:
+    with starting(_LOAD, entry_of(jobs[0]), forks=len(jobs) > 1 and jobs[0].run_config.device == "cpu") as start:
         try:
             for job in jobs:
                 beside = children[0].sent.estimated.cost.peak_bytes if children and children[0].sent.estimated else 0
@@ -97,6 +96,11 @@ def _take_turns(children: Sequence[_Child]) -> None:
                     other.problem = INTERRUPTED
                 return
             child.run_timed_step(number, steps, [other.first_seconds for other in children])
+
+
+def entry_of(job: Job) -> str:
+    """Return the function that a child of this job calls."""
+    return f"bertscope.measure.{'rank:launcher' if job.launch else 'profile_worker:main'}"
 
 
 class _Child:
