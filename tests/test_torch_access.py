@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from contextlib import ExitStack, contextmanager
 from threading import Event, Thread, get_ident
-from types import SimpleNamespace
 
 import pytest
 
@@ -71,15 +70,6 @@ def test_a_cpu_has_bf16_products_with_avx512_for_bf16_and_without_amx(monkeypatc
     torch_access.has_bf16_products.cache_clear()
 
 
-def test_the_card_is_the_first_cuda_device_if_there_is_one(monkeypatch):
-    assert (torch_access.this_card() is None) == (not torch.cuda.is_available())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    properties = types.SimpleNamespace(name="NVIDIA H200", total_memory=2**37)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert torch_access.this_card() == ("NVIDIA H200", 2**37)
-
-
 def test_the_device_of_a_fake_tensor_is_known_without_a_dispatch():
     asks = torch.ops.prim.device.default
     with torch_access.fake_tensor_mode():
@@ -95,15 +85,6 @@ def test_one_more_reference_raises_the_use_counts():
     view = tensor.view(2, 2)
     after = torch_access.use_counts(tensor)
     assert after[1] == before[1] + 1, view
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_the_card_is_the_first_device_or_none(monkeypatch, count):
-    card = SimpleNamespace(name="Some Gpu", total_memory=2**37)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
-    assert torch_access.this_card() == (("Some Gpu", 2**37) if count else None)
 
 
 def test_without_use_counts_there_are_none(monkeypatch):

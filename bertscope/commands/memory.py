@@ -155,6 +155,8 @@ def run(call: CommandLine) -> int:
         from bertscope.views.run import step_timeline
 
         _write(call.timeline, lambda path: step_timeline(report, path.suffix), "the timeline is")
+    if not report.has_run:
+        return 3
     return 1 if report.answer == NO else 0
 
 

@@ -134,14 +134,15 @@ class Installed:
         }  # fmt: skip
         cost = replace(max(phases, key=lambda phase: (phase.peak_bytes, phase.step)).cost, **device)
         sizes = tuple(size for size, _, _ in log.refused)
-        if asked.budget_bytes is not None:
+        made = replace(made, phases=phases)
+        if asked.budget_bytes is not None and made.has_run:
             lacking = [max(reserved + size - asked.budget_bytes, 0) for size in vars(context).values()]
             if failure and sizes:
                 lacking = [sizes[-1], max(sizes[-1], lacking[1])]
             shortfall = ByteRange(low_bytes=lacking[0], high_bytes=lacking[1])
             cost = replace(cost, limit_bytes=asked.budget_bytes, shortfall=shortfall)
         made = replace(
-            made, phases=phases, held=found.held(top), evaluation=more, cost=cost, refused_bytes=sizes,
+            made, held=found.held(top), evaluation=more, cost=cost, refused_bytes=sizes,
             memory=None if trace is None else memory(trace, "estimated", self.rows, **device),
             refused_lines=tuple(short_line(line, asked.folder) for _, line, _ in log.refused),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from bertscope.processes.child import ENDED, ERROR, GARBLED, Child, ForkedChild,
 from bertscope.processes.folders import OwnFolder
 from bertscope.progress import progress
 from bertscope.reports.json import typed
-from bertscope.reports.run import RunFit, RunFitReport, RunReport
+from bertscope.reports.run import NOTHING_RAN, UNRECORDED, RunFit, RunFitReport, RunReport
 from bertscope.reports.step import YES, ByteRange
 
 _RANGE = re.compile(r"([A-Za-z_][\w.-]*)=([0-9]{1,9})\.\.([0-9]{1,9})", re.ASCII)
@@ -108,7 +108,8 @@ def as_asked(asked: ScriptRun, sent: RunReport) -> RunReport:
     """Return the report that was sent, with what was asked for as this process knows it."""
     if not sent.phases:
         raise SelectionError(
-            f"{asked.name} put nothing on a CUDA device; does it choose the device by torch.cuda.is_available()?"
+            f"{asked.name} put nothing on a CUDA device; does it choose the device by torch.cuda.is_available()? "
+            f"{UNRECORDED.capitalize()}"
         )
     return replace(sent, script=asked.script, arguments=asked.arguments, card=asked.gpu,
                    budget_bytes=asked.budget_bytes)  # fmt: skip
@@ -132,6 +133,8 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
             report = run(replace(asked, arguments=tuple(with_value(asked.arguments, name, value))))
             if report.cost is None:
                 raise SelectionError(f"{asked.name} allocates nothing on a CUDA device")
+            if not report.has_run:
+                raise WorkerError(f"{asked.name}: {NOTHING_RAN}")
             rows[value] = RunFit(value=value, cost=report.cost)
         return rows[value].answer == YES
 

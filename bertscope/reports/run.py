@@ -10,6 +10,9 @@ from bertscope.reports.base import TableReport
 from bertscope.reports.memory import Memory
 from bertscope.reports.step import CostRow, StepCost
 
+UNRECORDED = "the processes that it starts are not recorded"
+NOTHING_RAN = f"no model and no optimizer step ran on the GPU in this process; {UNRECORDED}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunPhase(CostRow):
@@ -85,9 +88,14 @@ class RunReport(TableReport[RunPhase]):
         return max(self.phases, key=lambda phase: (phase.peak_bytes, phase.step), default=None)
 
     @property
+    def has_run(self) -> bool:
+        """Return True if a model or an optimizer step ran on the card, or what came before had no room there."""
+        return self.updates > 0 or bool(self.failure) or any(phase.step for phase in self.phases)
+
+    @property
     def answer(self) -> str:
-        """Return if the script fits on the card: yes, uncertain or no; nothing without a card."""
-        return self.cost.verdict if self.cost else ""
+        """Return if the script fits on the card: yes, uncertain or no; nothing without a card, or if nothing ran."""
+        return self.cost.verdict if self.cost and self.has_run else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from bertscope.views.step import (
     needs,
     parts_csv,
     range_text,
-    strategy_name,
+    strategy_names,
     time_notes,
     verdict_text,
     with_other_loop,
@@ -36,13 +36,14 @@ def columns(report: FitReport) -> list[Column]:
     """Return the columns; a given batch needs no largest one, and a CPU has no caching allocator."""
     by_ranks, on_gpu = report.batch_total is not None, report.run.device == CUDA
     searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
+    named_strategy = strategy_names(row.checkpointing for row in report.rows)
     return [
         number("GPUs", "ranks", shown=by_ranks),
         attribute("strategy", "strategy", text=_strategy, shown=by_ranks),
         number("seq", "seq", shown=not report.length_given),
-        Column("setting", lambda row: f"{row.precision}, {strategy_name(row.checkpointing)}", shown=by_ranks),
+        Column("setting", lambda row: f"{row.precision}, {named_strategy(row.checkpointing)}", shown=by_ranks),
         attribute("precision", "precision", shown=not by_ranks),
-        attribute("checkpointing", "checkpointing", text=strategy_name, shown=not by_ranks),
+        attribute("checkpointing", "checkpointing", text=named_strategy, shown=not by_ranks),
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
         csv_only(values("largest_batch")),
         number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),

@@ -34,7 +34,7 @@ from bertscope.views.step import (
     run_text,
     shown_by,
     sizes,
-    strategy_name,
+    strategy_names,
     time_notes,
     variant_name,
     with_other_loop,
@@ -68,7 +68,7 @@ def bars(report: MemoryReport, target: Target) -> str:
 
 def _known(report: MemoryReport) -> list[tuple[str, Memory]]:
     """Return the name and the memory of each variant that has one."""
-    return [(_name(variant), variant.memory) for variant in report.variants if variant.memory]
+    return [(name, variant.memory) for name, variant in _named(report) if variant.memory]
 
 
 def verdict(report: MemoryReport) -> str:
@@ -115,7 +115,7 @@ def _peaks(report: MemoryReport) -> str:
 
 def _fits(report: MemoryReport) -> str:
     """Return if the step fits on the GPU, by the answers of the variants; empty without a GPU."""
-    names = by_verdict((_name(row), row.estimated.cost if row.estimated else None) for row in report.variants)
+    names = by_verdict((name, row.estimated.cost if row.estimated else None) for name, row in _named(report))
     on, answers = f" on {report.card.name}" if report.card else "", []
     for verdict, found in names.items():
         way = " without checkpointing" if found == [NONE] else f" with checkpointing {listed(found)}"
@@ -136,24 +136,28 @@ def notes(report: MemoryReport, target: Target | None = None, **_: Any) -> Itera
 
 def conclusions(report: MemoryReport) -> Iterator[str]:
     """Yield the gain and cost of each further variant against the first, and the place of each peak."""
-    for variant in report.variants:
+    variants = _named(report)
+    for name, variant in variants:
         if variant.failure:
-            yield f"{_name(variant)}: {one_line(variant.failure)}"
-    known = [(variant, variant.memory) for variant in report.variants if variant.memory is not None]
-    for other, memory in known[1:]:
-        yield _comparison(*known[0], other, memory)
-        if memory.cost.peak_bytes >= known[0][1].cost.peak_bytes and other.outlook is not None:
+            yield f"{name}: {one_line(variant.failure)}"
+    known = [(name, variant, variant.memory) for name, variant in variants if variant.memory is not None]
+    for name, other, memory in known[1:]:
+        _, first, first_memory = known[0]
+        yield f"{name}: {_comparison(first, first_memory, other, memory)}"
+        if memory.cost.peak_bytes >= first_memory.cost.peak_bytes and other.outlook is not None:
             points = "".join(
                 f"; at batch {point.batch}: {bytes_text(point.own_bytes)} instead of {bytes_text(point.first_bytes)}"
                 for point in other.outlook.points
             )
             yield f"the peak is lower from batch {other.outlook.pays_from_batch} on{points} (estimated)"
-    for variant, memory in known if len(report.variants) > 1 else ():  # the verdict names the place of one
-        yield f"{_name(variant)}: the peak is{place_of(memory.peak)}"
+    for name, _, memory in known if len(variants) > 1 else ():  # the verdict names the place of one
+        yield f"{name}: the peak is{place_of(memory.peak)}"
 
 
-def _name(variant: Variant) -> str:
-    return strategy_name(variant_name(variant))
+def _named(report: MemoryReport) -> list[tuple[str, Variant]]:
+    """Return the variants, each with a name that no other one has."""
+    name = strategy_names(map(variant_name, report.variants))
+    return [(name(variant_name(variant)), variant) for variant in report.variants]
 
 
 def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Memory) -> str:
@@ -173,7 +177,7 @@ def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Me
         some, others = first.timing.step_seconds, other.timing.step_seconds
         if min(len(some), len(others)) > 1 and min(some) <= max(others) and min(others) <= max(some):
             text += f"; the times overlap: raise {named('steps')}"
-    return f"{_name(other)}: {text}"
+    return text
 
 
 def footnotes(report: MemoryReport) -> Iterator[str]:
@@ -276,7 +280,7 @@ def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[
 def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
     """Return the table with a column for each variant; without -v the parts below _SMALL are one line."""
     obtained = [variant.memory.obtained if variant.memory else "nothing measured" for variant in report.variants]
-    first, names = "at the peak", [*map(_name, report.variants)]
+    first, names = "at the peak", [name for name, _ in _named(report)]
     if len(set(obtained)) == 1:
         first = f"{first} ({obtained[0]})"
     else:
@@ -321,8 +325,8 @@ def kept_table(report: MemoryReport) -> Table:
         Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", below=2),
         number("tensors", "tensors", below=1, csv=()),
     ]
-    sizes = [Column(_name(variant), bytes_text, right=True).of(itemgetter(place))
-             for place, variant in enumerate(report.variants, 1)]  # fmt: skip
+    sizes = [Column(name, bytes_text, right=True).of(itemgetter(place))
+             for place, (name, _) in enumerate(_named(report), 1)]  # fmt: skip
     columns = [*(column.of(itemgetter(0)) for column in names), *sizes]
     return Table(columns, sorted(rows, key=lambda row: -max(row[1:])), names=_KEPT_NAMES)
 
@@ -368,7 +372,8 @@ def _records(report: MemoryReport) -> Table:
 
 def _compared_table(report: MemoryReport) -> Table:
     """Return the variants of one report as rows, without what `profile` adds."""
-    strategy = Column("checkpointing", _name, values("checkpointing", "reentrant"))
+    name = strategy_names(map(variant_name, report.variants))
+    strategy = Column("checkpointing", lambda row: name(variant_name(row)), values("checkpointing", "reentrant"))
     found = columns(report, [[part] for part in PARTS])
     return Table([strategy, *(column for column in found if not column.title.startswith(("  ", "estimated")))],
                  report.variants)  # fmt: skip

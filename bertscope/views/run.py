@@ -7,7 +7,7 @@ from typing import Any
 from bertscope.errors import one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
-from bertscope.reports.run import RunFitReport, RunReport
+from bertscope.reports.run import NOTHING_RAN, UNRECORDED, RunFitReport, RunReport
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
 from bertscope.views.columns import attribute, fits_word, in_phase, number
@@ -22,6 +22,10 @@ _ROWS = 8  # lines that hold memory at the peak, without -v
 def _answer(report: RunReport) -> str:
     peak = report.peak
     where = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{_at(peak.line)}"
+    if not report.has_run:
+        return f"{NOTHING_RAN[:1].upper()}{NOTHING_RAN[1:]}{where and f'; {where}'}."
+    if not report.updates:
+        where += "; no optimizer step ran"
     if not report.answer or report.cost is None or report.budget_bytes is None:
         return f"{where[:1].upper()}{where[1:]}."
     total = bytes_text(report.budget_bytes)
@@ -85,7 +89,10 @@ def _lines(report: RunReport, target: Target | None) -> Iterator[tuple[str, str]
 
 
 def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
-    yield f"simulated: {count_text(report.updates)} optimizer steps ran without values on the GPU"
+    if report.updates:
+        yield f"simulated: {count_text(report.updates)} optimizer steps ran without values on the GPU"
+    elif report.has_run:  # else the answer says it
+        yield f"simulated: no optimizer step ran on the GPU in this process; {UNRECORDED}"
     if (more := report.evaluation) is not None:
         yield (
             f"the evaluation has {count_text(more.batches)} batches, of which {more.ran} ran; each adds "

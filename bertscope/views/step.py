@@ -4,7 +4,7 @@ A new column of all of them is a line of COST_COLUMNS.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -220,9 +220,18 @@ def variant_name(variant: Variant) -> str:
     return variant.checkpointing + (" reentrant" if variant.reentrant else "")
 
 
-def strategy_name(text: str) -> str:
-    """Return a strategy for a table or a sentence: `keep:addmm.5@0-6` without the path of the layers, cut if long."""
-    return one_line(re.sub(r"(?<=[:;])[^:;=]*=", "", text), limit=34)
+def strategy_names(strategies: Iterable[str]) -> Callable[[str], str]:
+    """Return a function that names the strategies of a table or a sentence, each differently.
+
+    A name is without the path of the layers, such as `keep:addmm.5@0-6`, and cut if it is long; where that makes two
+    strategies equal, they are numbered. Another strategy, of a report below in the same table, is not shortened.
+    """
+    short = {text: one_line(re.sub(r"(?<=[:;])[^:;=]*=", "", text), limit=34) for text in strategies}
+    equal = {name: [text for text in short if short[text] == name] for name in short.values()}
+    numbered = {text: f"{short[text]} ({place})" for texts in equal.values() if len(texts) > 1
+                for place, text in enumerate(texts, 1)}  # fmt: skip
+    names = short | numbered
+    return lambda text: names.get(text, text)
 
 
 _PART_NAMES = {

@@ -237,6 +237,16 @@ def test_a_script_without_a_report_is_one_line_with_its_exit_code(script, code, 
     assert "\n" not in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "exit_code", "answer"),
+    [("import os\nif os.fork() == 0:\n    os._exit(0)\nos.wait()", 3, "No model and no optimizer step ran on the GPU"),
+     ("model.eval()(torch.randn(4, 256).cuda())", 0, "in forward at train.py:9; no optimizer step ran.")],
+)  # fmt: skip
+def test_without_an_optimizer_step_in_its_own_process_the_answer_says_so(script, cli, code, exit_code, answer):
+    done = cli("run", "--gpu", "t4", script(STEP + code))
+    assert (done.code, answer in done.out, "Fits on t4" in done.out) == (exit_code, True, exit_code == 0), done.out
+
+
 def test_a_wrong_question_runs_nothing(tmp_path):
     with pytest.raises(SourceError, match="no script"):
         bertscope.run(tmp_path / "none.py")

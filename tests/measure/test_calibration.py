@@ -7,6 +7,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,7 @@ from bertscope.errors import SourceError
 from bertscope.gpus import find_device, find_gpu, peak_flops
 from bertscope.measure import profile
 from bertscope.measure import profile_worker as measuring
-from bertscope.measure.profile_job import Job
+from bertscope.measure.profile_job import Job, this_card
 from bertscope.memory.step_time import Rates, _work, rates_of, step_work
 from bertscope.reports.tool import COPY, CardWork
 from bertscope.settings.run_config import RunConfig
@@ -475,3 +476,12 @@ def test_on_a_calibrated_card_the_order_of_plans_is_that_of_their_times(stored):
     assert seconds == sorted(seconds)
     assert timed.rows[0].changes == by_flops.rows[0].changes == {}
     assert min(by_flops.rows, key=lambda row: row.cost.recompute_flops).changes == {"precision": "autocast-bf16"}
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_the_card_is_the_first_device_or_none(monkeypatch, count):
+    card = SimpleNamespace(name="Some Gpu", total_memory=2**37)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    assert this_card() == (("Some Gpu", 2**37) if count else None)

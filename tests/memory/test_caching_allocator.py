@@ -174,6 +174,22 @@ def test_gradients_that_stay_are_laid_down_where_the_first_backward_pass_reaches
     assert run.first == [2, 1, 3, ~3, ~2, *run.step]
 
 
+def test_whole_gradients_that_the_last_micro_batch_reduces_are_laid_down_by_one_that_reduces_nothing():
+    trace = MemoryTrace.of(
+        ((Block("parameters", "a.weight", ""), 10), (Block("gradients", "a.weight", ""), 10)),
+        (made("activations", "a", 100, "forward"), made("activations", "a", -100, "backward"),
+         MemoryEvent(5, Block("gradients", "a", "empty"), "backward", "a", "empty"),
+         MemoryEvent(-10, Block("gradients", "a.weight", ""), "backward", "a", "chunk_cat"),
+         MemoryEvent(-5, Block("gradients", "a", "empty"), "optimizer", "", "")),
+    )  # fmt: skip
+    run = requests(trace)
+    assert run.step == run.first == [2, 1, ~2, 2, ~2, 4, ~1, ~4]
+    sharded = {"strategy": "fsdp", "world_size": 2, "accumulate": 2, "sync_each_batch": False}
+    for more in ({}, {"keep_gradients": True}):
+        found = estimated_trace(small(), RunConfig.of({"batch": 4, "seq": 32, "device": "cuda", **sharded, **more}))
+        assert replayed(requests(found)).peak_reserved_bytes >= found.peak_bytes
+
+
 @pytest.mark.parametrize(
     "fields",
     [{}, {"checkpointing": "full"}, {"keep_gradients": True}, {"accumulate": 2}, {"optimizer": "sgd"},

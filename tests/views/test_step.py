@@ -27,7 +27,7 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.views import step
 from bertscope.views.columns import Column
 from bertscope.views.console import Target
-from bertscope.views.step import needs, time_text, verdict_text
+from bertscope.views.step import needs, strategy_names, time_text, verdict_text
 from bertscope.views.traffic import rank_tables
 from bertscope.views.views import Table, view_of
 
@@ -142,3 +142,18 @@ def test_a_peak_whose_parts_do_not_add_up_is_not_made():
 )
 def test_a_time_has_three_digits_and_a_range_two(low, high, text):
     assert time_text(TimeRange(low_seconds=low, high_seconds=high)) == text
+
+
+def test_two_strategies_of_a_table_never_have_the_same_name():
+    start = "keep:encoder.layer=addmm.0-3+addmm.5+bmm.0-1+mul.3@0"
+    found = [f"{start}-{layers}" for layers in (1, 2)] + ["keep:a.layer=mm.0", "keep:b.layer=mm.0", "keep:mm.1", "none"]
+    name = strategy_names(found)
+    assert list(map(name, found[2:])) == ["keep:mm.0 (1)", "keep:mm.0 (2)", "keep:mm.1", "none"]
+    assert [name(text)[-7:] for text in found[:2]] == ["... (1)", "... (2)"]
+    variants = tuple(replace(ONE, checkpointing=text) for text in found)
+    table = view_of("memory").tables(replace(ESTIMATE, variants=variants), None)[0]
+    titles = [column.title for column in table.columns]
+    assert len(set(titles)) == len(titles)
+    others = replace(ESTIMATE, variants=(replace(ONE, checkpointing=f"{start}-9"),))
+    below = view_of("memory").compared.table(ESTIMATE).columns[0]  # names the rows of both reports
+    assert below.text(others.variants[0]) == f"{start}-9"
