@@ -268,7 +268,8 @@ examples:
   bertscope run --gpu t4 --timeline run.html train.py --lr 3e-5 --epochs 3
   bertscope run --gpu t4 --fit batch_size=1..512 train.py
   bertscope run --budget 12GiB --format json -m train
-exit codes: 0 it fits, 1 it does not, 2 the script failed, 3 the run failed, or no model ran on the GPU
+exit codes: 0 it fits, 1 it does not, 2 the script failed, 3 the run failed or
+            no model ran on the GPU
 """,
         ),
         Command(
