@@ -127,6 +127,13 @@ def test_the_estimate_is_the_peak_of_a_plain_loop_whose_peak_is_in_the_optimizer
     assert highest.phase == ("backward" if is_in_place else "optimizer")
 
 
+def test_a_measured_step_without_an_optimizer_begins_without_gradients():
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    (variant,) = bertscope.profile(module, torch.rand(8, 64), optimizer="none", steps=0).variants
+    peaks = [[phase.peak_bytes for phase in memory.phases] for memory in (variant.estimated, variant.measured)]
+    assert peaks[0] == peaks[1]
+
+
 def test_no_optimizer_state_exists_for_a_parameter_without_gradient():
     trace = estimated_trace(small("BertModel"), RunConfig(batch=1, seq=8))
     state = {block.path for block, _ in trace.state if block.part == "optimizer_state"}
