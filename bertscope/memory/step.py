@@ -129,7 +129,7 @@ class ModelStep:
     def update(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Run the optimizer step, if there is one, with what the loop does after backward."""
         if self.optimizer is None:
-            if not self.run_config.keep_gradients:  # else the next step would begin with them
+            if not (self.run_config.keep_gradients or self.run_config.zeroes_between):  # as an optimizer's zero_grad
                 self.model.zero_grad(set_to_none=True)
             return
         with phase(OPTIMIZER):

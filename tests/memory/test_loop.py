@@ -127,9 +127,10 @@ def test_the_estimate_is_the_peak_of_a_plain_loop_whose_peak_is_in_the_optimizer
     assert highest.phase == ("backward" if is_in_place else "optimizer")
 
 
-def test_a_measured_step_without_an_optimizer_begins_without_gradients():
+@pytest.mark.parametrize("loop", ["plain", "freed", "lightning"])
+def test_a_measured_step_without_an_optimizer_has_the_estimated_peaks(loop):
     module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
-    (variant,) = bertscope.profile(module, torch.rand(8, 64), optimizer="none", steps=0).variants
+    (variant,) = bertscope.profile(module, torch.rand(8, 64), optimizer="none", loop=loop, steps=0).variants
     peaks = [[phase.peak_bytes for phase in memory.phases] for memory in (variant.estimated, variant.measured)]
     assert peaks[0] == peaks[1]
 
