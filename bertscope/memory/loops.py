@@ -108,10 +108,9 @@ def _training(run: RunConfig, loss: str) -> list[str]:
     scaled = "scaler.scale(loss)" if run.grad_scaler else "loss"
     after = {TRAINER: ["loss = loss.detach()"], PLAIN: []}.get(run.loop, ["del loss"])
     has_optimizer = run.optimizer in OPTIMIZERS
-    zeroes = f"optimizer.zero_grad(set_to_none={not run.keep_gradients})" if has_optimizer else "model.zero_grad()"
-    between = [zeroes] if run.zeroes_between and run.accumulate == 1 else []
-    if run.zeroes_between and run.accumulate > 1:
-        between = ["if micro_batch == 0:", f"    {zeroes}"]
+    zeroes = f"{'optimizer' if has_optimizer else 'model'}.zero_grad(set_to_none={not run.keep_gradients})"
+    between = ["if micro_batch == 0:", f"    {zeroes}"] if run.accumulate > 1 else [zeroes]
+    between = between if run.zeroes_between else []
     lines = [*_in_autocast(run, forward), *between, f"{scaled}.backward()", *after]
     if run.accumulate > 1:
         lines = [f"for micro_batch in range({run.accumulate}):", *_indented(lines)]
