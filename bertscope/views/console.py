@@ -6,7 +6,7 @@ import sys
 from typing import Any, Literal
 
 from bertscope.frozen import dataclass
-from bertscope.units import decimal
+from bertscope.units import decimal, visible
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
 _NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=[0-9]) (?=%)|(?<=batch) (?=[0-9])")
@@ -80,6 +80,16 @@ def text_width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
+
+
+_STYLES = {"yes": 32, "uncertain": 33, "no": 31, "strong": 1, "dim": 2}
+
+
+def painted(lines: str, style: str, target: Target) -> str:
+    """Return lines in a style: that of a verdict (yes, uncertain or no), strong or dim; plain where colour is off."""
+    if not target.color or style not in _STYLES:
+        return lines
+    return "".join(f"\x1b[{_STYLES[style]}m{visible(line)}\x1b[0m\n" for line in lines.splitlines())
 
 
 def stacked(*tables: str) -> str:

@@ -12,7 +12,7 @@ from bertscope.errors import SelectionError, name_of, named, one_line
 from bertscope.frozen import dataclass
 from bertscope.units import html_text, visible_lines
 from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text, tables_text
-from bertscope.views.console import Target, padded, stacked, stdout_target, wrapped
+from bertscope.views.console import Target, padded, painted, stacked, stdout_target, wrapped
 from bertscope.views.page.templating import filled
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
@@ -118,6 +118,9 @@ class View:
     tables: Callable[..., Sequence[Table]] = _nothing  # type: ignore[assignment]
     title: Callable[[Any], str] = _nothing
     answer: Callable[[Any], str] = _nothing
+    verdict: Callable[[Any], str] = _nothing  # of the answer, for its colour: yes, uncertain, no or nothing
+    settings: Callable[[Any], str] = _nothing  # that the answer depends on: a dim line below it
+    tip: Callable[[Any], str] = _nothing  # the last line of the terminal: the next step
     lines: Callable[[Any, Target | None], Iterable[tuple[str, str]]] = _nothing  # type: ignore[assignment]
     name_width: int = 24  # of the names of lines
     notes: Callable[..., Iterable[str]] = _nothing
@@ -135,7 +138,9 @@ class View:
 
     def table(self, report: Any, target: Target, **options: Any) -> str:
         """Return the report for the terminal."""
-        heading = [line for text in (self.title(report), self.answer(report)) for line in text.splitlines()]
+        style = self.verdict(report) or ("strong" if self.settings(report) else "")
+        heading = [(self.title(report), ""), (self.answer(report), style), (self.settings(report), "dim")]
+        tip = self.tip(report)
         tables = stacked(*(table.text(target) for table in self.tables_of(report, target, **options)))
         lines = (f"{padded(name, self.name_width)}{value}" for name, value in self.lines(report, target))
         notes = list(self.notes(report, target, **options))
@@ -146,18 +151,19 @@ class View:
                 more = ", ".join(f"{n} more {what}{'s' * (n > 1)}" for what, n in counts.items() if n)
                 notes = [f"{notes[0]} ({named('to_markdown()')}: {more})"]
         return (
-            "".join(wrapped(line, target) for line in heading)
+            "".join(painted(wrapped(line, target), how, target) for text, how in heading for line in text.splitlines())
             + tables
             + self.chart(report, target)
             + "".join(wrapped(line, target, self.name_width) for line in lines)
             + "".join(wrapped(note, target, 2) for note in notes)
+            + (wrapped(f"Next: {tip}", target, 6) if tip else "")
         )
 
     def markdown(self, report: Any) -> str:
         """Return the report for a pull request or a page."""
         title, answer = self.title(report).replace("\n", ", "), self.answer(report)
         parts = [f"**{title}**\n"] if title else []
-        parts += [f"{answer}\n".replace("_", "\\_")] if answer else []
+        parts += [f"{text}\n".replace("_", "\\_") for text in (answer, self.settings(report)) if text]
         parts += [markdown_text(table.columns, table.rows) for table in self.tables_of(report, None)]
         # A value without a name belongs to the line above.
         items = [f"- {name}: {value}\n" if name else f"  - {value}\n" for name, value in self.lines(report, None)]
@@ -168,8 +174,9 @@ class View:
     def notebook(self, report: Any) -> str:
         """Return the report as HTML for a notebook."""
         return filled(
-            "notebook.html", title=self.title(report), answer=self.answer(report), tables=self.tables_of(report, None),
-            facts=list(self.lines(report, None)), notes=list(self.notes(report, None)),
+            "notebook.html", title=self.title(report), answer=self.answer(report), settings=self.settings(report),
+            tables=self.tables_of(report, None), facts=list(self.lines(report, None)),
+            notes=list(self.notes(report, None)),
         )  # fmt: skip
 
     def csv(self, report: Any) -> str:
