@@ -171,7 +171,7 @@ def _cells(text: str) -> dict[tuple[str, str], str]:
 
 
 IN_DOCUMENT = _cells(_section(DOCUMENT, "The table"))
-IN_README = _cells(_section(README, "Beside other tools"))
+IN_README = _cells(_section(README, "Compared with other tools"))
 ASKED = {cell.strip("`"): row for (row, column), cell in IN_DOCUMENT.items() if column == "asked" and cell != "by hand"}
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,7 +18,7 @@ import yaml
 from bertscope.sources.bert import config_paths, preset_paths
 from tests.child_server import loaded
 from tests.conftest import ROOT, run_python
-from tests.test_docs import CI, block
+from tests.test_docs import CI, README, block, script
 
 ENV = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "GIT_", "PRE_COMMIT"))}
 ENV |= {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
@@ -383,6 +384,22 @@ def test_the_wheel_holds_every_preset_and_template_and_no_test(installed):
     folder = ROOT / "bertscope" / "views" / "page" / "templates"
     assert {str(path.relative_to(ROOT)) for path in folder.iterdir()} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "presets"))]
+
+
+def test_the_long_description_is_the_readme_whose_links_are_absolute_once_there_is_a_repository(installed, monkeypatch):
+    (metadata,) = Path(installed["PYTHONPATH"]).glob("bertscope-*.dist-info/METADATA")
+    head, _, body = metadata.read_text().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    assert body == README
+    hooks = SimpleNamespace(MetadataHookInterface=object)
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hooks)  # only builds install hatchling
+    absolute = script("package_readme").absolute
+    assert absolute(README, "") == README
+    home = "https://github.com/OWNER/bertscope"
+    found = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", absolute(README, home))
+    assert ("!", f"{home}/raw/HEAD/docs/step.svg") in found
+    assert ("", f"{home}/blob/HEAD/docs/accuracy.md") in found
+    assert all(target.startswith("https://") for _, target in found)
 
 
 def test_the_installed_wheel_counts_from_any_folder(installed, tmp_path):

@@ -229,6 +229,7 @@ def test_the_cells_of_the_comparison_are_the_same_in_chinese():
 
 def test_the_picture_in_the_readme_is_what_its_command_draws(cli, tmp_path):
     (command,) = re.findall(r"```sh\n(bertscope estimate .*?)\n```", README)
+    assert README.index("](docs/step.svg)") < README.index("\n## ")
     path = tmp_path / "step.svg"
     assert cli(*shlex.split(command)[1:-1], path).code == 0
     old, new = (re.findall(r"<text[^>]*>(.*?)</text>", text) for text in
@@ -280,6 +281,20 @@ def test_the_install_of_the_readme_has_the_extras_of_its_commands():
     (extras,) = re.findall(setup, README, re.MULTILINE)
     needed = {"--timeline": "plot", "bertscope report": "plot", "--interactive": "interactive"}
     assert all(words in README and extra in extras.split(",") for words, extra in needed.items())
+
+
+def test_the_readme_is_short_and_all_pages_together_have_at_most_300_kb():
+    assert len(README.splitlines()) <= 90
+    sizes = {page.name: page.stat().st_size for page in PAGES}
+    assert sum(sizes.values()) <= 320_000, sizes
+
+
+def test_the_readme_has_an_install_with_pip_and_one_with_uv_of_the_same_extras():
+    extras = re.findall(
+        r"^(python3 -m venv|uv venv) .*-e '\.\[([a-z,]+)\]' && \.venv/bin/bertscope", README, re.MULTILINE
+    )
+    assert [tool for tool, _ in extras] == ["python3 -m venv", "uv venv"]
+    assert extras[0][1] == extras[1][1]
 
 
 def test_ci_runs_the_readmes_test_command():
