@@ -177,7 +177,7 @@ def _put_in_ddp(step: Any) -> None:
 
     is_training = step.run_config.mode == "training"
     if is_training:
-        step.run_micro_batch()
+        step.run_backward()
     has_unused = any(param.grad is None for param in step.model.parameters() if param.requires_grad)
     step.model.zero_grad(set_to_none=True)
     buckets = _Buckets()

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
 from bertscope.memory.parallel.collectives import NAMESPACES, Collective, kind_of
+from bertscope.memory.step import END, ModelStep
 from bertscope.memory.trace import CAT, GRANULE_BYTES, RETURN, STACK, UPDATE, Block, MemoryEvent, MemoryTrace
 from bertscope.reports.memory import FORWARD, OPTIMIZER
-from bertscope.settings.run_config import CUDA
+from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.training import OPTIMIZERS
 from bertscope.torch_access import operator_name, storage_key, torch, tree_leaves
@@ -23,9 +24,6 @@ from bertscope.torch_access.distributed import group_size, held_tensors, tensors
 from bertscope.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
 from bertscope.tracing.operator_costs import tensors
 from bertscope.tracing.record import SETUP, Call, Device, Recorder, RunLog, RunPlace
-
-if TYPE_CHECKING:
-    from bertscope.memory.step import ModelStep
 
 _RESULTS = OperatorResults()
 _GATHER, _REDUCE = "_allgather_base_", "_reduce_scatter_base_"  # of FSDP2
@@ -48,17 +46,21 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     recorder = StepRecorder(step, FakeDevice(step))
     log, run_config = recorder.log, step.run_config
     step.assign = recorder.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
+    # What lives on between micro-batches and steps is added by `MemoryTrace.in_loop`.
+    loop = LIGHTNING if run_config.zeroes_between else FREED
+    micro_batches = 2 if run_config.has_gradients_before else 1
     if compiled_paths(step.called):  # by a step outside of the mode, in which torch compiles nothing
-        step.run_micro_batch()
+        step.run_backward()
         step.model.zero_grad()
         recorder.run_compiled()
     with recorder.watching():
+        step.start(run_config.changed(loop=loop, accumulate=micro_batches))
         if run_config.parallelism.world_size > 1:  # FSDP allocates in its first step what it keeps
             step.run(recorder.unrecorded)
         if run_config.has_gradients_before:
-            step.run_micro_batch(recorder.unrecorded, is_last=run_config.accumulate == 1)
+            step.advance(recorder.unrecorded, FORWARD)
         recorder.hold_state()
-        step.run_micro_batch(recorder.recorded)
+        step.advance(recorder.recorded, OPTIMIZER, END)
         if step.optimizer is None:
             return log.trace(run_config.device)
         before, reached, known = log.rows(), log.reached(), recorder.update_key()
@@ -66,7 +68,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
             with recorder.unrecorded(OPTIMIZER):
                 step.optimizer.step()
             recorder.hold_state()
-            step.update(recorder.recorded)
+            step.run(recorder.recorded)
             while len(_UPDATES) >= _MOST_UPDATES:
                 _UPDATES.pop(next(iter(_UPDATES)))
             _UPDATES[known] = log.rows(*reached)

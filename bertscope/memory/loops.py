@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+from inspect import getsource
 from textwrap import indent
+from typing import Any
 
 from bertscope.errors import SelectionError, name_of
+from bertscope.memory import step
 from bertscope.memory.step import TORCH_DTYPES, below, meta_inputs, run_model
 from bertscope.model.lora import base_model_of
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import INFERENCE, PLAIN, STORED, TRAINER, TRAINING, RunConfig
+from bertscope.settings.run_config import INFERENCE, PLAIN, STORED, TRAINING, RunConfig
 from bertscope.settings.training import MODEL, OPTIMIZERS
 from bertscope.sources.bert import BertSource, preset_paths
 from bertscope.sources.model_source import ModelSource
 from bertscope.tracing.fake_tensors import valid_tokens
 from bertscope.units import FP32
 
+_CONSTANTS = ("INFERENCE", "MODEL", "PLAIN", "TORCH_DTYPES", "TRAINER", "TRAINING")  # that `training_loop` names
 _STEPS = 3  # the first makes the optimizer's state, the second leaves what the third finds
 _LOSSES = ("label", "positions")  # in the names of inputs with which a class computes its loss
 
@@ -28,24 +33,70 @@ def loop_script(source: ModelSource, run: RunConfig) -> str:
         raise SelectionError(f"{option} shows a loop without {name_of(name)}; leave one of them out")
     model, batch = _model(source.require(option), run)
     has_loss = any(part in name for name in batch for part in _LOSSES)
-    parts = ["import torch", "", "import bertscope", "", *model, *_optimizer(run), ""]
+    parts = ["import torch", "", "import bertscope", "", *model, *_optimizer(run)]
+    parts += ["", "torch.set_grad_enabled(False)"] if run.mode == INFERENCE else []
+    return "\n".join([*parts, "", f"for step in range({_STEPS}):", indent(_loop(run, has_loss), "    "), ""])
+
+
+def _loop(run: RunConfig, has_loss: bool) -> str:
+    """Return the text of a step of `training_loop` with these settings."""
+    forward = ["output = model(**batch)"]
     if run.mode == TRAINING:
-        parts += _training(run, "output.loss" if has_loss else "output[0].sum()")
-    else:
-        parts += [f"for step in range({_STEPS}):", *_indented([f"with torch.set_grad_enabled({run.mode != INFERENCE}):",
-                  *_indented(_in_autocast(run, ["output = model(**batch)"]))])]  # fmt: skip
-        parts += ["    del output"] if run.loop != PLAIN else []
-    return "\n".join([*parts, ""])
+        forward += ["loss = output.loss" if has_loss else "loss = output[0].sum()"]
+    forward += ["del output"] * (run.loop != PLAIN)
+    if run.mode == TRAINING and run.accumulate > 1:
+        forward += [f"loss = loss / {run.accumulate}"]
+    has_optimizer = run.mode == TRAINING and run.optimizer in OPTIMIZERS
+    settled = _Settled(
+        {"run": run, "device": run.device, **{name: getattr(step, name) for name in _CONSTANTS}},
+        {
+            "loss = criterion(batch)": "\n".join(forward),
+            "optimizer is not None": str(has_optimizer),
+            **({"micro_batch == 0": "True"} if run.accumulate == 1 else {}),
+            "clip_gradients(model)": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+            "loss = loss.detach()": "loss = loss.detach()" if run.mode == TRAINING else "",
+            "del loss": "del loss" if run.mode == TRAINING else "",
+        },
+    )
+    function: Any = ast.parse(getsource(step.training_loop)).body[0]
+    return "\n".join(map(ast.unparse, settled.visit(function.body[1]).body))  # of `while True`, after the docstring
 
 
-def _indented(lines: list[str]) -> list[str]:
-    return indent("\n".join(lines), "    ").splitlines()
+class _Settled(ast.NodeTransformer):
+    """A reader of code that puts values for `names`, drops the branches that they rule out, and replaces `texts`."""
+
+    def __init__(self, names: dict[str, Any], texts: dict[str, str]) -> None:
+        self.names, self.texts = names, texts
+
+    def visit(self, node: ast.AST) -> Any:
+        """Return the node or, for a statement, the list of those that are left of it."""
+        if isinstance(node, (ast.expr, ast.stmt)) and (text := self.texts.get(ast.unparse(node))) is not None:
+            statements: list[Any] = ast.parse(text).body
+            return statements[0].value if isinstance(node, ast.expr) else statements
+        if isinstance(node, ast.If) and isinstance(test := self.visit(node.test), ast.Constant):
+            return [left for part in (node.body if test.value else node.orelse) for left in _as_list(self.visit(part))]
+        match self.generic_visit(node):
+            case ast.Name(id=name) if name in self.names:
+                return ast.Constant(self.names[name])
+            case ast.Attribute(value=ast.Constant(value=owner), attr=name):
+                return ast.Constant(getattr(owner, name))
+            case ast.Subscript(value=ast.Constant(value=table), slice=ast.Constant(value=key)):
+                return ast.Constant(table[key])  # type: ignore[index]
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Constant(value=value)):
+                return ast.Constant(not value)
+            case ast.Compare(left=ast.Constant(value=one), ops=[how], comparators=[ast.Constant(value=other)]):
+                return ast.Constant((one == other) == isinstance(how, (ast.Eq, ast.Is)))
+            case ast.BoolOp(op=how, values=[ast.Constant(value=value) as first, last]):
+                return last if bool(value) == isinstance(how, ast.And) else first
+            case ast.Expr(value=ast.Yield()):
+                return []
+            case ast.For(iter=ast.Call(args=[ast.Constant(value=1)]), body=body):
+                return body
+        return node
 
 
-def _in_autocast(run: RunConfig, lines: list[str]) -> list[str]:
-    if run.autocast is None:
-        return lines
-    return [f"with torch.autocast({run.device!r}, dtype={TORCH_DTYPES[run.autocast]}):", *_indented(lines)]
+def _as_list(left: Any) -> list[Any]:
+    return left if isinstance(left, list) else [left]
 
 
 def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
@@ -96,32 +147,3 @@ def _optimizer(run: RunConfig) -> list[str]:
         lines += ["named = [*model.named_parameters(), *model.named_buffers()]",
                   "average = {name: value.detach().clone() for name, value in named}"]  # fmt: skip
     return lines
-
-
-def _training(run: RunConfig, loss: str) -> list[str]:
-    """Return the lines of the loop, each setting where it has its effect."""
-    forward = ["output = model(**batch)", f"loss = {loss}"]
-    if run.loop != PLAIN:
-        forward += ["del output"]
-    if run.accumulate > 1:
-        forward += [f"loss = loss / {run.accumulate}"]
-    scaled = "scaler.scale(loss)" if run.grad_scaler else "loss"
-    after = {TRAINER: ["loss = loss.detach()"], PLAIN: []}.get(run.loop, ["del loss"])
-    has_optimizer = run.optimizer in OPTIMIZERS
-    zeroes = f"{'optimizer' if has_optimizer else 'model'}.zero_grad(set_to_none={not run.keep_gradients})"
-    between = ["if micro_batch == 0:", f"    {zeroes}"] if run.accumulate > 1 else [zeroes]
-    between = between if run.zeroes_between else []
-    lines = [*_in_autocast(run, forward), *between, f"{scaled}.backward()", *after]
-    if run.accumulate > 1:
-        lines = [f"for micro_batch in range({run.accumulate}):", *_indented(lines)]
-    if run.clip_grad_norm and has_optimizer:
-        lines += ["scaler.unscale_(optimizer)"] if run.grad_scaler else []
-        lines += ["torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"]
-    if has_optimizer:
-        lines += ["scaler.step(optimizer)", "scaler.update()"] if run.grad_scaler else ["optimizer.step()"]
-    if not run.zeroes_between:
-        lines += [zeroes]
-    if run.ema and has_optimizer:
-        lines += ["for name, parameter in model.named_parameters():",
-                  "    average[name].lerp_(parameter.detach(), 0.001)"]  # fmt: skip
-    return [f"for step in range({_STEPS}):", *_indented(lines)]

@@ -17,7 +17,16 @@ from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import CUDA, FLASH_KERNELS, LOOPS, STORED, TRAINER, RunConfig
+from bertscope.settings.run_config import (
+    CUDA,
+    FLASH_KERNELS,
+    INFERENCE,
+    PLAIN,
+    STORED,
+    TRAINER,
+    TRAINING,
+    RunConfig,
+)
 from bertscope.settings.training import MODEL, OPTIMIZERS
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, storage_key, torch, tree_map
@@ -33,6 +42,7 @@ from bertscope.units import PRECISIONS
 _BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH",
              "cudnn": "CUDNN_ATTENTION"}  # fmt: skip
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
+END = "end"  # of a step
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
 
@@ -42,9 +52,85 @@ def call_with_keywords(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor
     return loss_of(model(**inputs))[0]
 
 
+def training_loop(
+    run: RunConfig,
+    model: nn.Module,
+    batch: dict[str, Any],
+    criterion: Callable[[dict[str, Any]], Any],
+    optimizer: torch.optim.Optimizer | None,
+    scaler: torch.amp.GradScaler,
+    average: dict[str, torch.Tensor],
+    device: str,
+) -> Iterator[str]:
+    """Train as people write it; each `yield` says which phase begins, and its variables live on between the steps.
+
+    This is the code that `estimate` and `profile` run, and that `--show-script` prints with the settings of the run.
+    """
+    while True:
+        for micro_batch in range(run.accumulate):
+            if not run.parallelism.sync_each_batch:
+                set_gradient_sync(model, micro_batch + 1 == run.accumulate)
+            yield FORWARD
+            if run.autocast is not None and run.loss == MODEL:
+                with torch.autocast(device, dtype=TORCH_DTYPES[run.autocast]):
+                    loss = criterion(batch)
+            else:
+                loss = criterion(batch)
+            if run.zeroes_between and micro_batch == 0:
+                model.zero_grad(set_to_none=not run.keep_gradients)
+            if run.mode == TRAINING:
+                yield BACKWARD
+                if run.grad_scaler:
+                    scaler.scale(loss).backward()
+                else:
+                    loss.backward()
+            if run.loop == TRAINER:
+                loss = loss.detach()
+            elif run.loop != PLAIN:
+                del loss
+        if optimizer is not None:
+            yield OPTIMIZER
+            if run.clip_grad_norm:
+                if run.grad_scaler:
+                    scaler.unscale_(optimizer)
+                clip_gradients(model)
+            if run.grad_scaler:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            if not run.zeroes_between:
+                optimizer.zero_grad(set_to_none=not run.keep_gradients)
+            if run.ema:
+                for name, parameter in model.named_parameters():
+                    if name in average:
+                        average[name].lerp_(parameter.detach(), 0.001)
+        elif run.mode == TRAINING and not (run.keep_gradients or run.zeroes_between):
+            model.zero_grad()
+        yield END
+
+
+def clip_gradients(model: nn.Module) -> None:
+    """Clip the gradients by the norm of all; torch does not stack those of DTensors on different meshes."""
+    groups = defaultdict(list)
+    for param in model.parameters():
+        if param.grad is not None:
+            groups[getattr(param.grad, "device_mesh", None)].append(param)
+    if len(groups) <= 1:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return
+    norms: list[Any] = [
+        torch.nn.utils.get_total_norm([param.grad for param in group if param.grad is not None])
+        for group in groups.values()
+    ]
+    total = torch.stack([norm.full_tensor() if is_wrapper(type(norm)) else norm for norm in norms]).norm()
+    for group in groups.values():
+        torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
+
+
 @dataclass
 class ModelStep:
-    """A model on its device with inputs and optimizer; `run` takes one step, each phase inside `phase(name)`."""
+    """A model on its device with inputs, optimizer and loop; `run` takes one step, each phase inside `phase(name)`."""
 
     model: nn.Module
     inputs: dict[str, Any]
@@ -52,63 +138,68 @@ class ModelStep:
     device: str = "cpu"  # of the model; tensors of an estimate are fake tensors on the CPU
     loss: Loss = call_with_keywords
     buckets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of DDP, by parameter
-    variables: dict[str, Any] = field(default_factory=dict)  # of the loop: the last outputs and loss
+    outputs: dict[int, Any] = field(default_factory=dict)  # of the model, by the number of its call in a micro-batch
     wrapper: nn.Module | None = None  # DDP around the model
     waiting: tuple[dict[str, Any], ...] = ()  # the inputs of the next micro-batches
     called: nn.Module = field(init=False)  # the model, compiled if the run is
+    phase: str = field(init=False)  # the one that begins next
 
     def __post_init__(self) -> None:
-        self.called = compiled(self.model) if self.run_config.compile else self.model
-        self.is_in_autocast = self.run_config.autocast is not None and self.run_config.loss == MODEL
-        if self.run_config.autocast and not self.is_in_autocast:  # a loss of several forward passes
+        run_config = self.run_config
+        self.called = compiled(self.model) if run_config.compile else self.model
+        if run_config.autocast is not None and run_config.loss != MODEL:  # a loss of several forward passes
             self._autocast_each_forward()
-        self.optimizer = make_optimizer(self.model.parameters(), self.run_config)
-        self.scaler = torch.amp.GradScaler(self.device, enabled=self.run_config.grad_scaler)  # disabled: no effect
+        self.optimizer = make_optimizer(self.model.parameters(), run_config)
+        self.scaler = torch.amp.GradScaler(self.device, enabled=run_config.grad_scaler)
         dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
-        if self.run_config.grad_scaler and torch.float16 in dtypes:  # such as those of a module in fp16
+        if run_config.grad_scaler and torch.float16 in dtypes:  # such as those of a module in fp16
             raise SelectionError(
                 f"GradScaler takes no fp16 gradients; leave {name_of('grad_scaler')} out, or use fp32 parameters"
             )
         # The exponential moving average of the weights is a copy of the model.
-        averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if self.run_config.ema else ()
+        averaged = (*self.model.named_parameters(), *self.model.named_buffers()) if run_config.ema else ()
         # A module may replace an attribute in a step, unlike a table that it begins with.
         self.tables = {storage_key(tensor) for part in self.model.modules() for tensor in attribute_tensors(part)}
         self.average = {path: value.detach().clone() for path, value in averaged if not path.startswith("teacher.")}
+        self.start(run_config)
+
+    def start(self, run_config: RunConfig) -> None:
+        """Begin the loop of `run_config`."""
+        self.loop = self._loop(run_config)
+        self.phase = next(self.loop)
+
+    def _loop(self, run_config: RunConfig) -> Iterator[str]:
+        return training_loop(run_config, self.model, self.inputs, self.criterion, self.optimizer, self.scaler,
+                             self.average, self.device)  # fmt: skip
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
-        """Run the micro-batches of one step, each forward and backward, and then the optimizer step."""
-        run_config = self.run_config
-        if not (run_config.keep_gradients or run_config.zeroes_between):
-            self.model.zero_grad(set_to_none=True)
-        for number in range(run_config.accumulate):
-            zeroes = run_config.zeroes_between and number == 0
-            self.run_micro_batch(phase, is_last=number + 1 == run_config.accumulate, zeroes=zeroes)
-        self.update(phase)
+        """Run one step to its end, or what is left of it."""
+        self.advance(phase, END)
 
-    def run_micro_batch(
-        self, phase: Phase = lambda name: nullcontext(), *, is_last: bool = True, zeroes: bool = False
-    ) -> None:
-        """Run forward and, if the mode has it, backward; the gradients are added to those that exist.
+    def advance(self, phase: Phase = lambda name: nullcontext(), *stops: str) -> None:
+        """Run one phase, and those after it until one of `stops` begins; END is the end of the step."""
+        while True:
+            with self._attention_kernel(), torch.set_grad_enabled(self.run_config.mode != INFERENCE), phase(self.phase):
+                following = next(self.loop)
+            self.phase = next(self.loop) if following == END else following
+            if following in stops:
+                return
 
-        With `zeroes` the latter are freed between the two.
-        """
-        if not self.run_config.parallelism.sync_each_batch:
-            set_gradient_sync(self.wrapper or self.model, is_last)
-        with (self._attention_kernel(), phase(FORWARD), self._watched_outputs(),
-              torch.set_grad_enabled(self.run_config.mode != "inference")):  # fmt: skip
-            with self._autocast() if self.is_in_autocast else nullcontext():
-                loss = self.loss(self.called, self.inputs)
-                if self.run_config.accumulate > 1 and isinstance(loss, torch.Tensor):
-                    loss = loss / self.run_config.accumulate
-            self.assign("loss", loss)
-            if zeroes:
-                self.model.zero_grad(set_to_none=not self.run_config.keep_gradients)
-        if self.run_config.mode == "training":
-            if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
-                raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
-            with self._attention_kernel(), phase(BACKWARD):
-                self.scaler.scale(loss).backward()
-                del loss
+    def run_first_steps(self, phase: Phase = lambda name: nullcontext()) -> None:
+        """Run two steps of the loop, so that the next one is in the steady state."""
+        for _ in range(2 if self.optimizer is not None else 0):
+            self.run(phase)
+
+    def criterion(self, batch: dict[str, Any]) -> Any:
+        """Return the loss of a micro-batch; on the way the model's outputs are assigned to variables of the loop."""
+        with self._watched_outputs():
+            loss = self.loss(self.called, batch)
+        is_tensor = isinstance(loss, torch.Tensor)
+        if self.run_config.mode == TRAINING and not (is_tensor and loss.requires_grad):
+            raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
+        loss = loss / self.run_config.accumulate if self.run_config.accumulate > 1 and is_tensor else loss
+        self.assign("loss", loss)
+        return loss
 
     def _watched_outputs(self) -> AbstractContextManager[Any]:
         """Return a context in which each output of the model is assigned to a variable of the loop."""
@@ -120,51 +211,15 @@ class ModelStep:
         )
 
     def assign(self, name: str, value: Any, number: int = 0) -> None:
-        """Assign an output or the loss to its variable, if the loop has one; its former value is freed."""
-        loop = self.run_config.loop
-        if name in LOOPS[loop]:  # Trainer returns the loss without its graph
-            is_detached = loop == TRAINER and isinstance(value, torch.Tensor)
-            self.variables[f"{name} {number}"] = value.detach() if is_detached else value
+        """Assign an output to its variable, if the loop has one; the loss is a variable of `training_loop`."""
+        if name == "output" and self.run_config.loop == PLAIN:
+            self.outputs[number] = value
 
-    def update(self, phase: Phase = lambda name: nullcontext()) -> None:
-        """Run the optimizer step, if there is one, with what the loop does after backward."""
-        if self.optimizer is None:
-            if not (self.run_config.keep_gradients or self.run_config.zeroes_between):  # as an optimizer's zero_grad
-                self.model.zero_grad(set_to_none=True)
-            return
-        with phase(OPTIMIZER):
-            if self.run_config.clip_grad_norm:
-                self.scaler.unscale_(self.optimizer)
-                self._clip_gradients()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            if not self.run_config.zeroes_between:
-                self.optimizer.zero_grad(set_to_none=not self.run_config.keep_gradients)
-            for path, param in self.model.named_parameters() if self.average else ():
-                if path in self.average:
-                    self.average[path].lerp_(param.detach(), 0.001)
-
-    def _clip_gradients(self) -> None:
-        """Clip by the norm of all gradients; those of DTensors on different meshes are not stacked by torch."""
-        groups = defaultdict(list)
-        for param in self.model.parameters():
-            if param.grad is not None:
-                groups[getattr(param.grad, "device_mesh", None)].append(param)
-        if len(groups) <= 1:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            return
-        norms: list[Any] = [
-            torch.nn.utils.get_total_norm([param.grad for param in group if param.grad is not None])
-            for group in groups.values()
-        ]
-        total = torch.stack([norm.full_tensor() if is_wrapper(type(norm)) else norm for norm in norms]).norm()
-        for group in groups.values():
-            torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
-
-    def run_first_steps(self, phase: Phase = lambda name: nullcontext()) -> None:
-        """Run two steps of the loop, so that the next one is in the steady state."""
-        for _ in range(2 if self.optimizer is not None else 0):
-            self.run(phase)
+    def run_backward(self) -> None:
+        """Run forward and backward once, outside of the loop."""
+        loss = self.criterion(self.inputs)
+        if self.run_config.mode == TRAINING:
+            loss.backward()
 
     def _attention_kernel(self) -> AbstractContextManager[Any]:
         """Return a context in which a card runs the attention kernel that was asked for."""

@@ -19,12 +19,12 @@ from bertscope.memory.estimate import named_inputs
 from bertscope.memory.fake_run import FakeDevice, StepRecorder
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.step import ModelStep, meta_inputs, run_model
+from bertscope.memory.step import END, ModelStep, meta_inputs, run_model
 from bertscope.reports.memory import OPTIMIZER
 from bertscope.reports.step import StepTime, TimeRange
 from bertscope.reports.tool import COPY, CalibrationReport, CardWork
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import TRAINING, RunConfig
+from bertscope.settings.run_config import FREED, TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import operator_name, written_tensors
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
@@ -152,14 +152,15 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
         device.has_memory = False
         recorder = StepRecorder(step, device, keeps_args=True)
         stack.enter_context(recorder.watching())
-        step.run_micro_batch(recorder.recorded)
+        step.start(run_config.changed(loop=FREED, accumulate=1))
+        step.advance(recorder.recorded, OPTIMIZER, END)
         found = _sum(CardWork(), _counted(recorder.log.calls), run_config.accumulate)
         if step.optimizer is None:
             return found
         with recorder.unrecorded(OPTIMIZER):
             step.optimizer.step()  # creates its state
         recorder.log.calls.clear()
-        step.update(recorder.recorded)
+        step.run(recorder.recorded)
         return _sum(found, _counted(recorder.log.calls))
 
 

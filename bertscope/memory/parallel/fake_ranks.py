@@ -18,9 +18,9 @@ from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.parallel.collectives import Collective
 from bertscope.memory.parallel.strategies import Meshes, make_meshes, parallelize, zero_shares
-from bertscope.memory.step import ModelStep
+from bertscope.memory.step import END, ModelStep
 from bertscope.memory.trace import UPDATE, MemoryTrace, same_events
-from bertscope.reports.memory import BROADCAST, OPTIMIZER
+from bertscope.reports.memory import BROADCAST, FORWARD, OPTIMIZER
 from bertscope.settings.parallelism import MAX_WORLD_SIZE, ONE_PROCESS, Parallelism
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.torch_access import has_kernel, nn, torch, tree_leaves
@@ -206,7 +206,15 @@ class _Update(ModelStep):
 
     trained: Sequence[bool] = ()
 
-    def run_micro_batch(self, *_: Any, **__: Any) -> None:
-        for param, is_trained in zip(self.model.parameters(), self.trained, strict=True):
-            if is_trained and param.grad is None:
-                param.grad = torch.empty_like(param)
+    def _loop(self, run_config: RunConfig) -> Iterator[str]:
+        while True:
+            for _ in range(run_config.accumulate):
+                yield FORWARD
+                for param, is_trained in zip(self.model.parameters(), self.trained, strict=True):
+                    if is_trained and param.grad is None:
+                        param.grad = torch.empty_like(param)
+            if self.optimizer is not None:
+                yield OPTIMIZER
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=False)
+            yield END
