@@ -68,6 +68,10 @@ _ROWS = {name: _row(**row) for name, row in _TABLE["gpus"].items()}
 _CONTEXTS: dict[str, list[Any]] = _TABLE["contexts_mib"]
 # Cards of that table which are not in the first one: their contexts are those of their compute capability.
 _OTHERS: dict[str, Capability] = {name: (major, minor) for name, (major, minor) in _TABLE["other_capabilities"].items()}
+# The GPU of a cloud's instance, by the beginning of its name (the documentation of AWS, Google Cloud and Azure).
+_INSTANCES: dict[str, str] = _TABLE["instances"]
+# Words that nvidia-smi, torch and clouds add to a name; a GPU is known without them.
+_ADDED = {"nvidia", "geforce", "tesla", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "pcie", "generation", "gpu"}
 # The range over all GPUs with a published context, for those without one of their compute capability.
 CONTEXT_BYTES: tuple[int, int] = (
     min(low for low, _, _ in _CONTEXTS.values()) * _MIB, max(high for _, high, _ in _CONTEXTS.values()) * _MIB
@@ -77,11 +81,11 @@ CONTEXT_BYTES: tuple[int, int] = (
 def _context(name: str, row: _Row) -> tuple[int, int, str]:
     """Return the CUDA context of a GPU in MiB, and its source: its own, that of its compute capability, or of all.
 
-    A single figure of another card is no range.
+    A single figure is no range.
     """
-    if name in _CONTEXTS:
-        low, high, own = _CONTEXTS[name]
-        return low, high, own
+    low, high, published = _CONTEXTS.get(name, (0, 0, ""))
+    if low < high:
+        return low, high, published
     known = _OTHERS | {card: other.capability for card, other in _ROWS.items()}
     alike = [card for card in _CONTEXTS if known[card] == row.capability]
     least, most = (choose(alike, key=lambda card: _CONTEXTS[card][at], default="")
@@ -150,18 +154,19 @@ def half_precision(card: Gpu | None) -> str:
 
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name in any spelling; raises SelectionError for an unknown one."""
-    wanted = name.strip().lower().replace(" ", "-").replace("_", "-")
-    if wanted in GPUS:
-        return GPUS[wanted]
-    alike = [known for known in GPUS if known.startswith(f"{wanted}-")]
-    if len(alike) == 1:
-        return GPUS[alike[0]]
-    hint = f"say which: {', '.join(alike)}" if alike else suggestion(wanted, GPUS)
+    asked = re.sub(r"[\s_]+", "-", name.strip().lower())
+    instance = next((card for pattern, card in _INSTANCES.items() if re.match(pattern, asked)), "")
+    asked = re.sub(r"(?<=[0-9])(?=ti|super)|(?<=rtx|gtx)(?=[0-9])", "-", asked)  # rtx4060ti
+    wanted = instance or "-".join(word for word in asked.split("-") if word not in _ADDED)
+    sizes = [card for card in GPUS if re.fullmatch(rf"([rg]tx-)?{re.escape(wanted)}(-[0-9]+gb)?", card)]
+    if wanted in GPUS or len(sizes) == 1:
+        return GPUS[wanted if wanted in GPUS else sizes[0]]
+    budget = f"give its memory, {name_of('budget')} 16GiB with {name_of('device')} cuda"
+    if re.fullmatch(_TABLE["not_modelled"], wanted):
+        raise SelectionError(f"GPU {name[:40]!r} is not modelled: the allocator and the table are NVIDIA's; {budget}")
+    hint = f"say which: {', '.join(sizes)}" if sizes else suggestion(wanted, GPUS)
     hint = f"{hint} or" if hint.endswith("?") else f"{hint}; or"
-    raise SelectionError(
-        f"no GPU is known as {name[:40]!r}; {hint} give its memory, {name_of('budget')} 16GiB with "
-        f"{name_of('device')} cuda"
-    )
+    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint} {budget}")
 
 
 # Words of a device's name that make it another product than the one of the table, unless its row has them.

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bertscope import gpus
+from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, GPUS, Gpu, capability, card_threads, find_gpu, sdpa_kernel
 
 
@@ -49,6 +50,33 @@ def test_a_published_context_of_the_gpu_itself_comes_first():
     card = find_gpu("a100-40gb")
     assert (card.context_low_bytes >> 20, card.context_high_bytes >> 20) == (501, 1451)
     assert "GPUs of its compute capability" not in card.context_source
+
+
+SPELLINGS = {
+    "Tesla T4": "t4", "NVIDIA A100-SXM4-80GB": "a100-80gb", "RTX 6000 Ada Generation": "rtx-6000-ada",
+    "3090": "rtx-3090",
+"rtx4070ti": "rtx-4070-ti", "rtx 3080": "rtx-3080-10gb", "g5.xlarge": "a10g", "Standard_NC4as_T4_v3": "t4",
+    "a2-highgpu-1g": "a100-40gb", "p3.2xlarge": "v100-16gb", "g6e.12xlarge": "l40s",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spelling", "name"), SPELLINGS.items())
+def test_a_gpu_has_the_names_of_torch_and_of_clouds_too(spelling, name):
+    assert find_gpu(spelling).name == name
+
+
+@pytest.mark.parametrize(("name", "remedy"), [
+    ("rtx 4060 ti", "rtx-4060-ti-16gb"), ("a100", "a100-40gb"), ("rtx-4091", "rtx-4090"), ("MI300X", "budget"),
+    ("Apple M3 Max", "budget"),
+])  # fmt: skip
+def test_a_gpu_that_is_not_clear_or_not_modelled_names_what_to_say(name, remedy):
+    with pytest.raises(SelectionError, match=remedy):
+        find_gpu(name)
+
+
+@pytest.mark.parametrize("card", gpus._INSTANCES.values())
+def test_an_instance_has_a_gpu_of_the_table(card):
+    assert card in GPUS
 
 
 @pytest.mark.parametrize("name", GPUS)

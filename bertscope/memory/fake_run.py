@@ -12,7 +12,7 @@ from typing import Any
 
 from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
 from bertscope.memory.parallel.collectives import NAMESPACES, Collective, kind_of
-from bertscope.memory.step import END, ModelStep
+from bertscope.memory.step import STEP_END, ModelStep
 from bertscope.memory.trace import CAT, GRANULE_BYTES, RETURN, STACK, UPDATE, Block, MemoryEvent, MemoryTrace
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
@@ -60,7 +60,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
         if run_config.has_gradients_before:
             step.advance(recorder.unrecorded, FORWARD)
         recorder.hold_state()
-        step.advance(recorder.recorded, OPTIMIZER, END)
+        step.advance(recorder.recorded, OPTIMIZER, STEP_END)
         if step.optimizer is None:
             return log.trace(run_config.device)
         before, reached, known = log.rows(), log.reached(), recorder.update_key()

@@ -74,7 +74,7 @@ class _Settled(ast.NodeTransformer):
             statements: list[Any] = ast.parse(text).body
             return statements[0].value if isinstance(node, ast.expr) else statements
         if isinstance(node, ast.If) and isinstance(test := self.visit(node.test), ast.Constant):
-            return [left for part in (node.body if test.value else node.orelse) for left in _as_list(self.visit(part))]
+            return self.generic_visit(ast.Module(node.body if test.value else node.orelse, [])).body  # type: ignore[attr-defined]
         match self.generic_visit(node):
             case ast.Name(id=name) if name in self.names:
                 return ast.Constant(self.names[name])
@@ -93,10 +93,6 @@ class _Settled(ast.NodeTransformer):
             case ast.For(iter=ast.Call(args=[ast.Constant(value=1)]), body=body):
                 return body
         return node
-
-
-def _as_list(left: Any) -> list[Any]:
-    return left if isinstance(left, list) else [left]
 
 
 def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:

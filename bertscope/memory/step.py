@@ -42,7 +42,7 @@ from bertscope.units import PRECISIONS
 _BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH",
              "cudnn": "CUDNN_ATTENTION"}  # fmt: skip
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
-END = "end"  # of a step
+STEP_END = "step end"
 Phase = Callable[[str], AbstractContextManager[Any]]
 Loss = Callable[[nn.Module, dict[str, Any]], torch.Tensor]
 
@@ -107,7 +107,7 @@ def training_loop(
                         average[name].lerp_(parameter.detach(), 0.001)
         elif run.mode == TRAINING and not (run.keep_gradients or run.zeroes_between):
             model.zero_grad()
-        yield END
+        yield STEP_END
 
 
 def clip_gradients(model: nn.Module) -> None:
@@ -174,14 +174,14 @@ class ModelStep:
 
     def run(self, phase: Phase = lambda name: nullcontext()) -> None:
         """Run one step to its end, or what is left of it."""
-        self.advance(phase, END)
+        self.advance(phase, STEP_END)
 
     def advance(self, phase: Phase = lambda name: nullcontext(), *stops: str) -> None:
-        """Run one phase, and those after it until one of `stops` begins; END is the end of the step."""
+        """Run one phase, and those after it until one of `stops` begins; STEP_END is the end of the step."""
         while True:
             with self._attention_kernel(), torch.set_grad_enabled(self.run_config.mode != INFERENCE), phase(self.phase):
                 following = next(self.loop)
-            self.phase = next(self.loop) if following == END else following
+            self.phase = next(self.loop) if following == STEP_END else following
             if following in stops:
                 return
 

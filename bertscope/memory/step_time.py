@@ -19,7 +19,7 @@ from bertscope.memory.estimate import named_inputs
 from bertscope.memory.fake_run import FakeDevice, StepRecorder
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.step import END, ModelStep, meta_inputs, run_model
+from bertscope.memory.step import STEP_END, ModelStep, meta_inputs, run_model
 from bertscope.reports.memory import OPTIMIZER
 from bertscope.reports.step import StepTime, TimeRange
 from bertscope.reports.tool import COPY, CalibrationReport, CardWork
@@ -153,7 +153,7 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
         recorder = StepRecorder(step, device, keeps_args=True)
         stack.enter_context(recorder.watching())
         step.start(run_config.changed(loop=FREED, accumulate=1))
-        step.advance(recorder.recorded, OPTIMIZER, END)
+        step.advance(recorder.recorded, OPTIMIZER, STEP_END)
         found = _sum(CardWork(), _counted(recorder.log.calls), run_config.accumulate)
         if step.optimizer is None:
             return found

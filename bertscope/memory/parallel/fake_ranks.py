@@ -18,7 +18,7 @@ from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.parallel.collectives import Collective
 from bertscope.memory.parallel.strategies import Meshes, make_meshes, parallelize, zero_shares
-from bertscope.memory.step import END, ModelStep
+from bertscope.memory.step import STEP_END, ModelStep
 from bertscope.memory.trace import UPDATE, MemoryTrace, same_events
 from bertscope.reports.memory import BROADCAST, FORWARD, OPTIMIZER
 from bertscope.settings.parallelism import MAX_WORLD_SIZE, ONE_PROCESS, Parallelism
@@ -217,4 +217,4 @@ class _Update(ModelStep):
                 yield OPTIMIZER
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=False)
-            yield END
+            yield STEP_END
