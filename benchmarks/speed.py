@@ -42,7 +42,7 @@ LIMIT_SECONDS = 1800
 ONCE_SECONDS = 10  # work of more CPU time is not repeated
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 IMPORT_TORCH = [sys.executable, "-c", "import torch"]
-KEPT = "kept"  # the part whose works read what an earlier run of the same work has kept
+CACHED = "cached"  # the part whose works read the cache that an earlier run of the same work has written
 MODEL = "bert-large-uncased"  # BertForMaskedLM, as the peers' model
 FAMILY = "roberta-24"  # a model of another family, from transformers
 SIZES = {"layers": 24, "width": 1024, "batch": 8, "length": 128}  # what growth starts from
@@ -188,7 +188,7 @@ def own(part: str, words: str, target: str = "", number: int = 0, at: int = 0, a
 
 def again(words: str) -> Work:
     """Return a command of bertscope that reads what its first run has kept."""
-    second = own(KEPT, words, asked=f"`{words}`, the second time")
+    second = own(CACHED, words, asked=f"`{words}`, the second time")
     return replace(second, command=["env", "BERTSCOPE_CACHE=cache", *second.command])
 
 
@@ -416,7 +416,7 @@ def run_all(chosen: list[Work], runs: int) -> list[Measurement]:
         write_inputs(folder, chosen)
         measured(IMPORT_TORCH, folder)  # fill the disk cache
         for work in chosen:
-            if work.part == KEPT:
+            if work.part == CACHED:
                 measured(work.command, folder)
         for growth in (False, True):
             last = {part for part in parts if part.startswith("growth-") and part != "growth-layers"}
@@ -482,13 +482,13 @@ def values(work: dict[str, Any], name: str, way: str) -> list[float]:
 
 
 def cell(found: list[float], digits: int = 2, factor: float = 1, unit: str = "") -> str:
-    """Return the median with the lowest and the highest value."""
+    """Return the median, with the lowest and the highest value where they differ."""
     if not found:
         return ""
     low, middle, high = (
         f"{factor * value:,.{digits}f}" for value in (min(found), statistics.median(found), max(found))
     )
-    return f"{middle}{unit}" if len(found) == 1 else f"{middle}{unit} ({low} to {high})"
+    return f"{middle}{unit}" if low == high else f"{middle}{unit} ({low} to {high})"
 
 
 def beyond(work: dict[str, Any]) -> tuple[str, str]:
@@ -503,8 +503,7 @@ def beyond(work: dict[str, Any]) -> tuple[str, str]:
     return cell(found, 1, 1000, unit), "" if target is None else f"{target * 1000:.0f}{unit}"
 
 
-HEAD = ("part", "tool", "work", "CPU, s", "CPU, ratio", "wall, ratio", "memory, MiB", "memory, ratio",
-        "CPU beyond `import torch`", "target")  # fmt: skip
+HEAD = ("part", "tool", "work", "CPU, s", "CPU, ratio", "memory, MiB", "CPU beyond `import torch`", "target")
 
 
 def tables(found: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
@@ -513,17 +512,16 @@ def tables(found: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, ...]]]]
     floors = [floor for work in found["works"] for floor in work["import_torch"]]
     if floors:
         whole = {"usages": floors, "import_torch": floors}
-        cells = (cell(values(whole, "cpu_seconds", "itself")), "1", "1",
-                 cell(values(whole, "peak_bytes", "itself"), 0, 2**-20), "1", "", "")  # fmt: skip
+        cells = (cell(values(whole, "cpu_seconds", "itself")), "1",
+                 cell(values(whole, "peak_bytes", "itself"), 0, 2**-20), "", "")  # fmt: skip
         rows.append(("", "torch", "`import torch`", *cells))
     for work in found["works"]:
         if work["failure"]:
-            rows.append((work["part"], work["tool"], work["asked"], f"FAILED: {work['failure']}", *[""] * 6))
+            rows.append((work["part"], work["tool"], work["asked"], f"FAILED: {work['failure']}", *[""] * 4))
         elif not work["at"] and work["usages"]:
             cells = (
                 cell(values(work, "cpu_seconds", "itself")), cell(values(work, "cpu_seconds", "ratio")),
-                cell(values(work, "wall_seconds", "ratio")), cell(values(work, "peak_bytes", "itself"), 0, 2**-20),
-                cell(values(work, "peak_bytes", "ratio")), *beyond(work),
+                cell(values(work, "peak_bytes", "itself"), 0, 2**-20), *beyond(work),
             )  # fmt: skip
             rows.append((work["part"], work["tool"], work["asked"], *cells))
     if len(rows) > 2:

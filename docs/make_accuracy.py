@@ -17,8 +17,8 @@ WIDTH, LEFT, RIGHT, ROW, TOP = 760, 250, 24, 44, 52
 LOWEST, HIGHEST = -9.0, -2.0  # the powers of ten at the ends of the axis
 EXACT = LEFT + 24  # the horizontal place of errors of 0
 GROUPS = (  # label, loop, implementation, model ("": any)
-    ("BERT of transformers, whole step", PLAIN, "transformers", ""),
-    ("built-in model, whole step", PLAIN, "bertscope", ""),
+    ("BERT of transformers, a step", PLAIN, "transformers", ""),
+    ("built-in model, a step", PLAIN, "bertscope", ""),
     ("bert-tiny, each phase", PHASES, "bertscope", "bert-tiny"),
     ("bert-base-uncased, each phase", PHASES, "bertscope", "bert-base-uncased"),
     ("bert-large-zh, each phase", PHASES, "bertscope", "bert-large-zh"),

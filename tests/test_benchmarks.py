@@ -132,7 +132,7 @@ def test_the_files_that_check_gets_are_right(cli, tmp_path):
 def test_the_page_shows_the_tables_of_its_file():
     found = json.loads((ROOT / "docs" / "speed.json").read_text())
     page = (ROOT / "docs" / "speed.md").read_text()
-    assert f"## Result\n\n{speed.rendered(found, 'markdown')}\n\n## Appendix: method\n" in page
+    assert f"## Appendix: measurements\n\n{speed.rendered(found, 'markdown')}\n\n## Appendix: method\n" in page
 
 
 README = ROOT / "README.md"

@@ -134,7 +134,7 @@ def test_the_summary_and_the_picture_of_accuracy_are_those_of_the_file():
     assert [line for line in ACCURACY.summary(rows) if line not in page] == []
     assert (DOCS / "accuracy.svg").read_text() == ACCURACY.picture(rows), "run: python docs/make_accuracy.py"
     exact = [row for row in rows if row["loop"] == "plain" and row["error"] == "0"]
-    assert f"{len(exact)} of 34 peaks of whole steps are exact" in page
+    assert f"{len(exact)} of 34 step peaks are exact" in page
     for row in rows:
         if row["measured_bytes"]:
             measured, estimated = int(row["measured_bytes"]), int(row["estimated_bytes"])
