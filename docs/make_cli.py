@@ -22,51 +22,49 @@ from bertscope.settings.run_config import MEASURED
 PAGE = Path(__file__).parent / "cli.md"
 STUB = Path(bertscope.__file__).with_suffix(".pyi")
 WIDTH = 100  # of every block, whatever the terminal
+STEP = "estimate"  # its settings describe a step; those of other commands are shown as a difference
 HEAD = """# Command line
 
 <!-- Written by `python docs/make_cli.py` from the commands' own help; do not edit. -->
 
-Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are honoured.
+Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are honoured. `--help` explains the common
+options of a command, `--help-all` every option.
 
 ## Exit codes
 
 | code | meaning |
 |---:|---|
 {codes}
-An error is one line on stderr, never a traceback. With `--format json` the line is JSON:
-`{{"error": {{"code": 2, "message": ..., "file": ..., "line": ..., "remedy": ...}}}}`, with null for what there is not;
-notes may precede it, and it is the last line. `--debug`, before or after the command, or `BERTSCOPE_DEBUG=1` also
-shows the traceback, and all progress; add it when you report an error with code 70. After a signal, bertscope ends
-child processes, restores the terminal and leaves no partial file. SIGKILL, and a signal while Python starts, have the
-effect that the operating system defines.
+An error is one line on stderr, never a traceback. With `--format json` the last line is JSON, with null for what does
+not apply: `{{"error": {{"code": 2, "message": ..., "file": ..., "line": ..., "remedy": ...}}}}`. `--debug`, before or
+after the command, or `BERTSCOPE_DEBUG=1` also shows the traceback and all progress; add it when you report an error
+with code 70. After a signal bertscope ends its child processes, restores the terminal and leaves no partial file.
 
-bertscope checks that output files can be written before the work begins. It prints the table before it draws a picture,
-so that an error in the picture does not lose the table. Start the program as `bertscope`, or as
-`python -I -m bertscope`: with a plain `python -m`, Python imports modules from the working directory first.
+bertscope checks that output files can be written before the work begins, and prints the table before it draws a
+picture. Start it as `bertscope` or `python -I -m bertscope`: a plain `python -m` imports modules from the working
+directory first.
 
-## Results that commands share
+## Results in the cache
 
-What was traced and counted for a model and a kind of run is kept in the user's cache folder (`XDG_CACHE_HOME`, by
-default `~/.cache`, on Windows `LOCALAPPDATA`; there `bertscope`). A further `estimate`, `fit` or `sweep` of the same
-kind, at any batch, budget and card, imports no torch: `fit bert-large-zh --gpu t4` takes 0.7 s instead of 4. The
-answers are the same, byte for byte.
+bertscope keeps what it traced for a model in the user's cache folder (`XDG_CACHE_HOME`, by default `~/.cache`, on
+Windows `LOCALAPPDATA`; there `bertscope`). A further `estimate`, `fit` or `sweep` at any batch, budget and GPU then
+imports no torch: `fit bert-large-zh --gpu t4` takes 0.7 s, down from 4. The answers are the same, byte for byte.
 
-- A result is used only for the same content of the configuration, settings without batch, versions of bertscope, torch,
-  transformers and peft, and for a run on a CPU the same processor and number of threads. Models of your own code are
-  computed each time. What a calibration measured is applied afterwards.
-- `--no-cache`, or an empty `BERTSCOPE_CACHE`, reads and writes nothing; `BERTSCOPE_CACHE=FOLDER` names another folder.
-  `check` neither reads nor writes it.
-  `bertscope doctor` shows folder and size. It has at most 64 MiB and 2,000 files, each used within 30 days, and may be
-  deleted at any time.
-- A folder of another user, one that others may write into, a link, a full or read-only disk, and a user without a home
-  mean that nothing is kept, and so does a folder above it that others may write into; no command fails. A file
-  that is not whole, or has a value of another type or range, is computed again.
+- An entry is used only for the same configuration, settings without batch, and versions of bertscope, torch,
+  transformers and peft; for a step on a CPU also only with the same processor and number of threads. Models in your own
+  code are traced every time. A calibration is applied afterwards.
+- `--no-cache` or an empty `BERTSCOPE_CACHE` turns the cache off; `BERTSCOPE_CACHE=FOLDER` moves it. `check` never uses
+  it.
+- It has at most 64 MiB and 2,000 files, each used within 30 days. `bertscope doctor` shows folder and size. You may
+  delete it at any time.
+- Nothing is cached if another user owns the folder or may write into it or above it, if it is a link, if the disk is
+  full or read-only, or if the user has no home. No command fails because of it. A damaged entry is computed anew.
 
 ## Defaults of a project
 
-The nearest pyproject.toml, in the working directory or above, may set defaults for the command line. Options replace
-them, a note on stderr names those that are used, and functions of Python ignore them. Python 3.10, which has no reader
-of TOML, ignores the table and says so.
+The nearest pyproject.toml, in the working directory or above, may set defaults for the command line. Options override
+them, a note on stderr names those in use, and Python functions ignore them. Python 3.10 has no TOML reader, ignores the
+table and says so.
 
 ```toml
 [tool.bertscope]
@@ -79,8 +77,8 @@ check = ["models.bertscope.yaml"]  # the files of check, relative to pyproject.t
 ## Settings of a run
 
 A setting is an option of each command that takes it (`--clip-grad-norm`), a keyword in Python (`clip_grad_norm=True`),
-and a key of a grid, of the runs of an expectation file and of `[tool.bertscope]`. A setting without effect on any run
-is an error, except among defaults.
+and a key in a grid, in the runs of an expectation file and in `[tool.bertscope]`. A setting without any effect is an
+error, except among defaults.
 
 {settings}
 
@@ -89,14 +87,11 @@ is an error, except among defaults.
 {options}
 ## Commands
 
-`--help` explains the common options and, where it would have more than 100 lines, only names the others under their
-headings. `--help-all` explains every option.
-
 """
 
 
 def page() -> str:
-    """Return the whole page: each option once, then the commands with the names of theirs."""
+    """Return the page: each option once, then the commands with the names of theirs."""
     group = typer.main.get_command(app)
     top = group.make_context("bertscope", [], resilient_parsing=True, terminal_width=WIDTH)
     commands = {name: group.get_command(top, name) for name in group.list_commands(top)}
@@ -115,18 +110,36 @@ def page() -> str:
         where = "all" if len(names) == len(commands) else ", ".join(names)
         options += f"| `{_cell(option)}` | {_cell(meaning)} | {where} |\n"
     codes = "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items())
+    taken_by = {
+        name: [param.name for param in command.get_params(contexts[name]) if param.name in settings]
+        for name, command in commands.items()
+    }
+    step = taken_by[STEP]
     blocks = [f"```text\n{_text(group, top)}```\n"]
     for name, command in commands.items():
-        taken = [param.name for param in command.get_params(contexts[name]) if param.name in settings]
+        taken = taken_by[name]
         summary, _, more = command.help.partition("\n\n")
         blocks.append(f"### bertscope {name}\n\n{' '.join(summary.split())}\n\n")
         blocks += [f"{paragraph.strip()}\n\n" for paragraph in more.split("\n\n") if paragraph.strip()]
         if taken:
-            blocks.append(f"Settings: {', '.join(f'`{one}`' for one in taken)}.\n\n")
+            blocks.append(f"Settings: {_difference(taken, step) if name != STEP else _names(taken)}.\n\n")
         examples = (command.epilog or "").partition("examples:\n")[2].rstrip()
         blocks.append(f"```text\n{command.get_usage(contexts[name])}\n\n{examples}\n```\n\n")
     head = HEAD.format(codes=codes, settings=markdown(*MEASURED).strip(), options=options)
     return head + "".join(blocks).rstrip("\n") + "\n"
+
+
+def _difference(taken: list[str], step: list[str]) -> str:
+    """Return the settings of a command, as a difference from those of STEP where that is shorter."""
+    more, fewer = ([one for one in first if one not in second] for first, second in ((taken, step), (step, taken)))
+    if len(more) + len(fewer) >= len(taken):
+        return _names(taken)
+    parts = [f"{word} {_names(names)}" for word, names in (("plus", more), ("without", fewer)) if names]
+    return ", ".join([f"those of `{STEP}`", *parts])
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _cell(text: str) -> str:

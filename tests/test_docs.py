@@ -25,7 +25,7 @@ FIGURE = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)? (?:%|[KMGT]iB)")
 
 
 README, CHINESE = ((ROOT / f"README{language}.md").read_text() for language in ("", ".zh"))
-COOKBOOK, CI = ((DOCS / f"{name}.md").read_text() for name in ("cookbook", "ci"))
+COOKBOOK, CI, ARCHITECTURE = ((DOCS / f"{name}.md").read_text() for name in ("cookbook", "ci", "architecture"))
 
 
 def script(name: str):
@@ -274,6 +274,16 @@ def test_the_examples_of_the_models_page_run(capsys):
     for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "model.md").read_text(), flags=re.DOTALL):
         exec(code, {})
     assert capsys.readouterr() == ("torch.Size([2, 16, 30522])\ntorch.Size([2, 768])\n", "")
+
+
+def test_the_step_of_the_architecture_page_has_the_peak_that_its_sum_says():
+    exec(block(ARCHITECTURE, "python", "memory = "), {"bertscope": bertscope, "torch": torch})
+
+
+def test_every_file_of_the_architecture_page_exists():
+    named = re.findall(r"`([\w/]+\.py)`", ARCHITECTURE)
+    assert len(named) > 30
+    assert [name for name in named if not ((ROOT / "bertscope" / name).exists() or (ROOT / name).exists())] == []
 
 
 def test_the_install_of_the_readme_has_the_extras_of_its_commands():
