@@ -531,7 +531,7 @@ def tables(found: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, ...]]]]
         for work in found["works"]:
             if work["part"] == f"growth-{size}" and work["usages"]:
                 key = work["tool"], work["asked"]
-                grown.setdefault(key, {})[work["at"]] = cell(values(work, "cpu_seconds", "beyond"))
+                grown.setdefault(key, {})[work["at"]] = cell([statistics.median(values(work, "cpu_seconds", "beyond"))])
         if grown:
             columns = sorted({at for cells in grown.values() for at in cells})
             rows = [

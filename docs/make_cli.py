@@ -22,13 +22,14 @@ from bertscope.settings.run_config import MEASURED
 PAGE = Path(__file__).parent / "cli.md"
 STUB = Path(bertscope.__file__).with_suffix(".pyi")
 WIDTH = 100  # of every block, whatever the terminal
+EXAMPLES = 3  # of each command; --help has more
 STEP = "estimate"  # its settings describe a step; those of other commands are shown as a difference
 HEAD = """# Command line
 
 <!-- Written by `python docs/make_cli.py` from the commands' own help; do not edit. -->
 
 Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are honoured. `--help` explains the common
-options of a command, `--help-all` every option.
+options of a command, with more examples; `--help-all` explains every option.
 
 ## Exit codes
 
@@ -123,8 +124,10 @@ def page() -> str:
         blocks += [f"{paragraph.strip()}\n\n" for paragraph in more.split("\n\n") if paragraph.strip()]
         if taken:
             blocks.append(f"Settings: {_difference(taken, step) if name != STEP else _names(taken)}.\n\n")
-        examples = (command.epilog or "").partition("examples:\n")[2].rstrip()
-        blocks.append(f"```text\n{command.get_usage(contexts[name])}\n\n{examples}\n```\n\n")
+        examples, title, codes_of = (command.epilog or "").partition("examples:\n")[2].partition("exit codes: ")
+        first = examples.splitlines()[:EXAMPLES]
+        shown = "\n".join([command.get_usage(contexts[name]), "", *first, *(title + codes_of).splitlines()])
+        blocks.append(f"```text\n{shown}\n```\n\n")
     head = HEAD.format(codes=codes, settings=markdown(*MEASURED).strip(), options=options)
     return head + "".join(blocks).rstrip("\n") + "\n"
 
@@ -135,7 +138,7 @@ def _difference(taken: list[str], step: list[str]) -> str:
     if len(more) + len(fewer) >= len(taken):
         return _names(taken)
     parts = [f"{word} {_names(names)}" for word, names in (("plus", more), ("without", fewer)) if names]
-    return ", ".join([f"those of `{STEP}`", *parts])
+    return ", ".join([f"as for `{STEP}`", *parts])
 
 
 def _names(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Write docs/gallery.md, the output of every command in a terminal of 80 columns.
+"""Write docs/gallery.md, the output of every command in a terminal with 80 columns.
 
     python docs/make_gallery.py [COMMAND ...]
 
@@ -20,7 +20,7 @@ HEAD = """# Gallery
 
 <!-- Written by `python docs/make_gallery.py`; do not edit. -->
 
-One output of each command, in a terminal of 80 columns; `...` where a long one goes on. `-v` shows all rows and
+One output for each command, in a terminal with 80 columns; `...` where a long one goes on. `-v` shows all rows and
 notes. [Cookbook](cookbook.md): more tasks. [Glossary](glossary.md): the terms.
 
 """
@@ -30,7 +30,7 @@ OOM = (  # as in tests/conftest.py
     "GiB of which 1.66 GiB is free. Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the "
     "allocated memory 12.09 GiB is allocated by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.\n"
 )
-SHOWN_LINES = 40
+SHOWN_LINES = 24
 COMMANDS = (
     "count bert-base-cased",
     "tree bert-base-uncased --depth 2 --shapes --batch 32",
@@ -73,7 +73,7 @@ def cut(text: str) -> str:
 
 
 def page(outputs: dict[str, str]) -> str:
-    """Return the whole page."""
+    """Return the page."""
     blocks = (
         f"## {command.split()[0]}\n\n```text\n$ bertscope {command}\n{output}```\n"
         for command, output in outputs.items()

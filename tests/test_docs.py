@@ -296,7 +296,7 @@ def test_the_install_of_the_readme_has_the_extras_of_its_commands():
 def test_the_readme_is_short_and_all_pages_together_have_at_most_300_kb():
     assert len(README.splitlines()) <= 90
     sizes = {page.name: page.stat().st_size for page in PAGES}
-    assert sum(sizes.values()) <= 320_000, sizes
+    assert sum(sizes.values()) <= 300_000, sizes
 
 
 def test_the_readme_has_an_install_with_pip_and_one_with_uv_of_the_same_extras():
