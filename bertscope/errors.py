@@ -192,6 +192,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
+def told(error: BaseException) -> BertscopeError | None:
+    """Return the error that one line tells: a BertscopeError as it is, or that memory ran out; None for any other."""
+    if isinstance(error, BertscopeError) or not is_out_of_memory(error):
+        return error if isinstance(error, BertscopeError) else None
+    text = one_line(" ".join(str(error).split()), limit=200)
+    return WorkerError(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit")
+
+
 @contextmanager
 def importing(package: str, *prefixes: str) -> Iterator[None]:
     """Raise a SourceError that names the environment variables with these prefixes if the import refuses a value."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from bertscope.errors import BertscopeError, SourceError, is_out_of_memory, one_line
+from bertscope.errors import SourceError, one_line, told
 from bertscope.processes.signals import Leave, catch, received
 
 INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
@@ -57,11 +57,9 @@ def failure(error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(type(error), error, error.__traceback__)
-    if isinstance(error, BertscopeError):
-        return complain(error.spelled(option_forms()), error.exit_code, error.where)
+    if (known := told(error)) is not None:
+        return complain(known.spelled(option_forms()), known.exit_code, known.where)
     text = one_line(" ".join(str(error).split()), limit=200)
-    if is_out_of_memory(error):
-        return complain(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit", 3)
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return complain(f"{text}; raise the limit (ulimit -n)", 3)
     remedy = "run 'bertscope --debug ...' or set BERTSCOPE_DEBUG=1 for the traceback, and report it"

@@ -149,9 +149,12 @@ def run(call: CommandLine) -> int:
         call.show(report)
         return 0 if report.largest else 1
     call.show(report, shown_rows=call.rows)
-    if extras.get("snapshot") is not None:
+    if report.memory is None:
+        for path in filter(None, (call.snapshot, call.timeline)):
+            note(f"{path} is not written: the peak is in no step")
+    elif call.snapshot is not None:
         write_file(call.snapshot, extras["snapshot"])
-    if call.timeline is not None:
+    if report.memory is not None and call.timeline is not None:
         from bertscope.views.run import step_timeline
 
         _write(call.timeline, lambda path: step_timeline(report, path.suffix), "the timeline is")

@@ -22,10 +22,10 @@ from bertscope.dry_run.limits import Limits, Stop
 from bertscope.dry_run.recording import WORKSPACES, Recording, short_line
 from bertscope.dry_run.script import ScriptRun, as_asked
 from bertscope.dry_run.stubs import remark_on_modules, stubbed
-from bertscope.errors import BertscopeError, WorkerError, name_of, one_line
+from bertscope.errors import BertscopeError, WorkerError, name_of, one_line, told
 from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.summary import memory
-from bertscope.processes.child import error_message, sender
+from bertscope.processes.child import ERROR, error_message, sender
 from bertscope.reports.json import typed
 from bertscope.reports.run import RunReport
 from bertscope.reports.step import ByteRange
@@ -66,21 +66,24 @@ def main() -> None:
         ctypes.CDLL("libcuda.so.1").cuInit(0)
 
     def leave(answer: Callable[[], Any]) -> None:
-        """Send the result, and end without what a script has left to do: it may catch every exception."""
+        """Send the result, and end without what a script has left to do: it may catch every exception.
+
+        A fork that the script made ends here too, and sends nothing.
+        """
         try:
             message = "report", answer()
-        except BertscopeError as error:
-            message = error_message(error)
         except BaseException as error:
-            message = error_message(WorkerError(f"{type(error).__name__}: {error}"))
+            message = error_message(told(error) or WorkerError(_text(error)))
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # a script may have closed it
                 stream.flush()
         try:
-            send(*message)
+            if os.getpid() == own:
+                send(*message)
         finally:
-            os._exit(0)
+            os._exit(int(message[0] == ERROR))
 
+    own = os.getpid()
     leave(lambda: record(asked, lambda: _run_file(asked), leave))
 
 
@@ -168,19 +171,17 @@ def record(
         except Stop:
             pass
         except SystemExit as end:
-            if isinstance(end.code, int):
-                failure = f"{asked.name} ended with exit code {end.code}" if end.code else ""
-            elif end.code is not None:
-                failure = _text(end.code)
+            if end.code is not None and end.code != 0:
+                is_number = isinstance(end.code, int)
+                text = "" if is_number else _text(end.code)
+                failure = text or f"{asked.name} ended with exit code {int(end.code) if is_number else 1}"
         except BaseException as error:
             if os.environ.get(_DEBUG, "0") not in ("", "0"):
                 traceback.print_exc()
             failure, where = _text(error), _place(error, asked.folder)
-            if isinstance(error, NoRule) or lacks_kernel(error):
+            if isinstance(error, NoRule) or lacks_kernel(failure):
                 reason = one_line(f"{failure}; no memory can be told after it", limit=_LONGEST)
                 raise WorkerError(reason, where=where) from None
-            if not isinstance(error, torch.OutOfMemoryError):
-                failure = f"{type(error).__name__}: {failure}"
             if isinstance(error, OSError) and not asked.network and any(sign in failure for sign in _OF_NETWORK):
                 failure = f"{one_line(failure, limit=150)}; let it download with {name_of('network')}"
         is_full = bool(here.recorder.log.refused) and "out of memory" in failure
@@ -235,11 +236,14 @@ def _run_file(asked: ScriptRun) -> None:
 
 
 def _text(error: object) -> str:
-    """Return the text of an error of the script, which may fail to have one."""
-    try:
-        return str(error)
-    except Exception:
-        return ""
+    """Return the text of an error of the script with its class, or of what it exits with: code that may fail itself."""
+    words = []
+    with suppress(BaseException):
+        if isinstance(error, BaseException) and not isinstance(error, (NoRule, torch.OutOfMemoryError)):
+            words.append(type(error).__name__)
+    with suppress(BaseException):
+        words.append(str(error))
+    return ": ".join(filter(None, words))
 
 
 def _place(error: BaseException, folder: str) -> str:

@@ -31,7 +31,7 @@ _KINDS = (
 _VIRTUAL = frozenset(_KINDS.split())  # file systems that hold no files
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _SHARED = "/dev/shm"  # noqa: S108  of the sandbox, which nobody shares
-_MOST_PROCESSES, _SECONDS = 1000, 0.05  # of a script, and between two counts
+_MOST_PROCESSES, _SECONDS = 500, 0.05  # of a script, and between two counts
 _MOST_WRITTEN = "8g"  # bytes that a script may write, all files together
 
 

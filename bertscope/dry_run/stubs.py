@@ -29,27 +29,24 @@ from bertscope.torch_access.distributed import fake_store
 from bertscope.torch_access.fake_card import NoRule, Put
 
 _MEMORY = 80 * 2**30  # of a card that has no name
-# Seeds and states of the card, and what waits for it or empties it.
-_NAMES = (
-    "_lazy_init _lazy_call init set_device synchronize ipc_collect manual_seed manual_seed_all seed seed_all "
-    "set_rng_state set_rng_state_all set_per_process_memory_fraction _record_memory_history _dump_snapshot "
-    "check_error"
-)
-_IGNORED = _NAMES.split()
+# Functions of torch.cuda that return nothing: seeds and states of the card, and what waits for it or empties it.
+_IGNORED = """
+    _lazy_init _lazy_call init set_device synchronize ipc_collect manual_seed manual_seed_all seed seed_all
+    set_rng_state set_rng_state_all set_per_process_memory_fraction _record_memory_history _dump_snapshot check_error
+    mark range_push range_pop range_start range_end set_device_index set_device_idx
+"""
+_ZERO = """
+    current_device current_device_index current_device_idx initial_seed utilization _exchange_device
+    _maybe_exchange_device
+"""
+_HANDLES = "Stream Event stream current_stream default_stream device device_of cudart"
 # Keywords of from_pretrained that say from where.
-_PLACES = (
-    "cache_dir force_download proxies token local_files_only revision trust_remote_code subfolder commit_hash "
-    "gguf_file resume_download use_auth_token code_revision"
-)
-_OF_HUB = frozenset(_PLACES.split())
-_LEGACY = {
-    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ByteTensor": torch.uint8,
-    "BoolTensor": torch.bool,
-}  # fmt: skip
+_OF_HUB = """
+    cache_dir force_download proxies token local_files_only revision trust_remote_code subfolder commit_hash
+    gguf_file resume_download use_auth_token code_revision
+"""
+_LEGACY = [f"{kind}Tensor" for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Byte", "Bool")]
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "ACCELERATE_DISABLE_RICH")
-
-
 _HANDLED = {"elapsed_time": 1.0, "query": True, "is_capturing": False}
 
 
@@ -77,9 +74,9 @@ class _Imports(MetaPathFinder):
 
 
 class _Handle:
-    """A stream or an event of the card: nothing waits for it."""
+    """A stream, an event or an index of the card: nothing waits for it."""
 
-    device_index, cuda_stream, priority = 0, 0, 0
+    device_index = cuda_stream = priority = idx = prev_idx = 0
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", 0)
@@ -96,19 +93,11 @@ class _Handle:
         return lambda *_, **__: _HANDLED.get(name, self)
 
 
-class _Index(_Handle):
-    idx, prev_idx = 0, 0
-
-
 def _inference_mode(mode: Any = True) -> Any:
     """Return inference mode without gradients only, where the same is allocated: fake tensors do not take its own."""
     if callable(mode):
         return torch.no_grad()(mode)
     return torch.no_grad() if mode else torch.set_grad_enabled(torch.is_grad_enabled())
-
-
-def _ignored(*_: Any, **__: Any) -> None:
-    """Do nothing: what a card does later, or only shows."""
 
 
 @contextmanager
@@ -162,7 +151,7 @@ def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any
 def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
     """Return the config.json of a preset, and the keywords that are no place of files."""
     return dict(preset.config.to_dict()), {key: value for key, value in kwargs.items()
-                                           if key not in _OF_HUB and key[0] != "_"}  # fmt: skip
+                                           if key not in _OF_HUB.split() and key[0] != "_"}  # fmt: skip
 
 
 def _model_of(card: FakeCard, cls: Any, preset: Any, name: str, *args: Any, config: Any = None, **kwargs: Any) -> Any:
@@ -214,63 +203,35 @@ def _cuda(put: Put, card: FakeCard) -> None:
     def has_bf16(including_emulation: bool = True) -> bool:
         return able >= (8, 0) or including_emulation
 
-    answers = dict.fromkeys(_IGNORED, _ignored) | {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
+    answers: dict[str, Any] = dict.fromkeys(_IGNORED.split()) | dict.fromkeys(_ZERO.split(), 0)
+    answers |= dict.fromkeys(_HANDLES.split(), _Handle) | {
+        "is_available": True, "is_initialized": True, "is_current_stream_capturing": False, "memory_summary": "",
         "device_count": lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-        "current_device": lambda: 0,
-        "empty_cache": allocator.release_free_memory,
-        "get_device_name": lambda *_: name,
-        "get_device_capability": lambda *_: able,
-        "get_device_properties": lambda *_: about,
+        "current_accelerator": torch.device("cuda"), "get_device_name": name, "get_device_capability": able,
+        "get_device_properties": about, "get_arch_list": [f"sm_{able[0]}{able[1]}"],
         "is_bf16_supported": has_bf16,
+        "empty_cache": allocator.release_free_memory,
         "memory_allocated": lambda *_: allocator.allocated_bytes,
         "max_memory_allocated": lambda *_: allocator.peak_allocated_bytes,
         "memory_reserved": lambda *_: allocator.reserved_bytes,
         "max_memory_reserved": lambda *_: allocator.peak_reserved_bytes,
-        "reset_peak_memory_stats": reset,
-        "reset_max_memory_allocated": reset,
-        "mem_get_info": lambda *_: (max(limit - allocator.reserved_bytes, 0), total),
-        "memory_stats": stats,
-        "memory_summary": lambda *_, **__: "",
-        "cudart": _Handle,
-        "get_allocator_backend": lambda: "native",
-        "version": lambda: (2, 27, 7),  # of NCCL
-        "_snapshot": lambda *_: {"segments": [], "device_traces": []},
-        "memory_snapshot": lambda *_, **__: [],
-        "get_rng_state": lambda *_: state.clone(),
-        "get_rng_state_all": lambda: [state.clone()],
-        "initial_seed": lambda: 0,
-        "get_arch_list": lambda: [f"sm_{able[0]}{able[1]}"],
-        "utilization": lambda *_: 0,
-        "is_current_stream_capturing": lambda: False,
-        "_exchange_device": lambda _: 0,
-        "_maybe_exchange_device": lambda _: 0,
-        **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), _Handle),
-        **dict.fromkeys(("device", "device_of"), _Index),
-    }
-    answers = _each_own(answers)
-    put(torch.cuda, **answers)
-    put(torch.cuda.nvtx, **dict.fromkeys(("mark", "range_push", "range_pop", "range_start", "range_end"), _ignored))
-    for place in [module for name, module in sys.modules.items() if name.startswith("torch.cuda.")]:
-        put(place, **{name: value for name, value in answers.items() if name in vars(place)})
-    if (of_all := getattr(torch, "accelerator", None)) is not None:
-        more = {
-            "current_accelerator": lambda *_, **__: torch.device("cuda"),
-            **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
-            **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize"), lambda *_: None),
-            "get_memory_info": answers["mem_get_info"],
-        }  # fmt: skip
-        answers = _each_own(answers | more)
-        for place in (of_all, getattr(of_all, "memory", of_all)):
-            put(place, **{name: value for name, value in answers.items() if name in vars(place)})
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), reset),
+        **dict.fromkeys(("mem_get_info", "get_memory_info"), lambda *_: (
+            max(limit - allocator.reserved_bytes, 0), total)),
+        "memory_stats": stats, "get_allocator_backend": "native",
+        "version": (2, 27, 7),  # of NCCL
+        "_snapshot": {"segments": [], "device_traces": []}, "memory_snapshot": [],
+        "get_rng_state": lambda *_: state.clone(), "get_rng_state_all": lambda: [state.clone()],
+    }  # fmt: skip
+    starts = ("torch.cuda", "torch.accelerator")
+    for place in [module for name, module in sys.modules.items() if name.startswith(starts)]:
+        put(place, **{key: _own(value) for key, value in answers.items() if key in vars(place)})
 
 
 def _legacy_types(put: Put) -> None:
     """Have torch.cuda.FloatTensor and its like make tensors, and be a type for `Tensor.type`."""
-    given, kinds = torch.Tensor.type, {name: partial(_legacy, dtype) for name, dtype in _LEGACY.items()}
-    dtypes: dict[Any, torch.dtype] = {f"torch.cuda.{name}": dtype for name, dtype in _LEGACY.items()}
-    dtypes |= {kind: _LEGACY[name] for name, kind in kinds.items()}
+    given, kinds = torch.Tensor.type, {name: partial(_legacy, getattr(torch, name).dtype) for name in _LEGACY}
+    dtypes = {key: kind.args[0] for name, kind in kinds.items() for key in (f"torch.cuda.{name}", kind)}
 
     def typed(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         return tensor.to("cuda", dtypes[dtype]) if dtype in dtypes else given(tensor, dtype, *args, **kwargs)
@@ -286,13 +247,11 @@ def _legacy(dtype: torch.dtype, *content: Any) -> torch.Tensor:
     return torch.tensor(content[0], dtype=dtype, device="cuda")
 
 
-def _each_own(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function of its own for each name: torch.compile has a rule for each, and allows one for an object."""
-
-    def own(answer: Any) -> Any:
-        return answer if isinstance(answer, type) else lambda *args, **kwargs: answer(*args, **kwargs)
-
-    return {name: own(answer) for name, answer in answers.items()}
+def _own(answer: Any) -> Any:
+    """Return a function of its own for an answer: torch.compile has a rule for each, and allows one for an object."""
+    if isinstance(answer, type):
+        return answer
+    return (lambda *args, **kwargs: answer(*args, **kwargs)) if callable(answer) else lambda *_, **__: answer
 
 
 def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:

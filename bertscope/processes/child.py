@@ -19,14 +19,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TextIO
 
 import bertscope
-from bertscope.errors import BertscopeError, SelectionError, WorkerError, one_line
+from bertscope.errors import BertscopeError, SelectionError, WorkerError, one_line, told
 from bertscope.processes import signals
 from bertscope.processes.folders import compile_environment
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # `-I` leaves the working directory, PYTHONPATH and the user's site-packages out of sys.path. The bootstrap adds the
 # last two, and imports this package from the parent's folder.
 _BOOTSTRAP = """
@@ -128,7 +129,10 @@ class ForkedChild:
         for descriptor in theirs:
             os.close(descriptor)
         self.stdin = os.fdopen(to_stdin, "wb", 0)
-        self.stdout, self.stderr, self._status = (os.fdopen(reader, "rb", 0) for reader, _ in outputs)
+        # Only the status is unbuffered, for `select`: a line of an unbuffered stream is read byte by byte.
+        self.stdout, self.stderr, self._status = (
+            os.fdopen(reader, "rb", buffering) for (reader, _), buffering in zip(outputs, (-1, -1, 0), strict=True)
+        )
         self._server = server
         self.returncode: int | None = None
         signals.children.add(self)
@@ -229,16 +233,18 @@ def error_message(error: BertscopeError) -> tuple[str, Any]:
 
 
 def run_entry(entry: str, failure: BertscopeError | None = None) -> None:
-    """Be a child: call `entry`; a BertscopeError from it, or from the imports before it, is a message to the parent."""
+    """Be a child: call `entry`; an error from it, or from the imports before it, that one line tells is a message."""
     out = os.dup(sys.stdout.fileno())  # `output_for_parent` changes standard output
     try:
         if failure is not None:
             raise failure
         pkgutil.resolve_name(entry)()
-    except BertscopeError as error:
+    except Exception as error:
+        if (known := told(error)) is None:
+            raise
         with suppress(OSError):
-            os.write(out, json.dumps(error_message(error)).encode() + b"\n")
-        sys.exit(error.exit_code)
+            os.write(out, json.dumps(error_message(known)).encode() + b"\n")
+        sys.exit(known.exit_code)
 
 
 def serve() -> None:
@@ -248,8 +254,9 @@ def serve() -> None:
     failure = None
     try:
         pkgutil.resolve_name(imports)()
-    except BertscopeError as error:
-        failure = error
+    except Exception as error:
+        if (failure := told(error)) is None:
+            raise
     requests = socket.socket(fileno=int(number))
     server = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes the watchers that have ended
@@ -271,6 +278,8 @@ def _watch(run: Callable[[], None], files: list[int], server: int) -> None:
     """Fork the child, write its process id, wait for its end, and write its exit status: several children may live."""
     die_with_parent(server)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     watcher = os.getpid()
     pid = os.fork()
     if not pid:
@@ -281,6 +290,11 @@ def _watch(run: Callable[[], None], files: list[int], server: int) -> None:
     for descriptor in files[:3]:
         os.close(descriptor)
     _, status = os.waitpid(pid, 0)
+    with suppress(OSError):  # end what the child has left, which is this process's now, until nothing is left
+        while True:
+            for left in Path(f"/proc/self/task/{watcher}/children").read_text().split():
+                os.kill(int(left), signal.SIGKILL)
+            os.waitpid(-1, 0)
     with suppress(OSError):
         os.write(files[3], struct.pack("i", status))
     os._exit(0)
@@ -420,11 +434,13 @@ class Worker:
         code = self.process.returncode or 0
         words = b"".join(self.last_lines).decode(errors="replace").strip().splitlines()
         end = end_text(code)
-        return f"{end}: {one_line(words[-1], limit=200)}" if words and code >= 0 else end
+        return f"{end}: {one_line(words[-1], limit=200)}" if words and "killed" not in end else end
 
 
 def end_text(exit_code: int) -> str:
-    """Return how a process ended, from its exit code, which is negative for a signal."""
+    """Return how a process ended, from its exit code: negative for a signal, or above 128 as a shell has it."""
+    if 128 < exit_code <= 128 + max(signal.Signals):
+        exit_code = 128 - exit_code
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     name = signal.Signals(-exit_code).name

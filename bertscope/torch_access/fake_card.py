@@ -14,7 +14,7 @@ from sys import modules
 from typing import Any
 from unittest.mock import patch
 
-from bertscope.errors import WorkerError
+from bertscope.errors import WorkerError, is_out_of_memory
 from bertscope.torch_access import fake_tensor_mode, nn, storage_key, torch
 
 _WORD = ctypes.c_void_p
@@ -80,6 +80,8 @@ def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
                     torch.ones(1, device="cuda", requires_grad=True).sum().backward()
             _fit_python(stack, has_foreach)
         except _REFUSALS as error:
+            if is_out_of_memory(error):
+                raise
             first = str(error).partition("\n")[0][:120] or type(error).__name__
             reason = (
                 "this process has run a backward pass, and torch takes a new device only before the first"

@@ -117,9 +117,14 @@ torch.cuda.profiler.start()
 torch.cuda.memory._record_memory_history()
 torch.cuda.memory._dump_snapshot("snapshot.pickle")
 torch.cuda.Stream().wait_stream(torch.cuda.current_stream())
+assert (torch.zeros(2, device="cuda:1") + torch.ones(2).cuda()).is_cuda
 """
     )
-    assert bertscope.run(name, gpu="t4").updates == 1
+    report = bertscope.run(name, gpu="t4")
+    assert (report.updates, report.remarks) == (
+        1,
+        ("a run has one GPU, which holds what the script puts on cuda:1 too",),
+    )
 
 
 def test_a_request_without_room_raises_the_error_at_the_line_of_the_script(cli, script):
@@ -188,6 +193,9 @@ def test_a_value_is_put_where_the_argument_stands(given, expected):
 FAULTS = {  # what a run tells: whose fault it is, and the line
     "raise ValueError('no data')": ("failed", "train.py:1"),
     "def f(:": ("failed", "train.py:1"),
+    "raise MemoryError": ("failed", "train.py:1"),
+    "class E(Exception):\n    def __str__(self): raise SystemExit(0)\nraise E": ("failed", "train.py:3"),
+    "class E(Exception):\n    def __str__(self): raise E\nraise SystemExit(E())": ("failed", ""),
     "import sys\nsys.exit(3)": ("failed", ""),
     STEP + "torch.nn.Embedding(9, 4, sparse=True).cuda()(torch.ones(2).long().cuda()).sum().backward()": (
         "refused", "train.py:9",
@@ -226,24 +234,31 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
-    [("print(1)", SelectionError), ("raise SystemExit('no')", BertscopeError), ("import os\nos._exit(0)", WorkerError),
-     ("while True: pass", WorkerError)],
+    ("code", "kind", "words"),
+    [("print(1)", SelectionError, "nothing on a CUDA device"), ("raise SystemExit('no')", BertscopeError, "no"),
+     ("import os\nos._exit(0)", WorkerError, "exit code 0"),
+     ("import ctypes\nctypes.string_at(0)", WorkerError, "was killed by SIGSEGV"),
+     ("import subprocess\nfor _ in range(9): subprocess.Popen(['sleep', '1000'])\nwhile True: pass", WorkerError,
+      "longer than 5 s")],
 )  # fmt: skip
-def test_a_script_without_a_report_is_one_line_with_its_exit_code(script, code, kind):
-    with pytest.raises(kind) as failed:
+def test_a_script_without_a_report_is_one_line_with_its_exit_code(script, code, kind, words):
+    before = set(children())
+    with pytest.raises(kind, match=words) as failed:
         bertscope.run(script(code), timeout=5 if "while" in code else 100)
     assert failed.value.exit_code == (3 if kind is WorkerError else 2)
     assert "\n" not in str(failed.value)
+    assert set(children()) <= before
 
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "answer"),
     [("import os\nif os.fork() == 0:\n    os._exit(0)\nos.wait()", 3, "No model and no optimizer step ran on the GPU"),
-     ("model.eval()(torch.randn(4, 256).cuda())", 0, "in forward at train.py:9; no optimizer step ran.")],
+     ("model.eval()(torch.randn(4, 256).cuda())", 0, "in forward at train.py:9; no optimizer step ran."),
+     ("import os\nif os.fork() == 0:\n    raise SystemExit(0)\nos.wait()\nstep(4)", 0, "Fits on t4")],
 )  # fmt: skip
 def test_without_an_optimizer_step_in_its_own_process_the_answer_says_so(script, cli, code, exit_code, answer):
-    done = cli("run", "--gpu", "t4", script(STEP + code))
+    done = cli("run", "--gpu", "t4", "--snapshot", "step.pickle", script(STEP + code))
+    assert (Path("step.pickle").exists(), "step.pickle is not written" in done.err) == (not exit_code, bool(exit_code))
     assert (done.code, answer in done.out, "Fits on t4" in done.out) == (exit_code, True, exit_code == 0), done.out
 
 
@@ -277,6 +292,7 @@ for act in (
     lambda: open("/proc/sys/kernel/core_pattern", "w").write("x"),
     lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True), lambda: os.kill(1, signal.SIGKILL),
     lambda: socket.create_connection(("127.0.0.1", int(sys.argv[1])), 2).sendall(b"out"),
+    lambda: os.write(2, b"y" * 2**25),  # one line, which is read in blocks
     lambda: ctypes.CDLL(None).umount2(b"/", 2), lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
 ):
     tried(act)
