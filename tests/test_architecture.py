@@ -553,3 +553,15 @@ def test_a_function_that_a_string_names_exists():
     assert len(named) >= 3
     for place, _, name in (text.partition(":") for text in named):
         assert name in {getattr(node, "name", "") for node in MODULES[place].tree.body}, f"{place}:{name}"
+
+
+def test_the_architecture_page_leads_through_files_that_exist():
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "architecture.md").read_text())
+    assert len(named) > 30
+    assert [name for name in named if not ((PACKAGE / name).exists() or (ROOT / name).exists())] == []
+
+
+def test_the_readme_is_short_and_all_pages_together_have_at_most_300_kb():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
+    sizes = {page.name: page.stat().st_size for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))}
+    assert sum(sizes.values()) <= 300_000, sizes
