@@ -1,6 +1,6 @@
 """Processes for tests, forked from a server that has torch loaded: each saves 2 s of CPU time.
 
-`ForkedChild` is a child of `profile` or `sweep`; `loaded` is the beginning of a command that runs a module. The
+`ForkedChild` is a child of `profile`, `run` or `sweep`; `loaded` is the beginning of a command that runs a module. The
 tests of what a process does until torch is loaded start it as a user does.
 """
 
@@ -26,6 +26,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ _ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # before 
 
 
 class ForkedChild:
-    """A child of the server, with what `profile` and `sweep` use of subprocess.Popen; it calls `entry`."""
+    """A child of the server, with what its parents use of subprocess.Popen; it calls `entry`."""
 
     def __init__(self, entry: str) -> None:
         (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = (os.pipe() for _ in range(3))
@@ -69,22 +70,29 @@ class ForkedChild:
 
 @contextmanager
 def forking() -> Iterator[None]:
-    """Fork the children of `profile` and `sweep` from the server."""
+    """Fork the children of `profile`, `run` and `sweep` from the server."""
     from bertscope.analyses.sweep import pool
+    from bertscope.dry_run import script
     from bertscope.measure import profile
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (profile, pool):
+        for module in (profile, pool, script):
             patch.setattr(module, "starting", lambda imports, entry, **_: nullcontext(partial(ForkedChild, entry)))
         yield
 
 
 def loaded(module: str, *, without: str = "") -> list[str]:
-    """Return the arguments that run `python -m MODULE` in a process that has torch loaded.
+    """Return the arguments that run `python -m MODULE`, or `python -c`, in a process that has torch loaded.
 
     It loads the packages in `without` anew: those that read the environment while they are imported.
     """
     return [sys.executable, "-I", "-S", str(_CLIENT), _server(), without, module]
+
+
+def run_loaded(code: str, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code as `run_python` does, in a process that has torch loaded and has run nothing with it."""
+    options = {"capture_output": True, "text": True, "check": False, **options}
+    return subprocess.run([*loaded("-c"), code, *map(str, words)], **options)
 
 
 @cache
@@ -114,8 +122,10 @@ def _server() -> str:
 def serve() -> None:
     """Fork a child for each request, until no worker has stdin open."""
     from bertscope import cli  # noqa: F401
+    from bertscope.dry_run.child import load_what_runs_need
     from bertscope.measure.rank import load_for_ranks
 
+    load_what_runs_need()
     load_for_ranks()  # nothing runs here, so that there are no threads to fork
     with suppress(ImportError):
         import_module("transformers.modeling_utils")
@@ -172,7 +182,10 @@ def _run(settings: dict, files: list[int]) -> None:
             own = settings["environment"].get("PYTHONPATH", "").split(os.pathsep)
             sys.path[:] = [os.getcwd(), *filter(None, own), *sys.path]
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            if module == "-c":
+                exec(sys.argv.pop(1), {"__name__": "__main__"})
+            else:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
         else:
             os.setsid()
             sys.path[:] = settings["paths"]

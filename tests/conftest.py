@@ -16,9 +16,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,21 @@ def data(name: str) -> Any:
 def cases(name: str, part: str) -> list[tuple[Any, ...]]:
     """Return the rows of a part of a file in tests/data, for `parametrize`."""
     return [tuple(row.values() if isinstance(row, dict) else row) for row in data(name)[part]]
+
+
+EVERY_CASE = "EVERY_CASE" in os.environ  # `.ci/versions every` sets it
+
+
+def kinds(names: str, *values: Collection[Any], **options: Any) -> pytest.MarkDecorator:
+    """Return a `parametrize` in which each value of each kind has a turn; with EVERY_CASE, of their product.
+
+    As in a Latin square, kinds of equal numbers of values meet in other pairs each round.
+    """
+    turns = [
+        [list(kind)[(turn + place * (turn // len(kind))) % len(kind)] for place, kind in enumerate(values)]
+        for turn in range(max(map(len, values)))
+    ]
+    return pytest.mark.parametrize(names, list(product(*values)) if EVERY_CASE else turns, ids=str, **options)
 
 
 @dataclass
@@ -264,7 +279,7 @@ def _torch_asked_once(once: Callable) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _children_of_a_server() -> Iterator[None]:
-    """Fork the children of `profile` and `sweep` from a process that has torch loaded."""
+    """Fork the children of `profile`, `run` and `sweep` from a process that has torch loaded."""
     from tests.child_server import forking
 
     with forking():

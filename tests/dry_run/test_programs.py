@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
 import bertscope
-from tests.conftest import ROOT, run_python
+from tests.child_server import loaded
+from tests.conftest import ROOT
 from tests.dry_run.loops import SETTINGS, source
 from tests.dry_run.programs import PROGRAMS
 
@@ -25,8 +27,7 @@ OF_SCALER = {"forward": 1024, "backward": 0, "optimizer": 512}
 
 def printed(module):
     """What a module of the tests prints in a process of its own, which installs the card."""
-    code = f"import runpy; runpy.run_module({module!r}, run_name='__main__')"
-    done = run_python(code, cwd=ROOT)
+    done = subprocess.run(loaded(module), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1].removeprefix("FOUND "))
 

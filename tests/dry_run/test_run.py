@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 import bertscope
+from bertscope.dry_run import script as script_module
 from bertscope.dry_run.script import ScriptRun, fitted, with_value
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError
 from bertscope.reports.run import RunReport
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
-from tests.conftest import DATA, ROOT, run_python
+from tests.child_server import run_loaded
+from tests.conftest import DATA, ROOT
 
 SCRIPTS = DATA / "h200" / "scripts"
 MEASURED = json.loads((SCRIPTS / "measured.json").read_text())["runs"]
@@ -30,6 +32,15 @@ def step(batch):
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
+STARTING = script_module.starting
+
+
+@pytest.fixture
+def as_the_program_starts_it(monkeypatch):
+    """Start runs as the program does; in other tests a server with torch loaded forks them."""
+    monkeypatch.setattr(script_module, "starting", STARTING)
 
 
 def needs_namespaces():
@@ -228,7 +239,7 @@ for code in json.loads(Path("faults.json").read_text()):
         found.append(("refused" if error.exit_code == 3 else "failed", error.where))
 print(json.dumps(found))
 """
-    done = run_python(code, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    done = run_loaded(code, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [list(wanted) for wanted in FAULTS.values()]
 
@@ -308,6 +319,7 @@ while True:
 )
 
 
+@pytest.mark.usefixtures("as_the_program_starts_it")
 def test_a_hostile_script_leaves_nothing_behind(script, tmp_path):
     name = script(HOSTILE)
     Path("kept").write_text("mine")
@@ -338,6 +350,7 @@ def children():
             yield folder.name
 
 
+@pytest.mark.usefixtures("as_the_program_starts_it")
 def test_a_forged_report_is_refused_or_is_the_scripts_own(script):
     name = script(
         STEP
@@ -361,6 +374,7 @@ def started(setting):
     return lambda entry: [sys.executable, "-c", code]
 
 
+@pytest.mark.usefixtures("as_the_program_starts_it")
 def test_a_script_with_too_many_processes_ends_with_all_of_them(script, monkeypatch):
     name = script("import os, time\nfor _ in range(5): os.fork()\ntime.sleep(1000)")
     command = started("sandbox._MOST_PROCESSES = 9")
@@ -369,6 +383,7 @@ def test_a_script_with_too_many_processes_ends_with_all_of_them(script, monkeypa
         bertscope.run(name)
 
 
+@pytest.mark.usefixtures("as_the_program_starts_it")
 def test_without_namespaces_the_run_is_refused_unless_it_is_asked_for(script, monkeypatch, tmp_path, cli):
     name = script(STEP + "torch.save(model.state_dict(), 'model.pt')\nfor _ in range(3): step(4)\n")
     lost = "def refused(*_, **__): raise sandbox.Refused(1, 'no namespaces')\nsandbox.enter = refused"
@@ -376,7 +391,7 @@ def test_without_namespaces_the_run_is_refused_unless_it_is_asked_for(script, mo
     refused = cli("run", name)
     assert (refused.code, "--no-sandbox" in refused.err, refused.out) == (3, True, "")
     monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # and a fork of the server runs
     done = cli("run", "--no-sandbox", "--format", "json", name)
     assert done.code == 0
     assert done.json["updates"] == 3
@@ -407,7 +422,7 @@ try:
 except bertscope.BertscopeError as error:
     assert "timeout" in str(error)
 """
-    done = run_python(code, cwd=ROOT)
+    done = run_loaded(code, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 

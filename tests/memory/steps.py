@@ -22,6 +22,9 @@ SMALL = {
     "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 40,
     "max_position_embeddings": 32,
 }  # fmt: skip
+SMALL_YAML = """architecture: BertForMaskedLM
+config: {vocab_size: 99, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 40}
+"""
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 

@@ -22,6 +22,7 @@ from bertscope.memory.kernels import _flash_attn_scratch, cpu_scratch, kernel_fo
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import fake_tensor_mode, has_bf16_products
+from tests.conftest import kinds
 from tests.memory.steps import small
 
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -35,12 +36,12 @@ NEEDS_BF16 = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
 def threads(request):
-    """The threads of torch during the test."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    """The threads of torch during the test: 2, or what `kinds` says."""
+    number, before = getattr(request, "param", 2), torch.get_num_threads()
+    torch.set_num_threads(number)
+    yield number
     torch.set_num_threads(before)
 
 
@@ -85,10 +86,11 @@ def peaks_of(run):
 ATTENTIONS = [(2, 4, 16, 16, 8), (3, 2, 200, 200, 32), (1, 2, 800, 800, 16), (2, 4, 40, 600, 16)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=NEEDS_BF16)], ids=str)
-@pytest.mark.parametrize("is_copied", [False, True])
-@pytest.mark.parametrize("sizes", ATTENTIONS, ids=str)
+@kinds("sizes, is_copied, dtype, threads", ATTENTIONS, [False, True], [torch.float32, torch.bfloat16], [1, 2],
+       indirect=["threads"])  # fmt: skip
 def test_fused_attention_allocates_what_the_law_says(sizes, is_copied, dtype, threads):
+    if dtype == torch.bfloat16 and not has_bf16_products():
+        pytest.skip(NEEDS_BF16.kwargs["reason"])
     batch, heads, queries, keys, width = sizes
 
     def step():
@@ -130,11 +132,8 @@ def matrices(rows, columns, layout, *batch):
 
 
 @NEEDS_BF16
-@pytest.mark.parametrize(
-    ("product", "sizes"),
-    [*(("mm", sizes) for sizes in MATRICES), *(("bmm", sizes) for sizes in MATRICES[::2]),
-     *((name, sizes) for name in ("addmm", "baddbmm") for sizes in MATRICES[1::4])], ids=str,
-)  # fmt: skip
+@kinds("sizes, product, threads", MATRICES, ["mm", "bmm", "addmm", "mm", "baddbmm"], [1, 2, 2],
+       indirect=["threads"])  # fmt: skip
 def test_a_product_in_bf16_allocates_what_the_law_says(product, sizes, threads):
     rows, columns, depth = sizes
     batch = (2,) if "bmm" in product else ()
@@ -177,7 +176,7 @@ def test_a_product_of_16_bits_has_no_scratchpad_without_kernels_of_bf16(monkeypa
     assert cpu_scratch_bytes(torch.ops.aten.mm.default, operands) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@kinds("dtype, threads", [torch.float32, torch.bfloat16], [1, 2], indirect=["threads"])
 def test_a_softmax_with_masked_rows_and_the_backward_of_a_layer_norm_allocate_what_the_law_says(dtype, threads):
     def step():
         torch.ops.aten._safe_softmax(torch.zeros(2, 3, 5, 7, dtype=dtype), -1)

@@ -178,11 +178,11 @@ def test_a_step_that_saves_scores_has_no_unpadded_batches() -> None:
 def test_between_two_lengths_the_peak_is_not_below_that_of_the_step(attention: str) -> None:
     source = small(attention=attention, **WIDE)
     run = RunConfig(optimizer="sgd")
-    steps = LengthSteps(Simulator(source), run, counted(list(range(16, 400, 3))))
-    for seq in (17, 60, 130, 211, 333):
+    steps, alone = LengthSteps(Simulator(source), run, counted(list(range(16, 400, 3)))), Simulator(source)
+    for seq in (17, 130, 333):
         assert seq not in steps.traced
         for batch in (2, 16):
-            exact = Simulator(source).trace(RunConfig(**{**vars(steps.padded), "batch": batch, "seq": seq})).peak_bytes
+            exact = alone.trace(RunConfig(**{**vars(steps.padded), "batch": batch, "seq": seq})).peak_bytes
             assert exact - 4096 <= steps.peak((batch, seq)) <= 1.15 * exact
 
 

@@ -20,6 +20,7 @@ from bertscope.memory.trace import Block, MemoryEvent, MemoryTrace
 from bertscope.reports.step import ByteRange
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
+from tests.conftest import EVERY_CASE
 
 DATA = Path(__file__).parents[1] / "data" / "h200"
 ROWS = Path(__file__).parents[2] / "benchmarks" / "h200.csv"
@@ -139,7 +140,7 @@ def own_rows():
     return [row for row in rows if "eager" not in row["options"] and "--padding" not in row["options"]]
 
 
-@pytest.mark.parametrize("row", own_rows(), ids=lambda row: row["options"])
+@pytest.mark.parametrize("row", own_rows()[:: 1 if EVERY_CASE else 2], ids=lambda row: row["options"])
 def test_a_loop_of_bert_took_on_a_card_what_is_estimated(cli, row):
     options = (*row["options"].split(), "--gpu", "h200", "--no-calibration", "--format", "json")
     device = cli("estimate", row["model"], *options).json["variants"][0]["estimated"]["cost"]

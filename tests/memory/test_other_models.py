@@ -22,6 +22,7 @@ from bertscope.sources.find import find
 from bertscope.sources.model_source import GivenModule
 from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.repeat import layer_stacks
+from tests.conftest import kinds
 from tests.memory.plain_loop import peak_bytes, tokenized
 from tests.memory.steps import fit_report, whole_trace
 
@@ -41,11 +42,11 @@ FAMILIES = {
 # Families with many layers -> the layers that run of them, and their runs of equal units.
 _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 40, "num_heads": 2, "vocab_size": 99}
 DEEP = {
-    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 99, "n_embd": 16, "n_layer": 8, "n_head": 2}, 3, [(1, 8)]),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 99, "n_embd": 16, "n_layer": 6, "n_head": 2}, 3, [(1, 6)]),
     "gemma2": ("Gemma2ForCausalLM", {**WIDTHS, "vocab_size": 99, "num_hidden_layers": 13, "num_key_value_heads": 2,
                                      "head_dim": 8, "sliding_window": 4, "pad_token_id": 0}, 7, [(2, 6), (1, 1)]),
-    "t5": ("T5ForConditionalGeneration", {**_T5, "num_layers": 8, "num_decoder_layers": 9}, 8,
-           [(1, 1), (1, 7), (1, 1), (1, 8)]),  # the first layer of each stack has the biases of positions
+    "t5": ("T5ForConditionalGeneration", {**_T5, "num_layers": 6, "num_decoder_layers": 8}, 8,
+           [(1, 1), (1, 5), (1, 1), (1, 7)]),  # the first layer of each stack has the biases of positions
 }  # fmt: skip
 OWN = """
 import torch
@@ -307,8 +308,10 @@ def test_a_loss_over_the_valid_labels_is_estimated_with_all_of_them(family, head
 
 def test_a_decoder_with_a_cache_of_keys_has_a_plan(cli, tmp_path):
     """A layer that runs again would add its keys to the cache again."""
-    architecture, config, *_ = DEEP["t5"]
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": [architecture], **config}))
+    (architecture, config, *_), few = DEEP["t5"], {"num_layers": 2, "num_decoder_layers": 2}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "t5", "architectures": [architecture], **config, **few})
+    )
     found = cli("plan", tmp_path, "--budget", "1KiB", "--batch", 2, "--seq", 7, "--format", "json")
     assert found.code == 1, found.err
     assert found.json["rows"][0]["cost"]["recompute_flops"] > 0
@@ -376,8 +379,7 @@ OF_OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("loop", [{"loop": "plain", "accumulate": 2}, {"loop": "trainer"}], ids=str)
-@pytest.mark.parametrize("name", OF_OTHERS)
+@kinds("name, loop", OF_OTHERS, [{"loop": "plain", "accumulate": 2}, {"loop": "trainer"}])
 def test_each_loop_around_a_model_of_another_family_is_estimated(name, loop):
     """Every tensor of an output lives until the next forward has returned, or is freed before backward."""
     kind, config, inputs, fields = OF_OTHERS[name]

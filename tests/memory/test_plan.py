@@ -26,7 +26,8 @@ from bertscope.settings.parallelism import SEARCHED, ranks_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import GivenModule
 from bertscope.tracing.flops import FlopsRun
-from tests.memory.steps import estimated_trace, fit_report, real_trace, small, whole_trace
+from tests.conftest import kinds
+from tests.memory.steps import SMALL_YAML, estimated_trace, fit_report, real_trace, small, whole_trace
 
 MIB = 2**20
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # torch's fused kernel on a CPU
@@ -136,7 +137,7 @@ def test_no_set_of_products_and_number_of_layers_is_cheaper_and_fits(every_plan,
 
 
 def test_the_rows_need_less_and_less_memory_and_more_and_more_flops():
-    source, run = small(num_hidden_layers=3, attn_implementation="eager"), RunConfig(batch=64, seq=16, optimizer="sgd")
+    source, run = small(num_hidden_layers=2, attn_implementation="eager"), RunConfig(batch=64, seq=16, optimizer="sgd")
     steps = Simulator(source)
     none, full = (steps.trace(replace(run, checkpointing=name)).peak_bytes for name in ("none", "full"))
     report = plan_report(source, run, (none + full) // 2)
@@ -166,19 +167,20 @@ def test_a_plan_is_found_where_the_leanest_one_does_not_fit_between_the_segments
     assert report.rows[0].cost.gpu_bytes <= limit
 
 
-@pytest.mark.parametrize("strategy", ["keep:none", "keep:addmm.5", "keep:addmm.0-3+scaled_dot_product_attention.0",
-                                      "keep:addmm.4-5@0-1;addmm.0-5@2"])  # fmt: skip
-@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
+@kinds(
+    "strategy, precision",
+    ["keep:none", "keep:addmm.4-5@0-1;addmm.0-5@2", "keep:addmm.5", "keep:addmm.0-3+scaled_dot_product_attention.0"],
+    ["fp32", "autocast-bf16"],
+)
 def test_the_memory_of_a_plan_is_that_of_a_real_step(strategy, precision):
     source = small(num_hidden_layers=3)
     run = RunConfig(batch=3, seq=24, checkpointing=strategy, precision=precision)
     assert estimated_trace(source, run).peak_bytes == real_trace(source, run).peak_bytes
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("kept", [0, 1, 5, None])
+@kinds("kept, attention", [0, 1, 5, None], ["eager", "sdpa"])
 def test_the_flops_again_are_those_of_the_counted_step(attention, kept):
-    source = small(num_hidden_layers=6, attention=attention, **NO_DROPOUT)
+    source = small(num_hidden_layers=4, attention=attention, **NO_DROPOUT)
     space = PlanSpace(tuple(layer_costs(source, RunConfig(batch=2, seq=16))))
     counts = tuple(own.layers for own, _ in space.products[:kept])
     counts += (0,) * (len(space.products) - len(counts))
@@ -356,8 +358,7 @@ def peaks(source):
     return {strategy: [peak(strategy, size) for size in SIZES] for strategy in ("ddp", "fsdp")}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("place", [0, 2, 3])
+@kinds("place, strategy", [0, 2, 3], ["fsdp", "ddp"])
 def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strategy, place):
     budget = peaks[strategy][place]
     (row,) = fewest_report(source, budget, strategies=[ranks_of(strategy, 2)]).rows
@@ -399,10 +400,13 @@ def test_python_takes_the_settings_of_ranks():
         bertscope.profile("bert-tiny", nproc=2, strategy="hsdp", mesh="2x2")
 
 
-def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(cli):
+def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(cli, tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL_YAML)
+
     def rows(*words):
-        result = cli("fit", "bert-tiny", "--budget", "120MiB", "--batch-total", "64", "--seq", "8", "--checkpointing",
-                     "none", "--precision", "fp32", "--optimizer", "sgd", "--format", "json", *words)  # fmt: skip
+        result = cli("fit", tmp_path / "small.yaml", "--budget", "120MiB", "--batch-total", "64", "--seq", "8",
+                     "--checkpointing", "none", "--precision", "fp32", "--optimizer", "sgd", "--format", "json",
+                     *words)  # fmt: skip
         assert result.code == 0, result.err
         return {row["strategy"]: (row["ranks"], row["cost"]["peak"]["peak_bytes"]) for row in result.json["rows"]}
 
@@ -414,7 +418,7 @@ def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(
 
 
 def test_a_plan_changes_the_run_only_if_no_plan_without_a_change_fits():
-    source, run = small(num_hidden_layers=3), {"batch": 2, "seq": 8}
+    source, run = small(), {"batch": 2, "seq": 8}
     none, full = (bertscope.estimate(source, checkpointing=name, **run).variants[0].estimated.peak.peak_bytes
                   for name in ("none", "full"))  # fmt: skip
     unchanged = bertscope.plan(source, none - 1, may_change="lora,sgd", **run)

@@ -10,6 +10,7 @@ import torch
 from bertscope.config import ARCHITECTURES, BertConfig
 from bertscope.model import BertPreTrainedModel, build
 from bertscope.model.encoder import ModelOutput
+from tests.conftest import kinds
 
 SMALL = {
     "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
@@ -56,8 +57,7 @@ def assert_equal_outputs(graph: torch.fx.GraphModule, model: BertPreTrainedModel
             torch.testing.assert_close(got, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@kinds("architecture, attention", ARCHITECTURES, ["eager", "sdpa"])
 def test_a_traced_graph_has_the_outputs_of_the_model_at_every_size(architecture, attention):
     model = model_of(architecture, attn_implementation=attention, use_cache=False)
     for names in (TEXT, TEXT + LABELS):

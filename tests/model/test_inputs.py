@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.model import CLASSES, build
+from bertscope.model import build
+from tests.conftest import EVERY_CASE
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0]])
 
@@ -93,18 +94,6 @@ def test_a_callable_activation_runs(tiny):
     named = bertscope.BertModel(replace(tiny, hidden_act="tanh")).eval()
     named.load_state_dict(model.state_dict())
     assert torch.equal(model(IDS)[0], named(IDS)[0])
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", CLASSES)
-def test_every_class_runs_on_fake_tensors_with_a_mask(tiny, name, attention):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        model = build(replace(tiny, attn_implementation=attention), name, device="cpu").train()
-        ids = ones(2, 3, 5) if name == "BertForMultipleChoice" else ones(2, 5)
-        model(ids, torch.ones_like(ids))[0].sum().backward()
-        assert any(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("positions", ["absolute", "relative_key", "relative_key_query"])
@@ -195,7 +184,7 @@ def test_labels_of_another_shape_are_refused_with_both_sides(tiny):
         bertscope.BertForMaskedLM(tiny)(IDS, labels=IDS[:, :3])
 
 
-@pytest.mark.parametrize("decodes", [False, True], ids=["encoder", "decoder"])
+@pytest.mark.parametrize("decodes", [True, False][: 1 + EVERY_CASE])
 def test_a_model_compiles_without_a_graph_break_and_takes_a_second_length(tiny, decodes):
     torch._dynamo.reset()
     kernel = "sdpa" if decodes else "eager"

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.conftest import ROOT, run_python
+from tests.child_server import run_loaded
+from tests.conftest import ROOT
 
 LOGGED = """
 import json, torch
@@ -51,7 +52,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def logs():
-    done = run_python(LOGGED, cwd=ROOT)
+    done = run_loaded(LOGGED, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -145,10 +145,10 @@ def threads(monkeypatch):
 @pytest.mark.usefixtures("threads")
 def test_a_point_has_the_temporaries_of_its_own_threads(tmp_path):
     """LayerNorm's backward has two sums of 128 numbers of 4 bytes for each thread."""
-    points = tasks(tmp_path, "model: bert-tiny\nseq: 1\nbatch: 2\nfreeze: '*weight'\nthreads: [1, 2, 100]\n")
+    points = tasks(tmp_path, "model: bert-tiny\nseq: 1\nbatch: 2\nfreeze: '*weight'\nthreads: [1, 100]\n")
     rows = [SweepRow.from_line(compute(point.to_json())) for point in points]
-    assert len({point.group[0] for point in points}) == 3
-    assert len({row.cost.peak_bytes for row in rows}) > 1, rows
+    assert len({point.group[0] for point in points}) == 2
+    assert rows[1].cost.peak_bytes > rows[0].cost.peak_bytes
 
 
 def test_two_workers_share_the_groups_so_that_they_trace_little_twice(tmp_path):
@@ -179,10 +179,10 @@ def test_a_killed_fork_server_is_replaced(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cluster():
-    """The address of a cluster of one worker, in processes of this machine; the system chooses the ports."""
+    """The address of a cluster of one worker, in threads of this process; the system chooses the ports."""
     local = {"host": "127.0.0.1", "scheduler_port": 0, "dashboard_address": "127.0.0.1:0"}
     before = dict(os.environ)
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, **local) as found:
+    with distributed.LocalCluster(1, threads_per_worker=1, processes=False, protocol="tcp", **local) as found:
         for name in os.environ.keys() - before.keys():  # dask leaves OMP_NUM_THREADS=1 and others behind
             del os.environ[name]
         yield found.scheduler_address
@@ -296,8 +296,10 @@ def test_a_task_and_a_row_are_the_same_after_a_journey_as_json(points):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("batch: 2\ncheckpointing: full", "--batch 2 --checkpointing full"),
-        ("world_size: 2\nstrategy: fsdp", "--world-size 2 --strategy fsdp"),
+        (
+            "batch: 2\ncheckpointing: full\nworld_size: 2\nstrategy: fsdp",
+            "--batch 2 --checkpointing full --world-size 2 --strategy fsdp",
+        ),
         ("gpu: t4\nprecision: autocast-fp16", "--device cuda --precision autocast-fp16 --sdpa-kernel efficient"),
     ],
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,13 +18,17 @@ from bertscope.memory.step import run_model
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
-from tests.memory.steps import small
+from tests.child_server import loaded
+from tests.memory.steps import SMALL, small
+
+RUN = RunConfig(batch=1, seq=8)
 
 
-def traced(source, run_config, strategy, mesh):
-    return source_trace(
-        source, replace(run_config, parallelism=Parallelism(strategy=strategy, mesh="x".join(map(str, mesh))))
-    )
+@functools.cache
+def traced(strategy, *mesh, layers=1, checkpointing="none"):
+    parallelism = Parallelism(strategy=strategy, mesh="x".join(map(str, mesh)))
+    run_config = replace(RUN, parallelism=parallelism, checkpointing=checkpointing)
+    return source_trace(small(num_hidden_layers=layers), run_config)
 
 
 def shard_rows(parameter, ranks):
@@ -31,12 +38,10 @@ def shard_rows(parameter, ranks):
 
 @pytest.mark.parametrize("ranks", [2, 1024])
 def test_a_rank_has_its_rows_of_each_parameter_and_of_both_moments(ranks):
-    source, run_config = small(), RunConfig(batch=1, seq=8)
-    parameters = list(run_model(source, run_config).parameters())
+    parameters = list(run_model(small(), RUN).parameters())
     rows = sum(shard_rows(parameter, ranks) * parameter[0].numel() for parameter in parameters)
-    trace = traced(source, run_config, "fsdp", (ranks,))
     found = Counter()
-    for block, size in trace.state:
+    for block, size in traced("fsdp", ranks).state:
         found[block.part] += size
     counters = 4 * len(parameters)  # AdamW's number of steps
     assert (found["parameters"], found["optimizer_state"]) == (4 * rows, 2 * 4 * rows + counters)
@@ -44,14 +49,13 @@ def test_a_rank_has_its_rows_of_each_parameter_and_of_both_moments(ranks):
 
 @pytest.mark.parametrize(("strategy", "mesh"), [("fsdp", (1024,)), ("hsdp", (2, 4))])
 def test_a_step_gathers_the_padded_parameters_twice_and_scatters_the_gradients_once(strategy, mesh):
-    source, run_config = small(), RunConfig(batch=1, seq=8)
     ranks = mesh[-1]
     padded = sum(
         4 * ranks * shard_rows(parameter, ranks) * parameter[0].numel()
-        for parameter in run_model(source, run_config).parameters()
+        for parameter in run_model(small(), RUN).parameters()
     )
     found = Counter()
-    for call in traced(source, run_config, strategy, mesh).collectives:
+    for call in traced(strategy, *mesh).collectives:
         found[call.phase, call.kind] += call.full_bytes
     expected = {("forward", "all-gather"): padded, ("backward", "all-gather"): padded,
                 ("backward", "reduce-scatter"): padded}  # fmt: skip
@@ -61,8 +65,8 @@ def test_a_step_gathers_the_padded_parameters_twice_and_scatters_the_gradients_o
 
 
 def test_of_five_rows_of_three_numbers_two_ranks_gather_six():
-    source, run_config = small(vocab_size=5, hidden_size=4, num_attention_heads=2), RunConfig(batch=1, seq=8)
-    trace = traced(source, run_config, "fsdp", (2,))
+    source = small(vocab_size=5, hidden_size=4, num_attention_heads=2)
+    trace = source_trace(source, replace(RUN, parallelism=Parallelism(strategy="fsdp", world_size=2)))
     (words,) = [block for block, _ in trace.state if block == block._replace(part="parameters", path=WORDS)]
     assert words.shape == (3, 4)  # of 5 x 4: rank 0 has 3 rows, and rank 1 has 2 and one of padding
 
@@ -71,8 +75,8 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 
 
 def test_of_a_million_ranks_the_last_has_the_padding_of_each_parameter_and_no_moments():
-    source = small(num_hidden_layers=1)
-    run_config = RunConfig(batch=1, seq=8, parallelism=Parallelism(strategy="fsdp", world_size=2**20, rank=2**20 - 1))
+    source = small()
+    run_config = replace(RUN, parallelism=Parallelism(strategy="fsdp", world_size=2**20, rank=2**20 - 1))
     parameters = list(run_model(source, run_config).parameters())
     found = Counter()
     for block, size in source_trace(source, run_config).state:
@@ -82,8 +86,7 @@ def test_of_a_million_ranks_the_last_has_the_padding_of_each_parameter_and_no_mo
 
 
 def test_kept_parameters_are_gathered_once_and_need_more_memory_in_forward():
-    source, run_config = small(num_hidden_layers=4), RunConfig(batch=1, seq=8)
-    traces = {name: traced(source, run_config, name, (2,)) for name in ("fsdp", "fsdp-no-reshard")}
+    traces = {name: traced(name, 2, layers=2) for name in ("fsdp", "fsdp-no-reshard")}
     phases = {name: {call.phase for call in trace.collectives if call.kind == "all-gather"}
               for name, trace in traces.items()}  # fmt: skip
     assert phases == {"fsdp": {"forward", "backward"}, "fsdp-no-reshard": {"forward"}}
@@ -93,10 +96,9 @@ def test_kept_parameters_are_gathered_once_and_need_more_memory_in_forward():
 
 def test_fsdp_allocates_gathered_parameters_and_reduced_gradients_in_streams_of_their_own():
     """The gradients of a rank, a half each: nothing of the stream of computation, and no other strategy has streams."""
-    source, run_config = small(num_hidden_layers=4), RunConfig(batch=1, seq=8)
     blocks = {name: Counter({}) for name in ("fsdp", "ddp")}
     for name, found in blocks.items():
-        for event in traced(source, run_config, name, (2,)).events:
+        for event in traced(name, 2, layers=2).events:
             found[event.block.stream, event.block.part] += max(event.size_bytes, 0)
     of_fsdp = blocks["fsdp"]
     assert {stream for stream, _ in of_fsdp} == {"", "_allgather_base_", "_reduce_scatter_base_"}
@@ -106,17 +108,19 @@ def test_fsdp_allocates_gathered_parameters_and_reduced_gradients_in_streams_of_
 
 
 def test_checkpointing_adds_no_collective():
-    calls = [
-        traced(small(), RunConfig(batch=1, seq=8, checkpointing=name), "fsdp", (2,)).collectives
-        for name in ("none", "full", "selective")
-    ]
-    assert [Counter(call[1::2] for call in found) for found in calls[1:]] == [
-        Counter(call[1::2] for call in calls[0])
-    ] * 2
+    calls = [traced("fsdp", 2, checkpointing=name).collectives for name in ("none", "full", "selective")]
+    none, full, selective = (Counter(call[1::2] for call in found) for found in calls)
+    assert none == full == selective
 
 
-def test_the_gradients_with_tensor_parallelism_are_those_of_the_whole_model():
+def test_the_gradients_with_tensor_parallelism_are_those_of_the_whole_model(monkeypatch):
     """Sums of the ranks' parts differ from whole sums in the last digits of fp32."""
+    monkeypatch.setattr(gloo_rank, "FIELDS", SMALL | {"num_hidden_layers": 2})
+
+    def start(words, **streams):
+        return subprocess.Popen([*loaded(words[2]), *words[3:]], **streams)
+
+    monkeypatch.setattr(gloo_rank, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
     assert max(error for rank in gloo_rank.measured(()) for error in rank) < 1e-4
 
 
