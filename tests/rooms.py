@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -196,7 +197,53 @@ def structure() -> dict[str, int]:
         "functions above 60 statements": sum(statements(function) > 60 for function in own),
         "lambdas": sum(isinstance(node, ast.Lambda) for node in nodes),
         "fmt: skip": sum(text.count("# fmt: skip") for text in texts),
+        **all_words(),
     }  # fmt: skip
+
+
+# Glossary of the guide to style: names that say nothing, and coinages where the field has a word.
+_NAMES = (
+    "found", "given", "made", "place", "own", "way", "words", "others", "asked", "kept", "card", "tape", "growth",
+    "outlook", "deepening", "flops_again",
+)  # fmt: skip
+_COINED = re.compile(
+    r"\b(cards?|FLOPs again|(?:of|in) no tensor|outlook|deepening|in (?:the )?place of|beside|(?:of )?its own|"
+    r"(?:of )?their own|so many|in passing|stands|is told|whole(?! numbers?\b)|none's|growth)\b"
+)
+_CHAINED = re.compile(r"\b(?:that|those) of\b")
+
+
+def words(names: Iterable[str], docstrings: str, texts: str) -> dict[str, int]:
+    """Return what laws of language limit, by its name in budgets.yaml."""
+    prose = f"{docstrings}\n{texts}"
+    return {
+        "names that say nothing": sum(name in _NAMES for name in names),
+        "coined words": len(_COINED.findall(prose)),
+        "'of' in 1,000 words": 1000 * len(re.findall(r"\bof\b", docstrings)) // max(len(docstrings.split()), 1),
+        "'that of' in 10,000 words": 10_000 * len(_CHAINED.findall(prose)) // max(len(prose.split()), 1),
+    }
+
+
+def words_of(modules: Iterable[Module], documents: Iterable[Path] = ()) -> dict[str, int]:
+    """Return the measures of words in the names, docstrings and texts of modules and in documents."""
+    names: Counter[str] = Counter()  # those of a function's arguments and variables, once a function
+    docstrings, texts = [], [path.read_text() for path in documents]
+    for module in modules:
+        texts += module.strings()
+        for node in ast.walk(module.tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
+                docstrings.append(ast.get_docstring(node) or "")
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                inside = list(ast.walk(node))
+                names.update({item.arg for item in inside if isinstance(item, ast.arg)} | {
+                    item.id for item in inside if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
+                })  # fmt: skip
+    return words(names.elements(), "\n".join(docstrings), "\n".join(texts))
+
+
+def all_words() -> dict[str, int]:
+    documents = (ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))
+    return words_of(MODULES.values(), [*documents, *sorted((ROOT / "docs").glob("*.md"))])
 
 
 _PROFILED = """
@@ -227,7 +274,14 @@ def files_entered(command: str) -> set[str]:
 
 
 def main() -> int:
-    """Print every measure, its budget and its goal; return 1 if one is above its budget."""
+    """Print every measure, its budget and its goal; return 1 if one is above its budget.
+
+    With the argument `words`, print the measures of words of each room.
+    """
+    if sys.argv[1:] == ["words"]:
+        for folder in sorted({module.room for module in MODULES.values()}):
+            print(f"{folder:24}", words_of(module for module in MODULES.values() if module.room == folder))
+        return 0
     measured = {
         "rooms": lines_by_room(),
         "structure": structure(),

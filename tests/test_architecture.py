@@ -175,7 +175,7 @@ def test_a_sentence_stands_where_it_is_shown_and_only_explain_reads_texts_by_key
 
 
 @pytest.mark.parametrize(("title", "measured"), [("rooms", lines_by_room), ("structure", structure)])
-def test_no_measure_of_the_structure_is_above_its_budget(title, measured):
+def test_no_measure_of_the_structure_and_the_words_is_above_its_budget(title, measured):
     """The files that a command enters are measured by `python -m tests.rooms`, which `.ci/run` runs."""
     values = measured()
     assert values.keys() == BUDGETS[title].keys()
