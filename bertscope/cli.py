@@ -24,8 +24,9 @@ _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CO
 app = typer.Typer(
     cls=CommandGroup,
     name="bertscope",
-    help="Everything about a BERT before you run it: parameters, FLOPs, memory, diagrams, and checks in CI.",
-    epilog=f"Run 'bertscope COMMAND --help' for examples of each command. Exit codes: {_CODES}.",
+    help="Know what a PyTorch model costs before you train it: parameters, FLOPs, peak memory, the largest batch that "
+    "fits.",
+    epilog=f"'bertscope COMMAND --help' shows examples and options. Exit codes: {_CODES}.",
     no_args_is_help=True,
     add_completion=False,  # Typer's --install-completion rewrites start files, and sets more in them than completion
     rich_markup_mode=None,
@@ -59,7 +60,8 @@ def options(
         typer.Option(
             callback=_show_completion,
             is_eager=True,
-            help="Print a shell's completion script, to append to its start file, such as ~/.bashrc.",
+            metavar="SHELL",
+            help="Print the completion script of bash, zsh, fish or powershell, to append to a file such as ~/.bashrc.",
         ),
     ] = None,
     color: Color = None,

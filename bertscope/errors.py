@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import reduce
 from pathlib import Path
 
 from bertscope.units import visible
@@ -241,10 +240,11 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     cutoff = 0.6 if len(given) > 2 else 0.5  # of two letters one may be wrong
     near = difflib.get_close_matches(given[:100], names, n=3, cutoff=cutoff)
     if near:
-        return f"did you mean {reduce(either, map(repr, near))}?"
+        return f"did you mean {either_of(map(repr, near))}?"
     return f"known: {', '.join(names)}"
 
 
-def either(one: str, other: str) -> str:
-    """Return `one or other`."""
-    return f"{one} or {other}"
+def either_of(names: Iterable[str]) -> str:
+    """Return `a, b or c`."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last

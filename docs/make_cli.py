@@ -28,8 +28,8 @@ HEAD = """# Command line
 
 <!-- Written by `python docs/make_cli.py` from the commands' own help; do not edit. -->
 
-Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are honoured. `--help` explains the common
-options of a command, with more examples; `--help-all` explains every option.
+Data goes to stdout, everything else to stderr. `NO_COLOR` and `COLUMNS` are honoured. `--help` shows at most 25
+lines of options and more examples; `--help-all` shows every option in full.
 
 ## Exit codes
 

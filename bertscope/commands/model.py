@@ -1,4 +1,4 @@
-"""The commands about a model: count, tree, flops, explain, diagram, diff, report, presets."""
+"""The commands about a model: count, flops, tree, explain, diagram, report, diff."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import bertscope
-from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, refuse, show, write
+from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, refuse, show
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.bert import config_members, config_paths, preset_paths, read_preset
 from bertscope.sources.find import stored_alone, weights_path
-from bertscope.units import count_text, json_text, signed_text
+from bertscope.units import count_text, signed_text
 
 if TYPE_CHECKING:
     from bertscope.checkpoints.reading import Checkpoint
@@ -295,21 +294,3 @@ def report(call: CommandLine) -> None:
     show(page, call.fmt, call.output)
     if call.fmt == "html":
         note(f"the page is in {call.output}")
-
-
-def presets(call: CommandLine) -> None:
-    """List the presets, or print the config.json of one."""
-    found = bertscope.presets(call.name)
-    if not call.config:
-        call.show(found)
-        return
-    if call.name is None:
-        raise SelectionError("--config prints the config.json of one preset; type 'bertscope presets NAME --config'")
-    if call.fmt not in ("table", "json"):
-        raise SelectionError(f"a config.json is JSON; leave --format {call.fmt} out")
-    if call.output is not None and call.output.suffix not in ("", ".json"):
-        raise SelectionError(f"{call.output.name}: --config writes .json")
-    path = (preset_paths() | config_paths())[call.name]
-    write(json_text(config_members(path)), call.output)
-    if path.suffix != ".json" and not read_preset(path).add_pooling_layer:
-        note("a config.json has no member for add_pooling_layer: false, so it describes the model with its pooler")

@@ -6,9 +6,8 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Sequence
-from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -17,38 +16,35 @@ from bertscope.commands.table import COMMANDS, REMOVED, Command
 from bertscope.errors import SelectionError, suggestion
 from bertscope.views.console import choose_color
 
-if TYPE_CHECKING:
-    pass
+# Section of an option -> its heading in the help. A help that would be longer shows only the first three.
+HEADINGS = {
+    "arguments": "Arguments", "common": "Common options", "options": "Options", "model": "Model", "sizes": "Sizes",
+    "loop": "Training loop", "gpu": "GPU", "ranks": "Several GPUs", "measurement": "Measurement", "output": "Output",
+}  # fmt: skip
+_MOST_LINES = 25
+_ALL = "bertscope.all_options"  # key of ctx.meta
 
-# The headings of a command's options in its help: those that most runs need, those of this command, and the others.
-SECTIONS = "arguments", "common", "options", "model", "sizes", "loop", "card", "ranks", "measurement", "output"
-_EXPLAINED = SECTIONS[:3]  # in a help that would be longer than two screens
-_MOST_LINES = 100
-_WHOLE = "bertscope.whole_help"  # key of ctx.meta
 
-
-def _show_whole_help(ctx: typer.Context, value: bool) -> None:
+def _show_all_options(ctx: typer.Context, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        print(ctx.command.whole_help(ctx))  # type: ignore[attr-defined]
+        ctx.meta[_ALL] = True
+        print(ctx.get_help())
         raise typer.Exit
 
 
 _of_output = functools.partial(typer.Option, show_default=False, rich_help_panel="output")
 Color = Annotated[
     Literal["auto", "always", "never"] | None,
-    _of_output(help="Use colour; auto: as the terminal, NO_COLOR and FORCE_COLOR allow."),
+    _of_output(metavar="WHEN", help="Use colour: auto, always or never. auto obeys NO_COLOR and FORCE_COLOR."),
 ]
-Debug = Annotated[
-    bool, _of_output("--debug", help="Show the traceback of an error, and all progress; as BERTSCOPE_DEBUG=1.")
-]
+Debug = Annotated[bool, _of_output("--debug", help="Show tracebacks and all progress.")]
 NoCache = Annotated[bool, _of_output(
-    "--no-cache", help="Neither read nor write what earlier commands computed ('bertscope doctor' names the folder)."
+    "--no-cache", help="Do not use cached results. 'bertscope doctor' names the folder."
 )]  # fmt: skip
 _HelpAll = Annotated[bool, _of_output(
-    "--help-all", callback=_show_whole_help, is_eager=True,
-    help="Show this message with every option explained, and exit.",
+    "--help-all", callback=_show_all_options, is_eager=True, help="Show the help with all options.",
 )]  # fmt: skip
-# The options of all commands: `process` reads --debug, since errors may precede parsing, and `cli` --no-cache.
+# The options of all commands: `exit_codes` reads --debug, since errors may precede parsing, and `cli` --no-cache.
 OF_ALL = {"color": Color, "debug": Debug, "no_cache": NoCache, "help_all": _HelpAll}
 _OF_ALL_COMMANDS = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None if name == "color" else False)
@@ -82,6 +78,12 @@ class CommandGroup(TyperGroup):
         """Return the completions of a command's name with their lines, for which no command is made."""
         self.commands = {name: TyperCommand(name, short_help=row.line) for name, row in COMMANDS.items()}
         return super().shell_complete(ctx, incomplete)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, then the options."""
+        self.format_commands(ctx, formatter)
+        with formatter.section("Options"):
+            formatter.write_dl([record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))])
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands by group, for which no command is made."""
@@ -160,42 +162,32 @@ class TableCommand(TyperCommand):
             )
         return rest
 
-    def whole_help(self, ctx: Any) -> str:
-        """Return the help with the meaning of every option."""
-        ctx.meta[_WHOLE] = True
-        try:
-            return str(super().get_help(ctx))
-        finally:
-            del ctx.meta[_WHOLE]
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the usage, the text, the examples and the options; without --help-all at most 25 lines of options."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+        shown = self._options(ctx, HEADINGS, has_details=_ALL in ctx.meta)
+        if _ALL not in ctx.meta and len(shown.splitlines()) > _MOST_LINES:
+            shown = self._options(ctx, [*HEADINGS][:3])
+            number = sum(not is_argument(param) for param in self.get_params(ctx))
+            shown += f"\nAll {number} options: {ctx.command_path} --help-all\n"
+        formatter.write(f"\n{shown}")
 
-    def get_help(self, ctx: Any) -> str:
-        """Return the whole help, or if it is long one that only names the options that few runs need."""
-        whole = self.whole_help(ctx)
-        return whole if whole.count("\n") < _MOST_LINES else str(super().get_help(ctx))
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and options under the headings of SECTIONS."""
-        sections: dict[str, list[Any]] = {name: [] for name in SECTIONS}
+    def _options(self, ctx: Any, sections: Iterable[str], *, has_details: bool = False) -> str:
+        """Return the options of these sections under their headings: the first sentence of each, or all sentences."""
+        formatter = ctx.make_formatter()
+        records: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            is_argument = param.param_type_name == "argument"
-            by_default = "output" if param.name == "help" else "options"
-            heading = "arguments" if is_argument else getattr(param, "rich_help_panel", None) or by_default
+            section = getattr(param, "rich_help_panel", None) or ("output" if param.name == "help" else "options")
             if record := param.get_help_record(ctx):
-                sections[heading].append((param, record))
-        for heading, listed in sections.items():
-            if not listed:
-                continue
-            with formatter.section(f"{heading.capitalize()}{' options' if heading == 'common' else ''}"):
-                if heading in _EXPLAINED or _WHOLE in ctx.meta:
-                    formatter.write_dl([record for _, record in listed])
-                else:
-                    names = [(max(param.opts, key=len), param.secondary_opts) for param, _ in listed]
-                    words = ", ".join(f"--[no-]{name[2:]}" if negated else name for name, negated in names)
-                    formatter.write(fill(words, formatter.width, initial_indent="  ", subsequent_indent="  ",
-                                         break_on_hyphens=False) + "\n")  # fmt: skip
-        if _WHOLE not in ctx.meta:
-            formatter.write_paragraph()
-            formatter.write_text(f"'{ctx.command_path} --help-all' explains every option.")
+                records.setdefault("arguments" if is_argument(param) else section, []).append(
+                    (re.sub(r"--(\S+) / --no-\1", r"--[no-]\1", record[0]), _help_text(record[1], has_details))
+                )
+        for section in filter(records.get, sections):
+            with formatter.section(HEADINGS[section]):
+                formatter.write_dl(records[section])
+        return str(formatter.getvalue())
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples; those that are wider than the help take several lines of the shell."""
@@ -205,6 +197,19 @@ class TableCommand(TyperCommand):
             super().format_epilog(ctx, formatter)
         finally:
             self.epilog = whole
+
+
+def is_argument(param: Any) -> bool:
+    """Return True for an argument, which has no option."""
+    return bool(param.param_type_name == "argument")
+
+
+def _help_text(text: str, has_details: bool) -> str:
+    """Return the help of an option without the ranges that Typer adds: its first sentence and default, or all of it."""
+    text = re.sub(r"; x>=[0-9]+|x>=[0-9]+; |  \[x>=[0-9]+\]", "", text).replace("  [", " [")
+    first, end, rest = text.partition(". ")
+    default = re.search(r"\[default: [^]]*\]$", rest)
+    return text if has_details or not end else f"{first}. {default[0]}" if default else f"{first}."
 
 
 def _in_lines(example: str, width: int) -> str:

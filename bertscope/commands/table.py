@@ -1,4 +1,4 @@
-"""The commands, a row for each: `--help` and its groups, typer commands, public names and docs/cli.md follow."""
+"""The commands, a row each: help, typer commands, public names and docs/cli.md are made from it."""
 
 # No import here: with `python -m bertscope` the working directory may have a module of any name, such as typing.py.
 
@@ -6,8 +6,8 @@
 class Command:
     """A command, which calls the public function of its name.
 
-    `options` are rows of options.py in the order of the help; `*`: the settings of the function's row of QUESTIONS.
-    `text` is that of its help: the line in the list of commands, paragraphs, examples.
+    `options` names rows of options.py in the order of the help; `*` stands for the settings in its row of QUESTIONS.
+    `text` is the help: the line in the list of commands, paragraphs, examples.
     """
 
     def __init__(self, function: str, options: str, text: str, group: str = "") -> None:
@@ -15,24 +15,24 @@ class Command:
 
     @property
     def name(self) -> str:
-        """Return the name on the command line, which is the public function's."""
+        """Return the name on the command line and in Python."""
         return self.function.partition(":")[2]
 
     @property
     def body(self) -> str:
-        """Return the module in this folder whose function of the command's name calls it and shows its report."""
-        return "tools" if self.group in ("CI", "Tools") else self.group.lower()
+        """Return the module in this folder that has the command's function."""
+        return {"Memory": "memory", "CI and tools": "tools"}.get(self.group, "model")
 
     @property
     def settings(self) -> list[str]:
-        """Return the settings of a run that are options of the command."""
+        """Return the settings that are options of the command."""
         words = self.options.split()
         if "*" not in words:
             return []
         from bertscope.settings.run_config import QUESTIONS  # which the list of commands needs not
 
-        own = {word.lstrip("-") for word in words}
-        return [name for name in QUESTIONS[self.name].table if name not in own]
+        listed = {word.lstrip("-") for word in words}
+        return [name for name in QUESTIONS[self.name].table if name not in listed]
 
     @property
     def line(self) -> str:
@@ -46,16 +46,15 @@ _SHAPES = "batch seq shapes inputs"
 _LENGTHS = "lengths lengths_field tokenizer tokens_per_batch"
 _VIEW = "rows timeline snapshot"
 _GROUPS = {
-    "Model": (
+    "Parameters and FLOPs": (
         Command(
             "bertscope.api.counts:count",
             f"by dtype unfold sort {_MODEL} others freeze untie style columns expect {_SHAPES} stored {_OUT}",
             """
 Count the parameters of a model or checkpoint, layer by layer.
 
-Equal layers are one row with the number of copies; "per layer" is one of them. Tied tensors are counted in two
-ways: unique parameters (every tensor once) and the sum over layers (at every layer that uses them). --untie counts
-them at every name, as if nothing were shared. Several models are one row each, with --by group one column each.
+Equal layers share one row. A tied tensor, such as a decoder that shares the word embeddings, counts once in "unique
+parameters" and at every layer that uses it in "sum over layers". Several models get one row each.
 
 examples:
   bertscope count bert-large-zh
@@ -70,13 +69,30 @@ examples:
 """,
         ),
         Command(
+            "bertscope.api.explain:flops",
+            f"* {_MODEL} others depth operators convention {_OUT}",
+            """
+Count the FLOPs of a forward pass or a training step.
+
+Each operator that torch dispatches is counted, in backward and recomputation too. One multiply-add is 2 FLOPs.
+Several batch sizes, lengths or models get one row each.
+
+examples:
+  bertscope flops bert-large-zh --seq 512
+  bertscope flops bert-base-uncased --mode training --checkpointing full
+  bertscope flops bert-base-chinese --convention calflops --attention eager
+  bertscope flops --seq 128,256,512 --batch 1,8,32 --depth 1
+  bertscope flops bert-tiny --operators
+  bertscope flops bert-tiny bert-mini --seq 128,512 --format csv
+""",
+        ),
+        Command(
             "bertscope.api.counts:tree",
             f"depth interactive style columns {_MODEL} freeze unfold {_SHAPES} {_OUT}",
             """
 Show the module tree with parameters and shares.
 
-Every row sums its module and all below it, so the totals are the same at every depth. A number such as 3-6 means
-the sixth module at depth 3, as in torchinfo.
+Each row is the sum of a module and all modules inside it.
 
 examples:
   bertscope tree --depth 3
@@ -89,35 +105,142 @@ examples:
   bertscope tree bert-large-zh --interactive --shapes
 """,
         ),
+    ),
+    "Memory": (
         Command(
-            "bertscope.api.explain:flops",
-            f"* {_MODEL} others depth operators convention {_OUT}",
+            "bertscope.api.memory:fit",
+            f"batch batch_total * {_LENGTHS} {_MODEL} {_OUT}",
             """
-Count the FLOPs of a forward pass or a training step.
+Find the largest batch that fits on a GPU or in a memory budget.
 
-The operators are those that torch dispatches on the meta device, for backward and recomputation too. One
-multiply-add is 2 FLOPs; matrix products and elementwise work have separate columns. Several batches and lengths are
-one row for each combination, and several models one row each.
+Each precision and checkpointing strategy gets a row. With --batch, find the settings with which this batch fits. With
+--batch-total, find the number of GPUs. No GPU is used. Exit code 1: nothing fits for certain.
 
 examples:
-  bertscope flops bert-large-zh --seq 512
-  bertscope flops bert-base-uncased --mode training --checkpointing full
-  bertscope flops bert-base-chinese --convention calflops --attention eager
-  bertscope flops --seq 128,256,512 --batch 1,8,32 --depth 1
-  bertscope flops bert-tiny --operators
-  bertscope flops bert-tiny bert-mini --seq 128,512 --format csv
+  bertscope fit bert-base-uncased --gpu t4 --seq 512 --mode inference --precision fp16
+  bertscope fit bert-large-uncased --budget 16GiB --seq 512
+  bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512
+  bertscope fit bert-large-uncased --gpu a100-40gb --world-size 8 --strategy fsdp --checkpointing full
+  bertscope fit bert-large-uncased --gpu t4 --batch-total 64 --seq 128 --precision autocast-fp16
 """,
         ),
+        Command(
+            "bertscope.api.why:why",
+            f"file plot * {_MODEL} {_OUT}",
+            """
+Explain an out-of-memory error or a memory snapshot.
+
+It names the change that saves most first, then what filled the memory: by part, line of code and module. With MODEL,
+compare it with an estimate of the step. A snapshot is read as data: no code in it runs.
+
+examples:
+  bertscope why oom.log
+  bertscope why snapshot.pickle --plot history.svg --format json
+  bertscope why snapshot.pickle bert-base-uncased --gpu t4 --batch 32 --seq 512
+  python train.py 2>&1 | bertscope why - bert-base-uncased --batch 32 --seq 512
+exit codes: 0 the file is explained, 2 it has no such content or is missing
+""",
+        ),
+        Command(
+            "bertscope.api.memory:estimate",
+            f"* {_MODEL} others show_script {_VIEW} {_LENGTHS} {_OUT}",
+            """
+Estimate the peak memory of a training step and its parts.
+
+No memory is allocated and no GPU is needed: forward, backward and optimizer step run on fake tensors. Several models
+get one row each.
+
+examples:
+  bertscope estimate bert-large-zh --batch 32 --seq 512 --precision autocast-bf16
+  bertscope estimate --checkpointing --batch 8 --seq 512
+  bertscope estimate bert-large-uncased --gpu t4 --batch 16 --seq 512 --checkpointing
+  bertscope estimate --device cuda --precision autocast-bf16 --attention sdpa
+  bertscope estimate bert-tiny bert-mini --seq 512 --format markdown
+  bertscope estimate bert-large-uncased --world-size 8 --strategy fsdp --checkpointing
+  bertscope estimate bert-base-uncased --lengths normal:128,64,16,512 --batch 32
+  bertscope estimate bert-base-uncased --lora r=8,alpha=16,dropout=0.05,target=query+value
+  bertscope estimate bert-tiny --gpu t4 --precision autocast-fp16 --show-script
+""",
+        ),
+        Command(
+            "bertscope.api.memory:plan",
+            f"batch batch_total may_change emit plot * {_MODEL} {_OUT}",
+            """
+Find the cheapest checkpointing plan that makes a step fit.
+
+A plan says which activations each layer saves and which it recomputes. --emit torch prints the code. --emit json
+writes a file for --plan of estimate, profile, fit, report and sweep.
+
+examples:
+  bertscope plan bert-large-uncased --gpu t4 --batch 24 --seq 512 --precision autocast-fp16
+  bertscope plan bert-large-uncased --budget 11GiB --batch-total 64 --seq 512 --precision autocast-bf16
+  bertscope plan bert-mini --budget 450MiB --batch 64 --may-change 8bit
+  bertscope plan bert-mini --budget 450MiB --batch 64 --emit torch
+  bertscope plan bert-mini --budget 450MiB --batch 64 --emit json --output plan.json
+exit codes: 0 a plan fits, 1 no plan fits, 2 wrong input
+""",
+        ),
+        Command(
+            "bertscope.api.run:run",
+            f"script arguments module fit * {_VIEW} {_OUT}",
+            """
+Dry-run your training script on a simulated GPU.
+
+It shows the peak and the line of code that causes it. The script really runs, with its data and tokenizer, but tensors
+on cuda have no values. Its files are discarded and it has no network. It ends after --steps optimizer steps.
+
+examples:
+  bertscope run train.py
+  bertscope run --gpu t4 --timeline run.html train.py --lr 3e-5 --epochs 3
+  bertscope run --gpu t4 --fit batch_size=1..512 train.py
+  bertscope run --budget 12GiB --format json -m train
+exit codes: 0 it fits, 1 it does not fit, 2 the script failed,
+            3 the run failed or no model ran on the GPU
+""",
+        ),
+        Command(
+            "bertscope.api.memory:profile",
+            f"* -world_size {_MODEL} {_VIEW} save {_OUT}",
+            """
+Measure the memory and time of a real step.
+
+Each checkpointing strategy runs in its own process, and the estimate is shown next to the measurement. --nproc runs
+real ranks on this machine. --save writes a calibration of this GPU, with which other commands predict times. Exit code
+3: out of memory, killed or too slow.
+
+examples:
+  bertscope profile
+  bertscope profile bert-tiny --batch 8 --checkpointing none,full,selective
+  bertscope profile bert-tiny --seq 512 --checkpointing --timeline step.html
+  bertscope profile bert-tiny --mode inference --memory-limit 2GiB
+  bertscope profile bert-tiny --nproc 2 --strategy fsdp
+""",
+        ),
+        Command(
+            "bertscope.api.tools:sweep",
+            "grid output init engine workers address plan allow_code fmt rows sort verbose",
+            """
+Estimate a grid of settings; resumable.
+
+The grid is a YAML file with a value or a list for each setting. Each result is appended to --output at once, so the
+same command continues after an interruption. Exit code 1: a point has no estimate.
+
+examples:
+  bertscope sweep new-grid.yaml --init
+  bertscope sweep grid.yaml -o results.jsonl
+  bertscope sweep grid.yaml -o results.jsonl --workers 2 --sort peak_bytes --format csv
+""",
+        ),
+    ),
+    "Model": (
         Command(
             "bertscope.api.explain:explain",
             f"naming {_MODEL} path batch seq inputs lang fmt output",
             """
-Explain a model step by step, with formulas for every number.
+Explain a model step by step, with a formula for every number.
 
-The steps of a model that is no BERT, or that has adapters, are the modules that own parameters or compute matrix
-products. The sums compare the formulas with the counts of the built model. Sections on the configuration, inputs
-and outputs of a BERT, on caches, relative positions and checkpointing follow, with their shapes at --batch and
---seq.
+Each formula is checked against the count of the built model. A BERT also gets sections on its configuration, inputs,
+outputs, caches, relative positions and checkpointing.
 
 examples:
   bertscope explain bert-large-zh
@@ -136,9 +259,7 @@ examples:
             """
 Draw a model's classes, forward pass or module tree.
 
-A forward pass is drawn as its dataflow, with the actual shapes. The diagram comes from the imported classes and a
-run on the meta device. Equal layers are drawn once. The diagram of a self-attention (PATH
-encoder.layer.0.attention.self) has a mask, a head mask and, in a decoder, a cache.
+A forward pass is drawn as dataflow with shapes, from a run on the meta device. Equal layers are drawn once.
 
 examples:
   bertscope diagram
@@ -151,42 +272,12 @@ examples:
 """,
         ),
         Command(
-            "bertscope.api.page:diff",
-            "a b dtype allow strip_prefix architecture attention add_pooling_layer lora batch seq exit_code download "
-            "fmt output",
-            """
-Compare two models, or a model with a checkpoint.
-
-Of two models: settings, parameters added, removed or changed in shape, totals and FLOPs. Equal changes of
-neighbouring layers are one row. The options that change a model apply to both. Two files with tensors are compared
-by their headers.
-
-Of a model and a checkpoint's header: missing, unexpected, shapes, dtypes, ties, buffers, bytes. No weight is
-loaded, no pickle is run. Names of old checkpoints (TensorFlow's gamma and beta for a LayerNorm's weight and bias,
-bert. in front or not) are understood. The report accounts for every byte of the file. A folder with weights and a
-config.json is a model; it is a checkpoint with --dtype, --allow or --strip-prefix, and without B.
-
-examples:
-  bertscope diff bert-base-cased bert-base-uncased
-  bertscope diff bert-base-uncased bert-large-uncased --architecture BertModel --seq 512
-  bertscope diff my-bert.yaml bert-tiny --exit-code
-  bertscope diff ./my-bert
-  bertscope diff bert-tiny ./my-bert/model.safetensors
-  bertscope diff bert-tiny ./my-bert --architecture BertModel --allow unexpected
-  bertscope diff ./my-bert/config.json ./my-bert --dtype fp32 --format json
-  bertscope diff bert-tiny ./my-bert/model.safetensors --strip-prefix auto
-exit codes: 0 the checkpoint fits, 1 it does not, 2 a file cannot be read
-""",
-        ),
-        Command(
             "bertscope.api.page:report",
             f"output compare fit * {_MODEL} fmt",
             """
-Write everything about a model on one page.
+Write everything about a model on one HTML page.
 
-The page works offline: fit, parameters, FLOPs, memory, diagram. It begins with the answer: if the step fits in the
-budget or on the GPU. It is one file with light and dark colours, for screen, print and phone; its tables can be
-sorted and searched. Each section names the command that gives its numbers.
+The page works offline and says first whether the step fits. Each section names the command that gives its numbers.
 
 examples:
   bertscope report bert-large-zh -o report.html
@@ -197,164 +288,37 @@ examples:
 """,
         ),
         Command(
-            "bertscope.api.tools:presets",
-            f"name config {_OUT}",
+            "bertscope.api.page:diff",
+            "a b dtype allow strip_prefix architecture attention add_pooling_layer lora batch seq exit_code download "
+            "fmt output",
             """
-List the presets with their counts, without importing torch.
+Compare two models, or a model with a checkpoint.
+
+Two models: settings, parameters, totals and FLOPs that differ. A model and a checkpoint: missing and unexpected
+tensors, shapes, dtypes and bytes, from the header alone. No weight is loaded and no pickle runs. A folder with a
+config.json is a model, and a checkpoint with --dtype, --allow, --strip-prefix or without B.
 
 examples:
-  bertscope presets
-  bertscope presets --format json
-  bertscope presets bert-base-cased --config
-  bertscope presets bert-base-cased --config --output config.json
+  bertscope diff bert-base-cased bert-base-uncased
+  bertscope diff bert-base-uncased bert-large-uncased --architecture BertModel --seq 512
+  bertscope diff my-bert.yaml bert-tiny --exit-code
+  bertscope diff ./my-bert
+  bertscope diff bert-tiny ./my-bert/model.safetensors
+  bertscope diff bert-tiny ./my-bert --architecture BertModel --allow unexpected
+  bertscope diff ./my-bert/config.json ./my-bert --dtype fp32 --format json
+  bertscope diff bert-tiny ./my-bert/model.safetensors --strip-prefix auto
+exit codes: 0 the checkpoint fits, 1 it does not fit, 2 a file cannot be read
 """,
         ),
     ),
-    "Memory": (
-        Command(
-            "bertscope.api.memory:estimate",
-            f"* {_MODEL} others show_script {_VIEW} {_LENGTHS} {_OUT}",
-            """
-Estimate a step's memory: the peak, its parts and operator.
-
-It allocates nothing. torch dispatches forward, backward, recomputation and the optimizer step on tensors without
-memory. The peak on a CPU is exact or nearly exact. CUDA's kernels and allocator are simulated. Several models are
-one row each.
-
-examples:
-  bertscope estimate bert-large-zh --batch 32 --seq 512 --precision autocast-bf16
-  bertscope estimate --checkpointing --batch 8 --seq 512
-  bertscope estimate bert-large-uncased --gpu t4 --batch 16 --seq 512 --checkpointing
-  bertscope estimate --device cuda --precision autocast-bf16 --attention sdpa
-  bertscope estimate bert-tiny bert-mini --seq 512 --format markdown
-  bertscope estimate bert-large-uncased --world-size 8 --strategy fsdp --checkpointing
-  bertscope estimate bert-base-uncased --lengths normal:128,64,16,512 --batch 32
-  bertscope estimate bert-base-uncased --lora r=8,alpha=16,dropout=0.05,target=query+value
-  bertscope estimate bert-tiny --gpu t4 --precision autocast-fp16 --show-script
-""",
-        ),
-        Command(
-            "bertscope.api.memory:profile",
-            f"* -world_size {_MODEL} {_VIEW} save {_OUT}",
-            """
-Run the real step; measure its memory and time.
-
-Each strategy runs in a separate process, next to the estimate. torch's profiler records the allocator's peak;
-separate steps without it give the times. With --nproc real ranks run the step, on gloo or with CUDA on NCCL; ranks
-that agree are one row. --save also measures the rates of the card, from which estimate, fit and plan predict times.
-Exit code 3 if the memory of a run could not be measured: out of memory, killed, too slow; 130 if it was
-interrupted.
-
-examples:
-  bertscope profile
-  bertscope profile bert-tiny --batch 8 --checkpointing none,full,selective
-  bertscope profile bert-tiny --seq 512 --checkpointing --timeline step.html
-  bertscope profile bert-tiny --mode inference --memory-limit 2GiB
-  bertscope profile bert-tiny --nproc 2 --strategy fsdp
-""",
-        ),
-        Command(
-            "bertscope.api.run:run",
-            f"script arguments module fit * {_VIEW} {_OUT}",
-            """
-Run your training script on a GPU that is not there.
-
-The report says what fits, and which line needs the most memory. It executes the script: data, tokenizers and
-metrics are real, and what is on cuda has no values. What it writes is discarded, and it has no network. It ends
-after --steps optimizer steps and one evaluation.
-
-examples:
-  bertscope run train.py
-  bertscope run --gpu t4 --timeline run.html train.py --lr 3e-5 --epochs 3
-  bertscope run --gpu t4 --fit batch_size=1..512 train.py
-  bertscope run --budget 12GiB --format json -m train
-exit codes: 0 it fits, 1 it does not, 2 the script failed, 3 the run failed or
-            no model ran on the GPU
-""",
-        ),
-        Command(
-            "bertscope.api.memory:fit",
-            f"batch batch_total * {_LENGTHS} {_MODEL} {_OUT}",
-            """
-Find the largest batch that fits in a memory budget.
-
-It is found for each checkpointing strategy and precision. On a GPU the allocator is simulated, with the largest
-CUDA context that was published for it or that a calibration measured. With --batch, find the strategies and
-precisions with which it fits, cheapest first. Exit code 1 if nothing fits for certain. Several GPUs are in one
-table with the answer for each GPU first. With --world-size the batch is that of one rank of a job; with
---batch-total find the number of ranks.
-
-examples:
-  bertscope fit bert-large-uncased --gpu a100-40gb --world-size 8 --strategy fsdp --checkpointing full
-  bertscope fit bert-large-uncased --gpu t4 --batch-total 64 --seq 128 --precision autocast-fp16
-  bertscope fit bert-large-uncased --budget 16GiB --seq 512
-  bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512
-  bertscope fit bert-base-uncased --gpu t4 --seq 512 --mode inference --precision fp16
-""",
-        ),
-        Command(
-            "bertscope.api.memory:plan",
-            f"batch batch_total may_change emit plot * {_MODEL} {_OUT}",
-            """
-Find what to recompute so that a step fits, and print the code.
-
-The plan needs the fewest recompute FLOPs. Layers keep the outputs of some matrix products and compute the rest
-again. Each plan of the table was run on tensors without memory, with the kernels and the allocator of the card.
---emit prints what to paste; estimate, profile, fit, report and sweep take the file of --emit json by --plan.
-
-examples:
-  bertscope plan bert-large-uncased --gpu t4 --batch 24 --seq 512 --precision autocast-fp16
-  bertscope plan bert-large-uncased --budget 11GiB --batch-total 64 --seq 512 --precision autocast-bf16
-  bertscope plan bert-mini --budget 450MiB --batch 64 --may-change 8bit
-  bertscope plan bert-mini --budget 450MiB --batch 64 --emit torch
-  bertscope plan bert-mini --budget 450MiB --batch 64 --emit json --output plan.json
-exit codes: 0 a plan fits, 1 none does, 2 the question is wrong
-""",
-        ),
-        Command(
-            "bertscope.api.why:why",
-            f"file plot * {_MODEL} {_OUT}",
-            """
-Explain what filled a card, from a snapshot or an error message.
-
-The one change that frees most is named first. The blocks of a snapshot are shown by part, line of code and module;
-leaks, second models and fragmentation are named. With MODEL, the estimate of its step is next to them. No code in a
-file runs: snapshots are read as plain values, in a process with limits.
-
-examples:
-  bertscope why oom.log
-  bertscope why snapshot.pickle --plot history.svg --format json
-  bertscope why snapshot.pickle bert-base-uncased --gpu t4 --batch 32 --seq 512
-  python train.py 2>&1 | bertscope why - bert-base-uncased --batch 32 --seq 512
-exit codes: 0 the file is explained, 2 it is none of these, or is not there
-""",
-        ),
-        Command(
-            "bertscope.api.tools:sweep",
-            "grid output init engine workers address plan allow_code fmt rows sort verbose",
-            """
-Estimate every point of a grid, and go on after an interruption.
-
-A grid is models x batches x lengths x precisions x strategies ... A row is in FILE as soon as its point is
-computed: the same command goes on after an interruption and computes no point twice. At the end the rows are in the
-order of the grid. Exit code 1 if a point has no estimate.
-
-examples:
-  bertscope sweep new-grid.yaml --init
-  bertscope sweep grid.yaml -o results.jsonl
-  bertscope sweep grid.yaml -o results.jsonl --workers 2 --sort peak_bytes --format csv
-""",
-        ),
-    ),
-    "CI": (
+    "CI and tools": (
         Command(
             "bertscope.analyses.check:check",
             "files presets write_to update allow_code architecture fmt output",
             """
-Verify the expectations in files.
+Fail CI when parameter counts, FLOPs or memory change.
 
-They are counts, ties, FLOPs of a run and estimated peak memory. A failure names expected, got, the difference, and
-the file and line of the expectation.
+Expectations are in *.bertscope.yaml files. A failure shows the expected and the actual value, and the file and line.
 
 examples:
   bertscope check
@@ -365,18 +329,42 @@ examples:
   bertscope check --write my-bert.yaml
   bertscope check --update models.bertscope.yaml
   bertscope check --allow-code models.bertscope.yaml
-exit codes: 0 all pass, 1 one fails, 2 no file, or one that cannot be checked
+exit codes: 0 all pass, 1 one fails, 2 there is no file, or a broken one
 """,
         ),
-    ),
-    "Tools": (
+        Command(
+            "bertscope.api.tools:presets",
+            f"name config {_OUT}",
+            """
+List the built-in models with their parameter counts.
+
+examples:
+  bertscope presets
+  bertscope presets --format json
+  bertscope presets bert-base-cased --config
+  bertscope presets bert-base-cased --config --output config.json
+""",
+        ),
+        Command(
+            "bertscope.analyses.doctor:doctor",
+            "fmt output",
+            """
+Check the installation: versions, devices, extras, presets.
+
+It also works without torch, and exits 0.
+
+examples:
+  bertscope doctor
+  bertscope doctor --format markdown --output environment.md
+""",
+        ),
         Command(
             "bertscope.reports.json:schema",
             "kind fmt output",
             """
-Print the JSON Schema of the output of --format json.
+Print the JSON Schema of --format json.
 
-It is of draft 2020-12, and generated from the classes of the reports, so it matches the installed version.
+It is generated from the report classes of the installed version (draft 2020-12).
 
 examples:
   bertscope schema
@@ -385,25 +373,12 @@ examples:
   bertscope schema memory --output memory.schema.json
 """,
         ),
-        Command(
-            "bertscope.analyses.doctor:doctor",
-            "fmt output",
-            """
-Show the environment: versions, devices, extras, presets.
-
-It also works if torch is missing or broken, and exits 0.
-
-examples:
-  bertscope doctor
-  bertscope doctor --format markdown --output environment.md
-""",
-        ),
     ),
 }
 COMMANDS = {
     row.name: Command(row.function, row.options, row.text, group) for group, rows in _GROUPS.items() for row in rows
 }
-# Words that are no command: former names, and those of other tools, and what to type instead.
+# Words that people type for a command -> what to type instead.
 REMOVED = {
     "summary": "tree MODEL --style torchinfo", "params": "count MODEL", "parameters": "count MODEL",
     "info": "count MODEL", "show": "tree MODEL", "memory": "estimate MODEL", "vram": "estimate MODEL --gpu t4",
@@ -413,4 +388,7 @@ REMOVED = {
     "explore": "tree --interactive",
     "print": "tree --style torch",
     "verify": "diff MODEL CHECKPOINT",
+    "help": "--help", "version": "--version", "batch": "fit MODEL --gpu t4", "max-batch": "fit MODEL --gpu t4",
+    "size": "count MODEL", "train": "estimate MODEL", "infer": "estimate MODEL --mode inference",
+    "draw": "diagram MODEL", "lengths": "estimate MODEL --lengths FILE", "html": "report MODEL -o report.html",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The commands check, schema and doctor."""
+"""The commands check, presets, doctor and schema."""
 
 import gc
 import os
@@ -15,7 +15,7 @@ from bertscope.files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import CheckReport
-from bertscope.sources.bert import config_paths, preset_paths, read_preset
+from bertscope.sources.bert import config_members, config_paths, preset_paths, read_preset
 from bertscope.sources.expectation_files import (
     ExpectedModel,
     files_to_check,
@@ -167,3 +167,21 @@ def _config_schema() -> dict[str, Any]:
         "type": "object",
         "properties": properties,
     }
+
+
+def presets(call: CommandLine) -> None:
+    """List the presets, or print the config.json of one."""
+    report = bertscope.presets(call.name)
+    if not call.config:
+        call.show(report)
+        return
+    if call.name is None:
+        raise SelectionError("--config prints the config.json of one preset; type 'bertscope presets NAME --config'")
+    if call.fmt not in ("table", "json"):
+        raise SelectionError(f"a config.json is JSON; leave --format {call.fmt} out")
+    if call.output is not None and call.output.suffix not in ("", ".json"):
+        raise SelectionError(f"{call.output.name}: --config writes .json")
+    path = (preset_paths() | config_paths())[call.name]
+    write(json_text(config_members(path)), call.output)
+    if path.suffix != ".json" and not read_preset(path).add_pooling_layer:
+        note("a config.json has no member for add_pooling_layer: false, so it describes the model with its pooler")

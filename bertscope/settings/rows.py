@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
-from functools import cache, reduce
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from bertscope.errors import BertscopeError, SelectionError, either, name_of, nearest, one_line
+from bertscope.errors import BertscopeError, SelectionError, either_of, name_of, nearest, one_line
 from bertscope.frozen import dataclass
 from bertscope.units import PRECISIONS, parse_bytes
 
@@ -81,7 +81,7 @@ class Row:
     name: str = ""  # of its field
     default: Any = None
     help: str = ""  # one sentence
-    section: str = "loop"  # the heading in --help: common, model, sizes, loop, card, ranks, measurement or output
+    section: str = "loop"  # the heading in --help: common, model, sizes, loop, gpu, ranks, measurement or output
     kind: type = str  # of one value: bool, int, float or str
     words: Collection[str] = ()  # the allowed words; with `convert`, examples
     low: float = 0
@@ -306,5 +306,5 @@ def no_effect(own: Row, other: Row, value: Any) -> str:
         return f"{own.form} has no effect without {other.form}; give it too, or leave {own.form} out"
     remedy = f"change {other.form}"
     if words:
-        remedy = f"use {other.form} {reduce(either, words[:4])}"
+        remedy = f"use {other.form} {either_of(words[:4])}"
     return f"{own.form} has no effect with {other.form} {_plain(value)}; leave it out, or {remedy}"

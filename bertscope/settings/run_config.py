@@ -101,23 +101,30 @@ class RunConfig(Settings):
     """
 
     batch: int = row(
-        1, "The batch size, of one rank and one micro-batch.", section="common", low=1, metavar="N", flag="-b",
+        1, "The batch size per GPU and micro-batch.", section="common", low=1, metavar="N", flag="-b",
         trainer={"per_device_train_batch_size": whole_number, "per_gpu_train_batch_size": whole_number},
         of_modules=False,
     )  # fmt: skip
     seq: int = row(
-        128, "The sequence length.", section="common", low=1, metavar="N", flag="-s", text="seq {}", of_modules=False
+        128,
+        "The sequence length in tokens.",
+        section="common",
+        low=1,
+        metavar="N",
+        flag="-s",
+        text="seq {}",
+        of_modules=False,
     )
     mode: str = row(
         TRAINING,
-        "What runs. inference: forward in eval mode; forward: forward in train mode; training: forward, "
-        "backward and optimizer step.",
+        "The mode: inference, forward or training. inference: forward in eval mode; forward: forward in train mode; "
+        "training: forward, backward and optimizer step.",
         words=MODES,
     )
     precision: str = row(
-        FP32.name, "The dtype of parameters and computation; autocast-...: the parameters keep theirs, and "
-        "torch.autocast "
-        "computes; stored: that of the model's own parameters.", section="common", words=RUN_PRECISIONS, text="{}",
+        FP32.name, "The precision, such as bf16 or autocast-fp16. The dtype of parameters and computation; with "
+        "autocast the parameters keep their dtype; stored is the dtype that the model already has.",
+        section="common", words=RUN_PRECISIONS, text="{}",
         trainer={
             BF16.name: flag(_AUTOCAST_BF16), FP16.name: flag(_AUTOCAST_FP16),
             "mixed_precision": words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
@@ -125,13 +132,15 @@ class RunConfig(Settings):
         },
     )  # fmt: skip
     optimizer: str = row(
-        ADAMW, "The optimizer, with its defaults.", section="common", words=(NO_OPTIMIZER, *OPTIMIZERS),
+        ADAMW, "The optimizer, such as adamw or sgd. Its other arguments have their defaults.", section="common",
+        words=(NO_OPTIMIZER, *OPTIMIZERS),
         text="optimizer {}", concerns=_OF_TRAINING,
         trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
                  **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
     )  # fmt: skip
     optimizer_implementation: str = row(
-        "default", "The optimizer's implementation.", words=tuple(IMPLEMENTATIONS), yields_to=("optimizer",),
+        "default", "The optimizer's implementation: default, loop, foreach or fused.",
+        words=tuple(IMPLEMENTATIONS), yields_to=("optimizer",),
         concerns=_OF_TRAINING,
         trainer={"optim": words(TRAINER_IMPLEMENTATIONS, "default"),
                  **{word: flag(name) for word, name in TRAINER_IMPLEMENTATIONS.items()}},
@@ -141,23 +150,24 @@ class RunConfig(Settings):
         concerns={"optimizer": partial(_takes, "momentum")},
     )  # fmt: skip
     weight_decay: float = row(
-        0.0, f"The weight decay of {', '.join(takers('weight_decay'))}, which they add to a copy of the gradients.",
+        0.0, f"The weight decay of an optimizer that copies the gradients for it. These are "
+        f"{', '.join(takers('weight_decay'))}.",
         below=1, metavar="RATE", concerns={"optimizer": partial(_takes, "weight_decay")},
         trainer={"weight_decay": _decay},
     )  # fmt: skip
     accumulate: int = row(
-        1, "The micro-batches of each optimizer step.", low=1, below=2**16, metavar="N",
+        1, "The number of micro-batches in an optimizer step.", low=1, below=2**16, metavar="N",
         concerns=_OF_TRAINING, text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
     )  # fmt: skip
     keep_gradients: bool = row(
         False,
-        "Zero the gradients after a step, as zero_grad(set_to_none=False).",
+        "Zero the gradients instead of freeing them (set_to_none=False).",
         concerns=_OF_TRAINING,
         text="gradients kept",
     )
     clip_grad_norm: bool = row(
         False,
-        "Clip the norm of the gradients before the step.",
+        "Clip the gradient norm before the optimizer step.",
         text="gradients clipped",
         concerns=_OF_TRAINING,
         trainer={"max_grad_norm": clips},
@@ -169,40 +179,45 @@ class RunConfig(Settings):
             None: None, False: None, "no": None, BF16.name: None, FP16.name: True}, FP32.name)},
     )  # fmt: skip  # accelerate scales the loss for fp16 (accelerator.py)
     ema: bool = row(
-        False, "Keep a moving average of the weights.", concerns=_OF_TRAINING, text="average of the weights"
+        False,
+        "Keep an exponential moving average of the weights.",
+        concerns=_OF_TRAINING,
+        text="average of the weights",
     )
     loop: str = row(
         PLAIN,
-        "The training loop. plain: output and loss live until the next forward has returned; trainer: as in "
-        "transformers' Trainer, the output is freed before backward; freed: nothing outlives its use; lightning: as in "
-        "Lightning's automatic optimization, the gradients of a step are freed between the next forward and backward.",
+        "The training loop: plain, trainer, freed or lightning. plain: output and loss live until the next forward "
+        "returns; trainer: transformers' Trainer, which frees the output before backward; freed: nothing outlives its "
+        "use; lightning: Lightning's automatic optimization, which frees gradients between forward and backward.",
         words=tuple(LOOPS),
         text="{} loop",
     )
     loss: str = row(
-        MODEL, "The loss that the step trains with, as sentence-transformers and FlagEmbedding run it. model: the loss "
-        "of the model's class, or the sum of its output.", words=FORMS, convert=loss_text, metavar="LOSS",
+        MODEL, "The training loss, such as model, mnrl or triplet. model: the loss of the model's class, or the sum "
+        "of its output; the others run as in sentence-transformers and FlagEmbedding.",
+        words=FORMS, convert=loss_text, metavar="LOSS",
         names_code=lambda loss: is_code(loss_parts(loss)[1]), concerns=_OF_TRAINING, text="loss {}", of_modules=False,
         implies={"loop": TRAINER, "mode": TRAINING},
     )  # fmt: skip
     pairs: int | None = row(
-        None, f"The texts of an example without hard negatives, for {losses_with('pairs')}; default: 2, a query and "
-        "its positive, and 1 for distil.", kind=int, low=1, below=1025, metavar="N", of_modules=False,
+        None, f"The number of texts in an example, for {losses_with('pairs')}. Hard negatives are extra; the default "
+        "is 2 (a query and its positive), and 1 for distil.", kind=int, low=1, below=1025, metavar="N",
+        of_modules=False,
         concerns={"loss": partial(takes, "pairs")},
     )  # fmt: skip
     hard_negatives: int = row(
-        0, f"The hard negatives of an example, for {losses_with('hard_negatives')}.", below=1025, metavar="N",
+        0, f"The number of hard negatives, for {losses_with('hard_negatives')}.", below=1025, metavar="N",
         concerns={"loss": partial(takes, "hard_negatives")}, text="{} hard negatives", of_modules=False,
     )  # fmt: skip
     checkpointing: str = row(
-        NONE, "The layers that backward recomputes.", section="common", words=EXAMPLE_STRATEGIES, convert=_strategy,
-        split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns=_WITH_GRADIENTS,
+        NONE, "Activation checkpointing, such as full or selective.", section="common", words=EXAMPLE_STRATEGIES,
+        convert=_strategy, split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns=_WITH_GRADIENTS,
         text="checkpointing {}",
         trainer={"activation_checkpointing": recomputes, "gradient_checkpointing": recomputes},
         of_modules=False,
     )  # fmt: skip
     reentrant: bool = row(
-        False, "Use torch's reentrant checkpointing.",
+        False, "Use reentrant checkpointing (use_reentrant=True).",
         concerns={"checkpointing": takes_reentrant},
         trainer={
             "activation_checkpointing": is_reentrant, "activation_checkpointing_kwargs": reentrant_keyword,
@@ -212,39 +227,37 @@ class RunConfig(Settings):
     )  # fmt: skip
     compile: bool = row(
         False,
-        "Compile the model with torch.compile and inductor, for fixed sizes.",
+        "Compile the model with torch.compile (inductor, static shapes).",
         text="compiled",
         trainer={"torch_compile": flag(True)},
     )
     padding: float = row(
         0.0,
-        "The share of each sequence that is padding, masked by an attention mask.",
+        "The share of padding in each sequence, from 0 to 1.",
         section="sizes",
         below=1,
         metavar="SHARE",
     )
-    dropout: bool = row(
-        True, "Apply the model's dropout; without it every dropout is 0.", of_modules=False, concerns=_WITH_GRADIENTS
-    )
+    dropout: bool = row(True, "Apply dropout, or set every dropout to 0.", of_modules=False, concerns=_WITH_GRADIENTS)
     freeze: tuple[str, ...] = row(
-        (), "Freeze parameters: a glob ('*.bias') or whole parts of a path ('embeddings', 'encoder.layer.0').",
+        (), "Freeze parameters by name or glob, such as embeddings or '*.bias'.",
         metavar="PATTERN", of_modules=False, concerns=_WITH_GRADIENTS,
     )  # fmt: skip
     input: tuple[str, ...] = row(
-        (), "The shape and dtype of an input of forward, such as pixel_values=Bx3x224x224:float32, or "
-        "batch.image=... in a dictionary; B is the batch and S the sequence length.",
+        (), "An input of forward, such as pixel_values=Bx3x224x224:float32. B is the batch size and S the sequence "
+        "length; batch.image=... is a key of a dictionary.",
         section="sizes", metavar="NAME=SHAPE:DTYPE", of_modules=False,
     )  # fmt: skip
     device: str = row(
-        CPU, "The device of the step, real or estimated.", section="card", words=DEVICES, text="{}",
+        CPU, "The device: cpu or cuda.", section="gpu", words=DEVICES, text="{}",
         trainer={"use_cpu": flag(CPU), "no_cuda": flag(CPU)},
     )  # fmt: skip
     sdpa_kernel: str = row(
-        "auto", "CUDA's kernel for fused attention; auto: torch's choice by dtype and mask.", section="card",
+        "auto", "The CUDA kernel of fused attention. auto is torch's choice by dtype and mask.", section="gpu",
         words=KERNELS, concerns=_OF_CUDA,
     )  # fmt: skip
     expandable_segments: bool = row(
-        False, "Simulate CUDA's allocator with expandable_segments:True.", section="card", concerns=_OF_CUDA
+        False, "Use the CUDA allocator with expandable_segments:True.", section="gpu", concerns=_OF_CUDA
     )
     parallelism: Parallelism = ONE_PROCESS
     card_threads: int = 0  # that the GPU of the run computes at once, which no option sets; 0: this machine's, or any
@@ -312,31 +325,33 @@ class Limit(Settings):
     """The memory that a run may take: that of a GPU, or a budget."""
 
     gpu: str | None = row(
-        None, "The GPU.", section="common", words=tuple(GPUS), convert=lambda name: find_gpu(name).name,
+        None, "The GPU, such as t4 or a100-80gb.", section="common", words=tuple(GPUS),
+        convert=lambda name: find_gpu(name).name,
         concerns=_OF_CUDA, implies={"device": CUDA}, yields_to=("budget",),
     )  # fmt: skip
     budget: int | None = row(
-        None, "The memory budget, such as 16GiB (on CUDA, including the context).", section="common", kind=int,
+        None, "The memory budget, such as 16GiB. On CUDA it includes the CUDA context.", section="common", kind=int,
         is_size=True, low=1, below=2**60, metavar="SIZE", yields_to=("gpu",),
     )  # fmt: skip
     context: int | None = row(
-        None, "The memory of the CUDA context; default: as published.", section="card", kind=int, is_size=True,
+        None, "The memory of the CUDA context, such as 500MiB. The published value is the default.", section="gpu",
+        kind=int, is_size=True,
         below=2**50, metavar="SIZE", concerns=_OF_CUDA,
     )  # fmt: skip
     time: bool = row(
         False,
-        "Predict the time of a step on a calibrated card, tokens per second and MFU; without a calibration a "
-        "range from data sheets.",
-        section="card",
+        "Predict the step time, tokens per second and MFU. Without a calibration of the GPU it is a range from data "
+        "sheets.",
+        section="gpu",
     )
     sequences: int | None = row(
-        None, "The sequences of an epoch, to show its time.", kind=int, section="card", low=1, below=2**40,
+        None, "The number of sequences in an epoch, to show its time.", kind=int, section="gpu", low=1, below=2**40,
         metavar="N", concerns={"time": bool},
     )  # fmt: skip
     calibration: bool | str = row(
         True,
-        "The calibration of the card, a file that 'bertscope profile' saved; default: the one in the user's folder.",
-        section="card",
+        "A calibration of the GPU from 'bertscope profile --save'. The one in the user's folder is the default.",
+        section="gpu",
         or_file=True,
         metavar="FILE",
         implies={"device": CUDA},
@@ -348,11 +363,11 @@ class GridModel(Settings):
     """The settings of a grid that choose a model, and the threads for which it is estimated."""
 
     model: str = row("", "The model: a name or a file.", names_code=is_code)
-    architecture: str | None = row(None, "The class to build, such as BertForSequenceClassification.")
+    architecture: str | None = row(None, "The model class to build, such as BertForMaskedLM.")
     attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa", *FLASH_KERNELS))
     pooler: bool | None = row(None, "BertModel with or without its pooler.", kind=bool)
     lora: str | None = row(None, "LoRA adapters, such as r=8,target=query+value.")
-    threads: int | None = row(None, "The threads of torch; default: its own choice.", kind=int, low=1, below=1025)
+    threads: int | None = row(None, "The number of torch threads.", kind=int, low=1, below=1025)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,20 +375,21 @@ class Measurement(Settings):
     """The way in which a real step is run and measured."""
 
     steps: int | None = row(
-        None, "The number of timed steps; 0 measures memory only; default: 2 to 10, by what a step takes.", kind=int,
+        None, "The number of timed steps; 0 measures memory only. The default is 2 to 10, by the time of a step.",
+        kind=int,
         section="measurement", below=1001, metavar="N",
     )  # fmt: skip
     threads: int | None = row(
-        None, "The threads of torch; default: its own choice.", kind=int, section="measurement", low=1, below=1025,
+        None, "The number of torch threads.", kind=int, section="measurement", low=1, below=1025,
         metavar="N",
     )  # fmt: skip
-    seed: int = row(0, "The seed of weights and inputs.", section="measurement", metavar="N")
+    seed: int = row(0, "The random seed of weights and inputs.", section="measurement", metavar="N")
     memory_limit: int | None = row(
         None, "The memory limit of the process, such as 4GiB.", section="measurement", kind=int, is_size=True, low=1,
         below=2**60, metavar="SIZE",
     )  # fmt: skip
     timeout: float = row(
-        600.0, "The time limit of each phase of a run.", section="measurement", low=1, metavar="SECONDS"
+        600.0, "The time limit of each phase, in seconds.", section="measurement", low=1, metavar="SECONDS"
     )
 
 
@@ -387,7 +403,7 @@ class Launch(Settings):
     """The real ranks that run a step."""
 
     nproc: int | None = row(
-        None, "Run N real ranks on this machine, and measure each.", section="measurement", kind=int, low=1, below=1025,
+        None, "Run and measure N real ranks on this machine.", section="measurement", kind=int, low=1, below=1025,
         metavar="N", implies={"world_size": lambda ranks, given: ranks},
     )  # fmt: skip
 
@@ -397,20 +413,20 @@ class DryRun(Settings):
     """The way in which a script runs on a card that is not there."""
 
     steps: int = row(
-        3, "The optimizer steps after which the script ends, with one evaluation if it evaluates.", low=1, below=1001,
+        3, "The optimizer steps to run. If the script evaluates, one evaluation follows.", low=1, below=1001,
         section="common", metavar="N",
     )  # fmt: skip
     network: bool = row(False, "Let the script use the network.", section="common")
     sandbox: bool = row(
         True,
-        "Discard what the script writes, in namespaces of Linux; without it only torch.save is discarded.",
+        "Discard all files that the script writes. It takes namespaces of Linux; without them torch.save is discarded.",
         section="common",
     )
     memory_limit: int | None = row(
         None, "The memory limit of the process, such as 4GiB.", section="common", kind=int, is_size=True, low=1,
         below=2**60, metavar="SIZE",
     )  # fmt: skip
-    timeout: float = row(600.0, "The time limit of the script.", section="common", low=1, metavar="SECONDS")
+    timeout: float = row(600.0, "The time limit of the script, in seconds.", section="common", low=1, metavar="SECONDS")
 
 
 # The settings that FLOPs depend on.

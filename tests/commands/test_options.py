@@ -53,11 +53,12 @@ def test_the_word_after_checkpointing_is_its_value_when_each_part_is_a_strategy(
 
 def test_the_words_of_an_option_are_those_of_its_table(cli):
     text = " ".join(re.sub(r"-\n +", "-", cli("estimate", "--help-all").out).split())
+    text = text.partition("Common options:")[2]
     tables = {"mode": MODES, "device": DEVICES, "sdpa-kernel": KERNELS, "optimizer-implementation": IMPLEMENTATIONS,
               "optimizer": ("none", *OPTIMIZERS), "precision": RUN_PRECISIONS}  # fmt: skip
     for name, table in tables.items():
         own = text.partition(f" --{name} ")[2].partition(" --")[0]
-        assert f"One of {', '.join(table)}." in own or all(f" {word}: " in own for word in table)
+        assert all(word in own for word in table)
         result = cli("estimate", "bert-tiny", f"--{name}", "no-such-word")
         assert (result.code, result.out) == (2, "")
         assert result.err.startswith(f"error: --{name} takes one of {', '.join(table)}; got 'no-such-word'")
