@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -33,14 +34,25 @@ def _outputs(code: str, names: dict[str, Any], number: int) -> list[dict[str, An
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, PATH.name, "exec"), names)  # noqa: S102 the cells of this folder
         value = eval(compile(ast.Expression(last.value), PATH.name, "eval"), names) if last else None  # noqa: S307
-        shown = repr(value)
+        data = {} if value is None else _data(value)
     found: list[dict[str, Any]] = []
     if printed.getvalue():
         found.append({"output_type": "stream", "name": "stdout", "text": _lines(printed.getvalue())})
-    if value is not None:
-        data = {"text/plain": _lines(shown)}
+    if data:
         found.append({"output_type": "execute_result", "execution_count": number, "data": data, "metadata": {}})
     return found
+
+
+def _data(value: Any) -> dict[str, Any]:
+    """Return a value in the forms that Jupyter shows: text, HTML, a picture."""
+    data: dict[str, Any] = {"text/plain": _lines(repr(value))}
+    if html := getattr(value, "_repr_html_", lambda: None)():
+        data["text/html"] = _lines(html)
+    if hasattr(value, "savefig"):
+        picture = io.BytesIO()
+        value.savefig(picture, format="png", dpi=80)
+        data["image/png"] = base64.b64encode(picture.getvalue()).decode()
+    return data
 
 
 def _lines(text: str) -> list[str]:
@@ -53,5 +65,5 @@ def text(notebook: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    os.environ.pop("COLUMNS", None)  # the tables have their full width
+    os.environ.pop("COLUMNS", None)  # tables have their full width
     PATH.write_text(text(executed(json.loads(PATH.read_text()))))
