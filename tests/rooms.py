@@ -47,6 +47,7 @@ class Module:
     name: str
     text: str
     tree: ast.Module
+    nodes: list[ast.AST]  # all in the tree
     imports: list[Import] = field(default_factory=list)
 
     @property
@@ -60,8 +61,8 @@ class Module:
 
     def strings(self) -> Iterator[str]:
         """String literals that are no docstrings and no other bare expressions."""
-        bare = {id(node.value) for node in ast.walk(self.tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(self.tree):
+        bare = {id(node.value) for node in self.nodes if isinstance(node, ast.Expr)}
+        for node in self.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
                 yield node.value
 
@@ -76,7 +77,8 @@ def read() -> dict[str, Module]:
     for path in sorted(PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         text = path.read_text()
-        found[name] = Module(path, name, text, ast.parse(text))
+        tree = ast.parse(text)
+        found[name] = Module(path, name, text, tree, list(ast.walk(tree)))
     for module in found.values():
         module.imports += imports(module.tree.body, set(found))
     return found
@@ -101,6 +103,13 @@ def imports(body: list[ast.AST], known: set[str], is_late: bool = False) -> Iter
 
 
 MODULES = read()
+
+
+def dotted(node: ast.AST) -> str:
+    """Return `a.b.c` of a name with attributes, and no text for other expressions."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def line_count(folder: Path) -> int:
@@ -168,7 +177,7 @@ def _circles(graph: dict[str, set[str]]) -> dict[str, int]:
 def structure() -> dict[str, int]:
     """Return what architecture laws limit, by its name in budgets.yaml."""
     texts = [module.text for module in MODULES.values()]
-    nodes = [node for module in MODULES.values() for node in ast.walk(module.tree)]
+    nodes = [node for module in MODULES.values() for node in module.nodes]
     uses = Counter(node.id if isinstance(node, ast.Name) else node.attr for node in nodes
                    if isinstance(node, (ast.Name, ast.Attribute)))  # fmt: skip
     uses += Counter(alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names)

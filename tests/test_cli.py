@@ -80,6 +80,7 @@ HUB, SHOWN = "torch numpy huggingface_hub requests asyncio", "bertscope.views.vi
 UNLOADED = {
     "": (0, "torch numpy sympy rich pydantic"), "--version": (0, f"{HUB} {SHOWN}"), "--help": (0, f"{HUB} {SHOWN}"),
     "count --help": (0, f"{HUB} rich pydantic"), "presets --format json": (0, f"{HUB} rich pydantic"),
+    "presets modernbert-base --config": (0, f"{HUB} rich transformers"),
     "count bert-bse": (2, HUB), "check .": (2, HUB), "cuont": (2, f"{HUB} {SHOWN}"),
     "tab": (0, f"{HUB} bertscope.commands.model bertscope.commands.memory"),
 }  # fmt: skip
