@@ -19,7 +19,7 @@ import bertscope
 from bertscope.commands.table import COMMANDS, REMOVED
 from bertscope.errors import SelectionError
 from tests.child_server import loaded
-from tests.conftest import ROOT, data, default_signals, needs_graphviz, run_python, shortened
+from tests.conftest import ROOT, data, default_signals, run_python
 
 PROGRAM = (sys.executable, "-m", "bertscope")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
@@ -36,11 +36,6 @@ def test_version_is_the_packages(cli):
     assert cli("--version").out == f"bertscope {bertscope.__version__}\n"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_examples(cli, command):
-    result = cli(command, "--help")
-    assert result.code == 0
-    assert f"bertscope {command}" in result.out.partition("examples:")[2]
 
 
 def all_commands() -> dict[str, object]:
@@ -65,14 +60,6 @@ def test_every_command_is_known_to_these_tests_and_every_option_says_what_it_doe
         for option in command.params:
             assert option.help, f"{name}: {option.name}"
             assert len(option.help.split()) > 1, f"{name}: {option.name}: {option.help}"
-
-
-@pytest.mark.parametrize("example", examples())
-def test_every_example_of_the_help_runs(printed, example):
-    if ".svg" in example:
-        needs_graphviz()
-    result = printed(shortened(example))
-    assert result.code == 0, result.err
 
 
 HUB, SHOWN = "torch numpy huggingface_hub requests asyncio", "bertscope.views.views bertscope.reports.base yaml"
@@ -232,6 +219,7 @@ def test_no_line_of_the_help_is_longer_than_80_columns_and_its_examples_stay_who
     assert max(map(len, text.splitlines())) <= 80
     own = [line for line in examples() if line.split()[1] == command]
     shown = re.sub(r" \\\n +", " ", text)
+    assert own
     assert [line for line in own if f"    {line}\n" not in shown] == []
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import bertscope
-from tests.conftest import ROOT, shortened
-from tests.test_cli import all_commands
+from tests.conftest import ROOT, needs_graphviz, shortened
+from tests.test_cli import all_commands, examples
 
 DOCS = ROOT / "docs"
 QUESTIONS = ("parameters", "fit", "checkpointing", "flops")
@@ -62,23 +62,56 @@ def test_every_command_of_a_page_prints_what_stands_under_it(printed, page, comm
             rest = rest[places[0] + 1 :]
 
 
-def in_words() -> list[str]:
-    """The commands in sentences, tables and blocks without output; those with an output are run as they are."""
+def without_output() -> list[str]:
+    """The commands of pages without an output, and those of the help; those with an output are run as they are."""
     pages = "\n".join(path.read_text() for path in sorted(DOCS.glob("*.md")) if path.name != "cli.md")
     found = re.findall(r"`(bertscope [a-z]+ bert-[^`]*)`", pages)
     found += re.findall(r"`(bertscope [a-z][^`]*)`", README + CHINESE + COOKBOOK)
     found += re.findall(r"^```sh\n(bertscope .*)\n```$", COOKBOOK, re.MULTILINE)
     # --interactive needs a terminal, and the others files of the reader.
     foreign = r"[A-Z]{3}|my-bert|models.bertscope|my_package|model\.safetensors|pytorch_model|--interactive"
-    named = [command for command in found if not re.search(foreign, command)]
-    return list(dict.fromkeys(map(shortened, {*named} - {command for _, command, _ in sessions()})))
+    named = [*examples(), *(command for command in found if not re.search(foreign, command))]
+    return sorted({*named} - {command for _, command, _ in sessions()})
 
 
-@pytest.mark.parametrize("command", sorted(in_words()))
-def test_every_command_in_the_words_of_a_page_runs(printed, command):
-    result = printed(command)
+PARSERS = all_commands()
+
+
+def options_of(command: str) -> set[tuple[object, ...]]:
+    """Return what a command is given: each option, its value if that is a word, and how many models, paths or files."""
+    _, name, *words = shlex.split(command)
+    context = PARSERS[name].make_context(name, words)
+    given = {param.name: context.params[param.name] for param in PARSERS[name].params
+             if context.get_parameter_source(param.name).name == "COMMANDLINE"}  # fmt: skip
+    are_words = {param.name for param in PARSERS[name].params if param.param_type_name == "option"}
+    return {(name, key, value if key in are_words and re.fullmatch(r"[a-z-]+", str(value)) else "")
+            for key, value in given.items()} | {(name,)}  # fmt: skip
+
+
+def one_for_each_option() -> list[str]:
+    """Return the commands that have an option, or a word as its value, which no other one that is run has."""
+    run = [command for _, command, _ in sessions()]
+    run += [f"bertscope {words}" for words in GALLERY.COMMANDS if words.split()[0] not in GALLERY.NOT_COMPARED]
+    seen, chosen = set().union(*map(options_of, run)), []
+    for command in sorted(without_output(), key=lambda command: -len(options_of(command))):
+        if more := options_of(command) - seen:
+            seen |= more
+            chosen.append(command)
+    return chosen
+
+
+@pytest.mark.parametrize("command", one_for_each_option())
+def test_a_documented_command_of_each_option_runs(printed, command):
+    """All of them are parsed before; `.ci/versions newest` runs all, by tests/documented.py."""
+    runs(printed, command)
+
+
+def runs(printed, command: str) -> None:
+    if ".svg" in command:
+        needs_graphviz()
+    result = printed(shortened(command))
     assert result.code == 0, result.err
-    assert result.out or " -o " in command
+    assert result.out or re.search(r" -o | --output | --write | --init", command)
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -244,13 +277,6 @@ def block(page: str, language: str, begins: str) -> str:
     """The block of a page in that language that begins so."""
     (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) if text.startswith(begins)]
     return found
-
-
-def test_the_expectation_file_of_the_ci_page_holds(cli, tmp_path):
-    path = tmp_path / "models.bertscope.yaml"
-    path.write_text(block(CI, "yaml", "model:"))
-    result = cli("check", path)
-    assert (result.code, result.out) == (0, "1 file: 6 expectations passed, 0 failed\n"), result.out
 
 
 @pytest.mark.parametrize(("old", "new", "code"), [("108340804", "108340805", 1), ("adamw", "adamwx", 2)])
