@@ -21,20 +21,7 @@ from bertscope.units import html_text, json_text, visible
 from bertscope.views.columns import Column, csv_only, csv_text, table_text
 from bertscope.views.console import Target
 from tests import hostile
-from tests.conftest import ROOT, run_python
-
-BOUNDED = """
-import re, resource, sys
-from bertscope import cli
-for args in sys.argv[1:]:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-    sys.argv = ["bertscope", *args.split("\\n")]
-    code = cli._run()
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    # not ru_maxrss, which a child inherits from the process that started it
-    mark = re.search("VmHWM:\\s+([0-9]+)", open("/proc/self/status").read())
-    print(code, used.ru_utime - before, int(mark[1]) >> 10, *sys.argv[1:], sep="\\t", file=sys.stderr)
-"""
+from tests.fuzzing import judged
 
 
 def made(folder: Path, name: str, files: dict[str, hostile.Made]) -> Path:
@@ -44,29 +31,31 @@ def made(folder: Path, name: str, files: dict[str, hostile.Made]) -> Path:
     return path
 
 
+MOST_BYTES = 400 << 20  # above the memory before
+
+
 @pytest.mark.parametrize("name", hostile.REFUSED)
-def test_a_hostile_file_is_one_line(cli, tmp_path, name):
-    result = cli("check" if ".bertscope." in name else "count", made(tmp_path, name, hostile.REFUSED))
-    assert (result.code, result.err.count("\n")) == (2, 1), result.err
-    assert result.err.startswith("error: ")
-    assert name in result.err
-    assert hostile.WORDS.get(name, "") in result.err
+def test_a_hostile_file_is_one_line_soon_and_small(tmp_path, name):
+    path = made(tmp_path, name, hostile.REFUSED)
+    verdict = judged(["check" if ".bertscope." in name else "count", path], tmp_path)
+    assert (verdict.code, verdict.faults, verdict.err.count("\n")) == (2, (), 1), verdict
+    assert verdict.err.startswith("error: ")
+    assert name in verdict.err
+    assert hostile.WORDS.get(name, "") in verdict.err
+    assert verdict.grown < MOST_BYTES
 
 
-def test_hostile_checkpoints_take_little_memory_and_time(tmp_path):
-    runs = []
-    for files in (hostile.REFUSED, hostile.ACCEPTED):
-        for name in files:
-            if not name.endswith((".yaml", ".json")):
-                path = made(tmp_path, name, files)
-                formats = ["table", "json", "csv", "markdown"] if name == "unfoldable-names.safetensors" else ["table"]
-                runs += [f"count\n{path}\n--by\nparameter\n--format\n{fmt}" for fmt in formats]
-    done = run_python(BOUNDED, *runs, timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = [line.split("\t") for line in done.stderr.splitlines() if line.count("\t") > 3]
-    assert len(told) == len(runs)
-    assert max((float(seconds), args) for _, seconds, _, *args in told)[0] < 10
-    assert max(int(mebibytes) for _, _, mebibytes, *_ in told) < 600
+SHOWN = [*((name, "table") for name in hostile.ACCEPTED), *(
+    ("unfoldable-names.safetensors", fmt) for fmt in ("json", "csv", "markdown")
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fmt"), SHOWN)
+def test_a_well_formed_file_is_shown_soon_and_small(tmp_path, name, fmt):
+    path = made(tmp_path, name, hostile.ACCEPTED)
+    verdict = judged(["count", path, "--by", "parameter", "--format", fmt], tmp_path)
+    assert (verdict.code, verdict.faults, verdict.err) == (0, (), "")
+    assert verdict.grown < MOST_BYTES
 
 
 def test_limits_hold_over_all_files_of_a_checkpoint():
