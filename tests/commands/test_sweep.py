@@ -10,7 +10,7 @@ import pytest
 import bertscope
 from bertscope.analyses.sweep.pool import results_file
 from bertscope.errors import BertscopeWarning, SelectionError, SourceError
-from tests.conftest import GRID
+from tests.conftest import GRID, run_cli
 
 
 @pytest.fixture
@@ -123,12 +123,19 @@ def test_no_engine_starts_a_cluster(monkeypatch, words):
     assert cluster_address(None) == "tcp://127.0.0.1:2"
 
 
+@pytest.fixture(scope="module")
+def rows_of_small(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("small") / "grid.yaml"
+    path.write_text(SMALL)
+    assert run_cli("sweep", path, "-o", path.with_name("done.jsonl")).code == 0
+    return path.with_name("done.jsonl").read_bytes()
+
+
 @pytest.fixture
-def done(cli, folder) -> bytes:
-    """A complete file of the grid."""
+def done(folder, rows_of_small) -> bytes:
+    """A complete file of the grid, which is in the working directory."""
     (folder / "grid.yaml").write_text(SMALL)
-    assert cli("sweep", "grid.yaml", "-o", "done.jsonl").code == 0
-    return (folder / "done.jsonl").read_bytes()
+    return rows_of_small
 
 
 FOREIGN = {

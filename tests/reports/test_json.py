@@ -39,7 +39,7 @@ OUTPUTS = {
                "profile bert-tiny --batch 1 --seq 16 --steps 1 --optimizer sgd"],
     "fit": ["fit bert-tiny --budget 2GiB -s 64 -b 4 --checkpointing none,full --precision fp32 --optimizer sgd"],
     "comparison": ["flops bert-tiny bert-mini --seq 8,16"],
-    "report": ["report bert-tiny --compare bert-mini --no-fit --seq 16 --optimizer sgd"],
+    "report": ["report bert-tiny --no-fit --seq 16 --optimizer sgd"],
     "schemas": ["schema"],
     "sweep": ["sweep grid.yaml -o rows.jsonl --workers 1"],
     "doctor": ["doctor"],
