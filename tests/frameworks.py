@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import bertscope
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 
 MODEL = """
 import sys
@@ -31,49 +31,7 @@ text = "a b c d e f g h i j k l m n o p"
 sizes = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 768}
 sizes["vocab_size"] = 64
 """
-SCRIPTS = {
-    "lightning": """
-import lightning
-from torch.utils.data import DataLoader, TensorDataset
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.model = LlamaForCausalLM(LlamaConfig(**sizes))
-    def training_step(self, batch, number):
-        return self.model(input_ids=batch[0], labels=batch[0]).loss
-    def validation_step(self, batch, number):
-        self.log("loss", self.model(input_ids=batch[0], labels=batch[0]).loss)
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters())
-ids = TensorDataset(torch.randint(0, 64, (96, 32)))
-trainer = lightning.Trainer(max_epochs=1, devices=1, logger=False, enable_checkpointing=False, gradient_clip_val=1.0,
-                            limit_train_batches=3 if sys.argv[1:] else None, enable_progress_bar=False)
-trainer.fit(Module(), DataLoader(ids, 4), DataLoader(ids, 32))
-""",
-    "sentence_transformers": """
-from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.losses import MultipleNegativesRankingLoss
-BertModel(BertConfig(**sizes)).save_pretrained("model")
-tokenizer.save_pretrained("model")
-model = SentenceTransformer("model")
-rows = Dataset.from_dict({"anchor": [text] * 64, "positive": [text] * 64})
-args = SentenceTransformerTrainingArguments("out", max_steps=3, per_device_train_batch_size=8, report_to="none",
-                                            per_device_eval_batch_size=32, eval_strategy="steps", eval_steps=3,
-                                            save_strategy="no", disable_tqdm=True)
-loss = MultipleNegativesRankingLoss(model)
-SentenceTransformerTrainer(model, args, train_dataset=rows, eval_dataset=rows, loss=loss).train()
-""",
-    "trl": """
-from datasets import Dataset
-from trl import SFTConfig, SFTTrainer
-rows = Dataset.from_dict({"text": [text] * 64})
-args = SFTConfig("out", max_steps=3, per_device_train_batch_size=8, report_to="none", save_strategy="no", bf16=False,
-                 per_device_eval_batch_size=16, eval_strategy="steps", eval_steps=3, disable_tqdm=True)
-model = LlamaForCausalLM(LlamaConfig(**sizes))
-SFTTrainer(model, args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer).train()
-""",
-}
+SCRIPTS = data("frameworks.yaml")["scripts"]
 
 
 def printed(folder: Path, *command: str) -> dict:

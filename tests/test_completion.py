@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.child_server import loaded
+from tests.conftest import cases
 from tests.test_cli import ENV, spawn
 
 START_FILES = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/config.fish"}
@@ -120,18 +121,7 @@ def completed(cli, monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "completion"),
-    [
-        ("bertscope count bert-large-z", "bert-large-zh"),
-        ("bertscope presets modernbert-b", "modernbert-base"),
-        ("bertscope count --architecture BertForM", "BertForMaskedLM"),
-        ("bertscope flops --checkpointing sel", "selective"),
-        ("bertscope count --format=mark", "markdown"),
-        ("bertscope fit --gpu a100-4", "a100-40gb"),
-        ("bertscope diff --allow mis", "missing"),
-        ("bertscope schema memo", "memory"),
-        ("bertscope --color alw", "always"),
-        ("bertscope doc", "doctor"),
-    ],
+    cases("completions.yaml", "words"),
 )
 @pytest.mark.parametrize("shell", START_FILES)
 def test_the_program_completes_words(completed, shell, words, completion):

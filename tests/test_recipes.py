@@ -9,69 +9,9 @@ import shutil
 
 import pytest
 
-from tests.conftest import ROOT, run_python
+from tests.conftest import ROOT, data, run_python
 
-# Recipe -> file -> a pattern in it, and what stands before the first match; a new file has no pattern.
-RECIPES = {
-    "setting": {
-        "settings/run_config.py": (
-            r"    clip_grad_norm: bool = row\(",
-            '    copy_gradients: bool = row(False, "Copy the gradients before the step.", concerns=_OF_TRAINING,\n'
-            '                               text="gradients copied")\n',
-        ),
-        "memory/step.py": (
-            r"            self\.scaler\.step\(self\.optimizer\)",
-            "            grads = [param.grad for param in self.model.parameters() if param.grad is not None]\n"
-            "            copies = [grad.clone() for grad in grads] if self.run_config.copy_gradients else []\n",
-        ),
-    },
-    "column of a step": {
-        "reports/step.py": (
-            r"    @property\n    def peak_bytes",
-            "    @property\n    def half_bytes(self) -> int:\n        return self.peak.peak_bytes // 2\n\n",
-        ),
-        "views/step.py": (r"(?<=COST_COLUMNS = \(\n)", '    number("half of it", "half_bytes", str),\n'),
-    },
-    "optimizer": {
-        "settings/training.py": (
-            r'    "adagrad": Optimizer\(',
-            '    "adadelta": Optimizer(class_name="Adadelta", fused=False,\n'
-            '                          state=("step", "square_avg", "acc_delta")),\n',
-        ),
-    },
-    "formula of an operator": {
-        "tracing/operator_costs.py": ("    4: ", '    7: "logaddexp",\n'),
-    },
-    "command": {
-        "reports/widths.py": (
-            "",
-            "from typing import ClassVar\nfrom bertscope.frozen import dataclass\n"
-            "from bertscope.reports.base import Report\n"
-            "@dataclass(frozen=True, kw_only=True, repr=False)\nclass WidthsReport(Report):\n"
-            '    """The width of a model."""\n    kind: ClassVar[str] = "widths"\n    width: int\n',
-        ),
-        "api/widths.py": (
-            "",
-            "from bertscope.reports.widths import WidthsReport\nfrom bertscope.sources.find import find\n"
-            'def widths(model: str) -> WidthsReport:\n    """Return the width of a model."""\n'
-            "    return WidthsReport(width=find(model).config.hidden_size)\n",
-        ),
-        "views/widths.py": (
-            "",
-            "from bertscope.views.views import View\n"
-            'VIEW = View(tables=lambda report, *_: (), answer=lambda report: f"{report.width} wide")\n',
-        ),
-        "commands/table.py": (
-            r'        Command\(\s+"bertscope\.api\.counts:tree"',
-            '        Command("bertscope.api.widths:widths", "model fmt output verbose", "Show a width."),\n',
-        ),
-        "commands/model.py": (
-            r"def presets\(",
-            'def widths(call: CommandLine) -> None:\n    """Show the width of a model."""\n'
-            "    call.show(bertscope.widths(call.model))\n\n\n",
-        ),
-    },
-}
+RECIPES = data("recipes.yaml")
 FILES = {"setting": 2, "column of a step": 2, "optimizer": 1, "formula of an operator": 1, "command": 5}
 STEP = '"estimate", "bert-tiny", "--batch", "2", "--seq", "8"'
 PROGRAM = f"""

@@ -24,26 +24,9 @@ from bertscope.reports.json import report_classes, schema, typed
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost, StepTime
 from bertscope.reports.tool import PresetRow, PresetsReport
 from bertscope.settings.rows import Row, Settings, rows
+from tests.conftest import data
 
-OUTPUTS = {
-    "count": ["count bert-tiny --by group --freeze embeddings"],
-    "tree": ["tree --shapes --depth 3"],
-    "flops": ["flops bert-tiny --mode training --checkpointing full --seq 8,16"],
-    "explain": ["explain bert-tiny encoder --lora r=2"],
-    "diff": ["diff bert-tiny bert-mini"],
-    "diagram": ["diagram bert-tiny encoder.layer.0.attention.self --kind forward"],
-    "print": ["tree bert-tiny --style torch"],
-    "presets": ["presets"],
-    "check": ["check mine.bertscope.yaml"],
-    "memory": ["estimate bert-tiny --device cuda --precision autocast-bf16",
-               "profile bert-tiny --batch 1 --seq 16 --steps 1 --optimizer sgd"],
-    "fit": ["fit bert-tiny --budget 2GiB -s 64 -b 4 --checkpointing none,full --precision fp32 --optimizer sgd"],
-    "comparison": ["flops bert-tiny bert-mini --seq 8,16"],
-    "report": ["report bert-tiny --no-fit --seq 16 --optimizer sgd"],
-    "schemas": ["schema"],
-    "sweep": ["sweep grid.yaml -o rows.jsonl --workers 1"],
-    "doctor": ["doctor"],
-}  # fmt: skip
+OUTPUTS = data("outputs.yaml")["commands"]
 
 
 @pytest.mark.parametrize(("kind", "command"), [(kind, line) for kind, lines in OUTPUTS.items() for line in lines])

@@ -20,6 +20,7 @@ import torch
 
 from bertscope.errors import ConfigError
 from bertscope.sources.find import find
+from tests.conftest import cases
 
 pytest.importorskip("transformers", reason="it is in the extra 'test'")
 
@@ -135,24 +136,7 @@ def test_no_command_runs_the_code_beside_a_configuration(cli, trap, command):
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [
-        ({"backbone": "resnet50"}, "describe it in backbone_config instead"),
-        ({"backbone_kwargs": {"a": 1}}, "remove it"),
-        ({"use_timm_backbone": True}, "remove it"),
-        ({"use_pretrained_backbone": True}, "remove it"),
-        ({"trust_remote_code": True}, "no code of its model is run; remove it"),
-        ({"attribute_map": {"a": "_attn_implementation"}}, "remove it"),
-        (
-            {"attn_implementation": "evil/kernel"},
-            "sdpa or flash_attention_2 or flash_attention_3 here; got 'evil/kernel'",
-        ),
-        ({"_attn_implementation": "flash_attention_4"}, "or flash_attention_3 here; got 'flash_attention_4'"),
-        ({"attn_implementation": {"": "eager", "text_config": "evil/kernel"}}, "got 'evil/kernel'"),
-        ({"_attn_implementation_internal": "paged|evil/kernel"}, "got 'paged|evil/kernel'"),
-        ({"_experts_implementation": "deepgemm"}, "may be eager or batched_mm or grouped_mm here; got 'deepgemm'"),
-        ({"architecture": "hf-hub:evil/model"}, "name an architecture of timm"),
-        ({"checkpoint_path": "./evil.pth"}, "a file of weights"),
-    ],
+    cases("leads_to_code.yaml", "settings"),
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_setting_that_leads_to_code_is_refused_at_every_depth(trap, setting, words):

@@ -17,7 +17,7 @@ from bertscope.settings.rows import CodeName
 from bertscope.sources.find import find
 from bertscope.sources.model_source import FactorySource
 from tests.child_server import loaded
-from tests.conftest import ROOT
+from tests.conftest import ROOT, cases
 
 CODE = """
 import sys
@@ -262,15 +262,7 @@ def test_inputs_are_given_by_name_shape_and_dtype(cli, code):
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [
-        ((), "Pixels.forward takes image, scale=None, and image cannot be derived; add --input image=SHAPE:DTYPE"),
-        (("image=3",), "--input takes a name once, with sizes"),
-        (("image=0x3:float32",), "--input takes a name once, with sizes"),
-        (("image=3:string",), "dtypes: float32"),
-        (("image=3:int64", "image=3:int64"), "--input takes a name once"),
-        (("image=99999x99999:float32",), "less than 2**31 elements"),
-        (("pixels=1x3:float32",), "Pixels.forward takes image, scale=None and no pixels"),
-    ],
+    cases("own_code.yaml", "inputs"),
 )
 def test_an_input_that_is_absent_or_wrong_is_one_line_with_the_signature(cli, code, given, words):
     result = cli("flops", f"{code}:Pixels", *(word for text in given for word in ("--input", text)))
@@ -290,19 +282,7 @@ def test_what_fails_on_fake_tensors_too_is_one_line(code):
 
 @pytest.mark.parametrize(
     ("attribute", "words"),
-    [
-        ("fails", "ValueError"),
-        ("leaves", "SystemExit"),
-        ("text", "gives an object of type str, not a torch.nn.Module"),
-        (
-            "several",
-            "gives an object of type tuple, not a torch.nn.Module; write a function",
-        ),
-        ("Taggr", "did you mean 'Tagger'?"),
-        ("Wide", "add `def build(): return Wide(width=...)` to its file and name"),
-        ("number", "gives an object of type int, not a torch.nn.Module"),
-        ("absent", "has no attribute 'absent'"),
-    ],
+    cases("own_code.yaml", "no_module"),
 )
 def test_a_factory_that_gives_no_module_is_one_line(cli, code, attribute, words):
     result = cli("count", f"{code}:{attribute}")
@@ -314,18 +294,7 @@ def test_a_factory_that_gives_no_module_is_one_line(cli, code, attribute, words)
 
 @pytest.mark.parametrize(
     ("command", "words"),
-    [
-        (("flops", "{code}:NoForward"), "NoForward has no forward, so it cannot be run; count, tree"),
-        (("flops", "{code}:Constant", "--input", "x=B:float32", "--mode", "training"), "use --mode inference"),
-        (("flops", "{code}:Tagger", "--input", "input_ids=BxS:float32"), "--input NAME=SHAPE:DTYPE gives forward"),
-        (("count", "{code}.py"), "{code}.py is code; name a class or function in it, such as {code}.py:Tagger"),
-        (("count", "absent.py:Net"), "no file 'absent.py'"),
-        (("count", "no_such_module:build"), "No module named 'no_such_module'"),
-        (("count", "{code}:Huge"), "on the CPU its tensors are more than 4.00 GiB"),
-        (("flops", "{code}:Bounded"), "a configuration with fewer layers, whose tensors are at most 4.00 GiB"),
-        (("flops", "{code}:plain"), "give the module a method example_inputs(batch, seq)"),
-        (("count", "types.py:Net"), "a module named types is imported already; rename the file"),
-    ],
+    cases("own_code.yaml", "cannot_run"),
 )
 def test_what_cannot_be_run_or_imported_is_one_line_with_a_remedy(cli, code, tmp_path, command, words):
     (tmp_path / "types.py").touch()

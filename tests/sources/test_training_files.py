@@ -10,7 +10,7 @@ import pytest
 import bertscope
 from bertscope.errors import BertscopeError, ConfigError
 from bertscope.sources.training_files import read_training_file
-from tests.conftest import DATA, ROOT, TRAINING_ARGUMENTS
+from tests.conftest import DATA, ROOT, TRAINING_ARGUMENTS, cases, data
 
 TINY = ("estimate", "bert-tiny", "--seq", "16")
 
@@ -49,20 +49,7 @@ def test_each_key_is_in_one_of_four_lists(given):
 
 @pytest.mark.parametrize(
     ("settings", "fields"),
-    [
-        ({"bf16": False, "fp16": True}, {"precision": "autocast-fp16", "grad_scaler": True}),
-        ({"max_grad_norm": 0.0}, {"clip_grad_norm": False}),
-        ({"gradient_checkpointing_kwargs": {"every_n_layers": 2}}, {"checkpointing": "every-2", "reentrant": True}),
-        ({"activation_checkpointing": True, "gradient_checkpointing_kwargs": None}, {"reentrant": False}),  # 5.23
-        ({"gradient_checkpointing_kwargs": None}, {"reentrant": True}),  # torch's default, which the Trainer leaves
-        ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw", "optimizer_implementation": "fused"}),
-        ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),
-        ({"optim": "lion_32bit"}, {"optimizer": "lion", "optimizer_implementation": "fused"}),
-        ({"adafactor": True}, {"optimizer": "adafactor-transformers"}),
-        ({"no_cuda": True}, {"device": "cpu"}),
-        ({"per_gpu_train_batch_size": 2}, {"batch": 2}),
-        ({"torch_compile": True}, {"compile": True}),
-    ],
+    cases("training_files.yaml", "settings"),
     ids=str,
 )
 def test_a_setting_sets_fields_of_the_run(given, settings, fields):
@@ -72,11 +59,7 @@ def test_a_setting_sets_fields_of_the_run(given, settings, fields):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"deepspeed": {"zero_optimization": {"stage": 2}}}, {"fsdp": ["full_shard"]}, {"torchdynamo": "inductor"},
-        {"auto_find_batch_size": True}, {"optim": "galore_adamw"}, {"past_index": 0},
-        {"use_liger_kernel": True}, {"half_precision_backend": "apex"}, {"tpu_num_cores": 8},
-    ],
+    data("training_files.yaml")["not_modelled"],
     ids=str,
 )  # fmt: skip
 def test_what_changes_the_memory_and_is_not_modelled_is_said(given, settings):
@@ -228,17 +211,7 @@ def test_what_is_no_training_file_is_one_line_that_says_what_was_expected(tmp_pa
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [
-        ({"per_device_train_batch_size": "16"}, "must be an integer; got '16'"),
-        ({"per_device_train_batch_size": 0}, "batch takes a whole number from 1"),
-        ({"gradient_accumulation_steps": True}, "must be an integer; got True"),
-        ({"fp16": True}, "fp16 contradicts autocast-bf16, which is set too; keep one"),
-        ({"fp16": "yes"}, "must be true or false"),
-        ({"max_grad_norm": "nan"}, "must be a number"),
-        ({"optim": ["sgd"]}, "must be a word"),
-        ({"gradient_checkpointing": 1}, "must be true or false"),
-        ({"gradient_checkpointing_kwargs": [1]}, "must be an object"),
-    ],
+    cases("training_files.yaml", "impossible"),
     ids=str,
 )
 def test_an_impossible_value_is_an_error_with_its_line(given, settings, words):

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 import bertscope
 from bertscope.checkpoints.reading import read_checkpoint
 from bertscope.sources.bert import BertSource
+from tests.conftest import cases
 
 BERT = "bert.encoder.layer"
 
@@ -222,17 +223,8 @@ def folders(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "kind", "name"),
-    [
-        ("my-bert", "verify", "my-bert"), ("my-bert/config.json", "verify", "my-bert"),
-        ("bert-tiny stored", "verify", "stored"), ("x.bin bert-tiny", "verify", "x.bin"),
-        ("bert-tiny my-bert/model.safetensors", "verify", "model.safetensors"),
-        ("bert-tiny my-bert --allow missing", "verify", "my-bert"),
-        ("bert-tiny my-bert --strip-prefix auto", "verify", "my-bert"),
-        ("my-bert/model.safetensors --dtype fp32", "verify", "model.safetensors"),
-        ("bert-tiny my-bert --seq 8", "diff", "my-bert"), ("my-bert described --seq 8", "diff", "described"),
-        ("x.bin stored", "diff", "stored"),
-    ],
-)  # fmt: skip
+    cases("compared.yaml", "diff"),
+)
 def test_a_model_and_a_checkpoint_are_verified_and_two_of_a_kind_are_compared(cli, folders, words, kind, name):
     result = cli("diff", *words.split(), "--format", "json")
     assert (result.code, result.json["kind"]) == (0, kind), result.err

@@ -16,35 +16,15 @@ from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from bertscope.tracing.inputs import example_inputs
 from bertscope.tracing.operators import shapes, trace
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, cases, data
 
 SELF = "encoder.layer.0.attention.self"
 AS_IN_DOCUMENT = ("--kind", "forward", "--direction", "LR", "--cache", "128")  # of its dataflow
 
 # bert-class-diagrams.md, each class with its base and its attributes. Of the four types that are not a value's
 # own: a GELU is a torch.nn.Module.
-DOCUMENT = {
-    "BertModel": "BertConfig config, BertEmbeddings embeddings, BertEncoder encoder, BertPooler pooler",
-    "BertEmbeddings": "torch.nn.Embedding word_embeddings, torch.nn.Embedding position_embeddings, "
-    "torch.nn.Embedding token_type_embeddings, torch.nn.LayerNorm LayerNorm, torch.nn.Dropout dropout",
-    "BertEncoder": "BertConfig config, torch.nn.ModuleList[BertLayer] layer, bool gradient_checkpointing",
-    "BertLayer": "int chunk_size_feed_forward, int seq_len_dim, BertAttention attention, bool is_decoder, "
-    "bool add_cross_attention, BertAttention crossattention, BertIntermediate intermediate, BertOutput output",
-    "BertAttention": "BertSelfAttention self, BertSelfOutput output, set pruned_heads",
-    "BertSelfAttention": "int num_attention_heads, int attention_head_size, int all_head_size, "
-    "torch.nn.Linear query, torch.nn.Linear key, torch.nn.Linear value, torch.nn.Dropout dropout, "
-    "str position_embedding_type, bool is_decoder",
-    "BertSelfOutput": "torch.nn.Linear dense, torch.nn.LayerNorm LayerNorm, torch.nn.Dropout dropout",
-    "BertIntermediate": "torch.nn.Linear dense, torch.nn.Module intermediate_act_fn",
-    "BertOutput": "torch.nn.Linear dense, torch.nn.LayerNorm LayerNorm, torch.nn.Dropout dropout",
-    "BertPooler": "torch.nn.Linear dense, torch.nn.Tanh activation",
-}
-DOCUMENT_CONFIG = {
-    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
-    "pad_token_id": 0, "position_embedding_type": "absolute", "use_cache": True, "classifier_dropout": None,
-}  # fmt: skip
+DOCUMENT = data("diagrams.yaml")["attributes"]
+DOCUMENT_CONFIG = data("diagrams.yaml")["config"]
 # Its self-attention, arrow by arrow; the linear layers by the names that they have in the module.
 DOCUMENT_ARROWS = """
 hidden_states > key > torch.cat > key_layer; past_key_value[0] > torch.cat > key_layer > torch.matmul
@@ -469,19 +449,8 @@ def test_an_own_model_has_a_dataflow_with_equal_layers_once_where_that_keeps_the
 
 @pytest.mark.parametrize(
     ("kind", "sizes", "layers"),
-    [
-        ("t5", {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 3, "num_heads": 2, "vocab_size": 20},
-         ["encoder.block.0", "encoder.block.1-2", "decoder.block.0", "decoder.block.1-2"]),
-        ("vit", {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 8},
-         ["encoder.layer.0-2"]),
-        ("gpt2", {"n_embd": 8, "n_layer": 3, "n_head": 2, "vocab_size": 20}, ["h.0-2"]),
-        ("whisper", {"d_model": 8, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 2,
-                     "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 60000},
-         ["encoder.layers.0-2", "decoder.layers.0-1"]),
-        ("llama", {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 8,
-                   "vocab_size": 20}, ["layers.0-2"]),
-    ],
-)  # fmt: skip
+    cases("diagrams.yaml", "families"),
+)
 def test_a_model_of_another_family_has_a_dataflow_with_its_layers_once(kind, sizes, layers):
     transformers = pytest.importorskip("transformers")
     with torch.device("meta"):
