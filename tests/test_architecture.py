@@ -93,9 +93,7 @@ LATE = {
     ("views", "<matplotlib>"): "the extra `plot`",
 }
 # Imports beyond the table at module level.
-EARLY = {
-    ("views", "<textual>"): "an app consists of classes; its command imports it late",
-}
+EARLY = {("views", "<textual>"): "an app consists of classes; its command imports it late"}
 FILES = [module.path for module in MODULES.values()]
 
 
@@ -275,11 +273,7 @@ def own_names(node: ast.AST) -> list[str]:
 # for their names in a diagram, and twice to change what they do: initial values on meta, torch.chunk of fake ranks.
 MODES = {
     "__torch_dispatch__": {"tracing/record.py", "model/modules.py"},
-    "__torch_function__": {
-        "analyses/dataflow.py",
-        "memory/parallel/fake_ranks.py",
-        "torch_access/__init__.py",
-    },
+    "__torch_function__": {"analyses/dataflow.py", "memory/parallel/fake_ranks.py", "torch_access/__init__.py"},
 }
 
 

@@ -390,15 +390,6 @@ def test_every_golden_file_belongs_to_a_test():
     assert all(path.name in tests for path in (ROOT / "tests" / "golden").iterdir())
 
 
-def test_a_message_of_click_names_the_next_command(cli):
-    assert cli("count", "--lora").err.endswith("see 'bertscope count --help'\n")
-
-
-def test_an_option_of_other_commands_suggests_no_option_of_this_one(cli):
-    err = cli("estimate", "--budget", "8GiB").err
-    assert err.startswith("error: No such option: --budget; --budget is an option of report, run, fit, ")
-
-
 # A word of another tool -> the option, and a command that has it.
 WORDS = {
     "--fp16": "--precision autocast-fp16", "--bf16": "--precision autocast-bf16", "--amp": "--precision",

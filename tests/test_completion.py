@@ -119,10 +119,7 @@ def completed(cli, monkeypatch):
     return complete
 
 
-@pytest.mark.parametrize(
-    ("words", "completion"),
-    cases("completions.yaml", "words"),
-)
+@pytest.mark.parametrize(("words", "completion"), cases("completions.yaml", "words"))
 @pytest.mark.parametrize("shell", START_FILES)
 def test_the_program_completes_words(completed, shell, words, completion):
     assert completion in completed(shell, words)

@@ -78,10 +78,7 @@ def test_from_dict_takes_the_number_of_labels_from_their_names():
     assert BertConfig.from_dict({"num_labels": 4}).num_labels == 4
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    cases("config_fields.yaml", "dictionaries"),
-)
+@pytest.mark.parametrize(("values", "words"), cases("config_fields.yaml", "dictionaries"))
 def test_from_dict_refuses_what_would_build_another_model(values, words):
     with pytest.raises(BertscopeError, match=words):
         BertConfig.from_dict(values)

@@ -52,15 +52,6 @@ def test_options_replace_the_defaults_of_the_project(cli, folder):
     assert "note:" not in result.err
 
 
-@pytest.mark.parametrize(
-    ("options", "precision"),
-    [((), "autocast-bf16"), (("--precision", "fp16"), "fp16"), (("--precision", "autocast-bf16"), "autocast-bf16")],
-)
-def test_a_precision_of_the_project_is_that_of_estimate_unless_one_is_given(cli, folder, options, precision):
-    result = cli("estimate", "bert-tiny", "--seq", "8", *options, "--format", "json")
-    assert result.json["run"]["precision"] == precision
-
-
 def test_a_training_file_replaces_the_precision_of_the_project_only(cli, folder):
     Path("args.json").write_text('{"output_dir": "out", "per_device_train_batch_size": 2, "bf16": false}')
     result = cli("estimate", "bert-tiny", "--from", "args.json", "--seq", "8", "--format", "json")

@@ -71,6 +71,7 @@ def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("grid.yaml", "--output is missing: the file of the results, such as --output results.jsonl"),
         ("grid.yaml -o notes.txt", "notes.txt:1: no row of a sweep; name another file"),
         ("grid.yaml -o results.jsonl --address tcp://a:1", "--address names a cluster; give --engine dask too"),
         ("grid.yaml -o results.jsonl --sort peek_bytes", "no column 'peek_bytes' to sort by; did you mean 'peak_byte"),
@@ -229,9 +230,3 @@ def test_init_writes_a_sample_that_sweep_reads_and_replaces_no_file(cli, tmp_pat
     again = cli("sweep", "new.yaml", "--init")
     assert (again.code, again.err) == (2, "error: new.yaml exists; name a new file for the sample\n")
     assert (tmp_path / "new.yaml").read_text() == "mine"
-
-
-def test_a_sweep_without_a_file_for_its_results_says_so(cli, folder):
-    done = cli("sweep", "grid.yaml")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: --output is missing: the file of the results, such as --output results.jsonl")

@@ -228,10 +228,7 @@ def test_an_optimizer_has_the_implementations_that_the_table_names(name):
         if row.has(word):
             assert make_optimizer([matrix()], RunConfig(optimizer=name, optimizer_implementation=word))
         else:
-            with pytest.raises(
-                SelectionError,
-                match=f"{word} of optimizer {name}; choose one of default",
-            ):
+            with pytest.raises(SelectionError, match=f"{word} of optimizer {name}; choose one of default"):
                 RunConfig(optimizer=name, optimizer_implementation=word)
             if row.in_torch:
                 with pytest.raises((TypeError, RuntimeError)):

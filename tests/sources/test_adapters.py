@@ -43,10 +43,7 @@ def test_a_folder_of_peft_is_its_base_model_with_adapters(adapter):
     assert load(adapter() / "adapter_config.json") == source
 
 
-@pytest.mark.parametrize(
-    ("changes", "architecture", "lora"),
-    cases("adapters.yaml", "read"),
-)
+@pytest.mark.parametrize(("changes", "architecture", "lora"), cases("adapters.yaml", "read"))
 def test_the_class_and_the_settings_follow_the_file(adapter, changes, architecture, lora):
     source = load(adapter(**changes))
     assert source.architecture == architecture

@@ -200,8 +200,7 @@ def test_a_constructor_that_reads_values_is_built_with_values_and_says_so(code, 
 @pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
-    "attribute",
-    ["Rates", "OwnWeight", "Orthogonal", "weight_norm", "scripted", "traced", "quantized"],
+    "attribute", ["Rates", "OwnWeight", "Orthogonal", "weight_norm", "scripted", "traced", "quantized"]
 )
 def test_count_gives_what_torch_counts_however_the_module_is_built(cli, code, attribute):
     counted = cli("count", f"{code}:{attribute}", "--format", "json")
@@ -260,10 +259,7 @@ def test_inputs_are_given_by_name_shape_and_dtype(cli, code):
     assert parts["inputs"] == 2 * 3 * 8 * 6 * 4, parts
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    cases("own_code.yaml", "inputs"),
-)
+@pytest.mark.parametrize(("given", "words"), cases("own_code.yaml", "inputs"))
 def test_an_input_that_is_absent_or_wrong_is_one_line_with_the_signature(cli, code, given, words):
     result = cli("flops", f"{code}:Pixels", *(word for text in given for word in ("--input", text)))
     assert result.code == 2
@@ -280,10 +276,7 @@ def test_what_fails_on_fake_tensors_too_is_one_line(code):
     assert told.startswith(f"error: {code}:Broken cannot be run on")
 
 
-@pytest.mark.parametrize(
-    ("attribute", "words"),
-    cases("own_code.yaml", "no_module"),
-)
+@pytest.mark.parametrize(("attribute", "words"), cases("own_code.yaml", "no_module"))
 def test_a_factory_that_gives_no_module_is_one_line(cli, code, attribute, words):
     result = cli("count", f"{code}:{attribute}")
     last = result.err.splitlines()[-1]
@@ -292,10 +285,7 @@ def test_a_factory_that_gives_no_module_is_one_line(cli, code, attribute, words)
     assert words in last
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    cases("own_code.yaml", "cannot_run"),
-)
+@pytest.mark.parametrize(("command", "words"), cases("own_code.yaml", "cannot_run"))
 def test_what_cannot_be_run_or_imported_is_one_line_with_a_remedy(cli, code, tmp_path, command, words):
     (tmp_path / "types.py").touch()
     result = cli(*(part.format(code=code) for part in command))

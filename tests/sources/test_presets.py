@@ -67,14 +67,6 @@ def test_what_only_a_preset_says_is_read_from_a_config_json_too(cli, tmp_path):
     assert "721" in done.out
 
 
-def test_further_members_of_a_presets_config_json_are_a_mapping(cli, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("architecture: BertModel\nconfig: {}\nextra: 5\n")
-    result = cli("count", path)
-    assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "extra must hold" in result.err
-
-
 COUNTS = {"modernbert-base": 149_655_232, "modernbert-large": 395_881_664}  # of Warner et al. 2024 (arXiv:2412.13663)
 DETR = {
     "model_type": "detr", "architectures": ["DetrForObjectDetection"], "backbone": "resnet50", "backbone_config": None,

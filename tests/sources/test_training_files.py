@@ -47,11 +47,7 @@ def test_each_key_is_in_one_of_four_lists(given):
     assert used["gradient_checkpointing"] == (True, "checkpointing full, no reentrant")
 
 
-@pytest.mark.parametrize(
-    ("settings", "fields"),
-    cases("training_files.yaml", "settings"),
-    ids=str,
-)
+@pytest.mark.parametrize(("settings", "fields"), cases("training_files.yaml", "settings"), ids=str)
 def test_a_setting_sets_fields_of_the_run(given, settings, fields):
     found = read_training_file(given(**settings)).fields
     assert {name: found[name] for name in fields} == fields
@@ -209,11 +205,7 @@ def test_what_is_no_training_file_is_one_line_that_says_what_was_expected(tmp_pa
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    cases("training_files.yaml", "impossible"),
-    ids=str,
-)
+@pytest.mark.parametrize(("settings", "words"), cases("training_files.yaml", "impossible"), ids=str)
 def test_an_impossible_value_is_an_error_with_its_line(given, settings, words):
     path = given(**settings)
     (key,) = settings

@@ -214,12 +214,6 @@ def test_an_error_inside_the_app_reaches_the_command(monkeypatch):
     assert isinstance(Browser("tiny", items()).run(headless=True), ZeroDivisionError)
 
 
-def test_without_a_terminal_it_names_the_command_for_a_pipe(cli):
-    result = cli("tree", "bert-tiny", "--interactive")
-    assert (result.code, result.out) == (2, "")
-    assert result.err == "error: --interactive needs a terminal; 'bertscope tree' without it writes to a pipe\n"
-
-
 def test_without_textual_it_names_the_extra(cli, monkeypatch):
     monkeypatch.setattr("bertscope.commands.model.find_spec", lambda name: None)
     result = cli("tree", "--interactive")

@@ -221,10 +221,7 @@ def folders(tmp_path, monkeypatch):
     torch.save(state, tmp_path / "x.bin")
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "name"),
-    cases("compared.yaml", "diff"),
-)
+@pytest.mark.parametrize(("words", "kind", "name"), cases("compared.yaml", "diff"))
 def test_a_model_and_a_checkpoint_are_verified_and_two_of_a_kind_are_compared(cli, folders, words, kind, name):
     result = cli("diff", *words.split(), "--format", "json")
     assert (result.code, result.json["kind"]) == (0, kind), result.err

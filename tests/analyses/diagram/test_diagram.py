@@ -447,10 +447,7 @@ def test_an_own_model_has_a_dataflow_with_equal_layers_once_where_that_keeps_the
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes", "layers"),
-    cases("diagrams.yaml", "families"),
-)
+@pytest.mark.parametrize(("kind", "sizes", "layers"), cases("diagrams.yaml", "families"))
 def test_a_model_of_another_family_has_a_dataflow_with_its_layers_once(kind, sizes, layers):
     transformers = pytest.importorskip("transformers")
     with torch.device("meta"):
