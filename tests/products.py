@@ -1,4 +1,4 @@
-"""Products of which the tests run one case of each kind, and large models; `.ci/versions newest` runs this file."""
+"""Products of which the tests run one case of each kind, and large models; `.ci/versions every` runs this file."""
 
 from __future__ import annotations
 

@@ -36,8 +36,6 @@ def test_version_is_the_packages(cli):
     assert cli("--version").out == f"bertscope {bertscope.__version__}\n"
 
 
-
-
 def all_commands() -> dict[str, object]:
     """Return all commands by name."""
     from typer.main import get_command

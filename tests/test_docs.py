@@ -102,7 +102,7 @@ def one_for_each_option() -> list[str]:
 
 @pytest.mark.parametrize("command", one_for_each_option())
 def test_a_documented_command_of_each_option_runs(printed, command):
-    """All of them are parsed before; `.ci/versions newest` runs all, by tests/products.py."""
+    """All of them are parsed before; `.ci/versions every` runs all, by tests/products.py."""
     runs(printed, command)
 
 
