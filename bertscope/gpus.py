@@ -164,9 +164,9 @@ def find_gpu(name: str) -> Gpu:
     budget = f"give its memory, {name_of('budget')} 16GiB with {name_of('device')} cuda"
     if re.fullmatch(_TABLE["not_modelled"], wanted):
         raise SelectionError(f"GPU {name[:40]!r} is not modelled: the allocator and the table are NVIDIA's; {budget}")
-    hint = f"say which: {', '.join(sizes)}" if sizes else suggestion(wanted, GPUS)
-    hint = f"{hint} or" if hint.endswith("?") else f"{hint}; or"
-    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint} {budget}")
+    hint = f"say which: {', '.join(sizes)}; or " if sizes else suggestion(wanted, GPUS)
+    hint = f"{hint} or " if hint.endswith("?") else hint if sizes else ""
+    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint}{budget}")
 
 
 # Words of a device's name that make it another product than the one of the table, unless its row has them.

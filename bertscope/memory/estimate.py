@@ -22,7 +22,7 @@ from bertscope.memory.parallel.fake_ranks import fake_ranks, idle, parallelize_f
 from bertscope.memory.parallel.strategies import layers_of, rank_groups, units_text, zero_ranks
 from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
-from bertscope.memory.trace import FAR, SMALLEST, MemoryTrace, same_events
+from bertscope.memory.trace import FAR, SMALLEST, SOFTMAX_INPUT_BEFORE, MemoryTrace, same_events
 from bertscope.processes.folders import compile_environment
 from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
@@ -157,6 +157,7 @@ def _kind(run_config: RunConfig) -> RunConfig:
 
 def _in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
     trace = trace.in_loop(run_config)
+    trace = trace.upper if run_config.torch_version < SOFTMAX_INPUT_BEFORE else trace
     return zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
 
 

@@ -194,7 +194,7 @@ def _rounded(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-# ---- a CUDA device besides the tensors: cuBLAS's workspaces, the context, and a margin ----
+# ---- a CUDA device besides the tensors: cuBLAS's workspaces and the context ----
 
 
 # cuBLAS's workspace for each thread, from capability 9 on and below (parseChosenWorkspaceSize of torch's
@@ -202,24 +202,30 @@ def _rounded(number: int, multiple: int) -> int:
 _LARGE_WORKSPACE_BYTES, _WORKSPACE_BYTES, _LARGE_FROM = 32 * 2**20, 8_519_680, 9
 LT_WORKSPACE_BYTES = 2**20
 MANY_THREADS = 132 * 2048  # of an H100: partial sums are larger than on most other cards
-# The share of the memory that a batch with eager attention must leave free on a GPU whose context is not given: on a
-# V100 of 2021 nvidia-smi showed up to 3.9 % more (transformers documentation, model memory anatomy, by
-# benchmarks/published.py). Fused attention needs torch 2.0 or later, whose context is far below the upper end.
-MARGIN = 0.04
-EAGER = "eager"
+# The first versions in which the allocator of torch has these workspaces, cuBLAS's (GitHub issue pytorch/pytorch 95668)
+# and cuBLASLt's (the runs of benchmarks/published.py, and an H200 with torch 2.11).
+_BLAS_FROM, _LT_FROM = (2, 0), (2, 7)
 
 
 def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] | None = None) -> int:
     """Return the bytes of cuBLAS's workspaces: one for the thread of forward, and in training one for backward's.
 
-    A linear layer with a bias, which runs in cuBLASLt, has a further one.
-    Without a compute capability it is that of this machine's GPU, or one below 9.
+    A linear layer with a bias, which runs in cuBLASLt, has a further one. Before torch 2.0 they are outside the
+    allocator. Without a compute capability it is that of this machine's GPU, or one below 9.
     """
     if compute_capability is None and may_have_cuda():
         from bertscope.torch_access import torch
 
         compute_capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    return (2 if run_config.mode == "training" else 1) * blas_bytes(compute_capability) + LT_WORKSPACE_BYTES
+    if run_config.torch_version < _BLAS_FROM:
+        return 0
+    threads = 2 if run_config.mode == "training" else 1
+    return threads * blas_bytes(compute_capability) + lt_bytes(run_config)
+
+
+def lt_bytes(run_config: RunConfig) -> int:
+    """Return the bytes of cuBLASLt's workspace that stays allocated: of every product, or of none."""
+    return LT_WORKSPACE_BYTES if run_config.torch_version >= _LT_FROM else 0
 
 
 def blas_bytes(compute_capability: tuple[int, int] | None) -> int:
@@ -232,23 +238,19 @@ def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], 
     """Return the workspaces by the phase whose first product makes them, each with its bytes; none of 0 bytes."""
     if not workspaces:
         return ()
-    blas = workspaces - LT_WORKSPACE_BYTES
-    if run_config.mode == "training":
-        return (FORWARD, blas // 2), (FORWARD, LT_WORKSPACE_BYTES), (BACKWARD, blas - blas // 2)
-    return (FORWARD, blas), (FORWARD, LT_WORKSPACE_BYTES)
+    lt = lt_bytes(run_config)
+    blas = workspaces - lt
+    backward = blas // 2 if run_config.mode == "training" else 0
+    found = ((FORWARD, blas - backward), (FORWARD, lt), (BACKWARD, backward))
+    return tuple((phase, size) for phase, size in found if size)
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range.
-
-    `margin` is the share of the rest that must stay free for eager attention if the context is not given: then the
-    version of torch may be an old one.
-    """
+    """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range."""
 
     workspace_bytes: int = 0
     context: ByteRange = ByteRange()
-    margin: float = 0.0
 
     @property
     def lowest_bytes(self) -> int:
@@ -261,21 +263,18 @@ class Overhead:
         return self.workspace_bytes + self.context.high_bytes
 
     def limit_bytes(self, budget_bytes: int) -> int:
-        """Return the bytes of the budget that torch may reserve: without the upper context and the margin."""
-        return int((budget_bytes - self.context.high_bytes) * (1 - self.margin))
+        """Return the bytes of the budget that torch may reserve: without the upper context."""
+        return budget_bytes - self.context.high_bytes
 
 
-def overhead(
-    run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None, attention: str | None = None
-) -> Overhead:
+def overhead(run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None) -> Overhead:
     """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
     is_cuda = run_config.device == "cuda"
     workspaces = workspace_bytes(run_config, capability(known) if known else None) if is_cuda else 0
     if context_bytes is not None or not is_cuda:
         size = context_bytes or 0
         return Overhead(workspaces, ByteRange(low_bytes=size, high_bytes=size))
-    is_measured = known is not None and bool(known.calibration)
-    return Overhead(workspaces, context_of(known), MARGIN if attention == EAGER and not is_measured else 0.0)
+    return Overhead(workspaces, context_of(known))
 
 
 def context_of(card: Gpu | None) -> ByteRange:

@@ -83,7 +83,7 @@ class Simulator:
         found, facts = copy(self), self.facts(run_config)
         found.card = memory if isinstance(memory, Gpu) else None
         found.limit_bytes = memory.memory_bytes if isinstance(memory, Gpu) else memory
-        found.overhead = overhead(run_config, context_bytes, found.card, facts.subject.attention)
+        found.overhead = overhead(run_config, context_bytes, found.card)
         found.rows = facts.rows
         found._served = lru_cache(2 * _KEPT)(found._replayed)
         return found
@@ -178,7 +178,6 @@ class Simulator:
             "context": room.context,
             "gpu_bytes": reserved.low_bytes + room.context.high_bytes,
             "limit_bytes": limit,
-            "margin": room.margin,
             "shortfall": ByteRange(low_bytes=least, high_bytes=lacking),
             **fields,
         }
@@ -222,10 +221,8 @@ class Simulator:
         return replayed(self._requests(run_config), limit, expandable_segments=run_config.expandable_segments)
 
     def _requests(self, run_config: RunConfig) -> Requests:
-        """Return the requests to the allocator with the most memory that a version of torch needs for the run."""
-        trace = self.trace(run_config)
-        trace = trace.upper if self.overhead.margin else trace
-        return requests(trace, by_thread(run_config, self.overhead.workspace_bytes))
+        """Return the requests of the run to the allocator."""
+        return requests(self.trace(run_config), by_thread(run_config, self.overhead.workspace_bytes))
 
     # ---- reports ----
 

@@ -35,6 +35,7 @@ PARTS = tuple(part.name for part in fields(Parts))
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
 PREVIOUS = "previous "  # before the name of a variable of the loop: its value of the step before
 _SAVED = "activations"
+SOFTMAX_INPUT_BEFORE = (1, 11)  # the version of torch that no longer saves it (pull request pytorch/pytorch 65242)
 _COPY, _SOFTMAX, _LOG_SOFTMAX = "_to_copy", "_softmax", "_log_softmax"
 Where = tuple[str, str, str]  # phase, module and operator
 

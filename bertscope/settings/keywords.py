@@ -84,6 +84,7 @@ class FitSettings(Files, total=False):
     device: Device
     sdpa_kernel: SdpaKernel
     expandable_segments: bool
+    torch: str
     strategy: Strategy
     world_size: int
     mesh: str

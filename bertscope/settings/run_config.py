@@ -6,8 +6,10 @@ keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import version
 from operator import eq, ne
 from typing import Any, NamedTuple
 
@@ -64,6 +66,7 @@ _TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 # The loops, and what lives in them until the next forward has returned.
 LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: (), LIGHTNING: ()}
+FOREACH_FROM = (2, 0)  # the optimizers' choice on CUDA (torch.optim, release notes)
 _OF_TRAINING = {"mode": partial(eq, TRAINING)}
 _WITH_GRADIENTS = {"mode": partial(ne, INFERENCE)}
 _OF_CUDA = {"device": partial(eq, CUDA)}
@@ -78,6 +81,18 @@ def other_implementations(implementation: str, optimizer: str) -> str:
     """Return the implementations of an optimizer that does not have this one; empty if it has."""
     own = OPTIMIZERS.get(optimizer)
     return "" if own is None or own.has(implementation) else ", ".join(filter(own.has, IMPLEMENTATIONS))
+
+
+def _version_text(text: str) -> str:
+    if re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9a-z+.]*)?", text, re.ASCII) is None:
+        raise ValueError("a version such as 2.6")
+    return ".".join(text.split(".")[:2])
+
+
+@cache
+def installed_torch() -> str:
+    """Return the version of the installed torch, such as 2.13."""
+    return ".".join(version("torch").split(".")[:2])
 
 
 def _takes(argument: str, optimizer: str) -> bool:
@@ -259,6 +274,10 @@ class RunConfig(Settings):
     expandable_segments: bool = row(
         False, "Use the CUDA allocator with expandable_segments:True.", section="gpu", concerns=_OF_CUDA
     )
+    torch: str = row(
+        "", "The version of torch whose memory to estimate, such as 1.10 or 2.6; default: the installed one.",
+        section="card", metavar="VERSION", convert=_version_text, concerns=_OF_CUDA, text="torch {}",
+    )  # fmt: skip
     parallelism: Parallelism = ONE_PROCESS
     card_threads: int = 0  # that the GPU of the run computes at once, which no option sets; 0: this machine's, or any
 
@@ -307,6 +326,11 @@ class RunConfig(Settings):
         """Return True if the gradients of an earlier micro-batch or step exist while a micro-batch runs."""
         return self.accumulate > 1 or self.keep_gradients
 
+    @property
+    def torch_version(self) -> tuple[int, ...]:
+        """Return the version of torch that the step has, or on a CPU the installed one."""
+        return tuple(map(int, (self.torch or installed_torch()).split(".")))
+
     def counted(self, **changes: Any) -> RunConfig:
         """Return a run with the settings that decide the FLOPs of this one, and changes."""
         return RunConfig(**{name: getattr(self, name) for name in OF_FLOPS} | changes)
@@ -315,7 +339,8 @@ class RunConfig(Settings):
     def optimizer_arguments(self) -> dict[str, Any]:
         """Return the arguments of the optimizer's class; `foreach` and `fused` are torch's choice for the device."""
         own = OPTIMIZERS.get(self.optimizer)
-        is_foreach = self.optimizer_implementation == "default" and self.device == CUDA and own and own.foreach_on_cuda
+        is_default = self.optimizer_implementation == "default" and self.torch_version >= FOREACH_FROM
+        is_foreach = is_default and self.device == CUDA and own and own.foreach_on_cuda
         chosen = {name: getattr(self, name) for name in (own.takes if own else ()) if getattr(self, name)}
         return IMPLEMENTATIONS["foreach" if is_foreach else self.optimizer_implementation] | chosen
 

@@ -182,17 +182,6 @@ def test_a_run_does_not_change_a_module_that_other_runs_share(own):
     assert {(param.dtype, param.requires_grad) for param in source.build().parameters()} == {(torch.float32, True)}
 
 
-def test_eager_attention_of_another_family_leaves_the_margin_too(tmp_path, own):
-    eager = find(written(tmp_path, "roberta"), attention="eager")
-    run_config = RunConfig(seq=8, device="cuda")
-    reports = [
-        fit_report(source, [run_config], [8], 2**31, batch=1) for source in (eager, find(CodeName(f"{own}:Tagger")))
-    ]
-    assert [report.subject.attention for report in reports] == ["eager", None]
-    assert reports[0].rows[0].cost.margin > reports[1].rows[0].cost.margin == 0
-    assert [report.other_head for report in reports] == ["", ""]  # a hint for BERTs only
-
-
 MEASURED = ("--batch", 3, "--seq", 16, "--steps", 1, "--threads", 1, "--format", "json")
 
 

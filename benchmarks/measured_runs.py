@@ -1,0 +1,135 @@
+"""Training runs that others measured on their GPUs, with what five estimators said of each (measured_runs.csv).
+
+    python -m benchmarks.measured_runs [--rows]
+
+The bytes that torch reserved (NVML's peak less the value with the CUDA context alone) and the predictions of xMem,
+DNNMem, SchedTune and LLMem are the data of xMem (Middleware 2025); the allocated bytes are train_results.json of models
+on the Hub. A cap is a limit of the allocator under which the same run was tried again. Needs about five minutes and
+transformers; nothing runs on a GPU. `configs/` holds the models' configurations from public values.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from typer.testing import CliRunner
+
+from bertscope.cli import app
+from bertscope.frozen import dataclass
+from bertscope.gpus import find_gpu
+from bertscope.reports.step import YES
+
+HERE = Path(__file__).parent
+OWN = "bertscope"
+RIVALS = {"xMem": "xmem_bytes", "DNNMem": "dnnmem_bytes", "SchedTune": "schedtune_bytes", "LLMem": "llmem_bytes"}
+KNOWN_LENGTH_FROM = 20  # a smaller batch may have no line of the full length, and its history decides
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of measured_runs.csv."""
+
+    cells: dict[str, str]
+
+    def __getattr__(self, name: str) -> str:
+        return self.cells[name]
+
+    @property
+    def measured_bytes(self) -> int:
+        return int(self.cells["measured_bytes"])
+
+    @property
+    def caps(self) -> list[tuple[int, bool]]:
+        """Return the limits under which the run was tried again, and if it ran."""
+        pairs = (cap.split(":") for cap in self.cells["caps"].split())
+        return [(int(size), outcome == "ran") for size, outcome in pairs]
+
+    def cost(self, *words: str) -> dict[str, Any]:
+        """Return the cost that `bertscope estimate` says, as its JSON has it."""
+        path, *others = self.words.split()
+        path = str(HERE / path / "config.json") if path.startswith("configs/") else path
+        asked = ["estimate", path, *others, "--batch", self.batch, "--seq", self.seq, "--optimizer", self.optimizer,
+                 "--device", "cuda", "--checkpointing", "none", "--format", "json", *words]  # fmt: skip
+        asked += [] if "--loop" in others else ["--loop", "plain"]
+        done = CliRunner().invoke(app, asked)
+        if done.exit_code:
+            raise SystemExit(f"{self.id}: {' '.join(asked)}: {done.output}")
+        cost: dict[str, Any] = json.loads(done.stdout)["variants"][0]["estimated"]["cost"]
+        return cost
+
+    @cached_property
+    def predictions(self) -> dict[str, int]:
+        """Return the bytes that each estimator says, where it says any."""
+        words: tuple[str, ...] = ("--torch", "1.8")  # about that of the models on the Hub
+        if self.gpu:
+            words = "--torch", "2.6", "--gpu", self.gpu, "--context", f"{find_gpu(self.gpu).context_low_bytes}B"
+        cost = self.cost(*words)
+        own = cost["reserved"]["low_bytes"] if self.quantity == "reserved" else cost["max_allocated_bytes"]
+        rivals = {name: int(self.cells[field] or 0) for name, field in RIVALS.items()}
+        return {OWN: own} | {name: size for name, size in rivals.items() if size > 0}
+
+    def fits(self, cap_bytes: int) -> bool:
+        """Return whether the step fits in a cap, which torch takes as a share of the GPU, of two decimals."""
+        total = find_gpu(self.gpu).memory_bytes
+        limit = round(cap_bytes / total, 2) * total
+        return bool(self.cost("--torch", "2.6", "--budget", f"{limit:.0f}B", "--context", "0B")["verdict"] == YES)
+
+
+def measured_runs() -> list[Run]:
+    """Return the rows that name the words of a command."""
+    with (HERE / "measured_runs.csv").open(encoding="utf-8", newline="") as file:
+        return [Run(row) for row in csv.DictReader(file) if row["words"]]
+
+
+def tables(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the errors of all estimators, those of bertscope by model, optimizer and GPU, and the verdicts at caps."""
+    reserved = [run for run in runs if run.quantity == "reserved" and not run.ran_out]
+    yield "| estimator | runs | median error | within 1 % | largest |\n|---|---|---|---|---|"
+    for name in (OWN, *RIVALS):
+        errors = [run.predictions[name] / run.measured_bytes - 1 for run in reserved if name in run.predictions]
+        yield f"| {name} | {_summary(errors)} |"
+    known = [run for run in reserved if int(run.batch) >= KNOWN_LENGTH_FROM]
+    kinds: dict[str, Callable[[Run], str]] = {
+        "model": lambda run: run.model, "optimizer": lambda run: run.optimizer, "GPU": lambda run: run.gpu,
+    }  # fmt: skip
+    known_lengths = f"batch {KNOWN_LENGTH_FROM} and more"
+    for kind, of in kinds.items():
+        yield f"\n| {kind} ({known_lengths}) | runs | median error | within 1 % | largest |\n|---|---|---|---|---|"
+        for name in sorted(set(map(of, known))):
+            yield f"| {name} | {_summary([_error(run) for run in known if of(run) == name])} |"
+    allocated = [run for run in runs if run.quantity == "allocated"]
+    yield f"\n`max_memory_allocated` of models on the Hub, torch 1.8 to 1.10: {_summary(list(map(_error, allocated)))}"
+    verdicts = [(run.fits(cap), ran) for run in known for cap, ran in run.caps]
+    yield f"\n{sum(fits == ran for fits, ran in verdicts)} of {len(verdicts)} second runs under a cap are said right."
+
+
+def _error(run: Run) -> float:
+    return run.predictions[OWN] / run.measured_bytes - 1
+
+
+def _summary(errors: Sequence[float]) -> str:
+    sizes = list(map(abs, errors))
+    if not sizes:
+        return "0 | | |"
+    return f"{len(sizes)} | {median(sizes):.2%} | {sum(size <= 0.01 for size in sizes)} | {max(sizes):.1%}"
+
+
+def main() -> None:
+    """Print the tables, with --rows a line for each run first."""
+    runs = measured_runs()
+    for run in runs if "--rows" in sys.argv else ():
+        error = "ran out" if run.ran_out else f"{_error(run):+.2%}"
+        print(f"{run.id} {run.model} {run.optimizer} {run.batch} x {run.seq} {run.gpu}: {error}", flush=True)
+    for line in tables(runs):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
