@@ -599,7 +599,7 @@ def on_the_card(code):
 def test_the_fake_card_trains_copies_ties_and_leaves_torch_as_it_was():
     """Training takes torch's own CUDA dispatch; an exception on the card puts all back too."""
     on_the_card("""
-import copy
+import copy, io
 with fake_card.fake_card(), fake_tensor_mode():
     model = torch.nn.Linear(4, 2)
     weight = model.weight
@@ -625,6 +625,11 @@ with fake_card.fake_card(), fake_tensor_mode():
     assert other["a"].weight.untyped_storage().data_ptr() != model["a"].weight.untyped_storage().data_ptr()
     model["a"].weight.data = torch.zeros(5, 4)
     assert model["a"].weight.shape == (5, 4)
+    torch.save({"saved": torch.ones(5, device="cuda")}, file := io.BytesIO())
+    for place, kind in ((None, "cuda"), ("cpu", "cpu"), (lambda storage, _: storage, "cpu")):
+        file.seek(0)
+        with fake_card.loading(place):
+            assert torch.load(file, place)["saved"].device.type == kind
 after()
 try:
     with fake_card.fake_card(), fake_tensor_mode():

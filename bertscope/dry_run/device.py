@@ -225,11 +225,15 @@ class FakeCard(Device):
             with suppress(RuntimeError, NotImplementedError, TypeError), torch.no_grad():
                 return operator(*tree_map(of, args), **tree_map(of, named))
         if name.endswith("_") or "out" in kwargs:
-            for leaf in tree_leaves((args[:1], kwargs.get("out"))):
-                known = vars(leaf).get(_VALUE) if isinstance(leaf, self.fake) else None
-                if known is not None:
-                    self.stale[storage_key(known)] = known
+            self.overwritten((args[:1], kwargs.get("out")))
         return None
+
+    def overwritten(self, values: Any) -> None:
+        """Note that the values of the tensors in a tree are no longer known."""
+        for leaf in tree_leaves(values):
+            known = vars(leaf).get(_VALUE) if isinstance(leaf, self.fake) else None
+            if known is not None:
+                self.stale[storage_key(known)] = known
 
     def _keep(self, operator: Any, out: Any, known: Any, leaves: list[Any]) -> None:
         """Keep the values of results; a single float without one is 1."""

@@ -26,7 +26,7 @@ from bertscope.memory.kernels import attention
 from bertscope.sources.find import load
 from bertscope.torch_access import nn, torch
 from bertscope.torch_access.distributed import fake_store
-from bertscope.torch_access.fake_card import NoRule, Put
+from bertscope.torch_access.fake_card import NoRule, Put, loading
 
 _MEMORY = 80 * 2**30  # of a card that has no name
 # Functions of torch.cuda that return nothing: seeds and states of the card, and what waits for it or empties it.
@@ -117,7 +117,15 @@ def stubbed(
         _ranks(put)
         offline = {} if network else dict.fromkeys(_OFFLINE, "1") | {"WANDB_MODE": "disabled"}
         stack.enter_context(patch.dict(os.environ, offline))
+
+        def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+            """Run no kernel of Triton: it writes into tensors that exist."""
+            card.remarks["Triton's kernels did not run; they allocate nothing"] = None
+            card.overwritten((args, kwargs))
+
         known: dict[str, Callable[[Any], None]] = {
+            "triton.runtime.jit": lambda module: put(module.JITFunction, run=launch),
+            "triton.runtime.autotuner": lambda module: put(module.Autotuner, run=launch),
             "safetensors.torch": lambda module: put(module, save_file=_save_layouts),
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
             "transformers.utils.import_utils": lambda module: put(module, is_fake_tensor=lambda _: False),
@@ -305,23 +313,25 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
 
 
 def _saving(put: Put) -> None:
-    """Keep in memory what a script saves of tensors that have no values, so that it can load it."""
-    saved: dict[str, Any] = {}
-    given_load = torch.load
+    """Keep in memory what a script saves to a file: tensors on the card as layouts, which loading allocates anew."""
+    saved: dict[str, bytes] = {}
+    given_save, given_load = torch.save, torch.load
 
-    def key(file: Any) -> str:
-        return os.path.abspath(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else f"<{id(file)}>"
-
-    def save(content: Any, file: Any, *_: Any, **__: Any) -> None:
-        saved[key(file)] = content
-        if isinstance(file, (str, os.PathLike)):
+    def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        is_path = isinstance(file, (str, os.PathLike))
+        given_save(content, buffer := io.BytesIO() if is_path else file, *args, **kwargs)
+        if is_path:
             Path(file).touch()
-        elif isinstance(file, io.IOBase):
-            file.write(b"")
+            saved[os.path.abspath(file)] = buffer.getvalue()
 
-    put(torch, save=save)
-    put(torch, load=lambda file, *args, **kwargs: saved[key(file)] if key(file) in saved else given_load(
-        file, *args, **kwargs))  # fmt: skip
+    def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        content = saved.get(os.path.abspath(file)) if isinstance(file, (str, os.PathLike)) else None
+        if content is not None:
+            file, kwargs = io.BytesIO(content), kwargs | {"mmap": False}
+        with loading(map_location):
+            return given_load(file, map_location, *args, **kwargs)
+
+    put(torch, save=save, load=load)
 
 
 def _save_layouts(

@@ -20,7 +20,10 @@ from bertscope.torch_access import fake_tensor_mode, nn, storage_key, torch
 _WORD = ctypes.c_void_p
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"  # in libc10: a guard for each type of device, CUDA second
 _HOOKS = "_ZN2at6detail12getCUDAHooksEv"  # in libtorch_cpu
-_YES = ("isBuilt", "isAvailable", "hasPrimaryContext", "hasCUDA", "deviceCount")  # hooks that return 1
+_YES = (  # hooks that return 1; the last two ask the driver in a build with CUDA
+    "isBuilt", "isAvailable", "hasPrimaryContext", "hasCUDA", "deviceCount", "supportsDepthwiseConvolutionWithCuDNN",
+    "supportsBFloat16ConvolutionWithCuDNNv8",
+)  # fmt: skip
 _MOST_HOOKS = 128
 # What torch's Python code asks the driver, with the answer.
 _OF_DRIVER = {
@@ -29,6 +32,7 @@ _OF_DRIVER = {
 }  # fmt: skip
 _REFUSALS = (OSError, AttributeError, ValueError, AssertionError, RuntimeError, NotImplementedError)
 _INSTALLED: list[bool] = []
+_LOADED_TO = [""]  # types of devices; "" for the one that was saved
 _KEPT: list[object] = []  # what C++ points to, also after the end: objects made meanwhile may keep the address
 
 
@@ -179,8 +183,20 @@ def _reduced(tensor: Any, protocol: int) -> Any:
 
 
 def _rebuilt(shape: Any, stride: Any, dtype: Any, device: str, is_parameter: bool, requires_grad: bool) -> Any:
-    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=_LOADED_TO[-1] or device)
     return nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+
+
+@contextmanager
+def loading(map_location: Any) -> Iterator[None]:
+    """Let torch.load read the layouts that `_reduced` has written, to where `map_location` says."""
+    is_named = isinstance(map_location, (str, torch.device))
+    _LOADED_TO.append(torch.device(map_location).type if is_named else "cpu" if callable(map_location) else "")
+    try:
+        with torch.serialization.safe_globals([_rebuilt]):
+            yield
+    finally:
+        _LOADED_TO.pop()
 
 
 def _set_data(data: Any, own: Any, new: Any) -> None:

@@ -112,13 +112,19 @@ def test_what_scripts_ask_of_a_card_has_an_answer_and_threads_find_it(script):
     name = script(
         STEP
         + """
-import pickle
+import os, pickle
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(2) as pool:
     moved = list(pool.map(lambda tensor: tensor.to("cuda"), [torch.ones(9) for _ in range(9)]))
 assert all(tensor.is_cuda for tensor in moved)
 again = pickle.loads(pickle.dumps(model))
 assert isinstance(again[0].weight, torch.nn.Parameter) and again[0].weight.is_cuda
+assert torch.equal(pickle.loads(pickle.dumps(torch.ones(2))), torch.ones(2))
+held = torch.cuda.memory_allocated()
+torch.save({"saved": torch.ones(2**20).cuda()}, "saved.pt")
+assert torch.cuda.memory_allocated() == held
+assert torch.load("saved.pt", map_location="cpu", mmap=True)["saved"].shape == (2**20,)
+assert torch.load("saved.pt")["saved"].is_cuda and torch.cuda.memory_allocated() == held
 assert torch.allclose(torch.ones(2).cuda(), torch.ones(2).cuda())
 assert not torch.equal(torch.zeros(2).cuda(), torch.ones(2).cuda())
 assert torch.zeros(2).type(torch.cuda.HalfTensor).dtype == torch.float16 and torch.cuda.FloatTensor(2, 3).is_cuda
@@ -129,13 +135,19 @@ torch.cuda.memory._record_memory_history()
 torch.cuda.memory._dump_snapshot("snapshot.pickle")
 torch.cuda.Stream().wait_stream(torch.cuda.current_stream())
 assert (torch.zeros(2, device="cuda:1") + torch.ones(2).cuda()).is_cuda
+os.makedirs("triton/runtime")
+open("triton/runtime/jit.py", "w").write("class JITFunction:\\n    def run(self, *_, grid, warmup): 1 / 0")
+from triton.runtime.jit import JITFunction
+written = torch.zeros(3, dtype=torch.long).cuda()
+assert written.sum().item() == 0
+JITFunction().run(written, grid=(1,), warmup=False)
+written.sum().item()
 """
     )
     report = bertscope.run(name, gpu="t4")
-    assert (report.updates, report.remarks) == (
-        1,
-        ("a run has one GPU, which holds what the script puts on cuda:1 too",),
-    )
+    assert report.updates == 1
+    assert {remark.split()[0] for remark in report.remarks} == {"a", "Triton's"}
+    assert report.assumed == (f"train.py:{len(Path(name).read_text().splitlines())} (item)",)
 
 
 def test_a_request_without_room_raises_the_error_at_the_line_of_the_script(cli, script):
