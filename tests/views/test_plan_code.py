@@ -29,6 +29,7 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import GivenModule
 from bertscope.views.plan import FORMS, emitted
+from tests.conftest import kinds
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 LINEAR = ("addmm.0", "addmm.1", "addmm.2", "addmm.3", "addmm.5")
@@ -172,9 +173,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", MODELS)
+@kinds("name, attention, precision", MODELS, ("eager", "sdpa"), ("fp32", "bf16"))
 def test_gradients_are_those_without_the_code_bit_for_bit_and_less_is_saved(name, attention, precision):
     build, lists = MODELS[name]
     torch.manual_seed(1)
@@ -320,10 +319,9 @@ CONFIG = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_siz
           "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}  # fmt: skip
 LORA = "r=2,target=query+value"
 OPTIONS = (
-    {}, {"lora": LORA}, {"freeze": ["embeddings"], "optimizer": "sgd", "accumulate": 3, "clip_grad_norm": True},
-    {"precision": "autocast-bf16", "loop": "trainer", "ema": True}, {"attention": "eager", "keep_gradients": True},
-    {"lora": LORA, "freeze": ["embeddings"]},
-    {"device": "cuda", "precision": "autocast-fp16", "batch": 2048},
+    {}, {"attention": "eager", "freeze": ["embeddings"], "optimizer": "sgd", "accumulate": 3, "clip_grad_norm": True},
+    {"lora": LORA, "freeze": ["embeddings"], "precision": "autocast-bf16", "loop": "trainer", "ema": True},
+    {"device": "cuda", "precision": "autocast-fp16", "batch": 2048, "keep_gradients": True},
 )  # fmt: skip
 
 
