@@ -9,6 +9,7 @@ import bertscope
 from bertscope.dry_run.child import installed
 from bertscope.dry_run.recording import Recording
 from bertscope.dry_run.script import ScriptRun
+from tests.conftest import EVERY_CASE
 
 RUN = {"device": "cuda", "batch": 4, "seq": 32, "checkpointing": "none", "loop": "freed", "calibration": False}
 SETTINGS = {
@@ -31,6 +32,12 @@ SETTINGS = {
     "sgd": {"optimizer": "sgd", "momentum": 0.9},
     "padding": {"padding": 0.25, "ema": True, "dropout": False},
 }
+TWICE = {  # settings that others have too
+    "autocast-bf16", "checkpointing", "accumulation", "eager", "plain under autocast", "lightning with accumulation",
+    "checkpointing under autocast",
+}  # fmt: skip
+if not EVERY_CASE:
+    SETTINGS = {name: settings for name, settings in SETTINGS.items() if name not in TWICE}
 
 
 def source(settings):

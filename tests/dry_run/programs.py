@@ -235,13 +235,13 @@ def evaluation_with_a_larger_batch():
 
 
 @program
-def evaluation_that_keeps_three_hundred_logits():
-    evaluated(300, 2, keep=True)
+def evaluation_that_keeps_sixty_logits():
+    evaluated(60, 2, keep=True)
 
 
 @program
-def evaluation_that_joins_three_hundred_logits():
-    evaluated(300, 2, keep="joined")
+def evaluation_that_joins_sixty_logits():
+    evaluated(60, 2, keep="joined")
 
 
 @program

@@ -364,17 +364,6 @@ def test_a_terminal_gets_a_bar_of_one_line_that_goes_away_and_no_file_is_left(fo
     assert rest.startswith("peak ")
 
 
-@pytest.mark.usefixtures("as_the_program_starts_it")
-def test_the_child_runs_no_module_of_the_working_directory(cli, folder, monkeypatch):
-    canary = folder / "canary"
-    for name in ("typing", "torch", "json", "bertscope", "sitecustomize", "ctypes", "yaml", "numpy", "pickle"):
-        (folder / f"{name}.py").write_text(f"open({str(canary)!r}, 'w').close()\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(folder), ""])  # loaded here are the real ones already
-    result = cli("profile", "small.yaml", *SHORT, "--format", "json")
-    assert (result.code, canary.exists()) == (0, False), result.err
-    assert result.json["variants"][0]["measured"]
-
-
 def test_a_job_goes_to_the_child_as_json_and_arrives_as_it_was():
     run_config = RunConfig(batch=3, freeze=("embeddings", "pooler"), padding=0.1, mode="forward")
     source = bertscope.load("bert-tiny", attention="eager", add_pooling_layer=False)

@@ -254,27 +254,6 @@ def test_the_figures_of_an_independent_program_come_out(name, settings, phase, g
     assert found.cost.reserved_bytes >= found.cost.max_allocated_bytes > found.cost.peak_bytes
 
 
-@pytest.mark.parametrize("kernel", ["flash", "efficient", "math"])
-def test_only_the_math_kernel_keeps_the_scores(kernel):
-    run_config = RunConfig(
-        batch=8, seq=32, mode="forward", device="cuda", precision="autocast-bf16", sdpa_kernel=kernel
-    )
-    rows = [
-        row for row in Simulator(small()).memory(run_config).kept if row.shape[-2:] == (32, 32) and len(row.shape) == 4
-    ]
-    assert bool(rows) == (kernel == "math")
-
-
-def test_masks_have_a_byte_on_cuda_and_the_tensors_width_on_the_host():
-    masks = {}
-    for device in ("cpu", "cuda"):
-        run_config = RunConfig(batch=16, seq=32, mode="forward", device=device)
-        rows = Simulator(small(attention="eager")).memory(run_config).kept
-        masks[device] = {(row.dtype, row.kept_bytes // row.tensors) for row in rows if "mask" in row.what}
-    assert ("bool", 16 * 2 * 32 * 32) in masks["cuda"]
-    assert ("float32", 4 * 16 * 2 * 32 * 32) in masks["cpu"]
-
-
 def test_torch_is_as_it_was_after_cuda_has_been_imitated():
     functional = torch.nn.functional
     before = dict(vars(functional))
@@ -307,10 +286,7 @@ def traces(preset: str, architecture: str) -> MemoryTraces:
     return MemoryTraces(load(preset, architecture=architecture, attention="eager"))
 
 
-@pytest.mark.parametrize(
-    ("model", "seq", "batch"),
-    [("base", 64, 64), ("base", 512, 6), ("large", 320, 1)],
-)
+@pytest.mark.parametrize(("model", "seq", "batch"), [("base", 512, 6), ("large", 320, 1)])
 def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model, seq, batch):
     """README of google-research/bert: Adam, fp32, fine-tuning with TensorFlow."""
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", device="cuda")
@@ -318,41 +294,6 @@ def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model,
     terms = step_cost(trace, {}, **device_cost(trace, run_config))
     assert terms.max_allocated_bytes + terms.context.high_bytes <= 12e9
     assert terms.reserved_bytes + terms.context.low_bytes <= 12 * GIB
-
-
-@pytest.mark.parametrize(
-    ("architecture", "seq", "batch", "precision", "card_gib"),
-    [
-        ("BertForPreTraining", 512, 2, "fp32", 16),
-        ("BertForPreTraining", 128, 64, "autocast-fp16", 32),
-        ("BertForQuestionAnswering", 384, 10, "autocast-fp16", 16),
-    ],
-)
-def test_what_ran_on_a_v100_is_not_estimated_as_out_of_memory(architecture, seq, batch, precision, card_gib):
-    """README of NVIDIA's DeepLearningExamples, BERT for PyTorch: BERT-large, LAMB (states as Adam's) or Adam."""
-    run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", precision=precision, device="cuda")
-    trace = traces("bert-large-uncased", architecture).trace(run_config)
-    terms = step_cost(trace, {}, **device_cost(trace, run_config))
-    assert max(terms.max_allocated_bytes, terms.reserved_bytes) + terms.context.high_bytes <= card_gib * GIB
-
-
-BEFORE_MIB = 1343
-
-
-@pytest.mark.parametrize(
-    ("fields", "shown_mib"),
-    [
-        ({"batch": 4, "optimizer": "adafactor"}, 12295),
-        ({"batch": 4, "precision": "autocast-fp16"}, 13939),
-    ],  # the three others: tests/test_benchmarks.py
-    ids=str,
-)
-def test_what_a_v100_showed_is_not_exceeded_and_not_far(fields, shown_mib):
-    """nvidia-smi includes all that the allocator has cached, so 70 % is a lower bound only."""
-    source = load("bert-large-uncased", architecture="BertForSequenceClassification", attention="eager")
-    found = Simulator(source).memory(RunConfig(seq=512, device="cuda", optimizer_implementation="loop", **fields))
-    shown = (shown_mib - BEFORE_MIB) * MIB
-    assert 0.7 * shown <= found.cost.max_allocated_bytes <= shown
 
 
 # Published one-sided: what is known to run must not be estimated as out of memory.

@@ -613,6 +613,7 @@ def test_the_tape_rounds_up_what_comes_and_gives_back_as_much():
 def test_strategies_are_parsed_and_a_number_belongs_to_the_layers_before_it():
     assert parse_strategies("none,full,layers:0-1,3,selective") == ("none", "full", "layers:0-1,3", "selective")
     assert Checkpointing.parse("layers:0-1,3").layers == {0, 1, 3}
+    assert (Checkpointing.parse("none"), Checkpointing.parse("every-2")) == (None, Checkpointing(every=2))
     with pytest.raises(ConfigError, match="allowed: none, full"):
         parse_strategies("none,half")
     with pytest.raises(SelectionError, match="reentrant has no effect with checkpointing selective"):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import json
 import re
 from dataclasses import replace
@@ -15,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import bertscope
-from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
@@ -39,7 +36,7 @@ from bertscope.reports.memory import (
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import parse_bytes
-from bertscope.views.console import PARTS, Target
+from bertscope.views.console import Target
 from bertscope.views.views import view_of
 from tests.conftest import GOLDEN, kinds
 from tests.memory.steps import SMALL_YAML, estimated_trace, fit_report, small, whole_trace
@@ -349,19 +346,11 @@ def test_the_exit_code_is_0_only_if_it_fits_for_certain(cli, folder, budget, cod
     assert (result.code, row["cost"]["verdict"] == "yes") == (code, code == 0)
 
 
-@pytest.mark.parametrize("written", ["T4", "RTX 3090", "rtx_4090", "Titan-X", "a100-40gb"])
-def test_a_card_is_found_however_it_is_written(written):
-    assert find_gpu(written).memory_bytes > 10 * 2**30
-
-
-def test_every_card_has_a_source_and_no_more_memory_than_its_name_says():
+def test_no_card_has_more_memory_than_its_name_says():
     for known in GPUS.values():
-        assert known.source
-        assert 0 < known.context_low_bytes <= known.context_high_bytes < known.memory_bytes / 4
+        assert 0 < known.context_low_bytes <= known.context_high_bytes < known.memory_bytes / 4  # of the smallest, 6 GB
         if known.name.endswith("gb"):
             assert known.memory_bytes <= int(known.name.rpartition("-")[2][:-2]) * 2**30
-    with pytest.raises(SelectionError, match="give its memory, budget 16GiB with device cuda"):
-        find_gpu("abacus")
 
 
 @pytest.mark.parametrize(
@@ -482,15 +471,6 @@ def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
     assert lengths["A"] == pytest.approx(48 * 100 / 280, abs=1)
 
 
-def test_the_csv_of_a_memory_report_has_a_record_for_each_phase_and_way():
-    records = list(csv.DictReader(io.StringIO(view_of("memory").csv(profiled()))))
-    assert len(records) == 3 * (2 + 2 + 1 + 1)
-    for record in records:
-        parts = sum(int(record[f"{part}_bytes"]) for part in PARTS)
-        assert record["obtained"] in ("measured", "estimated")
-        assert parts == int(record["peak_bytes"])
-
-
 def same(cost: dict[str, Any]) -> dict[str, Any]:
     """What two reports both say about a step."""
     names = ("peak", "saved_bytes", "workspace_bytes", "reserved", "context", "gpu_bytes", "limit_bytes", "margin",
@@ -538,20 +518,3 @@ def test_gradients_that_are_kept_never_allow_a_larger_batch():
     runs = [RunConfig(device="cuda", keep_gradients=keep, optimizer="sgd") for keep in (False, True)]
     plain, kept = (fit_report(small(), [run], [32], 60 * MIB, context_bytes=0).rows[0] for run in runs)
     assert 0 < kept.batch <= plain.batch
-
-
-def test_a_fit_without_a_calibration_is_that_of_no_calibration(cli):
-    words = (
-        "fit",
-        "bert-tiny",
-        "--gpu",
-        "t4",
-        "--seq",
-        "16",
-        "--precision",
-        "fp32",
-        "--checkpointing",
-        "none",
-        "--time",
-    )
-    assert cli(*words, "-f", "json").json == cli(*words, "--no-calibration", "-f", "json").json

@@ -317,24 +317,19 @@ def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_f
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", lists=lists))
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"kind": "count"}', "\0", "keep:addmm.0"])
-def test_another_file_is_no_plan_and_one_line(cli, tmp_path, content):
-    (tmp_path / "x.json").write_text(content)
-    result = cli("estimate", "bert-tiny", "--plan", tmp_path / "x.json")
-    assert (result.code, result.out) == (2, "")
-    assert len(result.err.splitlines()) == 1
+def test_another_file_is_no_plan_and_one_line(cli, tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for number, content in enumerate(["", "{}", "[]", '{"kind": "count"}', "\0", "keep:addmm.0"]):
+        (tmp_path / f"{number}.json").write_text(content)
+    for path in (*tmp_path.iterdir(), tmp_path, tmp_path / "absent.json"):
+        result = cli("estimate", "bert-tiny", "--plan", path)
+        assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), path
 
 
 @pytest.mark.parametrize("strategy", ["__import__('os')", "keep:addmm.0\n", "full;rm", "keep:" + "a.1+" * 5000 + "a.1"])
 def test_a_hostile_strategy_in_a_plan_is_refused(plan_file, tmp_path, strategy):
     with pytest.raises(BertscopeError):
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, checkpointing=strategy))
-
-
-def test_a_plan_that_is_a_pipe_or_a_folder_is_one_line(cli, tmp_path):
-    os.mkfifo(tmp_path / "pipe.json")
-    for path in (tmp_path / "pipe.json", tmp_path, tmp_path / "absent.json"):
-        assert cli("estimate", "bert-tiny", "--plan", path).code == 2
 
 
 STEP = RunConfig()
@@ -386,9 +381,6 @@ def test_the_first_strategy_wins_of_equals_and_ends_the_search(source, peaks):
 
 
 def test_python_takes_the_settings_of_ranks():
-    one, eight = (bertscope.estimate("bert-tiny", seq=8, **ranks)["none"].memory.peak.parts
-                  for ranks in ({}, {"strategy": "fsdp", "world_size": 8}))  # fmt: skip
-    assert 7 < one.optimizer_state / eight.optimizer_state < 8
     settings = {"seq": 8, "checkpointing": "none", "precision": "fp32"}
     report = bertscope.fit("bert-tiny", "120MiB", batch_total=64, strategy="ddp", world_size=2, **settings)
     assert [(row.strategy, row.ranks, row.batch) for row in report.rows] == [("ddp", 2, 32)]

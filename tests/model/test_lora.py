@@ -60,34 +60,6 @@ def test_the_trained_parameters_of_an_example_can_be_counted_by_hand(cli):
     assert 109_780_228 == 109_483_778 + 296_450  # the frozen ones are those of the model without adapters
 
 
-def test_a_bias_of_a_target_or_every_bias_is_trained_if_asked():
-    def trained(bias: str) -> set[str]:
-        model = adapted(f"r=1,target=query,bias={bias}", num_hidden_layers=1).build()
-        return {path for path, parameter in model.named_parameters() if parameter.requires_grad}
-
-    query = "base_model.model.bert.encoder.layer.0.attention.self.query"
-    adapters = {f"{query}.lora_A.default.weight", f"{query}.lora_B.default.weight"}
-    assert trained("none") == adapters
-    assert trained("lora_only") == adapters | {f"{query}.base_layer.bias"}
-    others = trained("all") - adapters
-    assert all(path.endswith("bias") for path in others)
-    assert len(others) == sum("bias" in path for path, _ in small("BertForSequenceClassification", num_hidden_layers=1)
-                              .build().named_parameters())  # fmt: skip
-
-
-def test_an_adapter_does_not_change_the_output_before_it_is_trained():
-    source = replace(adapted("r=4,alpha=16,target=all-linear,save=LayerNorm"))
-    model = source.build(device="cpu").eval()
-    plain = small("BertForSequenceClassification").build(device="cpu").eval()
-    state = {}
-    for path, tensor in model.state_dict().items():
-        own = path.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".original_module.", ".")
-        state[own] = tensor
-    plain.load_state_dict({path: tensor for path, tensor in state.items() if path in plain.state_dict()})
-    ids = torch.arange(12).view(2, 6)
-    torch.testing.assert_close(model(ids).logits, plain(ids).logits)
-
-
 def test_adapters_stay_in_fp32_in_a_model_of_16_bits():
     model = run_model(adapted("r=2,save=classifier"), RunConfig(precision="bf16"))
     found = {str(parameter.dtype) for path, parameter in model.named_parameters() if "lora_" in path}

@@ -27,25 +27,24 @@ def equal(one, other) -> bool:
     return all(torch.equal(tensor, theirs[name]) for name, tensor in one.state_dict().items())
 
 
-def test_a_state_dict_goes_out_and_back(model, other):
-    assert not equal(model, other)
-    other.load_state_dict(model.state_dict())
-    assert equal(model, other)
+def without(state, words):
+    return {name: tensor for name, tensor in state.items() if words not in name}
 
 
-def test_old_checkpoints_names_of_layer_norm_load(model, other):
-    old = {
+OF_ALL_AGES = {
+    "names of TensorFlow": lambda state: {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-        for name, tensor in model.state_dict().items()
-    }
-    assert "bert.embeddings.LayerNorm.gamma" in old
-    other.load_state_dict(old)
-    assert equal(model, other)
+        for name, tensor in state.items()
+    },
+    "position ids": lambda state: state | {"bert.embeddings.position_ids": torch.arange(12)[None]},
+    "no decoder": lambda state: without(state, "cls.predictions.decoder"),
+    "no word embeddings": lambda state: without(state, "word_embeddings"),  # tied to the decoder
+}
 
 
-def test_stored_position_ids_are_passed_over(model, other):
-    stored = model.state_dict() | {"bert.embeddings.position_ids": torch.arange(12)[None]}
-    other.load_state_dict(stored)
+@pytest.mark.parametrize("age", OF_ALL_AGES)
+def test_checkpoints_of_all_ages_load(model, other, age):
+    other.load_state_dict(OF_ALL_AGES[age](model.state_dict()))
     assert equal(model, other)
 
 
@@ -58,15 +57,6 @@ def test_the_body_loads_with_and_without_its_prefix(model, tiny):
     missing = head.load_state_dict(body.state_dict(), strict=False).missing_keys
     assert equal(head.bert, model.bert)
     assert all(name.startswith("cls.") for name in missing)
-
-
-def test_a_tied_weight_that_the_file_leaves_out_is_filled_from_its_other_address(model, other):
-    stored = {name: t for name, t in model.state_dict().items() if not name.startswith("cls.predictions.decoder")}
-    other.load_state_dict(stored)
-    assert equal(model, other)
-    only_decoder = {name: t for name, t in model.state_dict().items() if "word_embeddings" not in name}
-    other.load_state_dict(only_decoder)
-    assert equal(model, other)
 
 
 def test_a_missing_and_an_unexpected_name_are_told(model, other):

@@ -13,7 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.errors import BertscopeWarning
+from bertscope.model import CLASSES
 from bertscope.tracing.inputs import example_inputs
+from tests.conftest import kinds
 from tests.sources.test_families import FAMILIES
 
 
@@ -44,7 +46,7 @@ def described(tensors) -> list[tuple]:
     return [(path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors]
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=fields())
 def test_names_shapes_and_totals_equal_the_references(pair, name, fields):
     both = pair(name, "meta", **fields)
@@ -54,7 +56,7 @@ def test_names_shapes_and_totals_equal_the_references(pair, name, fields):
     assert bertscope.count(both.own).totals == bertscope.count(both.reference).totals
 
 
-@pytest.mark.parametrize("by", ["group", "layer", "module", "parameter"])
+@kinds("name, by", CLASSES, ["group", "layer", "module", "parameter"])
 def test_a_report_on_the_references_model_equals_ours_row_by_row(pair, name, by):
     both = pair(name, "meta", "sdpa", num_hidden_layers=3, hidden_size=24, vocab_size=50, intermediate_size=20)
     own, reference = bertscope.count(both.own, by=by), bertscope.count(both.reference, by=by)
@@ -135,7 +137,7 @@ def counted(model, inputs: dict) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=fields(), batch=st.integers(1, 4), attention=st.sampled_from(["eager", "sdpa"]), data=st.data())
 def test_forward_flops_equal_flop_counter_mode_on_the_reference(pair, name, fields, batch, attention, data):
     fields |= {"num_labels": 2}  # the reference's question answering can run with no other number

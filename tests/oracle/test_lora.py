@@ -22,6 +22,7 @@ from bertscope.memory.estimate import MemoryTraces
 from bertscope.model import CLASSES, PeftModel, build
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import BertSource
+from tests.conftest import kinds
 from tests.sources.test_peft import BATCH, SEQ, SIZES, TEXTS, WIDE, measured
 
 SETTINGS = [
@@ -71,8 +72,7 @@ def described(model: torch.nn.Module) -> list[tuple]:
     return [(path, tuple(param.shape), param.requires_grad) for path, param in model.named_parameters()]
 
 
-@pytest.mark.parametrize("text", SETTINGS)
-@pytest.mark.parametrize("name", CLASSES)
+@kinds("name, text", CLASSES, SETTINGS)
 def test_names_shapes_and_what_is_trained_equal_pefts(name, text):
     lora = settings_for(name, text)
     theirs, ours = reference(name, lora, **SIZES), own(name, lora, **SIZES)
@@ -84,8 +84,7 @@ def test_names_shapes_and_what_is_trained_equal_pefts(name, text):
     assert bertscope.count(ours, by="parameter").rows == bertscope.count(theirs, by="parameter").rows
 
 
-@pytest.mark.parametrize("text", SETTINGS)
-@pytest.mark.parametrize("name", CLASSES)
+@kinds("name, text", CLASSES, SETTINGS)
 def test_outputs_and_gradients_equal_pefts_with_the_same_weights(name, text):
     lora = settings_for(name, text.replace("dropout=0.1", "dropout=0"))
     theirs, ours = (

@@ -15,9 +15,11 @@ from transformers.optimization import Adafactor, AdamW
 import bertscope
 from bertscope.memory.estimate import MemoryTraces, module_trace
 from bertscope.memory.step import meta_inputs
+from bertscope.model import CLASSES
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
+from tests.conftest import kinds
 from tests.memory.plain_loop import peak_bytes, tokenized
 from tests.memory.steps import estimated_trace, fit_report, small
 
@@ -31,11 +33,11 @@ def of_transformers(source, attention):
     return model.train()
 
 
-@pytest.mark.parametrize(
-    ("attention", "device", "padding", "autocast"),
-    [("eager", "cpu", 0.0, None), ("sdpa", "cuda", 0.2, "bf16"), ("eager", "cuda", 0.2, "bf16")],
+@kinds(
+    "name, case", CLASSES, [("eager", "cpu", 0.0, None), ("sdpa", "cuda", 0.2, "bf16"), ("eager", "cuda", 0.2, "bf16")]
 )
-def test_the_built_in_model_uses_the_memory_of_transformers(name, attention, device, autocast, padding):
+def test_the_built_in_model_uses_the_memory_of_transformers(name, case):
+    attention, device, padding, autocast = case
     run_config = RunConfig(
         batch=2, seq=16, precision=f"autocast-{autocast}" if autocast else "fp32", device=device, padding=padding
     )

@@ -1,8 +1,4 @@
-"""The grid: class, position embedding, kernel and kind of input against the reference, losses and gradients too.
-
-Each class meets each kernel with each kind of input; the position embeddings take turns, so that each meets each of
-the others.
-"""
+"""The grid: class, position embedding, kernel and kind of input against the reference, losses and gradients too."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ import torch
 from bertscope.config import ACTIVATIONS
 from bertscope.model import CLASSES, BertModel
 from bertscope.model.encoder import activation
+from tests.conftest import kinds
 
 # That sdpa falls back to eager is said once; here it may be said.
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
@@ -29,21 +26,9 @@ TOLERANCE = {"eager": 1e-6, "sdpa": 1e-5}
 
 
 KERNELS = ("eager", "sdpa")
-
-
-@pytest.fixture(params=POSITIONS)
-def positions(request):
-    return request.param
-
-
-@pytest.fixture(params=KERNELS)
-def attention(request):
-    return request.param
-
-
-def turn(name: str, attention: str, kind: str) -> str:
-    """Return the position embedding whose turn it is."""
-    return POSITIONS[(list(CLASSES).index(name) + KERNELS.index(attention) + KINDS.index(kind)) % len(POSITIONS)]
+KINDS = ("bare", "padded", "embeds", "mask_3d", "head_mask", "head_mask_per_layer", "outputs")
+CASES = [(kernel, kind) for kernel in KERNELS for kind in KINDS]
+DECODERS = ("BertModel", "BertLMHeadModel")
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -149,14 +134,11 @@ def assert_same_gradients(own, reference) -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-5 * scale, msg=named)
 
 
-KINDS = ("bare", "padded", "embeds", "mask_3d", "head_mask", "head_mask_per_layer", "outputs")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_outputs_losses_and_gradients_equal_the_references(pair, name, attention, kind):
+@kinds("given, name, positions", CASES, CLASSES, POSITIONS)
+def test_outputs_losses_and_gradients_equal_the_references(pair, name, given, positions):
+    attention, kind = given
     if name == "BertForMultipleChoice" and kind == "mask_3d":
         pytest.skip("the reference flattens a mask of choices to two dimensions")
-    positions = turn(name, attention, kind)
     # transformers' own mask for sdpa is two-dimensional alone: there its eager kernel is the witness.
     witness = "eager" if kind == "mask_3d" else attention
     reference, own = same_weights(pair, name, witness, position_embedding_type=positions)
@@ -173,20 +155,16 @@ def test_outputs_losses_and_gradients_equal_the_references(pair, name, attention
     assert_same_gradients(own, reference)
 
 
-@pytest.mark.parametrize("kind", ["bare", "padded"])
-def test_chunking_the_feed_forward_equals_the_references(pair, name, attention, kind):
-    positions = turn(name, attention, kind)
+@kinds("name, positions, attention, kind", CLASSES, POSITIONS, KERNELS, ["bare", "padded"])
+def test_chunking_the_feed_forward_equals_the_references(pair, name, attention, kind, positions):
     reference, own = same_weights(pair, name, attention, position_embedding_type=positions, chunk_size_feed_forward=4)
     inputs = of_choices(name, case(kind))
     assert_same(own(**inputs), reference(**inputs), TOLERANCE[attention])
 
 
-DECODERS = ("BertModel", "BertLMHeadModel")
-
-
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_decoder_with_cross_attention_equals_the_references(pair, decoder, positions, attention, kind):
+@kinds("given, positions, decoder", CASES, POSITIONS, DECODERS)
+def test_a_decoder_with_cross_attention_equals_the_references(pair, decoder, positions, given):
+    attention, kind = given
     witness = "eager" if kind == "mask_3d" else attention
     fields = {"position_embedding_type": positions, "is_decoder": True, "add_cross_attention": True}
     reference, _ = same_weights(pair, decoder, witness, **fields)
@@ -194,8 +172,8 @@ def test_a_decoder_with_cross_attention_equals_the_references(pair, decoder, pos
     own.load_state_dict(reference.state_dict())
     inputs = case(kind)
     for encoder in ((), ("encoder_hidden_states",), ("encoder_hidden_states", "encoder_attention_mask")):
-        given = inputs | {key: tensors()[key] for key in encoder}
-        got, expected = own(**given), reference(**given)
+        everything = inputs | {key: tensors()[key] for key in encoder}
+        got, expected = own(**everything), reference(**everything)
         if not encoder and kind == "outputs":
             # Without encoder states the reference puts its caches where cross-attentions belong; ours are empty.
             assert got.cross_attentions == ()
@@ -205,8 +183,7 @@ def test_a_decoder_with_cross_attention_equals_the_references(pair, decoder, pos
         assert_same(got, expected, TOLERANCE[attention])
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("crossed", [False, True], ids=["self", "cross"])
+@kinds("positions, decoder, attention, crossed", POSITIONS, DECODERS, KERNELS, [True, False])
 def test_each_step_with_a_cache_equals_the_references(pair, decoder, positions, attention, crossed):
     fields = {"position_embedding_type": positions, "is_decoder": True, "add_cross_attention": crossed}
     reference, own = same_weights(pair, decoder, attention, **fields)
@@ -226,8 +203,7 @@ def test_each_step_with_a_cache_equals_the_references(pair, decoder, positions, 
             assert_same(got, expected, TOLERANCE[attention])
 
 
-@pytest.mark.parametrize("crossed", [False, True], ids=["self", "cross"])
-@pytest.mark.parametrize("pieces", [[1] * S, [3, 1, 4], [S - 1, 1]], ids=["one", "pieces", "last"])
+@kinds("pieces, positions, attention, crossed", [[1] * S, [3, 1, 4], [S - 1, 1]], POSITIONS, KERNELS, [True, False])
 def test_decoding_in_steps_equals_decoding_at_once(pair, positions, attention, crossed, pieces):
     fields = {"position_embedding_type": positions, "is_decoder": True, "add_cross_attention": crossed}
     _, own = same_weights(pair, "BertLMHeadModel", attention, **fields)
@@ -264,7 +240,7 @@ def test_sequence_classification_has_the_references_loss_by_problem_type(pair, f
     assert_same(got, expected, 1e-6)
 
 
-def test_without_return_dict_the_tuples_are_the_references(pair, name, attention):
+def test_without_return_dict_the_tuples_are_the_references(pair, name):
     reference, own = same_weights(pair, name, "eager")
     inputs = of_choices(name, case("outputs")) | {"return_dict": False}
     wanted = labels(name)
@@ -285,6 +261,7 @@ def test_without_return_dict_a_decoders_tuple_is_the_references(pair, decoder):
     assert_same_tuple(own(**given), reference(**given))
 
 
+@kinds("name, positions", CLASSES, POSITIONS)
 def test_pruned_heads_give_the_references_weights_and_outputs(pair, name, positions):
     reference, own = same_weights(pair, name, "eager", position_embedding_type=positions)
     for model in (reference, own):
@@ -296,8 +273,7 @@ def test_pruned_heads_give_the_references_weights_and_outputs(pair, name, positi
     assert_same(own(**inputs), reference(**inputs), 1e-6)
 
 
-@pytest.mark.parametrize("size", [VOCAB + 7, VOCAB - 9])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "free"])
+@kinds("name, size, tied", CLASSES, [VOCAB + 7, VOCAB - 9], [True, False])
 def test_a_resized_vocabulary_has_the_references_shapes_and_old_rows(pair, name, size, tied):
     reference, own = same_weights(pair, name, "eager", tie_word_embeddings=tied)
     for model in (reference, own):
@@ -312,7 +288,7 @@ def test_a_resized_vocabulary_has_the_references_shapes_and_old_rows(pair, name,
     assert_same(own(**inputs), reference(**inputs), 1e-6)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
+@kinds("name, attention, positions", CLASSES, KERNELS, POSITIONS)
 def test_in_train_mode_the_same_seed_drops_the_same(pair, name, attention, positions):
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.5}
     reference, own = same_weights(pair, name, attention, position_embedding_type=positions, **rates)
