@@ -6,7 +6,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -23,7 +23,6 @@ with quick_import() as _is_new:
 
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -87,59 +86,36 @@ class Embedding(nn.Embedding):
             super().reset_parameters()
 
 
-class _OnMeta(DeviceContext):
-    """`with torch.device("meta")` without initial values: tensors on meta have none, and they take half of a build."""
+def _unless_on_meta(owner: Any, name: str) -> tuple[Any, str, Any, Any]:
+    """Return a method that gives initial values, with one that leaves a tensor, or a weight, on meta as it is."""
+    original = getattr(owner, name)
 
-    def __init__(self) -> None:
-        super().__init__("meta")
+    def fill(target: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = target.weight if isinstance(target, nn.Module) else target
+        return target if tensor is not None and tensor.is_meta else original(target, *args, **kwargs)
 
-    def __enter__(self) -> Any:
-        for kind, (given, later) in _RESETS.items():
-            _replace_reset(kind, given, later)
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> Any:
-        for kind, (given, later) in _RESETS.items():
-            _replace_reset(kind, later, given)
-        return super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function in _CONSTRUCTORS:
-            if kwargs.get("device") is None:
-                kwargs["device"] = self.device
-        elif function in _FILLING or getattr(function, "__module__", "") == "torch.nn.init":
-            tensor = args[0] if args else kwargs.get("tensor")
-            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
-                return tensor
-        return function(*args, **kwargs)
+    return owner, name, original, fill
 
 
-def _replace_reset(kind: Any, old: Any, new: Any) -> None:
-    if kind.reset_parameters is old:  # not of another thread, nor of somebody else
-        kind.reset_parameters = new
+# Initial values of tensors on meta take half of a build. The modules are those that a BERT has by the hundred.
+_FILLING = [_unless_on_meta(kind, "reset_parameters") for kind in (nn.Linear, nn.LayerNorm)]
+_FILLING += [_unless_on_meta(torch.Tensor, name) for name in ("uniform_", "normal_", "fill_", "zero_")]
 
 
-def _reset(kind: Any) -> tuple[Any, Any]:
-    """Return the method that initializes a module, and one that does so unless its weight is on meta."""
-    given = kind.reset_parameters
-
-    def later(module: Any) -> None:
-        if module.weight is None or not module.weight.is_meta:
-            given(module)
-
-    return given, later
+def _replace_method(owner: Any, name: str, old: Any, new: Any) -> None:
+    if getattr(owner, name) is old:  # not replaced by another thread, nor by somebody else
+        setattr(owner, name, new)
 
 
-# The modules that a BERT has by the hundred: to ask the mode about each call of torch.nn.init takes a tenth of a build.
-_RESETS: dict[Any, tuple[Any, Any]] = {kind: _reset(kind) for kind in (nn.Linear, nn.LayerNorm)}
-_CONSTRUCTORS = frozenset(_device_constructors())
-_FILLING = frozenset(getattr(torch.Tensor, name) for name in ("uniform_", "normal_", "fill_", "zero_"))
-
-
-def on_device(device: str | torch.device) -> AbstractContextManager[Any]:
+@contextmanager
+def on_device(device: str | torch.device) -> Iterator[None]:
     """Create tensors on the device, as `with torch.device(device)` does; on meta without work for initial values."""
-    return _OnMeta() if torch.device(device).type == "meta" else torch.device(device)
+    with ExitStack() as stack:
+        stack.enter_context(torch.device(device))
+        for owner, name, original, fill in _FILLING if torch.device(device).type == "meta" else ():
+            _replace_method(owner, name, original, fill)
+            stack.callback(_replace_method, owner, name, fill, original)
+        yield
 
 
 def index_row(length: int, *, counting: bool) -> torch.Tensor:

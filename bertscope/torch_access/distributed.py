@@ -5,11 +5,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from torch.overrides import TorchFunctionMode
-
 from bertscope.torch_access import key_of, torch
 
-__all__ = ["TorchFunctionMode"]
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")  # of functional collectives
 
 

@@ -7,10 +7,11 @@ is added. The parameters of one rank are in runs of equal ones, of which few are
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from bertscope.errors import SelectionError
 from bertscope.memory.deepening import with_copies
@@ -23,8 +24,8 @@ from bertscope.memory.trace import UPDATE, MemoryTrace, same_events
 from bertscope.reports.memory import BROADCAST, FORWARD, OPTIMIZER
 from bertscope.settings.parallelism import MAX_WORLD_SIZE, ONE_PROCESS, Parallelism
 from bertscope.settings.run_config import FREED, RunConfig
-from bertscope.torch_access import has_kernel, nn, torch, tree_leaves
-from bertscope.torch_access.distributed import TorchFunctionMode, fake_store, forget_meshes, real_tensors
+from bertscope.torch_access import has_kernel, nn, torch
+from bertscope.torch_access.distributed import fake_store, forget_meshes, real_tensors
 from bertscope.tracing.fake_tensors import fake_tensors
 from bertscope.tracing.repeat import RAN, LayerStack
 
@@ -66,7 +67,8 @@ def parallelize_fakes(
     """Apply the strategy to a model of fake tensors, and return the buckets of DDP, one for each trained parameter."""
     if parallelism.row.has_buckets:
         return _with_buckets(model)
-    with _Shortcuts():
+    # The parameters are fake tensors in any case, and the numbers of ranks in a mesh have to have values.
+    with real_tensors(), patch.object(torch, "chunk", _equal_parts):
         parallelize(model, layers, parallelism, meshes)
     return {}
 
@@ -100,24 +102,12 @@ def _with_buckets(model: nn.Module) -> dict[str, torch.Tensor]:
     return buckets
 
 
-class _Shortcuts(TorchFunctionMode):
-    """A mode for the division of parameters without values.
-
-    `torch.chunk` returns one tensor for all parts of equal size, the empty ones too: FSDP divides each parameter by all
-    ranks, which takes minutes for thousands of them. Real tensors, which are numbers of ranks, stay real.
-    """
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        if function is torch.chunk:
-            return _equal_parts(*args, **named)
-        given = {type(leaf) for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)}
-        with real_tensors() if given == {torch.Tensor} else nullcontext():
-            return function(*args, **named)
-
-
 def _equal_parts(input: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
-    """Return the parts of torch.chunk, those of equal size first, and an empty one for each that it leaves out."""
+    """Return the parts of torch.chunk, those of equal size first, and an empty one for each that it leaves out.
+
+    All parts of equal size are one tensor, and so are the empty ones: FSDP divides each parameter by all ranks, which
+    takes minutes for thousands of them.
+    """
     size = max(-(-input.shape[dim] // chunks), 1)
     number, rest = divmod(input.shape[dim], size)
     parts = (input.narrow(dim, 0, size),) * number
