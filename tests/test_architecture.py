@@ -270,10 +270,10 @@ def own_names(node: ast.AST) -> list[str]:
 
 
 # What is dispatched is read by the recorder; `Bounded` guards a build. Functions are seen
-# for their names in a diagram, and twice to change what they do: initial values on meta, torch.chunk of fake ranks.
+# for their names in a diagram.
 MODES = {
     "__torch_dispatch__": {"tracing/record.py", "model/modules.py"},
-    "__torch_function__": {"analyses/dataflow.py", "memory/parallel/fake_ranks.py", "torch_access/__init__.py"},
+    "__torch_function__": {"analyses/dataflow.py"},
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bertscope import torch_access
 from bertscope.errors import BertscopeError
-from bertscope.memory.parallel.fake_ranks import fake_ranks
+from bertscope.memory.ranks import fake_ranks
 from bertscope.settings.parallelism import Parallelism
 from bertscope.torch_access import DispatchMode, compiled, distributed, fake_card, torch
 from tests.conftest import ROOT, run_python
@@ -526,15 +526,15 @@ def test_after_a_job_no_result_of_its_operators_is_remembered():
 
 def test_compiled_modules_are_known_also_inside_others_and_without_the_private_names(monkeypatch):
     linear = torch.nn.Linear(2, 2)
-    whole, part = compiled.compiled(linear), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
+    whole, part = torch_access.compile_module(linear), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
     part[0].compile()
-    assert compiled.compiled_paths(linear) == []
-    assert compiled.compiled_paths(whole) == [""]
-    assert compiled.compiled_paths(part) == ["0"]
-    assert [path for path, _ in compiled.uncompiled_modules(part)] == ["", "1"]
-    assert compiled.without_compiler(whole) is linear is compiled.without_compiler(linear)
-    monkeypatch.setattr(compiled, "_INNER", "no such module")
-    assert compiled.compiled_paths(whole) == []
+    assert torch_access.compiled_paths(linear) == []
+    assert torch_access.compiled_paths(whole) == [""]
+    assert torch_access.compiled_paths(part) == ["0"]
+    assert [path for path, _ in torch_access.uncompiled_modules(part)] == ["", "1"]
+    assert torch_access.without_compiler(whole) is linear is torch_access.without_compiler(linear)
+    monkeypatch.setattr(torch_access, "_INNER", "no such module")
+    assert torch_access.compiled_paths(whole) == []
 
 
 def test_inductor_runs_its_programs_on_fake_tensors_without_kernels():

@@ -22,11 +22,11 @@ from bertscope.reports.layer_ranges import LayerRange, expand, number_of
 from bertscope.settings.run_config import CPU
 from bertscope.torch_access import nn, storage_key, torch
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, on_meta
+from bertscope.tracing.flops import trace
 from bertscope.tracing.inputs import arguments, example_inputs, inputs_for, positions, running_module
+from bertscope.tracing.log import shape_of, tensors
 from bertscope.tracing.module_tree import Node, fold, moved, read, subject, type_name
-from bertscope.tracing.operator_costs import shape_of, tensors
-from bertscope.tracing.operators import trace
-from bertscope.tracing.trace import hooks
+from bertscope.tracing.record import hooks
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
 _SAME_CONTENT = ("reshape", "contiguous", "to")  # may copy; the diagram shows no values

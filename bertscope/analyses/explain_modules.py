@@ -18,10 +18,9 @@ from bertscope.settings.checkpointing import NONE
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 from bertscope.tracing.fake_tensors import META_ATTENTION, run_without_values
-from bertscope.tracing.flops import flops_report, run_as_it_is
+from bertscope.tracing.flops import Trace, flops_report, run_as_it_is
 from bertscope.tracing.inputs import inputs_for
 from bertscope.tracing.module_tree import Held, Node, fold, read, subject
-from bertscope.tracing.operators import Trace
 
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,

@@ -132,7 +132,7 @@ def counts(
     """Return what `count` returns for each value of `by` in `tables`, from one reading of the model.
 
     Equal layers are folded unless `by` is "parameter"; `folded` overrides this. `dtype` (fp32, bf16, fp16) sets the
-    bytes; by default they are those of the tensors. `shapes`, as returned by `tracing.trace.shapes`, adds the shapes of
+    bytes; by default they are those of the tensors. `shapes`, as returned by `tracing.flops.shapes`, adds the shapes of
     inputs and outputs.
     """
     for option, value, allowed in (
@@ -302,7 +302,7 @@ def tree(
 ) -> TreeReport:
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 
-    The root has depth 0, so the totals are the same for every `depth`. `tracing.trace.shapes` returns `shapes`,
+    The root has depth 0, so the totals are the same for every `depth`. `tracing.flops.shapes` returns `shapes`,
     whose FLOPs and calls the report has too.
     """
     root = read(model, shapes, ((), ()))

@@ -14,8 +14,8 @@ from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
 from bertscope.reports.layer_ranges import collapse, in_order, without_numbers
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch
+from bertscope.tracing.log import shape_of
 from bertscope.tracing.module_tree import subject
-from bertscope.tracing.operator_costs import shape_of
 from bertscope.units import PRECISIONS
 
 ALLOWABLE = ("missing", "unexpected", "dtype")

@@ -160,7 +160,7 @@ def shapes_of_run(
     """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
     given = inputs_of(inputs, {"input_size": input_size, "dtypes": dtypes, "input_data": input_data})
     if given is not None or shapes is True:
-        from bertscope.tracing.operators import source_shapes
+        from bertscope.tracing.flops import source_shapes
 
         source = source_of(model if given is None else built(model)[0], inputs=given)
         if given is not None:

@@ -106,7 +106,7 @@ class CommandLine(SimpleNamespace):
         if not self.shapes and not is_needed:
             return None
         from bertscope.api.arguments import usual_length
-        from bertscope.tracing.operators import source_shapes
+        from bertscope.tracing.flops import source_shapes
 
         length = usual_length(source) if self.seq is None else self.seq
         return source_shapes(source, self.batch, length, self.inputs or ())

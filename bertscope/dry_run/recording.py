@@ -13,7 +13,8 @@ from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryTrace, rounded
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
-from bertscope.tracing.record import SETUP, RunLog, RunPlace
+from bertscope.tracing.log import RunLog, RunPlace
+from bertscope.tracing.record import SETUP
 
 WORKSPACES = "workspaces"
 _NAMES = tuple(part.name for part in fields(Parts))

@@ -22,10 +22,10 @@ from bertscope.settings.run_config import STORED, RunConfig, timed_steps
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import has_kernel, is_of_device, nn, profiled_events, record_name, torch
 from bertscope.tracing.inputs import running_module
+from bertscope.tracing.log import Call, RunPlace
 from bertscope.tracing.losses import loss_function
 from bertscope.tracing.module_tree import row_paths, subject
-from bertscope.tracing.record import Call, RunPlace
-from bertscope.tracing.trace import hooks
+from bertscope.tracing.record import hooks
 from bertscope.units import FP32
 
 _PHASE, _MODULE = "bertscope phase ", "bertscope module "

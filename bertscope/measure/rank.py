@@ -35,10 +35,9 @@ from bertscope.measure.profile_worker import (
 from bertscope.measure.profiler_run import measured_device, real_step, step_seconds
 from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fake_run import StepDevice, StepRecorder
-from bertscope.memory.parallel.collectives import NAMESPACES, kind_of, traffic
-from bertscope.memory.parallel.strategies import layers_of, make_meshes, parallelize
+from bertscope.memory.ranks import layers_of, make_meshes, parallelize
 from bertscope.memory.step import ModelStep, Phase
-from bertscope.memory.summary import memory
+from bertscope.memory.summary import NAMESPACES, kind_of, memory, traffic
 from bertscope.memory.trace import MemoryTrace
 from bertscope.processes.child import can_fork, child_command, run_and_end
 from bertscope.reports.memory import ALL_REDUCE, BACKWARD, RankRow, Timing

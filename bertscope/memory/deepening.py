@@ -13,8 +13,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any, TypeVar
 
-from bertscope.memory.parallel.collectives import Collective
-from bertscope.memory.trace import CAT, PREVIOUS, STACK, Block, Kind, MemoryTrace
+from bertscope.memory.trace import CAT, PREVIOUS, STACK, Block, Collective, Kind, MemoryEvent, MemoryTrace
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, FORWARD, OPTIMIZER
 from bertscope.tracing.repeat import Copies, Unit
@@ -225,3 +224,15 @@ def _with_all_frees(ran: list[int], changes: list[int], places: list[int]) -> tu
     times = [1 if change >= 0 else 1 + lacking.pop(~change, 0) for change in changes]
     return ([change for change, count in zip(changes, times, strict=True) for _ in range(count)],
             [place for place, count in zip(places, times, strict=True) for _ in range(count)])  # fmt: skip
+
+
+def ordered_frees(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
+    """Return the events with consecutive frees, whose order has no meaning, sorted."""
+    runs = groupby(events, key=lambda event: event.size_bytes < 0)
+    return [event for are_frees, run in runs for event in (sorted(run) if are_frees else run)]
+
+
+def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
+    """Compare two traces, ignoring the order of consecutive frees and that of collectives."""
+    are_equal = sorted(one.state) == sorted(other.state) and sorted(one.collectives) == sorted(other.collectives)
+    return are_equal and ordered_frees(one.events) == ordered_frees(other.events)

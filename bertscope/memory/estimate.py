@@ -14,23 +14,30 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
-from bertscope.memory.deepening import with_copies, zeroed_between
+from bertscope.memory.deepening import same_events, with_copies, zeroed_between
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import cuda_semantics
-from bertscope.memory.parallel.collectives import bucket_sizes
-from bertscope.memory.parallel.fake_ranks import fake_ranks, idle, parallelize_fakes, with_update, without_broadcasts
-from bertscope.memory.parallel.strategies import layers_of, rank_groups, units_text, zero_ranks
+from bertscope.memory.ranks import (
+    bucket_sizes,
+    fake_ranks,
+    idle,
+    layers_of,
+    parallelize_fakes,
+    rank_groups,
+    units_text,
+    with_update,
+    without_broadcasts,
+    zero_ranks,
+)
 from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
-from bertscope.memory.trace import FAR, SMALLEST, SOFTMAX_INPUT_BEFORE, MemoryTrace, same_events
-from bertscope.processes.folders import compile_environment
+from bertscope.memory.trace import FAR, SMALLEST, SOFTMAX_INPUT_BEFORE, MemoryTrace
 from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.settings.training import mini_batch
 from bertscope.sources.model_source import ModelSource, all_parameters, built_for_counting
-from bertscope.torch_access import nn, torch, value_errors
-from bertscope.torch_access.compiled import compiled_paths, inductor_without_kernels, without_compiler
+from bertscope.torch_access import compiled_paths, nn, torch, value_errors, without_compiler
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.tracing.flops import step_flops
 from bertscope.tracing.inputs import inputs_for, loss_of, running, running_module
@@ -217,6 +224,9 @@ def module_trace(
         names = ", ".join(path or "the whole model" for path in paths[:3]) + (" ..." if paths[3:] else "")
         text = f"compiled: {names}; estimated as torch.compile runs it with inductor"
         warnings.warn(BertscopeWarning(text), stacklevel=2)
+    from bertscope.processes.folders import compile_environment
+    from bertscope.torch_access.compiled import inductor_without_kernels
+
     module = without_compiler(module)
     try:
         with patch.dict(os.environ, compile_environment()), inductor_without_kernels():  # whose import makes a folder

@@ -11,19 +11,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
-from bertscope.memory.parallel.collectives import NAMESPACES, Collective, kind_of
 from bertscope.memory.step import STEP_END, ModelStep
-from bertscope.memory.trace import CAT, GRANULE_BYTES, RETURN, STACK, UPDATE, Block, MemoryEvent, MemoryTrace
+from bertscope.memory.summary import NAMESPACES, kind_of
+from bertscope.memory.trace import (
+    CAT,
+    GRANULE_BYTES,
+    RETURN,
+    STACK,
+    UPDATE,
+    Block,
+    Collective,
+    MemoryEvent,
+    MemoryTrace,
+)
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.training import OPTIMIZERS
-from bertscope.torch_access import operator_name, storage_key, torch, tree_leaves
-from bertscope.torch_access.compiled import compiled_paths
+from bertscope.torch_access import compiled_paths, operator_name, storage_key, torch, tree_leaves
 from bertscope.torch_access.distributed import group_size, held_tensors, tensors_in, watched_gathers
 from bertscope.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
-from bertscope.tracing.operator_costs import tensors
-from bertscope.tracing.record import SETUP, Call, Device, Recorder, RunLog, RunPlace
+from bertscope.tracing.log import Call, RunLog, RunPlace, tensors
+from bertscope.tracing.record import SETUP, Device, Recorder
 
 _RESULTS = OperatorResults()
 _GATHER, _REDUCE = "_allgather_base_", "_reduce_scatter_base_"  # of FSDP2

@@ -19,8 +19,8 @@ from bertscope.settings.training import MODEL
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import in_backward, written_tensors
 from bertscope.tracing.inputs import running
-from bertscope.tracing.operator_costs import bytes_moved, cost, tensors
-from bertscope.tracing.record import Call, Device, Recorder, RunLog
+from bertscope.tracing.log import Call, RunLog, bytes_moved, cost, tensors
+from bertscope.tracing.record import Device, Recorder
 from bertscope.tracing.repeat import layer_stacks
 
 _UNITS = 2  # of layers that run: the first may do what the others do not, such as the position bias of T5

@@ -17,7 +17,6 @@ from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
 from bertscope.memory.caching_allocator import Allocator, Requests, replayed, requests
 from bertscope.memory.kernel_rules import Overhead, by_thread, overhead
-from bertscope.memory.parallel.collectives import traffic
 from bertscope.memory.summary import (
     ModelFacts,
     device_cost,
@@ -25,6 +24,7 @@ from bertscope.memory.summary import (
     memory_report,
     on_card,
     step_cost,
+    traffic,
     uncounted_notes,
 )
 from bertscope.memory.trace import SMALLEST, MemoryTrace

@@ -29,14 +29,13 @@ from bertscope.settings.run_config import (
 )
 from bertscope.settings.training import MODEL, OPTIMIZERS
 from bertscope.sources.model_source import ModelSource, built_for_counting
-from bertscope.torch_access import nn, storage_key, torch, tree_map
-from bertscope.torch_access.compiled import compiled
+from bertscope.torch_access import compile_module, nn, storage_key, torch, tree_map
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.tracing.fake_tensors import attribute_tensors, valid_tokens
 from bertscope.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
+from bertscope.tracing.log import tensors
 from bertscope.tracing.losses import add_teacher, batch_of_texts
 from bertscope.tracing.module_tree import freeze
-from bertscope.tracing.operator_costs import tensors
 from bertscope.units import PRECISIONS
 
 _BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH",
@@ -146,7 +145,7 @@ class ModelStep:
 
     def __post_init__(self) -> None:
         run_config = self.run_config
-        self.called = compiled(self.model) if run_config.compile else self.model
+        self.called = compile_module(self.model) if run_config.compile else self.model
         if run_config.autocast is not None and run_config.loss != MODEL:  # a loss of several forward passes
             self._autocast_each_forward()
         self.optimizer = make_optimizer(self.model.parameters(), run_config)

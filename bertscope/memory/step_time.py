@@ -30,9 +30,8 @@ from bertscope.torch_access import operator_name, written_tensors
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.tracing.flops import step_flops
 from bertscope.tracing.inputs import running
+from bertscope.tracing.log import Call, bytes_moved, cost, tensors
 from bertscope.tracing.losses import loss_function
-from bertscope.tracing.operator_costs import bytes_moved, cost, tensors
-from bertscope.tracing.record import Call
 from bertscope.tracing.repeat import RAN, layer_stacks, shortened
 from bertscope.units import PRECISIONS
 

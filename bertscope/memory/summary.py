@@ -1,8 +1,8 @@
-"""The report on a memory trace: peaks by part, tensors saved for backward, and a timeline."""
+"""The report on a memory trace: peaks by part, tensors saved for backward, a timeline, and traffic between ranks."""
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
@@ -11,12 +11,27 @@ from typing import Any
 from bertscope.gpus import Gpu, capability, card_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
 from bertscope.memory.kernel_rules import by_thread, context_of, workspace_bytes
-from bertscope.memory.trace import MemoryTrace, Moment
+from bertscope.memory.trace import Collective, MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.json import not_negative, typed
-from bertscope.reports.memory import KeptRow, Memory, MemoryReport, RankGroup, Sample, Variant
+from bertscope.reports.memory import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BACKWARD,
+    BROADCAST,
+    FORWARD,
+    REDUCE_SCATTER,
+    KeptRow,
+    Memory,
+    MemoryReport,
+    RankGroup,
+    Sample,
+    TrafficRow,
+    Variant,
+)
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE
+from bertscope.settings.parallelism import REPLICATE, Parallelism
 from bertscope.settings.run_config import CPU, RunConfig
 
 # Operators whose temporary memory on a CPU is not counted, nor the workspace that an LSTM saves for backward.
@@ -233,3 +248,71 @@ def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
         return run_config
     chosen = sdpa_kernel(card, run_config.compute_precision) if run_config.sdpa_kernel == "auto" else None
     return replace(run_config, sdpa_kernel=chosen or run_config.sdpa_kernel, card_threads=card_threads(card) or 0)
+
+
+# ---- the traffic between ranks ----
+
+NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators
+
+
+# Kind -> how its operators' names begin, and how often each rank sends its share of a tensor in a ring: Patarasuk and
+# Yuan 2009, doi 10.1016/j.jpdc.2008.09.002. An all-reduce is a reduce-scatter and an all-gather.
+COLLECTIVES: dict[str, tuple[tuple[str, ...], int]] = {
+    ALL_GATHER: (("allgather", "all_gather"), 1),
+    REDUCE_SCATTER: (("reduce_scatter",), 1),
+    ALL_REDUCE: (("allreduce", "all_reduce"), 2),
+    BROADCAST: (("broadcast",), 1),
+}
+
+
+def kind_of(operator: str) -> str:
+    """Return the kind of an operator such as `_allgather_base_`, empty if it moves nothing between ranks."""
+    name = operator.strip("_")
+    return next((kind for kind, (starts, _) in COLLECTIVES.items() if name.startswith(starts)), "")
+
+
+def sent_bytes(kind: str, full_bytes: int, ranks: int) -> int:
+    """Return the bytes that each of `ranks` sends in a ring, on average, for a tensor of `full_bytes`.
+
+    >>> sent_bytes("all-reduce", 1000, 4)
+    1500
+    """
+    return COLLECTIVES[kind][1] * full_bytes * (ranks - 1) // ranks
+
+
+def traffic(
+    collectives: Iterable[Collective],
+    rows: Mapping[str, str],
+    bucket_count: int,
+    parallelism: Parallelism,
+    micro_batches: int = 1,
+) -> tuple[TrafficRow, ...]:
+    """Return the traffic of a step of so many micro-batches, from the collectives of one and of the optimizer step.
+
+    `rows` gives the row of each module's path. DDP reduces gradients not by module but in buckets, which are one row;
+    `bucket_count` is their number.
+    """
+    found: dict[tuple[str, str, str, int], TrafficRow] = {}
+    reductions = micro_batches if parallelism.sync_each_batch else 1
+    buckets = reductions * bucket_count if parallelism.row.has_buckets else 0
+    for call in collectives:
+        # What each reduction of gradients has once; DDP broadcasts the buffers after one.
+        is_of_replicas = call.kind == ALL_REDUCE and REPLICATE in parallelism.row.dimensions
+        is_reduction = (call.phase, call.kind) == (FORWARD, BROADCAST) or (
+            call.phase == BACKWARD and (call.kind == REDUCE_SCATTER or is_of_replicas)
+        )
+        is_in_buckets = parallelism.row.has_buckets and (call.phase, call.kind) == (BACKWARD, ALL_REDUCE)
+        path = "" if is_in_buckets else rows.get(call.path, call.path)
+        times = 1 if call.phase == "optimizer" else reductions if is_reduction else micro_batches
+        key = (call.phase, call.kind, path, call.ranks)
+        row = found.get(key) or TrafficRow(
+            phase=call.phase, collective=call.kind, path=path, ranks=call.ranks, calls=0, full_bytes=0, sent_bytes=0
+        )
+        sent = sent_bytes(call.kind, call.full_bytes, call.ranks)
+        found[key] = replace(
+            row,
+            calls=buckets if is_in_buckets else row.calls + times,
+            full_bytes=row.full_bytes + times * call.full_bytes,
+            sent_bytes=row.sent_bytes + times * sent,
+        )
+    return tuple(found.values())

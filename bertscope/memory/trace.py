@@ -22,7 +22,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from bertscope.memory.kernel_rules import RULES
-from bertscope.memory.parallel.collectives import Collective
 from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.reports.step import Parts
@@ -72,6 +71,16 @@ class Moment:
     live_bytes: int
     path: str = ""
     operator: str = ""
+
+
+class Collective(NamedTuple):
+    """A call of a collective: its phase, kind and module, the bytes of the whole tensor, and the number of ranks."""
+
+    phase: str
+    kind: str
+    path: str
+    full_bytes: int
+    ranks: int = 1
 
 
 class Kind(NamedTuple):
@@ -585,15 +594,3 @@ class Layout:
 def rounded(size_bytes: int, granule_bytes: int) -> int:
     """Return a size rounded up to a multiple of the granule."""
     return -(-size_bytes // granule_bytes) * granule_bytes
-
-
-def ordered_frees(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
-    """Return the events with consecutive frees, whose order has no meaning, sorted."""
-    runs = groupby(events, key=lambda event: event.size_bytes < 0)
-    return [event for are_frees, run in runs for event in (sorted(run) if are_frees else run)]
-
-
-def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
-    """Compare two traces, ignoring the order of consecutive frees and that of collectives."""
-    are_equal = sorted(one.state) == sorted(other.state) and sorted(one.collectives) == sorted(other.collectives)
-    return are_equal and ordered_frees(one.events) == ordered_frees(other.events)

@@ -5,7 +5,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
@@ -353,6 +353,49 @@ def value_errors() -> tuple[type[Exception], type[Exception]]:
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
     return DataDependentOutputException, DynamicOutputShapeException
+
+
+# ---- compiled modules ----
+
+
+_INNER = "_orig_mod"  # the module inside torch.compile(module)
+
+
+def compile_module(module: nn.Module) -> nn.Module:
+    """Return the module compiled for the sizes that it gets, each of them."""
+    return torch.compile(module, dynamic=False)  # type: ignore[return-value]
+
+
+def compiled_paths(module: nn.Module) -> list[str]:
+    """Return the paths of the compiled modules that are in no other one; "" is the module itself.
+
+    torch.compile returned them, or their compile() was called. Fallback: without torch's private names, none.
+    """
+    found: list[str] = []
+    for path, part in module.named_modules():
+        has_module = _INNER in vars(part).get("_modules", ())
+        is_compiled = has_module or getattr(part, "_compiled_call_impl", None) is not None
+        if is_compiled and not _is_within(path, found):
+            found.append(path)
+    return found
+
+
+def uncompiled_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules with their paths, without those that are compiled or inside one: a hook would be compiled."""
+    compiled = compiled_paths(module)
+    for path, part in module.named_modules():
+        if not _is_within(path, compiled):
+            yield path, part
+
+
+def _is_within(path: str, paths: Collection[str]) -> bool:
+    return any(not outer or path == outer or path.startswith(f"{outer}.") for outer in paths)
+
+
+def without_compiler(module: nn.Module) -> nn.Module:
+    """Return the module inside torch.compile(module); any other module is returned as it is."""
+    inner = vars(module).get("_modules", {}).get(_INNER)
+    return module if inner is None else inner
 
 
 # ---- torch._dynamo, which takes half a second of CPU time to load and which an analysis hardly ever needs ----

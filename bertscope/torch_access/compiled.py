@@ -1,4 +1,4 @@
-"""Compiled modules, and inductor's programs without their kernels, which need no C++ compiler.
+"""Inductor's programs without their kernels, which need no C++ compiler.
 
 A program that inductor writes for a graph allocates its buffers by `empty_strided_cpu`, calls a kernel for each group
 of fused operators, and frees each buffer after its last use. On fake tensors it runs with kernels that do nothing.
@@ -6,51 +6,12 @@ of fused operators, and frees each buffer after its last use. On fake tensors it
 
 import logging
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from bertscope.torch_access import nn, torch
-
-_INNER = "_orig_mod"  # the module inside torch.compile(module)
-
-
-def compiled(module: nn.Module) -> nn.Module:
-    """Return the module compiled for the sizes that it gets, each of them."""
-    return torch.compile(module, dynamic=False)  # type: ignore[return-value]
-
-
-def compiled_paths(module: nn.Module) -> list[str]:
-    """Return the paths of the compiled modules that are in no other one; "" is the module itself.
-
-    torch.compile returned them, or their compile() was called. Fallback: without torch's private names, none.
-    """
-    found: list[str] = []
-    for path, part in module.named_modules():
-        has_module = _INNER in vars(part).get("_modules", ())
-        is_compiled = has_module or getattr(part, "_compiled_call_impl", None) is not None
-        if is_compiled and not _is_within(path, found):
-            found.append(path)
-    return found
-
-
-def uncompiled_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules with their paths, without those that are compiled or inside one: a hook would be compiled."""
-    compiled = compiled_paths(module)
-    for path, part in module.named_modules():
-        if not _is_within(path, compiled):
-            yield path, part
-
-
-def _is_within(path: str, paths: Collection[str]) -> bool:
-    return any(not outer or path == outer or path.startswith(f"{outer}.") for outer in paths)
-
-
-def without_compiler(module: nn.Module) -> nn.Module:
-    """Return the module inside torch.compile(module); any other module is returned as it is."""
-    inner = vars(module).get("_modules", {}).get(_INNER)
-    return module if inner is None else inner
+from bertscope.torch_access import torch
 
 
 @contextmanager
@@ -59,6 +20,7 @@ def inductor_without_kernels() -> Iterator[None]:
 
     Raises AttributeError or ImportError in a version of torch that has other names.
     """
+
     from torch._C._dynamo import guards
     from torch._inductor import async_compile, codecache, config, cpu_vec_isa
 

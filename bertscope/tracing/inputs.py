@@ -17,7 +17,7 @@ from bertscope.settings.rows import MAX_SIZE
 from bertscope.sources.model_source import ModelSource, as_source_error, required_names
 from bertscope.sources.transformers_models import token_types
 from bertscope.torch_access import nn, torch, tree_map
-from bertscope.tracing.operator_costs import tensors
+from bertscope.tracing.log import tensors
 
 Inputs = dict[str, Any]  # a tensor, or a dictionary of tensors, by name
 

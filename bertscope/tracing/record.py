@@ -7,15 +7,14 @@ runs it, a fake one answers with layouts. The rows are equal on both.
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from threading import RLock, get_ident
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import bertscope
-from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
+from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
@@ -30,113 +29,114 @@ from bertscope.torch_access import (
     running_frames,
     storage_key,
     torch,
+    uncompiled_modules,
     use_counts,
 )
 from bertscope.torch_access.distributed import is_wrapper, watched_resizes
-from bertscope.tracing.operator_costs import SeenTensor, tensors
-from bertscope.tracing.trace import ModuleTracker, hooks
+from bertscope.tracing.log import Call, ModuleRun, RunLog, RunPlace, SeenTensor, tensors
 
+_LABEL = "bertscope_module"
+Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outputs
 SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
 _ADD = torch.ops.aten.add.Tensor
 
 
-class RunPlace(NamedTuple):
-    """The place of a run: the optimizer steps that ended, the phase, the module or parameter, the recomputation."""
+@contextmanager
+def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
+    """Install hooks on `scope`, whose path is `path`, and on every module below it; remove them at the end.
 
-    step: int
-    phase: str
-    path: str
-    recomputation: int = 0  # its number; 0 outside
+    Modules of TorchScript take no hooks, nor do compiled ones, which would compile them; their operators belong to the
+    module around them.
 
-
-@dataclass
-class Call:
-    """A row: a call of an operator. Arguments and results are there if the recorder keeps them."""
-
-    operator: Any  # or the name of what allocates and is no operator
-    place: RunPlace
-    line: str  # of the user's code: file and number
-    args: tuple[Any, ...] = ()  # each tensor as `SeenTensor`
-    kwargs: Any = None
-    out: Any = None
-
-
-@dataclass
-class ModuleRun:
-    """A row: a call of a module, which begins before the operator of that number and ends before the last one."""
-
-    path: str
-    inputs: list[SeenTensor]
-    begun: int
-    outputs: list[SeenTensor] = field(default_factory=list)
-    ended: int = -1
-    own: list[int] = field(default_factory=list)  # the operators that run in no module inside it
+    `enter(path, module, args, kwargs)` runs before each forward, `leave(path, module, args, kwargs, out)` after it.
+    """
+    with ExitStack() as stack:
+        for name, module in uncompiled_modules(scope):
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            at = f"{path}.{name}".strip(".")
+            stack.enter_context(_entered_again(module, partial(enter, at), partial(leave, at)))
+            stack.enter_context(module.register_forward_pre_hook(partial(enter, at), with_kwargs=True, prepend=True))
+            stack.enter_context(module.register_forward_hook(partial(leave, at), with_kwargs=True, always_call=True))
+        yield
 
 
-@dataclass
-class LoggedBlock:
-    """A row: a block of memory on the device."""
+@contextmanager
+def _entered_again(module: nn.Module, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
+    """Call `enter` and `leave` around the repetition of a forward pass, which is no call of `module`."""
+    forward = vars(module).get("forward")
+    if not isinstance(forward, partial) or getattr(forward.func, "__name__", "") != "checkpoint":
+        yield
+        return
+    own = forward.args[0]
 
-    size_bytes: int
-    shape: tuple[int, ...]  # of scratch: the numbers of its rule
-    dtype: str  # of scratch: its rule
-    call: int  # that allocated it; -1 before the first
-    born: int  # the event
-    owner: str  # its parameter, else the module that allocated it
-    part: str = ""  # parameters, buffers, inputs, gradients, workspaces; "" is for the reader of the log to say
-    freed: int = -1  # the event; -1 while it lives
+    def repeated(*args: Any, **kwargs: Any) -> Any:
+        if not in_backward():
+            return own(*args, **kwargs)
+        enter(module, args, kwargs)
+        out = None
+        try:
+            out = own(*args, **kwargs)
+        finally:
+            leave(module, args, kwargs, out)
+        return out
+
+    module.forward = partial(forward.func, repeated, *forward.args[1:], **forward.keywords)
+    try:
+        yield
+    finally:
+        module.forward = forward
 
 
-class Event(NamedTuple):
-    """A row: a block is allocated, or freed (`~block`)."""
+class ModuleTracker:
+    """The stack of running modules; calls `entered` with a module's inputs and `left` with its outputs."""
 
-    block: int
-    place: RunPlace
-    call: int  # that ran last
-    allocated_bytes: int  # by the allocator afterwards, and reserved; 0 without one
-    reserved_bytes: int
+    def __init__(self, entered: Seen = lambda *_: None, left: Seen = lambda *_: None) -> None:
+        self.stack: list[str] = []
+        self.recomputations = 0  # begun so far
+        self.entered, self.left = entered, left
+
+    def current(self) -> tuple[str, str]:
+        """Return the path of the innermost module, and the phase."""
+        if self.stack:
+            return self.stack[-1], RECOMPUTE if in_backward() else FORWARD
+        if in_backward():
+            node = autograd_node()
+            return ("" if node is None else node.metadata.get(_LABEL, "")), BACKWARD
+        return "", FORWARD
+
+    @property
+    def recomputation(self) -> int:
+        """Return the number of the running recomputation; 0 outside."""
+        return self.recomputations if self.stack and in_backward() else 0
+
+    def track(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which the modules of `model` are tracked."""
+        return hooks(model, "", self._enter, self._leave)
+
+    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.stack:  # the operators so far belong to the enclosing module
+            _label(tensors((args, kwargs)), self.stack[-1])
+        elif in_backward():
+            self.recomputations += 1
+        self.stack.append(path)
+        self.entered(path, (args, kwargs))
+
+    def _leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        while self.stack and self.stack.pop() != path:
+            pass  # recomputation may stop in the middle of a module
+        self.left(path, out)
+        _label(tensors(out), path)
 
 
-@dataclass
-class RunLog:
-    """The rows of a run, and the marks that the program's loaders set."""
-
-    calls: list[Call] = field(default_factory=list)
-    modules: list[ModuleRun] = field(default_factory=list)  # if the recorder keeps arguments
-    blocks: list[LoggedBlock] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    begun: dict[tuple[int, str], int] = field(default_factory=dict)  # step and phase -> the event when it first began
-    refused: list[tuple[int, str, int]] = field(default_factory=list)  # requests without room: bytes, line, event
-
-    def born(
-        self,
-        size: int,
-        shape: Any,
-        dtype: str,
-        owner: str,
-        at: RunPlace,
-        part: str = "",
-        held: tuple[int, int] = (0, 0),
-    ) -> int:
-        """Add a block, and return its number; `held` are the allocator's bytes."""
-        number, call = len(self.blocks), len(self.calls) - 1
-        self.blocks.append(LoggedBlock(size, tuple(shape), dtype, call, len(self.events), owner, part))
-        self.events.append(Event(number, at, call, *held))
-        return number
-
-    def freed(self, number: int, at: RunPlace, held: tuple[int, int] = (0, 0)) -> None:
-        """Free a block."""
-        self.blocks[number].freed = len(self.events)
-        self.events.append(Event(~number, at, len(self.calls) - 1, *held))
-
-    def name(self, number: int, part: str, owner: str) -> None:
-        """Name the use of a block, and the parameter or buffer that it is."""
-        self.blocks[number].part, self.blocks[number].owner = part, owner
-
-    def operator(self, call: int) -> str:
-        """Return the name of the operator of a call; "" before the first."""
-        operator = self.calls[call].operator if call >= 0 else ""
-        return operator if isinstance(operator, str) else _name(operator)
+def _label(outputs: list[torch.Tensor], path: str) -> None:
+    """Label the nodes that computed the outputs; a table of nodes would keep their saved tensors alive."""
+    pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    while pending:
+        node = pending.pop()
+        if node is not None and _LABEL not in node.metadata:
+            node.metadata[_LABEL] = path
+            pending += [following for following, _ in node.next_functions]
 
 
 class Device:

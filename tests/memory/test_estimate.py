@@ -17,12 +17,13 @@ import bertscope
 from bertscope.errors import ConfigError, SelectionError
 from bertscope.memory import fake_run as live
 from bertscope.memory.caching_allocator import replayed, requests
+from bertscope.memory.deepening import ordered_frees, same_events
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.kernel_rules import EMBEDDING
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import real_inputs, run_model
 from bertscope.memory.summary import memory
-from bertscope.memory.trace import FAR, Block, MemoryEvent, MemoryTrace, ordered_frees, same_events
+from bertscope.memory.trace import FAR, Block, MemoryEvent, MemoryTrace
 from bertscope.model import build
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.run_config import RunConfig

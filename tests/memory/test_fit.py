@@ -16,11 +16,12 @@ import bertscope
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
+from bertscope.memory.deepening import ordered_frees
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.fit import largest_by_bytes
 from bertscope.memory.kernel_rules import by_thread, overhead
 from bertscope.memory.simulator import Simulator, largest, near
-from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace, ordered_frees
+from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import (
     BreakEven,

@@ -21,8 +21,7 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import preset_dir, preset_paths, read_preset
 from bertscope.sources.find import load
 from bertscope.sources.model_source import GivenModule
-from bertscope.tracing.flops import FlopsRun
-from bertscope.tracing.operators import source_shapes
+from bertscope.tracing.flops import FlopsRun, source_shapes
 from tests.conftest import ROOT, cases
 
 GOOD = """\

@@ -20,10 +20,9 @@ from bertscope.sources.find import find
 from bertscope.torch_access import is_plain_meta, operator_name, storage_key
 from bertscope.tracing import fake_tensors as fake_tensors_module
 from bertscope.tracing.fake_tensors import OperatorResults, fake_tensors
-from bertscope.tracing.flops import FlopsRun
+from bertscope.tracing.flops import FlopsRun, shapes
 from bertscope.tracing.inputs import known_shapes
-from bertscope.tracing.operator_costs import Window, windows_of
-from bertscope.tracing.operators import shapes
+from bertscope.tracing.log import Window, windows_of
 
 aten = torch.ops.aten
 

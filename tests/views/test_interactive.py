@@ -22,9 +22,8 @@ from bertscope.model import build
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import stored_alone
 from bertscope.sources.model_source import built_for_counting
-from bertscope.tracing.flops import FlopsRun
+from bertscope.tracing.flops import FlopsRun, source_shapes
 from bertscope.tracing.module_tree import freeze
-from bertscope.tracing.operators import source_shapes
 from bertscope.views.interactive import Browser, details, items_of
 from tests.child_server import loaded
 

@@ -23,10 +23,9 @@ import bertscope
 from bertscope.errors import BertscopeError, MissingExtraError, SourceError, one_line
 from bertscope.files import read_text, read_yaml, readable
 from bertscope.gpus import Gpu, find_gpu
-from bertscope.memory.parallel.collectives import traffic
 from bertscope.memory.plan import check_plan
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.summary import device_cost, on_card, step_cost
+from bertscope.memory.summary import device_cost, on_card, step_cost, traffic
 from bertscope.memory.trace import SMALLEST
 from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed

@@ -14,8 +14,8 @@ import bertscope
 from bertscope.analyses.dataflow import Given, dataflow
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
+from bertscope.tracing.flops import shapes, trace
 from bertscope.tracing.inputs import example_inputs
-from bertscope.tracing.operators import shapes, trace
 from tests.conftest import GOLDEN, cases, data
 
 SELF = "encoder.layer.0.attention.self"

@@ -17,8 +17,8 @@ from bertscope.errors import BertscopeError, ConfigError, SelectionError
 from bertscope.model import BertModel, encoder
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import GivenModule, built_for_counting
+from bertscope.tracing.flops import shapes_of, source_shapes
 from bertscope.tracing.module_tree import fold, read
-from bertscope.tracing.operators import shapes_of, source_shapes
 from bertscope.tracing.repeat import LayerStack, equal_runs, layer_stacks, repeated, shortened
 from tests.memory.steps import small
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import gloo_rank
 from bertscope.errors import SelectionError
 from bertscope.memory.estimate import source_trace
-from bertscope.memory.parallel.fake_ranks import fake_ranks
+from bertscope.memory.ranks import fake_ranks
 from bertscope.memory.step import run_model
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
@@ -137,7 +137,7 @@ def test_a_process_of_a_real_job_is_refused(tmp_path):
 
 
 def test_a_torch_without_collectives_on_meta_is_an_error_that_names_a_version_that_has_them(monkeypatch):
-    monkeypatch.setattr("bertscope.memory.parallel.fake_ranks.has_kernel", lambda operator, key: False)
+    monkeypatch.setattr("bertscope.memory.ranks.has_kernel", lambda operator, key: False)
     with (
         pytest.raises(SelectionError, match=r"torch .* tested with torch 2\.11"),
         fake_ranks(Parallelism(strategy="tp", world_size=2)),

@@ -1,16 +1,149 @@
-"""The cost of an operator: matmul FLOPs by torch's formulas, elementwise FLOPs by a table.
+"""The log of a run: its rows, their tensors, and what an operator costs.
+
+Matmul FLOPs are counted by torch's formulas, elementwise FLOPs by a table.
 
 Elementwise constants are those of ELECTRA's flops_computation.py (google-research/electra), which counts
 the arithmetic of each formula: GELU 8, LayerNorm 5, softmax 5; a backward kernel counts as twice its
 forward. An operator in no table is reported as not counted.
 """
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertscope.reports.base import TensorShape
 from bertscope.torch_access import is_view, nn, operator_name, operator_packet, torch, tree_leaves
+
+
+class SeenTensor(tuple[int, ...]):
+    """A tensor in a log: its shape, as torch's formulas of FLOPs take it, with its dtype and its block of memory."""
+
+    dtype: str
+    itemsize: int
+    block: int  # -1: no block on the device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the sizes as a tuple of no other class."""
+        return tuple(self)
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self)
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return prod(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all elements."""
+        return self.numel() * self.itemsize
+
+
+_TENSORS = (torch.Tensor, SeenTensor)
+
+
+class RunPlace(NamedTuple):
+    """The place of a run: the optimizer steps that ended, the phase, the module or parameter, the recomputation."""
+
+    step: int
+    phase: str
+    path: str
+    recomputation: int = 0  # its number; 0 outside
+
+
+@dataclass
+class Call:
+    """A row: a call of an operator. Arguments and results are there if the recorder keeps them."""
+
+    operator: Any  # or the name of what allocates and is no operator
+    place: RunPlace
+    line: str  # of the user's code: file and number
+    args: tuple[Any, ...] = ()  # each tensor as `SeenTensor`
+    kwargs: Any = None
+    out: Any = None
+
+
+@dataclass
+class ModuleRun:
+    """A row: a call of a module, which begins before the operator of that number and ends before the last one."""
+
+    path: str
+    inputs: list[SeenTensor]
+    begun: int
+    outputs: list[SeenTensor] = field(default_factory=list)
+    ended: int = -1
+    own: list[int] = field(default_factory=list)  # the operators that run in no module inside it
+
+
+@dataclass
+class LoggedBlock:
+    """A row: a block of memory on the device."""
+
+    size_bytes: int
+    shape: tuple[int, ...]  # of scratch: the numbers of its rule
+    dtype: str  # of scratch: its rule
+    call: int  # that allocated it; -1 before the first
+    born: int  # the event
+    owner: str  # its parameter, else the module that allocated it
+    part: str = ""  # parameters, buffers, inputs, gradients, workspaces; "" is for the reader of the log to say
+    freed: int = -1  # the event; -1 while it lives
+
+
+class Event(NamedTuple):
+    """A row: a block is allocated, or freed (`~block`)."""
+
+    block: int
+    place: RunPlace
+    call: int  # that ran last
+    allocated_bytes: int  # by the allocator afterwards, and reserved; 0 without one
+    reserved_bytes: int
+
+
+@dataclass
+class RunLog:
+    """The rows of a run, and the marks that the program's loaders set."""
+
+    calls: list[Call] = field(default_factory=list)
+    modules: list[ModuleRun] = field(default_factory=list)  # if the recorder keeps arguments
+    blocks: list[LoggedBlock] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    begun: dict[tuple[int, str], int] = field(default_factory=dict)  # step and phase -> the event when it first began
+    refused: list[tuple[int, str, int]] = field(default_factory=list)  # requests without room: bytes, line, event
+
+    def born(
+        self,
+        size: int,
+        shape: Any,
+        dtype: str,
+        owner: str,
+        at: RunPlace,
+        part: str = "",
+        held: tuple[int, int] = (0, 0),
+    ) -> int:
+        """Add a block, and return its number; `held` are the allocator's bytes."""
+        number, call = len(self.blocks), len(self.calls) - 1
+        self.blocks.append(LoggedBlock(size, tuple(shape), dtype, call, len(self.events), owner, part))
+        self.events.append(Event(number, at, call, *held))
+        return number
+
+    def freed(self, number: int, at: RunPlace, held: tuple[int, int] = (0, 0)) -> None:
+        """Free a block."""
+        self.blocks[number].freed = len(self.events)
+        self.events.append(Event(~number, at, len(self.calls) - 1, *held))
+
+    def name(self, number: int, part: str, owner: str) -> None:
+        """Name the use of a block, and the parameter or buffer that it is."""
+        self.blocks[number].part, self.blocks[number].owner = part, owner
+
+    def operator(self, call: int) -> str:
+        """Return the name of the operator of a call; "" before the first."""
+        operator = self.calls[call].operator if call >= 0 else ""
+        return operator if isinstance(operator, str) else operator_name(operator)
+
+
+# ---- what an operator costs ----
 
 # The names of the operators by their operations for each element of the output.
 _BY_OPERATIONS = {
@@ -52,35 +185,6 @@ _ATTENTION = {
 
 
 _FLASH = "_flash_attn_"  # operators of flash-attn: (batch, length, heads, width), varlen (tokens, heads, width)
-
-
-class SeenTensor(tuple[int, ...]):
-    """A tensor in a log: its shape, as torch's formulas of FLOPs take it, with its dtype and its block of memory."""
-
-    dtype: str
-    itemsize: int
-    block: int  # -1: no block on the device
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the sizes as a tuple of no other class."""
-        return tuple(self)
-
-    def dim(self) -> int:
-        """Return the number of dimensions."""
-        return len(self)
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return prod(self)
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all elements."""
-        return self.numel() * self.itemsize
-
-
-_TENSORS = (torch.Tensor, SeenTensor)
 
 
 def cost(operator: Any, args: Any, kwargs: dict[str, Any], out: Any) -> tuple[str, int, int]:
@@ -141,7 +245,7 @@ def tensors(tree: Any) -> list[Any]:
     if hasattr(tree, "to_tuple"):
         plain = tree.to_tuple()
     else:
-        plain = [getattr(tree, field.name) for field in fields(tree)] if is_dataclass(tree) else tree
+        plain = [getattr(tree, item.name) for item in fields(tree)] if is_dataclass(tree) else tree
     return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, _TENSORS)]
 
 

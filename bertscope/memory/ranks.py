@@ -1,0 +1,421 @@
+"""The ranks of a job: the strategies of settings/parallelism.py, and one process instead of all ranks.
+
+A strategy is applied to a model as a training script does it; torch does the work. In the one process collectives
+return at once, and this rank has its part of the model.
+All of a rank's step with ZeroRedundancyOptimizer, clipping included, is that of a rank without a parameter; its update
+is added. The parameters of one rank are in runs of equal ones, of which few are updated in place of many.
+"""
+
+import heapq
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, pairwise
+from math import prod
+from typing import Any
+from unittest.mock import patch
+
+from bertscope.errors import SelectionError
+from bertscope.memory.deepening import same_events, with_copies
+from bertscope.memory.fake_run import fake_run
+from bertscope.memory.kernels import cuda_semantics
+from bertscope.memory.step import STEP_END, ModelStep
+from bertscope.memory.trace import UPDATE, Collective, MemoryTrace
+from bertscope.model.encoder import BertLayer
+from bertscope.model.modules import layer_lists, outermost
+from bertscope.reports.memory import BROADCAST, FORWARD, OPTIMIZER, RankGroup
+from bertscope.settings.parallelism import MAX_WORLD_SIZE, ONE_PROCESS, TENSOR, Parallelism
+from bertscope.settings.run_config import FREED, RunConfig
+from bertscope.sources.model_source import REPEATED, all_parameters
+from bertscope.torch_access import has_kernel, nn, torch
+from bertscope.torch_access.distributed import fake_store, forget_meshes, real_tensors
+from bertscope.tracing.fake_tensors import fake_tensors
+from bertscope.tracing.repeat import RAN, LayerStack
+from bertscope.units import PRECISIONS
+
+# torch's defaults: _DEFAULT_FIRST_BUCKET_BYTES of torch.distributed, and bucket_cap_mb of DistributedDataParallel.
+_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
+
+
+def rank_groups(model: nn.Module, parallelism: Parallelism, layer_path: str = "") -> tuple[RankGroup, ...]:
+    """Return the ranks in groups that update the same number of the model's trained parameters."""
+    runs = (
+        _zero_runs(model, parallelism) if parallelism.row.divides_optimizer else _runs(model, parallelism, layer_path)
+    )
+    groups: list[RankGroup] = []
+    first = 0
+    for count, run in groupby((run for run in runs if run[0]), key=lambda run: run[1]):
+        last = first + sum(ranks for ranks, _ in run) - 1
+        groups.append(RankGroup(first=first, last=last, updated_params=count))
+        first = last + 1
+    return tuple(groups)
+
+
+def _runs(model: nn.Module, parallelism: Parallelism, layer_path: str) -> Iterator[tuple[int, int]]:
+    """Yield how many ranks follow each other with a share of so many parameters."""
+    size = dict(zip(parallelism.row.dimensions, parallelism.sizes, strict=True))
+    tensor_ranks = size.get(TENSOR, 1)
+    sharding = parallelism.world_size // parallelism.replicas // tensor_ranks
+    shapes = Counter(
+        divided_shape(path, tuple(param.shape), layer_path, tensor_ranks)
+        for path, param in all_parameters(model)
+        if param.requires_grad
+    )
+    # FSDP2 gives each rank the same number of rows, rounded up, as long as there are any.
+    places = {0, sharding}
+    for rows in {shape[0] if shape else 1 for shape in shapes} - {0}:
+        full = rows // -(-rows // sharding)
+        places |= {min(full, sharding), min(full + 1, sharding)}
+    groups = []
+    for first, last in pairwise(sorted(places)):
+        count = sum(number * _rows(shape, first, sharding) * prod(shape[1:]) for shape, number in shapes.items())
+        groups.append((tensor_ranks * (last - first), count))
+    for _ in range(parallelism.replicas):
+        yield from groups
+
+
+def _rows(shape: tuple[int, ...], rank: int, ranks: int) -> int:
+    rows = shape[0] if shape else 1
+    most = -(-rows // ranks)
+    return min(most, max(rows - rank * most, 0))
+
+
+def _zero_runs(model: nn.Module, parallelism: Parallelism) -> Iterator[tuple[int, int]]:
+    """Yield each rank with its share; ranks without a parameter are one run."""
+    sizes = [param.numel() for _, param in all_parameters(model) if param.requires_grad]
+    shares = zero_shares(sizes, parallelism.world_size)
+    yield from ((1, sum(sizes[number] for number in share)) for share in shares)
+    yield parallelism.world_size - len(shares), 0
+
+
+def zero_shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Return the numbers of the parameters of these sizes that each rank updates, in the order of its update.
+
+    The largest one that is left goes to the rank with the fewest numbers. Ranks behind the last one update nothing.
+    """
+    shares: list[list[int]] = [[] for _ in range(min(ranks, len(sizes)))]
+    least = [(0, rank) for rank in range(len(shares))]
+    for number in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        count, rank = least[0]
+        shares[rank].append(number)
+        heapq.heapreplace(least, (count + sizes[number], rank))
+    return shares
+
+
+def zero_ranks(model: nn.Module, parallelism: Parallelism) -> Parallelism:
+    """Return a job with one rank more than there are trained parameters in place of a larger one.
+
+    All its ranks from that one on update nothing. torch's ZeroRedundancyOptimizer visits every rank.
+    """
+    most = sum(param.requires_grad for param in model.parameters())
+    if not parallelism.row.divides_optimizer or parallelism.world_size <= most + 1:
+        return parallelism
+    return replace(parallelism, world_size=most + 1, mesh="", rank=min(parallelism.rank, most))
+
+
+# The projections of a layer whose outputs, and those whose inputs, are divided by the ranks: Shoeybi et al. 2019,
+# arXiv:1909.08053.
+_COLUMNS = ("self.query", "self.key", "self.value", "intermediate.dense")
+_ROWS = ("output.dense",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meshes:
+    """The ranks among which parameters are sharded, and those among which layers are divided; None for neither."""
+
+    shard: Any = None
+    tensor: Any = None
+
+
+def make_meshes(parallelism: Parallelism, device: str) -> Meshes:
+    """Return the meshes of the job of this process. Call it outside FakeTensorMode, since ranks are values."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = parallelism.row.dimensions
+    mesh = init_device_mesh(device, parallelism.sizes, mesh_dim_names=names)
+    sharded = tuple(name for name in names if name != TENSOR)
+    return Meshes(
+        shard=mesh[sharded] if parallelism.row.is_sharded else None, tensor=mesh[TENSOR] if TENSOR in names else None
+    )
+
+
+def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
+    """Return the units that a strategy divides one by one: the layers of the list at `path`.
+
+    Without a path those modules that transformers does not split among devices, else the layers of lists of one class,
+    else the children of the model: what accelerate and users of fully_shard take.
+    """
+    if path:
+        return list(model.get_submodule(path).children())
+    whole = set(getattr(model, "_no_split_modules", None) or ())
+    found = [*outermost(model, lambda module: type(module).__name__ in whole).values()]
+    paths = () if found else (layer for layers in layer_lists(model).values() for layer in layers)
+    units = found or map(model.get_submodule, paths)
+    return [unit for unit in dict.fromkeys(units) if any(True for _ in unit.parameters())]
+
+
+def units_text(model: nn.Module, parallelism: Parallelism, path: str) -> str:
+    """Return the units of FSDP, such as `32 x LlamaDecoderLayer`; empty for a strategy that does not shard."""
+    counts = Counter(type(unit).__name__ for unit in layers_of(model, path)) if parallelism.row.is_sharded else {}
+    if layers := path and vars(model.get_submodule(path)).get(REPEATED):
+        counts = dict.fromkeys(counts, layers)
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
+
+
+def parallelize(model: nn.Module, layers: list[nn.Module], parallelism: Parallelism, meshes: Meshes) -> None:
+    """Divide the parameters of a model among the ranks: of each layer, then of what is left.
+
+    The model changes: the parameters become DTensors, which hold the part of this rank. DDP leaves the parameters
+    as they are. Raises SelectionError for a model that the strategy cannot divide.
+    """
+    if meshes.tensor is not None:
+        for layer in layers or [model]:
+            _divide_projections(layer, meshes.tensor)
+    if meshes.shard is None:
+        return
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    name = parallelism.param_dtype
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, PRECISIONS[name].torch_name) if name else None)
+    for module in (*layers, model):
+        fully_shard(module, mesh=meshes.shard, reshard_after_forward=parallelism.row.reshards, mp_policy=policy)
+
+
+def _divide_projections(layer: nn.Module, mesh: Any) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    if not isinstance(layer, BertLayer):
+        raise SelectionError(
+            f"tensor parallelism divides the layers of bertscope's own BERT; got {type(layer).__name__}, choose fsdp"
+        )
+    ranks = mesh.size()
+    attention = layer.attention.self
+    for name, count in (("attention heads", attention.num_attention_heads),
+                        ("intermediate units", layer.intermediate.dense.out_features)):  # fmt: skip
+        if count % ranks:
+            raise SelectionError(
+                f"{count:,} {name} cannot be divided by {ranks:,} ranks; choose a divisor of {count:,}"
+            )
+    styles: dict[str, Any] = {}
+    for path, module in layer.named_modules():
+        if path.endswith((*_COLUMNS, *_ROWS)):
+            if not isinstance(module, nn.Linear):
+                raise SelectionError(
+                    f"tensor parallelism divides linear layers; {path} is {type(module).__name__}, choose fsdp"
+                )
+            styles[path] = ColwiseParallel() if path.endswith(_COLUMNS) else RowwiseParallel()
+    parallelize_module(layer, mesh, styles)
+
+
+def divided_shape(path: str, shape: tuple[int, ...], layer_path: str, ranks: int) -> tuple[int, ...]:
+    """Return the shape that each rank has of a parameter with tensor parallelism; one rank has all of it."""
+    module, _, name = path.rpartition(".")
+    if ranks == 1 or not path.startswith(f"{layer_path}."):
+        return shape
+    if module.endswith(_COLUMNS):
+        return (shape[0] // ranks, *shape[1:])
+    return (shape[0], shape[1] // ranks) if module.endswith(_ROWS) and name == "weight" else shape
+
+
+def bucket_sizes(model: nn.Module) -> list[int]:
+    """Return the bytes of the buckets into which DDP puts the gradients of a model, the first one first.
+
+    A bucket ends when it reaches its limit; tensors of different dtypes or devices are never in one.
+    """
+    limits: dict[object, int] = {}
+    open_bytes: dict[object, int] = {}
+    sizes = []
+    for param in [param for _, param in all_parameters(model) if param.requires_grad][::-1]:  # in backward's order
+        kind = param.dtype, param.device
+        open_bytes[kind] = open_bytes.get(kind, 0) + param.nbytes
+        if open_bytes[kind] >= limits.setdefault(kind, _FIRST_BUCKET_BYTES):
+            sizes.append(open_bytes.pop(kind))
+            limits[kind] = _BUCKET_BYTES
+    return [*sizes, *open_bytes.values()]
+
+
+# ---- one process instead of all ranks ----
+
+
+@contextmanager
+def fake_ranks(parallelism: Parallelism) -> Iterator[Meshes]:
+    """Make this process one rank of a job whose other ranks do not exist; yield its meshes.
+
+    Enter it outside FakeTensorMode, in which the numbers of the ranks would have no values. Raises SelectionError if
+    the process already belongs to a job.
+    """
+    dist = torch.distributed
+    if not dist.is_available():
+        raise SelectionError("this build of torch has no torch.distributed; install one that has")
+    if not has_kernel(torch.ops.c10d.broadcast_.default, "Meta"):
+        raise SelectionError(
+            f"torch {torch.__version__} does not run collectives without values; estimates of several ranks are tested "
+            "with torch 2.11 and newer"
+        )
+    if dist.is_initialized():
+        raise SelectionError("this process belongs to a process group; run the estimate in another process")
+    logger = logging.getLogger("torch.distributed.tensor")  # it warns that two all-reduces could be one
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    dist.init_process_group("fake", rank=parallelism.rank, world_size=parallelism.world_size, store=fake_store())
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # whose output is a view, such as logits
+            yield make_meshes(parallelism, "cpu")
+    finally:
+        dist.destroy_process_group()
+        forget_meshes()
+        logger.setLevel(level)
+
+
+def parallelize_fakes(
+    model: nn.Module, layers: list[nn.Module], parallelism: Parallelism, meshes: Meshes
+) -> dict[str, torch.Tensor]:
+    """Apply the strategy to a model of fake tensors, and return the buckets of DDP, one for each trained parameter."""
+    if parallelism.row.has_buckets:
+        return _with_buckets(model)
+    # The parameters are fake tensors in any case, and the numbers of ranks in a mesh have to have values.
+    with real_tensors(), patch.object(torch, "chunk", _equal_parts):
+        parallelize(model, layers, parallelism, meshes)
+    return {}
+
+
+def _with_buckets(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Have backward reduce the gradient of each parameter in a bucket for that parameter, and return the buckets.
+
+    DDP itself reads values, which fake tensors do not have; one of its buckets holds several gradients. It broadcasts
+    the buffers before forward, and copies each gradient to its bucket, which exists between the steps too.
+    """
+    dist = torch.distributed
+    replicated: Any = model
+    replicated.require_backward_grad_sync = True  # as DDP names it
+    buckets = {path: torch.zeros_like(param) for path, param in model.named_parameters() if param.requires_grad}
+
+    def broadcast(*_: Any) -> None:
+        buffers = list(model.buffers())
+        for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
+            flat = torch.cat([buffer.flatten() for buffer in buffers if buffer.dtype == dtype])
+            dist.broadcast(flat, src=0)
+
+    def reduce(bucket: torch.Tensor, param: torch.Tensor) -> None:
+        """Reduce the bucket of a gradient, which stays a separate tensor."""
+        if replicated.require_backward_grad_sync:
+            dist.all_reduce(bucket)
+
+    model.register_forward_pre_hook(broadcast)
+    for path, param in model.named_parameters():
+        if path in buckets:
+            param.register_post_accumulate_grad_hook(partial(reduce, buckets[path]))
+    return buckets
+
+
+def _equal_parts(input: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
+    """Return the parts of torch.chunk, those of equal size first, and an empty one for each that it leaves out.
+
+    All parts of equal size are one tensor, and so are the empty ones: FSDP divides each parameter by all ranks, which
+    takes minutes for thousands of them.
+    """
+    size = max(-(-input.shape[dim] // chunks), 1)
+    number, rest = divmod(input.shape[dim], size)
+    parts = (input.narrow(dim, 0, size),) * number
+    if rest:
+        parts += (input.narrow(dim, number * size, rest),)
+    return parts + (input.new_empty(0),) * (chunks - len(parts))
+
+
+# ---- the update of a rank of ZeroRedundancyOptimizer ----
+
+
+_PATH = "update.params"  # of the parameters that are updated
+Sort = tuple[torch.Size, torch.dtype, bool]  # of a parameter: True if it has a gradient
+
+
+def idle(parallelism: Parallelism) -> Parallelism:
+    """Return the same job for a rank that updates nothing."""
+    return replace(parallelism, world_size=MAX_WORLD_SIZE, mesh="", rank=MAX_WORLD_SIZE - 1)
+
+
+def without_broadcasts(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace without the broadcasts of the parameters, of which a deeper model has more."""
+    calls = [(call, slope) for call, slope in trace.calls if (call.phase, call.kind) != (OPTIMIZER, BROADCAST)]
+    return replace(trace, calls=calls)
+
+
+def with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]], run_config: RunConfig) -> MemoryTrace:
+    """Return the memory of a rank from that of an idle one; `params` are all of the model with their paths."""
+    ranks, rank = run_config.parallelism.world_size, run_config.parallelism.rank
+    calls = [(call._replace(ranks=ranks), slope) for call, slope in trace.calls]
+    marks = {number for number, place in enumerate(trace.places) if place[2] == UPDATE}
+    at = next((number for number, place in enumerate(trace.place_of) if place in marks), None)
+    if at is None:  # no optimizer step
+        return replace(trace, calls=calls)
+    trained = [(path, param) for path, param in params if param.requires_grad]
+    calls += [(Collective(OPTIMIZER, BROADCAST, "", param.nbytes, ranks), 0) for _, param in trained]
+    shares = zero_shares([param.numel() for _, param in trained], ranks)
+    own = [trained[number] for number in shares[rank]] if rank < len(shares) else []
+    with_gradient = {kind.block.path for kind in trace.kinds if kind.block.operator == UPDATE}
+    kinds = [(param.shape, param.dtype, path in with_gradient) for path, param in own]
+    update = _renamed(_update(kinds, run_config), [path for path, _ in own])
+    first, place = len(trace.kinds), len(trace.places)
+    held = [first + number for number in update.held if update.kinds[number].block.part == "optimizer_state"]
+    changes, place_of = list(trace.changes), list(trace.place_of)
+    changes[at:at] = [number + first if number >= 0 else number - first for number in update.changes]
+    place_of[at:at] = [place + number for number in update.place_of]
+    return replace(trace, kinds=trace.kinds + update.kinds, held=trace.held + held, changes=changes,
+                   places=trace.places + update.places, place_of=place_of, calls=calls)  # fmt: skip
+
+
+def _update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
+    stack = LayerStack.of(_PATH, "", kinds)
+    few, more = (_traced(stack.few(units), run_config) for units in (RAN, RAN + 1))
+    if not same_events(with_copies(few, _PATH, stack.copies(RAN, RAN + 1)), more):
+        return _traced(kinds, run_config)
+    return with_copies(few, _PATH, stack.copies(RAN))
+
+
+def _renamed(trace: MemoryTrace, paths: Sequence[str]) -> MemoryTrace:
+
+    def renamed(path: str) -> str:
+        number, dot, rest = path.removeprefix(f"{_PATH}.").partition(".")
+        return f"{paths[int(number)]}{dot}{rest}" if path.startswith(f"{_PATH}.") else path
+
+    kinds = [kind._replace(block=kind.block._replace(path=renamed(kind.block.path))) for kind in trace.kinds]
+    places = [(phase, renamed(path), operator) for phase, path, operator in trace.places]
+    return replace(trace, kinds=kinds, places=places)
+
+
+def _traced(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
+    run_config = replace(run_config, parallelism=ONE_PROCESS, batch=1, seq=1, loop=FREED, accumulate=1,
+                         clip_grad_norm=False, grad_scaler=False, ema=False, keep_gradients=True)  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(fake_tensors())
+        if run_config.device == "cuda":
+            stack.enter_context(cuda_semantics(run_config))
+        model = nn.Module()
+        model.update = nn.Module()
+        model.update.params = nn.ParameterList(torch.empty(shape, dtype=dtype) for shape, dtype, _ in kinds)
+        return fake_run(_Update(model, {}, run_config, trained=[kind[2] for kind in kinds]))
+
+
+@dataclass
+class _Update(ModelStep):
+    """A step of an optimizer only: the gradients exist and stay."""
+
+    trained: Sequence[bool] = ()
+
+    def _loop(self, run_config: RunConfig) -> Iterator[str]:
+        while True:
+            for _ in range(run_config.accumulate):
+                yield FORWARD
+                for param, is_trained in zip(self.model.parameters(), self.trained, strict=True):
+                    if is_trained and param.grad is None:
+                        param.grad = torch.empty_like(param)
+            if self.optimizer is not None:
+                yield OPTIMIZER
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=False)
+            yield STEP_END
