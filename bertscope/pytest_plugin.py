@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bertscope.errors import BertscopeError
+from bertscope.errors import BertscopeError, SourceError
 
 if TYPE_CHECKING:
     from bertscope.analyses.check import Witness
@@ -36,7 +36,6 @@ class ExpectationFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yield one test for each expectation."""
-        from bertscope.errors import SourceError
         from bertscope.sources.expectation_files import read_expectation_file
         from bertscope.sources.model_source import as_source_error
 

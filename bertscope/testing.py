@@ -24,8 +24,8 @@ def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False,
     report = count(model, by="group")
     totals = report.totals
     suffix = "layer_params" if over_layers else "params"
-    found = totals.layer_params if over_layers else totals.distinct_params
-    wanted = [("sum over layers" if over_layers else "unique parameters", expected, found)]
+    counted = totals.layer_params if over_layers else totals.distinct_params
+    wanted = [("sum over layers" if over_layers else "unique parameters", expected, counted)]
     if trainable is not None:
         wanted.append(("trainable parameters", trainable, getattr(totals, f"trainable_{suffix}")))
     wrong = [

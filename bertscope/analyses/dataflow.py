@@ -95,16 +95,18 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         if self.is_recording and self.box is None and tensors(out):
-            given = tensors((args, kwargs))
-            if {id(tensor) for tensor in given}.isdisjoint(map(id, tensors(out))):
-                self._record(function, args, kwargs or {}, given, out)
+            inputs = tensors((args, kwargs))
+            if {id(tensor) for tensor in inputs}.isdisjoint(map(id, tensors(out))):
+                self._record(function, args, kwargs or {}, inputs, out)
         return out
 
-    def _record(self, function: Any, args: Any, kwargs: Mapping[str, Any], given: list[torch.Tensor], out: Any) -> None:
+    def _record(
+        self, function: Any, args: Any, kwargs: Mapping[str, Any], inputs: list[torch.Tensor], out: Any
+    ) -> None:
         name = torch.overrides.resolve_name(function) or function.__name__
         short = name.rsplit(".", 1)[-1]
-        first = self._flowing(given[0]) if len(given) == 1 else None
-        storages = {storage_key(tensor) for tensor in (*given, *tensors(out))}
+        first = self._flowing(inputs[0]) if len(inputs) == 1 else None
+        storages = {storage_key(tensor) for tensor in (*inputs, *tensors(out))}
         if first is not None and (short in _SAME_CONTENT or len(storages) == 1):
             view = _index_text(args[1]) if short == "__getitem__" else short
             for tensor in tensors(out):
@@ -112,13 +114,13 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
             return
         if name.startswith(("torch.Tensor.", "torch.functional.")):
             name = f"torch.{short}"
-        words = [value for value in args if isinstance(value, str)]
+        details = [value for value in args if isinstance(value, str)]
         if short in _SIGNS:
             scalars = [f"{value:g}" for value in (*args, *kwargs.values()) if type(value) in (int, float)]
             is_reversed = bool(scalars) and short.startswith(("r", "__r"))
-            name, *words = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
-        node = self.flow.add("function", name, short, detail=" ".join(words), group=self.groups[-1])
-        self._connect(node, given, out)
+            name, *details = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
+        node = self.flow.add("function", name, short, detail=" ".join(details), group=self.groups[-1])
+        self._connect(node, inputs, out)
 
     def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin the recording at the scope, a group at a module to open, a box at any other."""
@@ -148,20 +150,20 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
             self.groups.pop()
         elif self.box == path:
             self.box = None
-            given = tensors((args, kwargs))
-            if any(out is tensor for tensor in given):
+            inputs = tensors((args, kwargs))
+            if any(out is tensor for tensor in inputs):
                 out = torch.ops.aten.alias(out)  # a dropout that returns its input is drawn as a result
             kind, name = type_name(type(module), "bertscope"), path.rpartition(".")[2]
             ident = name if number_of(name) is None else f"layer_{name}"
             self._connect(
-                self.flow.add("module", name, ident, path=path, detail=kind, group=self.groups[-1]), given, out
+                self.flow.add("module", name, ident, path=path, detail=kind, group=self.groups[-1]), inputs, out
             )
             return out
         return None
 
-    def _connect(self, ident: str, given: list[torch.Tensor], out: Any) -> None:
+    def _connect(self, ident: str, inputs: list[torch.Tensor], out: Any) -> None:
         """Add edges from the origins of the given tensors, and record the results as made by the node."""
-        for tensor in given:
+        for tensor in inputs:
             origin = self._flowing(tensor)
             if origin is not None:
                 edge = DiagramEdge(source=origin.source, target=ident, shape=shape_of(tensor), views=origin.views)
@@ -181,16 +183,16 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
         self.flow.seen.append(self.alive[id(tensor)])
 
 
-def _named(given: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def _named(value_tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor in nested arguments with a name such as `past_key_value[0]`."""
-    if isinstance(given, torch.Tensor):
-        yield name, given
-    elif isinstance(given, Mapping):
-        for key, value in given.items():
+    if isinstance(value_tree, torch.Tensor):
+        yield name, value_tree
+    elif isinstance(value_tree, Mapping):
+        for key, value in value_tree.items():
             yield from _named(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(given, (tuple, list)):
-        for place, value in enumerate(given):
-            yield from _named(value, f"{name}[{place}]")
+    elif isinstance(value_tree, (tuple, list)):
+        for number, value in enumerate(value_tree):
+            yield from _named(value, f"{name}[{number}]")
 
 
 def _index_text(index: Any) -> str:
@@ -288,7 +290,7 @@ def _run(model: nn.Module, inputs: Any, device: str) -> Any:
     """Return the outputs; a forward that asks whether a mask hides positions is told that it hides none."""
     positional, named = arguments(inputs)
     with torch.device(device), torch.no_grad():
-        return trace(model, lambda: model(*positional, **named))[1]
+        return trace(model, partial(model, *positional, **named))[1]
 
 
 def _other_inputs(model: nn.Module, given: Given, device: str) -> Any:
@@ -309,14 +311,14 @@ def _verified_short(model: nn.Module, inputs: Any, name: str | None, device: str
 
     def shortened(stacks: Collection[str]) -> tuple[nn.Module, dict[str, str]] | None:
         with suppress(Exception):  # of the model's code, which may count its layers
-            found = _with_each_layer_once(model, device, stacks)
-            if set(map(shape_of, tensors(_run(found[0], inputs, device)))) == wanted:
-                return found
+            short = _with_each_layer_once(model, device, stacks)
+            if set(map(shape_of, tensors(_run(short[0], inputs, device)))) == wanted:
+                return short
         return None
 
     stacks = [node.path for node in fold(read(model)).walk() if any(child.copies > 1 for child in node.children)]
-    found = shortened(stacks) or shortened([stack for stack in stacks if shortened([stack])])
-    return found or (whole, {path: path for path, _ in whole.named_modules()})
+    short = shortened(stacks) or shortened([stack for stack in stacks if shortened([stack])])
+    return short or (whole, {path: path for path, _ in whole.named_modules()})
 
 
 def _with_each_layer_once(
@@ -339,14 +341,14 @@ def _with_each_layer_once(
             return
         parts = [(child, module.get_submodule(next(expand(child.name)))) for child in node.children]
         module._modules.clear()
-        for place, (child, part) in enumerate(parts):
-            module.add_module(str(place), part)
-            visit(child, part, f"{at}.{place}".strip("."))
+        for number, (child, part) in enumerate(parts):
+            module.add_module(str(number), part)
+            visit(child, part, f"{at}.{number}".strip("."))
 
     visit(fold(read(short)), short, "")
     if isinstance(short, BertPreTrainedModel):
         firsts = [layers.first for layers in _layers(short, names)]
-        heads = {place: short.config.pruned_heads.get(first, ()) for place, first in enumerate(firsts)}
+        heads = {number: short.config.pruned_heads.get(first, ()) for number, first in enumerate(firsts)}
         short._set_config(replace(short.config, num_hidden_layers=len(firsts), pruned_heads=heads))
     return short, names
 
@@ -419,14 +421,14 @@ def _name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> Non
     without these products raises an error. Each node is between the operator that makes a tensor and those that use it.
     """
     inside = [node for node in flow.nodes.values() if node.group == group and node.role == "function"]
-    found = {name: [node.id for node in inside if node.name == name] for name in (_FUSED, "torch.matmul", _SOFTMAX)}
-    if found[_FUSED]:
-        (product,) = found[_FUSED]
+    idents = {name: [node.id for node in inside if node.name == name] for name in (_FUSED, "torch.matmul", _SOFTMAX)}
+    if idents[_FUSED]:
+        (product,) = idents[_FUSED]
         for edge, name in zip(flow.into(product), ("query_layer", "key_layer", "value_layer"), strict=False):
             _name(flow, edge.source, edge.views, name, group)
     else:
-        scores, product = found["torch.matmul"]
-        (softmax,) = found[_SOFTMAX]
+        scores, product = idents["torch.matmul"]
+        (softmax,) = idents[_SOFTMAX]
         query, key = flow.into(scores)
         if key.views[-1] != "transpose":
             raise ValueError("the scores are not query @ key.transpose(-1, -2)")
@@ -446,9 +448,9 @@ def _name(flow: Flow, source: str, views: tuple[str, ...], name: str, group: str
     (shape, *_) = [shape_of(seen.tensor) for seen in flow.seen if (seen.source, seen.views) == (source, views)]
     ident = flow.add("tensor", name, shape=shape, group=group)
     size = len(views)
-    takers = [place for place, edge in enumerate(flow.edges) if (edge.source, edge.views[:size]) == (source, views)]
-    for place in takers:
-        flow.edges[place] = replace(flow.edges[place], source=ident, views=flow.edges[place].views[size:])
+    takers = [number for number, edge in enumerate(flow.edges) if (edge.source, edge.views[:size]) == (source, views)]
+    for number in takers:
+        flow.edges[number] = replace(flow.edges[number], source=ident, views=flow.edges[number].views[size:])
     flow.edges.insert(takers[0], DiagramEdge(source=source, target=ident, shape=shape, views=views))
     return ident
 

@@ -142,9 +142,9 @@ class _ClassReader:
                     self._add(owner, name, held[name], when)
 
     def _add(self, cls: type, name: str, value: Any, when: str) -> None:
-        found = ClassAttribute(name=name, type=self._type_of(cls, name, value), when=when)
+        attribute = ClassAttribute(name=name, type=self._type_of(cls, name, value), when=when)
         if name not in self.classes[cls] or (self.classes[cls][name].type == "None" and value is not None):
-            self.classes[cls][name] = found
+            self.classes[cls][name] = attribute
         items = value._modules.values() if type(value) in _CONTAINERS else [value]
         for part, count in Counter(map(type, items)).items():
             is_part = issubclass(part, nn.Module) and is_of(part, self.package) and not _is_private(part)
@@ -168,13 +168,13 @@ class _ClassReader:
 
     def boxes(self) -> Iterator[ClassBox]:
         """Yield each class with its attributes in the order in which `__init__` stores them."""
-        for cls, found in self.classes.items():
-            order = dict.fromkeys((*(name for name in _stored(cls) if name in found), *found))
+        for cls, attributes in self.classes.items():
+            order = dict.fromkeys((*(name for name in _stored(cls) if name in attributes), *attributes))
             yield ClassBox(
                 name=cls.__name__,
                 address=address(cls),
                 bases=tuple(base.__name__ for base in _public_bases(cls) if base in self.classes),
-                attributes=tuple(found[name] for name in order),
+                attributes=tuple(attributes[name] for name in order),
             )
 
 
@@ -189,8 +189,10 @@ def _public_bases(cls: type) -> Iterator[type]:
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
-    own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and name[0] != "_"}
-    return own | module._modules | module._parameters | module._buffers
+    attributes = {
+        name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and name[0] != "_"
+    }
+    return attributes | module._modules | module._parameters | module._buffers
 
 
 def _stored(cls: type) -> list[str]:
@@ -234,9 +236,10 @@ def _around(
 
 # The kinds of diagrams, and the keywords of `bertscope.diagram` that have an effect on each.
 KINDS = {
-    "class": ("around", "implementation", "nn_module"), "forward": ("depth", "direction", "given", "inputs"),
+    "class": ("around", "implementation", "nn_module"),
+    "forward": ("depth", "direction", "given", "inputs"),
     "tree": ("depth", "direction"),
-}  # fmt: skip
+}
 
 
 def diagram_kind(model: nn.Module, kind: str | None, around: str | None = None) -> str:

@@ -121,10 +121,13 @@ def tell() -> None:
     try:
         cards = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
         answer["cards"] = [
-            {"name": f"cuda:{number}", "description": f"{card.name}, compute capability {card.major}.{card.minor}",
-             "memory_bytes": card.total_memory}
+            {
+                "name": f"cuda:{number}",
+                "description": f"{card.name}, compute capability {card.major}.{card.minor}",
+                "memory_bytes": card.total_memory,
+            }
             for number, card in enumerate(cards)
-        ]  # fmt: skip
+        ]
     except Exception as error:  # a driver may fail in any way
         answer["problems"].append(f"CUDA does not answer: {one_line(str(error), limit=300)}")
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -136,16 +136,18 @@ def counts(
     inputs and outputs.
     """
     for option, value, allowed in (
-        *(("by", by, BY) for by in tables), ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None)),
-    ):  # fmt: skip
+        *(("by", by, BY) for by in tables),
+        ("sort", sort, SORTS),
+        ("dtype", dtype, (*PRECISIONS, None)),
+    ):
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = read(model, shapes, ((), ()))
     equal = fold(root)
     sums_of_all = totals(root, dtype)
     rows = _Rows(sums_of_all.layer_params, dtype)
-    made = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
-    of_equal = {by: made[by](equal) for by in {"group", "layer", *tables} - {"parameter"}}
+    make = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
+    of_equal = {by: make[by](equal) for by in {"group", "layer", *tables} - {"parameter"}}
     sums = tuple(written_sums(of_equal["group"], of_equal["layer"]))
     about, tied, unknown_paths = subject(model, name, dtype), ties(root), unknown(root)
     common: dict[str, Any] = {
@@ -158,7 +160,7 @@ def counts(
     reports = []
     for by in tables:
         is_folded = by != "parameter" if folded is None else folded
-        shown = of_equal[by] if is_folded and by in of_equal else made[by](equal if is_folded else root)
+        shown = of_equal[by] if is_folded and by in of_equal else make[by](equal if is_folded else root)
         reports.append(CountReport(by=by, rows=tuple(sorted(shown, key=SORTS[sort])), **common))
     return reports
 
@@ -186,8 +188,8 @@ class _Rows:
     def row(self, node: Node, held: Iterable[Held], copies: int, **fields: Any) -> CountRow:
         """Return one row from the tensors of one copy; `fields` are those that differ from the node's."""
         params = [item for item in held if item.is_parameter]
-        own = {item.path for item in params}
-        tied = [item.tied_to for item in params if item.tied_to and item.tied_to not in own]
+        paths = {item.path for item in params}
+        tied = [item.tied_to for item in params if item.tied_to and item.tied_to not in paths]
         values: dict[str, Any] = {
             "name": node.name,
             "path": node.path,
@@ -313,20 +315,22 @@ def tree(
         index = f"{at}-{numbers[at] + 1}" if at else ""  # as in torchinfo: `3-6`
         numbers[at] += node.copies
         if depth is None or at <= depth:
-            rows.append(TreeRow(
-                name=node.name,
-                path=node.path,
-                type=node.type,
-                depth=at,
-                depth_index=index,
-                is_last=is_last,
-                same_as=node.same_as,
-                inputs=node.note[0],
-                outputs=node.note[1],
-                bytes=copies * sum(held.layer_numel * held.itemsize for held in node.params),
-                kernel_size=node.kernel_size,
-                **_sums(node.params, copies, sums.layer_params),
-            ))  # fmt: skip
+            rows.append(
+                TreeRow(
+                    name=node.name,
+                    path=node.path,
+                    type=node.type,
+                    depth=at,
+                    depth_index=index,
+                    is_last=is_last,
+                    same_as=node.same_as,
+                    inputs=node.note[0],
+                    outputs=node.note[1],
+                    bytes=copies * sum(held.layer_numel * held.itemsize for held in node.params),
+                    kernel_size=node.kernel_size,
+                    **_sums(node.params, copies, sums.layer_params),
+                )
+            )
     return TreeReport(
         subject=subject(model, name),
         max_depth=depth,

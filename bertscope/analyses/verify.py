@@ -68,8 +68,11 @@ def verify(
     wrong = {row.status for row in rows if row.is_wrong}
     # The classes of the same configuration whose tensors the checkpoint has.
     others = source.other_classes() if wrong & {"missing", "unexpected"} else ()
-    fitting = [str(other.architecture) for other in others
-               if not any(row.is_wrong for row in _ModelTensors(other.build(), None).rows(named))]  # fmt: skip
+    fitting = [
+        str(other.architecture)
+        for other in others
+        if not any(row.is_wrong for row in _ModelTensors(other.build(), None).rows(named))
+    ]
     return VerifyReport(
         subject=subject(model, source.name),
         stored=sums(checkpoint),
@@ -92,8 +95,8 @@ def _named(checkpoint: Checkpoint) -> _Named:
             raise SourceError(
                 f"{tensor.name!r} is a TensorFlow name; convert the checkpoint first", where=str(checkpoint.path)
             )
-    found = (tensor for tensor in checkpoint.tensors if not tensor.name.startswith(checkpoint.modules or "\0"))
-    return [(name_in_torch(tensor.name) if checkpoint.format == "gguf" else tensor.name, tensor) for tensor in found]
+    tensors = (tensor for tensor in checkpoint.tensors if not tensor.name.startswith(checkpoint.modules or "\0"))
+    return [(name_in_torch(tensor.name) if checkpoint.format == "gguf" else tensor.name, tensor) for tensor in tensors]
 
 
 def _wrapper(named: _Named, expected: "_ModelTensors") -> str:
@@ -127,8 +130,8 @@ class _ModelTensors:
         self.dtype = dtype
         self.found: dict[str, StoredTensor] = {}
         # Of a model with adapters only these and the saved modules are in a file.
-        found = model.stored() if isinstance(model, PeftModel) else model.state_dict(keep_vars=True)
-        self.state: Mapping[str, torch.Tensor] = found
+        state = model.stored() if isinstance(model, PeftModel) else model.state_dict(keep_vars=True)
+        self.state: Mapping[str, torch.Tensor] = state
         names: dict[int, list[str]] = {}
         for name, tensor in self.state.items():
             names.setdefault(id(tensor), []).append(name)
@@ -141,8 +144,8 @@ class _ModelTensors:
         return own_name(modern_name(name), self.state, self.prefix)
 
     def rows(self, named: _Named) -> Iterator[VerifyRow]:
-        for given, tensor in named:
-            name = self.own(given)
+        for stored_name, tensor in named:
+            name = self.own(stored_name)
             is_buffer = name in self.buffers or tensor.name.endswith(STORED_BUFFERS)
             if name in self.found:
                 note = f"{self.found[name].name} is stored as well, for {name}"

@@ -52,8 +52,8 @@ class Calibration:
 
 def user_folder() -> Path:
     """Return the folder of the user's calibrations, which may not exist: XDG_DATA_HOME, on Windows LOCALAPPDATA."""
-    given = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_DATA_HOME", "")
-    data = Path(given) if os.path.isabs(given) else Path(os.path.expanduser("~"), ".local", "share")
+    variable = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_DATA_HOME", "")
+    data = Path(variable) if os.path.isabs(variable) else Path(os.path.expanduser("~"), ".local", "share")
     return data / "bertscope" / "calibrations"
 
 
@@ -113,16 +113,16 @@ def calibration_of(card: Gpu) -> Calibration | None:
 
 def calibration_in(path: str, gpu: str | None) -> Calibration:
     """Return the calibration in a file; raise SourceError for another file, SelectionError for another GPU's."""
-    found = Calibration(read_calibration(Path(path)))
-    if gpu is not None and (own := _gpu(found)) != gpu:
-        raise SelectionError(f"{path} is a calibration of {own}, not of {gpu}; give that GPU or another file")
-    return found
+    calibration = Calibration(read_calibration(Path(path)))
+    if gpu is not None and (calibrated := _gpu(calibration)) != gpu:
+        raise SelectionError(f"{path} is a calibration of {calibrated}, not of {gpu}; give that GPU or another file")
+    return calibration
 
 
 def _gpu(calibration: Calibration) -> str:
     machine = calibration.report.machine
-    found = find_device(machine.card, machine.memory_bytes)
-    return found.name if found else card_name(machine.card)
+    gpu = find_device(machine.card, machine.memory_bytes)
+    return gpu.name if gpu else card_name(machine.card)
 
 
 def calibration_here(card: str, memory_bytes: int) -> Calibration | None:

@@ -81,8 +81,8 @@ def profile_report(
     )
     pictures = tuple(b64decode(child.sent.snapshot) if child.sent.snapshot else None for child in children)
     calibration = None
-    for found in filter(None, (child.calibration() for child in children)):
-        calibration = found.after(calibration)
+    for measured in filter(None, (child.calibration() for child in children)):
+        calibration = measured.after(calibration)
     return report, pictures, calibration
 
 
@@ -178,10 +178,10 @@ class _Child:
                 if not is_answered and time.monotonic() > deadline and self.problem is None:
                     self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
                 if self.watch is not None:
-                    for own in self.watch.read():
-                        self._keep(*own)
-                    if found := self.watch.failure(self.sent.ended, self.problem):
-                        self.who, self.sent.stage, self.problem = found
+                    for message_of_rank in self.watch.read():
+                        self._keep(*message_of_rank)
+                    if failure := self.watch.failure(self.sent.ended, self.problem):
+                        self.who, self.sent.stage, self.problem = failure
                     self.sent.ranks = self.watch.folded()
                 if self.problem is None:
                     progress(shown or detailed(self.name, self.sent.stage))
@@ -263,10 +263,12 @@ def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:
     }.get(kind, text)
     expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}" if sent.estimated else ""
     said = f"{who} {happened} while {sent.stage}{expected}"
-    others = {"interrupted": "run it again to measure",
-              "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
-              "hung": "the others wait for it: look at this place, or give a longer timeout",
-              "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)"}  # fmt: skip
+    others = {
+        "interrupted": "run it again to measure",
+        "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
+        "hung": "the others wait for it: look at this place, or give a longer timeout",
+        "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)",
+    }
     if kind in others:
         return f"{said}; {others[kind]}"
     is_saving = job.run_config.checkpointing == NONE and job.run_config.mode != "inference"

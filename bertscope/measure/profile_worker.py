@@ -112,7 +112,7 @@ def _measure(step: Any, job: Job, send: Say) -> float:
         warmup = time.perf_counter() - started
         of_process(step.run)
     started = time.perf_counter()
-    trace = measured(step, lambda name: send("stage", f"in the {name} phase of the measured step"))
+    trace = measured(step, stages(send, "the measured step"))
     if step.device == "cuda":
         torch.cuda.synchronize()
     warmup = warmup or time.perf_counter() - started
@@ -186,9 +186,9 @@ def estimate_job(job: Job, send: Say) -> int:
     if job.source.bert_config is None:
         send("subject", steps.facts(job.run_config).subject)
     with suppress(UnknownValueError):  # then there is only the measurement
-        found = steps.memory(job.run_config)
-        send("estimated", found)
-        if job.beside is not None and job.source.layer_path and found.cost.peak_bytes >= job.beside_peak_bytes:
+        memory = steps.memory(job.run_config)
+        send("estimated", memory)
+        if job.beside is not None and job.source.layer_path and memory.cost.peak_bytes >= job.beside_peak_bytes:
             send("outlook", steps.break_even(job.beside, job.run_config))
     return steps.flops(job.run_config)
 
@@ -255,8 +255,8 @@ def measure_card(job: Job, device: str, send: Say) -> None:
     side = max(min(_SIDE, int((max(free, 0) / 64) ** 0.5) // 128 * 128), 128)
     rates = {name: _product_rate(side, name, device) for name in sorted(names & PRECISIONS.keys())}
     size = min(_COPIED_BYTES, max(free // 8, 1))
-    given, copied = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
-    send("rates", {**rates, COPY: 2 * size / _seconds(partial(copied.copy_, given))})
+    source, copied = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
+    send("rates", {**rates, COPY: 2 * size / _seconds(partial(copied.copy_, source))})
 
 
 def _driver_version() -> str:

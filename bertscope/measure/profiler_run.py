@@ -5,15 +5,16 @@ Sizes, order and addresses are the allocator's; modules, phases and gradients co
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.memory.estimate import module_memory, named_inputs
 from bertscope.memory.fake_run import StepLog
-from bertscope.memory.step import Loss, ModelStep, real_inputs, run_model, waiting_inputs
+from bertscope.memory.step import Loss, ModelStep, Phase, real_inputs, run_model, waiting_inputs
 from bertscope.memory.summary import memory, memory_report
 from bertscope.memory.trace import MemoryTrace
 from bertscope.reports.memory import BACKWARD, FORWARD, MemoryReport, Timing, Variant
@@ -44,10 +45,10 @@ def real_step(
     return ModelStep(model, inputs, run_config, device, loss, waiting=waiting_inputs(inputs, run_config))
 
 
-def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: None) -> MemoryTrace:
+def measured(step: ModelStep, phase: Phase = nullcontext) -> MemoryTrace:
     """Run two steps under the profiler and return the trace of the second; its optimizer state must exist.
 
-    `on_phase` is called with each phase as it begins.
+    `phase` is entered with each phase too.
     """
     reader = _EventReader(step.device)
     mark = torch.profiler.record_function
@@ -56,9 +57,8 @@ def measured(step: ModelStep, on_phase: Callable[[str], None] = lambda phase: No
             reader.log.hold(block, tensor.untyped_storage().nbytes())
 
     @contextmanager
-    def marked(phase: str) -> Iterator[None]:
-        on_phase(phase)
-        with mark(_PHASE + phase):
+    def marked(name: str) -> Iterator[None]:
+        with phase(name), mark(_PHASE + name):
             yield
         grads = (param.grad for param in step.model.parameters())
         reader.gradients.append({grad.untyped_storage().data_ptr() for grad in grads if grad is not None})
@@ -116,13 +116,13 @@ def profile(
     no estimate. Raises SelectionError for a device that torch does not find.
     """
     device_of(run_config)
-    given, how = named_inputs(inputs, loss)
+    batch, how = named_inputs(inputs, loss)
     estimated = None
     with suppress(UnknownValueError):  # then there is only the measurement
         estimated, _ = module_memory(module, inputs, run_config, loss)
     with _restored(module):
-        step = ModelStep(module.train(run_config.mode != "inference"), given, run_config, run_config.device, how,
-                         waiting=waiting_inputs(given, run_config))  # fmt: skip
+        step = ModelStep(module.train(run_config.mode != "inference"), batch, run_config, run_config.device, how,
+                         waiting=waiting_inputs(batch, run_config))  # fmt: skip
         with running_module(type(module).__name__, module, run_config.device):
             step.run_first_steps()
         started = time.perf_counter()
@@ -191,10 +191,10 @@ class _EventReader:
 
         torch hangs all events of such a thread into the phase in which the first of them began.
         """
-        own = next((event.start_tid for event in events if event.name.startswith(_PHASE)), None)
-        self.elsewhere = sorted(_in_other_threads(events, own), key=lambda event: event.start_time_ns)
+        thread = next((event.start_tid for event in events if event.name.startswith(_PHASE)), None)
+        self.elsewhere = sorted(_in_other_threads(events, thread), key=attrgetter("start_time_ns"))
         for event in events:
-            if event.start_tid == own:
+            if event.start_tid == thread:
                 self.read(event, _Place())
 
     def read(self, event: Any, place: _Place) -> None:
@@ -208,7 +208,7 @@ class _EventReader:
         children = [child for child in event.children if child.start_tid == event.start_tid]
         if name.startswith(_PHASE):
             begun = sum(other.start_time_ns <= event.end_time_ns for other in self.elsewhere)
-            children = sorted([*children, *self.elsewhere[:begun]], key=lambda child: child.start_time_ns)
+            children = sorted([*children, *self.elsewhere[:begun]], key=attrgetter("start_time_ns"))
             del self.elsewhere[:begun]
         for child in children:
             self.read(child, place)

@@ -42,7 +42,7 @@ from bertscope.memory.trace import MemoryTrace
 from bertscope.processes.child import can_fork, child_command, run_and_end
 from bertscope.reports.memory import ALL_REDUCE, BACKWARD, RankRow, Timing
 from bertscope.settings.parallelism import ONE_PROCESS
-from bertscope.torch_access import in_backward, operator_name, storage_key, torch, tree_leaves
+from bertscope.torch_access import in_backward, nn, operator_name, storage_key, torch, tree_leaves
 from bertscope.tracing.module_tree import row_paths
 from bertscope.tracing.record import Device, Recorder
 
@@ -141,15 +141,21 @@ def _run(job: Job, launch: RankLaunch, send: Say) -> None:
     send("stage", "joining the others")
     # The ranks meet at a file in the folder of the job, which other users cannot read.
     dist.init_process_group(
-        _BACKENDS[device], init_method=f"file://{launch.folder}/store", rank=int(os.environ["RANK"]),
-        world_size=launch.nproc, timeout=timedelta(seconds=launch.timeout_seconds + _MORE_SECONDS),
-    )  # fmt: skip
+        _BACKENDS[device],
+        init_method=f"file://{launch.folder}/store",
+        rank=int(os.environ["RANK"]),
+        world_size=launch.nproc,
+        timeout=timedelta(seconds=launch.timeout_seconds + _MORE_SECONDS),
+    )
     set_memory_limit(job, send)
     send("stage", "building the model")
     parallelism, path = job.run_config.parallelism, job.source.layer_path
     meshes = make_meshes(parallelism, device)
-    step = real_step(job.source, job.run_config, device,
-                     lambda model: parallelize(model, layers_of(model, path), parallelism, meshes))  # fmt: skip
+
+    def divide(model: nn.Module) -> None:
+        parallelize(model, layers_of(model, path), parallelism, meshes)
+
+    step = real_step(job.source, job.run_config, device, divide)
     with job.source.confined():
         if parallelism.row.has_buckets:
             _put_in_ddp(step)
@@ -199,7 +205,7 @@ def _measured(step: Any, job: Job, send: Say) -> RankRow:
     device = measured_device(step) if step.device == "cuda" else {}
     process = None if device else high_water(step.run)
     rows, parallelism = row_paths(step.model), job.run_config.parallelism
-    found = memory(trace, "measured", rows, **device)
+    measured = memory(trace, "measured", rows, **device)
     in_buckets = (BACKWARD, ALL_REDUCE) if parallelism.row.has_buckets else ()  # which belong to no module
     calls = (call._replace(path="") if call[:2] == in_buckets else call for call in trace.collectives)
     sent = traffic(calls, rows, 0, ONE_PROCESS)
@@ -210,12 +216,12 @@ def _measured(step: Any, job: Job, send: Say) -> RankRow:
         if process is not None:
             send("process", process)
         send("traffic", sent)
-        send("measured", found)
+        send("measured", measured)
     return RankRow(
         ranks=(int(os.environ["RANK"]),),
         state_bytes=trace.state_bytes,
-        cost=found.cost,
-        phases=found.phases,
+        cost=measured.cost,
+        phases=measured.phases,
         traffic=sent,
         process_high_water_bytes=process.run_high_water_bytes if process else 0,
     )
@@ -313,12 +319,14 @@ def run_ranks(launch: RankLaunch, *, is_forking: bool) -> dict[str, int]:
 
 def _environment(launch: RankLaunch, rank: int) -> dict[str, str]:
     """Return the variables of a rank, as torchrun sets them; gloo and NCCL listen to loopback only."""
-    found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": launch.nproc}
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": launch.nproc}
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     # NCCL's RAS subsystem (from 2.24 on) would open a port too.
     return (
-        {name: str(value) for name, value in found.items()} | dict.fromkeys(names, loopback) | {"NCCL_RAS_ENABLE": "0"}
+        {name: str(value) for name, value in numbers.items()}
+        | dict.fromkeys(names, loopback)
+        | {"NCCL_RAS_ENABLE": "0"}
     )
 
 
@@ -340,7 +348,10 @@ def _spawned(launch: RankLaunch, rank: int) -> int:
     environment = os.environ | _environment(launch, rank)
     with open(printed_file(launch.folder, rank), "wb", 0) as printed:
         process = subprocess.Popen(  # noqa: S603 words of this program
-            [*child_command(RANK_ENTRY), launch.folder], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+            [*child_command(RANK_ENTRY), launch.folder],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
             env=environment,
-        )  # fmt: skip
+        )
     return process.pid

@@ -104,12 +104,12 @@ class RanksWatch:
             return self.first_problem.name, self.first_problem.stages[-1], self.first_problem.problem
         if problem is None or problem[0] != "timeout" or not self.ranks:
             return None
-        found, place = self._hanging()
-        stage = f"{found[0].stages[-1]}{place}"
-        if len(found) == len(self.ranks):
+        ranks, place = self._hanging()
+        stage = f"{ranks[0].stages[-1]}{place}"
+        if len(ranks) == len(self.ranks):
             return "the ranks", stage, problem
-        numbers = ", ".join(str(rank.number) for rank in found)
-        who = found[0].name if len(found) == 1 else f"ranks {numbers}"
+        numbers = ", ".join(str(rank.number) for rank in ranks)
+        who = ranks[0].name if len(ranks) == 1 else f"ranks {numbers}"
         return who, stage, ("hung", "hung until the time limit")
 
     def _failed(self, exit_codes: dict[str, int]) -> tuple[_Rank, str, Any]:
@@ -121,8 +121,8 @@ class RanksWatch:
             rank = self.ranks.setdefault(int(number), _Rank(int(number)))
             if rank.problem is None:
                 lines = self._stderr(rank).strip().splitlines()
-                words = f" (its last words: {one_line(lines[-1], limit=200)})" if lines else ""
-                return rank, "died", f"{end_text(code)}{words}"
+                last_words = f" (its last words: {one_line(lines[-1], limit=200)})" if lines else ""
+                return rank, "died", f"{end_text(code)}{last_words}"
         rank = self.first_problem or next(iter(self.ranks.values()), _Rank(0))
         kind, text = rank.problem or ("died", "ended")
         return rank, kind, text
@@ -132,14 +132,14 @@ class RanksWatch:
 
         These have reached the earliest stage; of several those that are in no collective.
         """
-        known, asked = list(self.ranks.values()), list[_Rank]()
+        known, signalled = list(self.ranks.values()), list[_Rank]()
         for rank in known:
             if rank.pid and hasattr(signal, "SIGUSR1"):
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(rank.pid, signal.SIGUSR1)
-                    asked.append(rank)
+                    signalled.append(rank)
         deadline, before = time.monotonic() + _STACK_SECONDS, list[Any]()
-        while not all(now := [self._stack(rank) for rank in asked]) or now != before:  # which are being written
+        while not all(now := [self._stack(rank) for rank in signalled]) or now != before:  # which are being written
             if time.monotonic() > deadline:
                 break
             before = now
@@ -150,11 +150,11 @@ class RanksWatch:
         # A rank waits if its innermost calls, up to the first outside torch, are those of a collective.
         inner = {number: takewhile(lambda frame: "/torch/" in frame[0], frames) for number, frames in stacks.items()}
         working = [rank for rank in behind if not any(_WAITING.search(path) for path, *_ in inner[rank.number])]
-        found = working or behind
-        frames = stacks[found[0].number] if found else []
+        hanging = working or behind
+        frames = stacks[hanging[0].number] if hanging else []
         path, line, name = frames[0] if frames else ("", "", "")
         at = f"{one_line(path, limit=120)}:{line}"
-        return found, f" (in {name} at {at})" if frames else ""
+        return hanging, f" (in {name} at {at})" if frames else ""
 
     def _stack(self, rank: _Rank) -> list[tuple[str, str, str]]:
         """Return the calls that a rank wrote last, the innermost first, each with its file and line."""
@@ -196,5 +196,5 @@ class RanksWatch:
                 step_seconds=tuple(map(max, zip(*(row.step_seconds for row in group), strict=False))),
                 process_high_water_bytes=max(row.process_high_water_bytes for row in group),
             )
-            for group in sorted(groups, key=lambda group: -len(group))
+            for group in sorted(groups, key=len, reverse=True)
         )

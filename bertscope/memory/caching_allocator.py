@@ -131,8 +131,8 @@ class Allocator:
         return pool.pop(index)[2]
 
     def _new_segment(self, size: int, pool: PoolKey) -> SegmentBlock:
-        own = -(-size // _OWN_STEP) * _OWN_STEP
-        whole = _SMALL_SEGMENT if pool[1] else _LARGE_SEGMENT if size < _OWN_FROM else own
+        separate = -(-size // _OWN_STEP) * _OWN_STEP
+        whole = _SMALL_SEGMENT if pool[1] else _LARGE_SEGMENT if size < _OWN_FROM else separate
         if self._exceeds(whole):
             self.release_free_memory()
         self._reserve(whole)
@@ -276,10 +276,10 @@ class Requests:
 
     def of_sizes(self, sizes: list[int]) -> Requests:
         """Return the same requests with other sizes of the blocks, without those of 0 bytes."""
-        asked = [self.start, self.first, self.step]
-        if not all(sizes[number] for numbers in asked for number in numbers if number >= 0):
-            asked = [[number for number in numbers if sizes[max(number, ~number)]] for numbers in asked]
-        start, first, step = asked
+        requests = [self.start, self.first, self.step]
+        if not all(sizes[number] for numbers in requests for number in numbers if number >= 0):
+            requests = [[number for number in numbers if sizes[max(number, ~number)]] for numbers in requests]
+        start, first, step = requests
         return Requests(sizes, self.streams, start, first, step, self.renamed)
 
 
@@ -357,28 +357,33 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
     held = [blocks[kind] for kind in trace.held]
     step = list(trace.matched())
     made_by = {number: blocks[kind] for number, kind in enumerate(trace.changes, len(held)) if kind >= 0}
-    made = [number for number, block in enumerate(held) if block.part == "optimizer_state"]
+    state = [number for number, block in enumerate(held) if block.part == "optimizer_state"]
     # Dictionaries instead of ordered sets.
     gradients = dict.fromkeys(n for n, block in enumerate(held) if block.part == "gradients" and not block.variable)
     previous = dict.fromkeys(number for number, block in enumerate(held) if block.variable)
     kept = dict.fromkeys(number for _, number in step if number >= 0 and made_by[number].variable)
-    later = {*gradients, *made, *previous}
+    later = {*gradients, *state, *previous}
     passes = [(places[event], number) for event, number in step if places[event][0] != OPTIMIZER]
     micro_batch = [number for _, number in passes]
     update = [number for event, number in step if places[event][0] == OPTIMIZER]
     update += [number for number in _left(number for _, number in step) if ~number not in kept]
     freed = {~number for _, number in step if number < 0}
-    again = [number for number in gradients if number in freed]  # in each step
+    repeated = [number for number in gradients if number in freed]  # in each step
     # FSDP without a reduction in each micro-batch: only the last one has blocks of reduced gradients.
     is_last = any(~number in gradients for number in micro_batch if number < 0)
     sums = {number for number, block in made_by.items() if is_last and block.part == "gradients"}
 
     def laying(laid: Iterable[int]) -> list[int]:
         """Return the requests of a micro-batch that lays these gradients down; it frees none, and no variable."""
-        found = [*_laying_down(passes, {number: held[number].path for number in laid}), *_left(micro_batch)]
-        return [n for n in found if ~n not in previous and ~n not in gradients and max(n, ~n) not in sums]
+        requests = [*_laying_down(passes, {number: held[number].path for number in laid}), *_left(micro_batch)]
+        return [n for n in requests if ~n not in previous and ~n not in gradients and max(n, ~n) not in sums]
 
-    first = [*(laying(gradients) if gradients else ()), *(n for n in micro_batch if ~n not in previous), *made, *update]
+    first = [
+        *(laying(gradients) if gradients else ()),
+        *(n for n in micro_batch if ~n not in previous),
+        *state,
+        *update,
+    ]
     numbered = list(enumerate(workspaces, len(held) + len(trace.changes)))
     for number, phase in reversed(numbered):  # so that those of one phase follow its product in their order
         products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in MATRICES)
@@ -390,7 +395,7 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
         streams=[*streams, *("" for _ in workspaces)],
         start=[number for number in range(len(held)) if number not in later],
         first=first,
-        step=[*(laying(again) if again else ()), *micro_batch, *update],
+        step=[*(laying(repeated) if repeated else ()), *micro_batch, *update],
         renamed=dict(zip(kept, previous, strict=True)),
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from bertscope.memory.trace import CAT, PREVIOUS, STACK, Block, Collective, Kind, MemoryEvent, MemoryTrace
@@ -49,7 +50,7 @@ class _Repetition:
             numbers = list(run)  # in the order of the full model, layer after layer
             for layers in self.shifts(unit):
                 held += [kind(number, layers) for number in numbers]
-        found: list[int] = []
+        repeated: list[int] = []
         place_of: list[int] = []
         left_bytes = 0  # by the copies
         for unit, moved, numbers in self._runs(changes):
@@ -58,26 +59,26 @@ class _Repetition:
             for layers in moved:
                 for (change, number, at), (low, high) in zip(ran, spans, strict=True):
                     there = kind(number, min(max(layers, low), high))
-                    found.append(there if change >= 0 else ~there)
+                    repeated.append(there if change >= 0 else ~there)
                     place_of.append(place(at, layers))
             sizes = (self.rows[number].size_bytes * (1 if change >= 0 else -1) for change, number, _ in ran)
             left_bytes += (len(moved) - 1) * sum(sizes)
         if left_bytes:
             here = [kind(change, 0) if change >= 0 else ~kind(~change, 0) for change in changes]
-            found, place_of = _with_all_frees(here, found, place_of)
+            repeated, place_of = _with_all_frees(here, repeated, place_of)
         calls = [(copy, slope) for call, slope in few.calls for copy in self._calls(call)]
-        return replace(few, kinds=kinds, held=held, changes=found, places=places, place_of=place_of, calls=calls,
-                       other_held=held, other_changes=found)  # fmt: skip
+        return replace(few, kinds=kinds, held=held, changes=repeated, places=places, place_of=place_of, calls=calls,
+                       other_held=held, other_changes=repeated)  # fmt: skip
 
     def _numbered(
-        self, rows: Iterable[tuple[str, _Rest]], made: Callable[[str, _Rest], _Row]
+        self, rows: Iterable[tuple[str, _Rest]], make: Callable[[str, _Rest], _Row]
     ) -> tuple[Callable[[int, int], int], list[_Row]]:
         """Return the number of a row that is moved by some layers, and the rows by number, which grow with each ask.
 
         A row has a path and a rest, which `made` joins.
         """
         numbers: dict[Any, int] = {}
-        found: list[_Row] = []
+        numbered: list[_Row] = []
         parts = [(*self.split(path), rest) for path, rest in rows]
 
         @cache
@@ -85,11 +86,11 @@ class _Repetition:
             layer, inner, rest = parts[row]
             key = (None if layer is None else layer + layers, inner, rest)
             if key not in numbers:
-                numbers[key] = len(found)
-                found.append(made(inner if layer is None else f"{self.prefix}{key[0]}{inner}", rest))
+                numbers[key] = len(numbered)
+                numbered.append(make(inner if layer is None else f"{self.prefix}{key[0]}{inner}", rest))
             return numbers[key]
 
-        return number, found
+        return number, numbered
 
     def _split(self, path: str) -> tuple[int | None, str]:
         """Return the layer of a path, None outside all, and the path without it."""
@@ -104,15 +105,15 @@ class _Repetition:
 
     def shifts(self, unit: Unit | None, before: Unit | None = None) -> range:
         """Return the layers to move each copy of the events by, in order; in backward the last copy comes first."""
-        found = range(1) if unit is None else self.ranges[unit]
-        return found[::-1] if unit and before and before > unit else found
+        distances = range(1) if unit is None else self.ranges[unit]
+        return distances[::-1] if unit and before and before > unit else distances
 
     def _span(self, kind: int, unit: Unit | None, moved: range) -> tuple[int, int]:
         """Return how far a kind is moved at least and at most: as its unit, less if it is in another run."""
         first, last = sorted((moved[0], moved[-1]))
-        own = self.unit(self.rows[kind].block.path)
-        if own and unit and own[0] != unit[0]:
-            low, high = self.ranges[own][0], self.ranges[own][-1]
+        home = self.unit(self.rows[kind].block.path)
+        if home and unit and home[0] != unit[0]:
+            low, high = self.ranges[home][0], self.ranges[home][-1]
             first, last = min(max(first, low), high), min(max(last, low), high)
         return first, last
 
@@ -120,7 +121,7 @@ class _Repetition:
         """Yield the events; those in a unit are repeated for each of its copies."""
         for _, start, stop in self.few.layout.phases:
             before = None
-            for unit, run in groupby(self._with_units(changes, start, stop), key=lambda pair: pair[0]):
+            for unit, run in groupby(self._with_units(changes, start, stop), key=itemgetter(0)):
                 yield unit, self.shifts(unit, before), [number for _, number in run]
                 before = unit if unit is not None else before
 
@@ -132,13 +133,13 @@ class _Repetition:
         unit = None
         for number in range(start, stop):
             change, path = changes[number], self.few.layout.places[number][1]
-            found, is_outside = self.unit(path), path != self.around
-            if found is None and is_outside:
-                found = self.unit(self.rows[max(change, ~change)].block.path)
-            if found is None and is_outside and change < 0 and not path:
+            unit_here, is_outside = self.unit(path), path != self.around
+            if unit_here is None and is_outside:
+                unit_here = self.unit(self.rows[max(change, ~change)].block.path)
+            if unit_here is None and is_outside and change < 0 and not path:
                 yield None, number
                 continue
-            unit = unit if found is None else found
+            unit = unit if unit_here is None else unit_here
             yield unit, number
 
     def _with_all_norms(self) -> list[int]:
@@ -149,7 +150,7 @@ class _Repetition:
         """
         stacked: list[Block] = []
         numbers: dict[int, int] = {}
-        found = []
+        repeated = []
         for change in self.few.changes:
             number = max(change, ~change)
             block, size = self.rows[number].block, self.rows[number].size_bytes
@@ -168,8 +169,8 @@ class _Repetition:
                     block = block._replace(shape=(count, *block.shape[1:]))
                     self.rows.append(self.rows[number]._replace(size_bytes=many, block=block))
                 number = numbers[number]
-            found.append(number if change >= 0 else ~number)
-        return found
+            repeated.append(number if change >= 0 else ~number)
+        return repeated
 
     def _calls(self, call: Collective) -> Iterator[Collective]:
         """Yield the call with its layer moved, for each copy of its unit."""
@@ -217,13 +218,15 @@ def _with_all_frees(ran: list[int], changes: list[int], places: list[int]) -> tu
     They belong to no layer: reentrant checkpointing frees the random states of all layers after the last one.
     """
     lacking: Counter[int] = Counter()
-    for sign, own in ((1, changes), (-1, ran)):
-        for change in own:
+    for sign, counted in ((1, changes), (-1, ran)):
+        for change in counted:
             lacking[max(change, ~change)] += sign if change >= 0 else -sign
     lacking = +lacking
     times = [1 if change >= 0 else 1 + lacking.pop(~change, 0) for change in changes]
-    return ([change for change, count in zip(changes, times, strict=True) for _ in range(count)],
-            [place for place, count in zip(places, times, strict=True) for _ in range(count)])  # fmt: skip
+    return (
+        [change for change, count in zip(changes, times, strict=True) for _ in range(count)],
+        [place for place, count in zip(places, times, strict=True) for _ in range(count)],
+    )
 
 
 def ordered_frees(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:

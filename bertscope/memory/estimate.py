@@ -83,14 +83,14 @@ class MemoryTraces:
             return None  # the batch decides inductor's program
         first = mini_batch(run_config.loss)
         one, far = (replace(run_config, batch=first + batch, loop=FREED) for batch in (SMALLEST, FAR))
-        found: MemoryTrace | None = None
+        scalable: MemoryTrace | None = None
         if self._repeats(run_config):
             longer = self._repeated(self._shallow(one, RAN), one, RAN, RAN + 1)
-            found = longer.growing(self._shallow(far, RAN + 1))
-            found = found and self._repeated(found, run_config, RAN + 1)
-        if found is None:
-            found = self.freed(one).growing(self.freed(far))
-        return found and self._finished(found, run_config)
+            scalable = longer.growing(self._shallow(far, RAN + 1))
+            scalable = scalable and self._repeated(scalable, run_config, RAN + 1)
+        if scalable is None:
+            scalable = self.freed(one).growing(self.freed(far))
+        return scalable and self._finished(scalable, run_config)
 
     def inputs(self, run_config: RunConfig) -> Any:
         """Return example inputs of a run on meta."""
@@ -187,8 +187,8 @@ def estimate(
     positions. Raises SelectionError for a module that cannot be copied, and for one whose operators depend on the
     values of tensors.
     """
-    found, notes = module_memory(module, inputs, run_config, loss)
-    variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=found)
+    memory, notes = module_memory(module, inputs, run_config, loss)
+    variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=memory)
     about = subject(module, name, run_config.dtype)
     return replace(memory_report(about, run_config, (variant,)), inputs_given=True, notes=notes)
 
@@ -199,8 +199,8 @@ def module_memory(
     """Return the memory of a step of any module, and a note on what is not counted."""
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = _in_loop(module_trace(module, inputs, run_config, loss), run_config)
-    found = estimated(trace, run_config, row_paths(module))
-    return found, uncounted_notes(trace, run_config)
+    memory = estimated(trace, run_config, row_paths(module))
+    return memory, uncounted_notes(trace, run_config)
 
 
 def module_trace(
@@ -249,7 +249,7 @@ def _traced(
 ) -> MemoryTrace:  # fmt: skip
     """Return the trace of a step with these modules compiled, in the context that compiles on fake tensors."""
     parallelism = zero_ranks(module, run_config.parallelism)
-    given, how = named_inputs(inputs, loss)
+    batch, how = named_inputs(inputs, loss)
     with ExitStack() as stack:
         meshes = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
         stack.enter_context(fake_tensors())
@@ -262,7 +262,7 @@ def _traced(
         if meshes is not None:
             buckets = parallelize_fakes(copied, layers_of(copied, layer_path), parallelism, meshes)
         try:
-            trace = fake_run(ModelStep(copied, fake_like(given), run_config, loss=how, buckets=buckets))
+            trace = fake_run(ModelStep(copied, fake_like(batch), run_config, loss=how, buckets=buckets))
             if parallelism == run_config.parallelism:
                 return trace
             calls = [(call._replace(ranks=run_config.parallelism.world_size), slope) for call, slope in trace.calls]
@@ -285,9 +285,9 @@ def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:
     """Return the inputs by name, and the function that computes the loss from them."""
     if isinstance(inputs, Mapping):
         return dict(inputs), loss or call_with_keywords
-    given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    tensors = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
     def call(module: nn.Module, named: dict[str, Any]) -> Any:
         return loss_of(module(*named.values()))[0]
 
-    return {f"input {number}": value for number, value in enumerate(given)}, loss or call
+    return {f"input {number}": value for number, value in enumerate(tensors)}, loss or call

@@ -32,7 +32,7 @@ from bertscope.torch_access import compiled_paths, operator_name, storage_key, t
 from bertscope.torch_access.distributed import group_size, held_tensors, tensors_in, watched_gathers
 from bertscope.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
 from bertscope.tracing.log import Call, RunLog, RunPlace, tensors
-from bertscope.tracing.record import SETUP, Device, Recorder
+from bertscope.tracing.record import SETUP, Device, Recorder, hooks
 
 _RESULTS = OperatorResults()
 _GATHER, _REDUCE = "_allgather_base_", "_reduce_scatter_base_"  # of FSDP2
@@ -225,7 +225,7 @@ class FakeDevice(StepDevice):
             out: Any = torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
         else:
             out = self.answers.valid(operator, args)
-        if out is None and self.has_labels and not kwargs and not self.recorder.tracker.current()[0]:
+        if out is None and self.has_labels and not kwargs and not self.recorder.tracker.path():
             out = all_valid(operator, args)
         if out is None:
             out = _RESULTS.run(operator, args, kwargs)
@@ -256,7 +256,7 @@ class StepRecorder(Recorder):
         self.gathered: str | None = None  # the module whose parameters FSDP gathers
 
     def _watch_modules(self, stack: ExitStack) -> None:
-        stack.enter_context(self.tracker.track(self.step.called))
+        stack.enter_context(hooks(self.step.called, "", self.tracker.enter, self.tracker.leave))
 
     def _watch_phases(self, stack: ExitStack) -> None:
         def updating(*_: Any) -> None:
@@ -349,7 +349,7 @@ class StepRecorder(Recorder):
 
     def place(self) -> RunPlace:
         """Return where the step is."""
-        path = self.owner if self.phase == OPTIMIZER else self.tracker.current()[0]
+        path = self.owner if self.phase == OPTIMIZER else self.tracker.path()
         return RunPlace(0, self.phase, path, self.tracker.recomputation)
 
     def line(self) -> str:
@@ -386,7 +386,7 @@ class StepRecorder(Recorder):
         """
         given = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         size = max((leaf.nbytes for leaf in given), default=0)
-        path = self.tracker.current()[0] if self.gathered is None else self.gathered
+        path = self.tracker.path() if self.gathered is None else self.gathered
         self.log.collectives.append(Collective(self.phase, kind, path, size, group_size(args)))
         for leaf in given:
             number = self.numbers.get(storage_key(leaf), -1)

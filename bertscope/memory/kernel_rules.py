@@ -125,9 +125,12 @@ def flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, ke
 
 
 RULES: dict[str, Callable[..., int]] = {
-    EMBEDDING: embedding_bytes, LAYER_NORM: layer_norm_bytes, PRODUCT: product_bytes, FLASH: flash_bytes,
+    EMBEDDING: embedding_bytes,
+    LAYER_NORM: layer_norm_bytes,
+    PRODUCT: product_bytes,
+    FLASH: flash_bytes,
     SUM: sum_bytes,
-}  # fmt: skip
+}
 
 
 @lru_cache(maxsize=4096)

@@ -28,7 +28,7 @@ from bertscope.memory.kernel_rules import (
     onednn_scratchpad_bytes,
 )
 from bertscope.settings.run_config import RunConfig
-from bertscope.torch_access import close_library, has_bf16_products, has_kernel, operator_name, torch
+from bertscope.torch_access import always, close_library, has_bf16_products, has_kernel, operator_name, torch
 
 _HALF = (torch.bfloat16, torch.float16)
 _BLOCK, _LOCK_BYTES = 64, 16
@@ -138,8 +138,8 @@ def _attention_block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
 def contiguous_bytes(operator: Any, args: Any) -> int:
     """Return the bytes of contiguous copies, which some kernels make of their operands on any device."""
     taken = _WANT_ORDER.get(operator_name(operator), 0)
-    given = [arg for arg in args[:taken] if isinstance(arg, torch.Tensor)]
-    return sum(tensor.numel() * tensor.itemsize for tensor in given if not tensor.is_contiguous())
+    operands = [arg for arg in args[:taken] if isinstance(arg, torch.Tensor)]
+    return sum(tensor.numel() * tensor.itemsize for tensor in operands if not tensor.is_contiguous())
 
 
 # ---- products of bf16 matrices ----
@@ -170,13 +170,13 @@ def _product_scratch(left: torch.Tensor, right: torch.Tensor) -> int | Scratch:
     return Scratch(PRODUCT, (*sizes, copied, plain, int(is_batched)))
 
 
-def is_read_by_blas(given: torch.Tensor) -> bool:
+def is_read_by_blas(matrix: torch.Tensor) -> bool:
     """Return False for a matrix whose rows or columns BLAS cannot read, such as the expanded gradient of a sum.
 
     It is copied: on a CPU one matrix of a batch after the other, on CUDA the whole batch. Sources: addmm_impl_cpu_ and
     bmm_out_or_baddbmm_ of LinearAlgebra.cpp; prepare_matrix_for_cublas of cuda/Blas.cpp.
     """
-    (rows, columns), (row, column) = given.shape[-2:], given.stride()[-2:]
+    (rows, columns), (row, column) = matrix.shape[-2:], matrix.stride()[-2:]
     return (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
 
 
@@ -221,7 +221,7 @@ def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Call
     `chosen` returns the kernel that is asked for with queries of a dtype; `device` is the type of fake tensors that it
     takes, of others torch's own function runs.
     """
-    given = torch.nn.functional.scaled_dot_product_attention
+    original = torch.nn.functional.scaled_dot_product_attention
 
     def run(
         query: torch.Tensor,
@@ -234,7 +234,7 @@ def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Call
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         if query.device.type != device:
-            return given(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if torch.is_autocast_enabled(device):
             lower = torch.get_autocast_dtype(device)
             query, key, value = (tensor.to(lower) for tensor in (query, key, value))
@@ -302,18 +302,20 @@ def _math(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_caus
 
 # Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
 # that take the result's dtype (AT_FORALL_FP32_SET_OPT_DTYPE) and keep it if it is given.
+_FLOAT_INPUTS = (
+    "acos asin cosh cosine_similarity dist erfinv exp expm1 frobenius_norm.dim group_norm layer_norm log log10 log1p "
+    "log2 logsumexp native_layer_norm nuclear_norm nuclear_norm.dim pdist pow.Scalar pow.Tensor_Scalar "
+    "pow.Tensor_Tensor reciprocal renorm rms_norm rsqrt sinh softplus tan upsample_linear1d upsample_trilinear3d"
+)
 _IN_FLOAT = (
-    "acos", "asin", "cosh", "cosine_similarity", "dist", "erfinv", "exp", "expm1", "frobenius_norm.dim", "group_norm",
-    "layer_norm", "log", "log10", "log1p", "log2", "logsumexp", "native_layer_norm", "nuclear_norm", "nuclear_norm.dim",
-    "pdist", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "reciprocal", "renorm", "rms_norm", "rsqrt",
-    "sinh", "softplus", "tan", "upsample_linear1d", "upsample_trilinear3d",
+    *_FLOAT_INPUTS.split(),
     *(f"{kind}{size}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for size in (1, 2, 3)),
     *(form.format(kind) for kind in ("bilinear2d", "bicubic2d") for form in ("upsample_{}", "_upsample_{}_aa")),
-)  # fmt: skip
+)
 _TO_FLOAT = (
-    "cumprod", "cumsum", "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "linalg_vector_norm", "log_softmax.int",
-    "softmax.int", "sum", "sum.dim_IntList",
-)  # fmt: skip
+    "cumprod cumsum linalg_matrix_norm linalg_matrix_norm.str_ord linalg_vector_norm log_softmax.int softmax.int "
+    "sum sum.dim_IntList"
+)
 _SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 
@@ -323,7 +325,7 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     functional = torch.nn.functional
     new = {
         "dropout": _dropout(functional.dropout),
-        "scaled_dot_product_attention": attention(lambda _: run_config.sdpa_kernel),
+        "scaled_dot_product_attention": attention(always(run_config.sdpa_kernel)),
     }
     original = {name: getattr(functional, name) for name in new}
     library = torch.library.Library("aten", "IMPL")
@@ -338,7 +340,7 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
 
 def _add_lists(library: Any) -> None:
     """Register CUDA's autocast lists under AutocastCPU: all operators but those that torch casts there as on CUDA."""
-    for names, wrapped in ((_IN_FLOAT, _in_float), (_TO_FLOAT, _to_float)):
+    for names, wrapped in ((_IN_FLOAT, _in_float), (_TO_FLOAT.split(), _to_float)):
         for name in names:
             packet, _, overload = name.partition(".")
             known = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
@@ -365,16 +367,16 @@ def _float(value: Any) -> Any:
 
 
 def _to_float(name: str, operator: Any) -> Callable[..., Any]:
-    def run(given: torch.Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
+    def run(tensor: torch.Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
         """Run the operator with a result in fp32; only a softmax reads fp16 without a copy."""
         if name in _SOFTMAX and len(args) > 1:
             args, dtype = args[:1], args[1]
         with torch.autocast("cpu", enabled=False):
-            if dtype is None and given.dtype == torch.float16 and name in _SOFTMAX:
-                return getattr(torch.ops.aten, _SOFTMAX[name])(given, *args, True)
-            if dtype is None and given.dtype in _HALF:
+            if dtype is None and tensor.dtype == torch.float16 and name in _SOFTMAX:
+                return getattr(torch.ops.aten, _SOFTMAX[name])(tensor, *args, True)
+            if dtype is None and tensor.dtype in _HALF:
                 dtype = torch.float32
-            return operator(given, *args, dtype=dtype)
+            return operator(tensor, *args, dtype=dtype)
 
     return run
 
@@ -433,10 +435,10 @@ def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
     if name.startswith("_flash_attn"):
         return _flash_attn_scratch(name, args)
     if operator is torch.ops.aten.sum.dim_IntList and args[0].is_contiguous() and args[0].numel():
-        given, dims = args[0], {dim % max(args[0].dim(), 1) for dim in args[1] or ()}
-        if dims == set(range(len(dims))) and 0 < len(dims) < given.dim():  # sums over the first dimensions
-            sums = prod(given.shape[len(dims) :])
-            return Scratch(SUM, (sums, given.numel() // sums, max(given.itemsize, _SUM_BYTES), card_threads))
+        summed, dims = args[0], {dim % max(args[0].dim(), 1) for dim in args[1] or ()}
+        if dims == set(range(len(dims))) and 0 < len(dims) < summed.dim():  # sums over the first dimensions
+            sums = prod(summed.shape[len(dims) :])
+            return Scratch(SUM, (sums, summed.numel() // sums, max(summed.itemsize, _SUM_BYTES), card_threads))
     copied = contiguous_bytes(operator, args)
     match name:
         case "_scaled_dot_product_cudnn_attention":

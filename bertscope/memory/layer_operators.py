@@ -52,8 +52,8 @@ class LayerCosts:
 def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     """Return the costs of the layers of each list of the model, from a run of few layers on fake tensors."""
     counts = {stack.field: len(stack.few(_UNITS)) for stack in layer_stacks(source)}
-    found = layer_lists(source.build())
-    deep = {path: layers for path, layers in found.items() if len(layers) > 1} or found
+    lists = layer_lists(source.build())
+    deep = {path: layers for path, layers in lists.items() if len(layers) > 1} or lists
     few = source.with_layer_counts(counts) if counts else source
     # A layer costs the same for the texts of an example together as one after the other.
     texts = run_config.batch * run_config.texts
@@ -104,11 +104,14 @@ class _LayerRuns:
     def costs(self, path: str, layers: Sequence[str]) -> LayerCosts:
         """Return the costs of a layer of the list at this path."""
         assert self.first is not None  # noqa: S101 the caller has looked
-        log, made, calls = self.first, Counter[int](), Counter[str]()
+        log, saved, calls = self.first, Counter[int](), Counter[str]()
         for block in log.blocks:
-            made[block.call] += block.size_bytes
-        overwritten = {log.blocks[seen.block].call for call in log.calls  # by a later operator, as relu_ does
-                       for seen in written_tensors(call.operator, call.args, or_returned=True)}  # fmt: skip
+            saved[block.call] += block.size_bytes
+        overwritten = {
+            log.blocks[seen.block].call
+            for call in log.calls  # by a later operator, as relu_ does
+            for seen in written_tensors(call.operator, call.args, or_returned=True)
+        }
         ran, lost, moved = list[PlanOperator](), list[PlanOperator](), 0
         for number, call in enumerate(log.calls):
             if not _counts(call):
@@ -119,7 +122,7 @@ class _LayerRuns:
                 number=calls[name],
                 torch_name=call.operator.name().removeprefix("aten::"),
                 module=call.place.path,
-                kept_bytes=made[number],
+                kept_bytes=saved[number],
                 flops=cost(*row)[1],
                 again=len(ran) < self.again,
             )

@@ -147,8 +147,8 @@ class TransformersAdafactor(_LoopOptimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters that have a gradient."""
-        for param, given, state, lr in self.trained():
-            grad, weights = given.float(), param.float()  # copies only of 16-bit tensors
+        for param, gradient, state, lr in self.trained():
+            grad, weights = gradient.float(), param.float()  # copies only of 16-bit tensors
             update = grad.square() + 1e-30
             if "exp_avg_sq" in state:
                 update = state["exp_avg_sq"].lerp_(update, 0.1).rsqrt().mul_(grad)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
 from math import prod
+from operator import itemgetter
 from typing import Any
 from unittest.mock import patch
 
@@ -48,7 +49,7 @@ def rank_groups(model: nn.Module, parallelism: Parallelism, layer_path: str = ""
     )
     groups: list[RankGroup] = []
     first = 0
-    for count, run in groupby((run for run in runs if run[0]), key=lambda run: run[1]):
+    for count, run in groupby((run for run in runs if run[0]), key=itemgetter(1)):
         last = first + sum(ranks for ranks, _ in run) - 1
         groups.append(RankGroup(first=first, last=last, updated_params=count))
         first = last + 1
@@ -152,9 +153,9 @@ def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
     if path:
         return list(model.get_submodule(path).children())
     whole = set(getattr(model, "_no_split_modules", None) or ())
-    found = [*outermost(model, lambda module: type(module).__name__ in whole).values()]
-    paths = () if found else (layer for layers in layer_lists(model).values() for layer in layers)
-    units = found or map(model.get_submodule, paths)
+    modules = [*outermost(model, lambda module: type(module).__name__ in whole).values()]
+    paths = () if modules else (layer for layers in layer_lists(model).values() for layer in layers)
+    units = modules or map(model.get_submodule, paths)
     return [unit for unit in dict.fromkeys(units) if any(True for _ in unit.parameters())]
 
 
@@ -194,8 +195,10 @@ def _divide_projections(layer: nn.Module, mesh: Any) -> None:
         )
     ranks = mesh.size()
     attention = layer.attention.self
-    for name, count in (("attention heads", attention.num_attention_heads),
-                        ("intermediate units", layer.intermediate.dense.out_features)):  # fmt: skip
+    for name, count in (
+        ("attention heads", attention.num_attention_heads),
+        ("intermediate units", layer.intermediate.dense.out_features),
+    ):
         if count % ranks:
             raise SelectionError(
                 f"{count:,} {name} cannot be divided by {ranks:,} ranks; choose a divisor of {count:,}"
@@ -356,10 +359,10 @@ def with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]], 
     trained = [(path, param) for path, param in params if param.requires_grad]
     calls += [(Collective(OPTIMIZER, BROADCAST, "", param.nbytes, ranks), 0) for _, param in trained]
     shares = zero_shares([param.numel() for _, param in trained], ranks)
-    own = [trained[number] for number in shares[rank]] if rank < len(shares) else []
+    updated = [trained[number] for number in shares[rank]] if rank < len(shares) else []
     with_gradient = {kind.block.path for kind in trace.kinds if kind.block.operator == UPDATE}
-    kinds = [(param.shape, param.dtype, path in with_gradient) for path, param in own]
-    update = _renamed(_update(kinds, run_config), [path for path, _ in own])
+    kinds = [(param.shape, param.dtype, path in with_gradient) for path, param in updated]
+    update = _renamed(_update(kinds, run_config), [path for path, _ in updated])
     first, place = len(trace.kinds), len(trace.places)
     held = [first + number for number in update.held if update.kinds[number].block.part == "optimizer_state"]
     changes, place_of = list(trace.changes), list(trace.place_of)

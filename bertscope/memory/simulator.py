@@ -80,24 +80,24 @@ class Simulator:
 
         `context_bytes` are instead of what is known of the GPU's context.
         """
-        found, facts = copy(self), self.facts(run_config)
-        found.card = memory if isinstance(memory, Gpu) else None
-        found.limit_bytes = memory.memory_bytes if isinstance(memory, Gpu) else memory
-        found.overhead = overhead(run_config, context_bytes, found.card)
-        found.rows = facts.rows
-        found._served = lru_cache(2 * _KEPT)(found._replayed)
-        return found
+        simulator, facts = copy(self), self.facts(run_config)
+        simulator.card = memory if isinstance(memory, Gpu) else None
+        simulator.limit_bytes = memory.memory_bytes if isinstance(memory, Gpu) else memory
+        simulator.overhead = overhead(run_config, context_bytes, simulator.card)
+        simulator.rows = facts.rows
+        simulator._served = lru_cache(2 * _KEPT)(simulator._replayed)
+        return simulator
 
     def with_options(self, **options: Any) -> Simulator:
         """Return the simulator of the source with these options, under the same limit."""
         key = tuple(options.items())
         if key not in self.others:
             self.others[key] = Simulator(self.source.with_options(**options), one_batch=self.one_batch)
-        found = copy(self.others[key])
-        found.card, found.limit_bytes, found.overhead = self.card, self.limit_bytes, self.overhead
-        found.timer = replace(self.timer, steps=found) if self.timer else None
-        found._served = lru_cache(2 * _KEPT)(found._replayed)
-        return found
+        simulator = copy(self.others[key])
+        simulator.card, simulator.limit_bytes, simulator.overhead = self.card, self.limit_bytes, self.overhead
+        simulator.timer = replace(self.timer, steps=simulator) if self.timer else None
+        simulator._served = lru_cache(2 * _KEPT)(simulator._replayed)
+        return simulator
 
     @cached_property
     def traces(self) -> MemoryTraces:
@@ -127,8 +127,8 @@ class Simulator:
             growing = self._grown(replace(run_config, batch=SMALLEST))
             if growing is not None:
                 return growing.scaled(batch)
-        found: MemoryTrace = self._saved("trace", run_config)
-        return found
+        trace: MemoryTrace = self._saved("trace", run_config)
+        return trace
 
     def _saved(self, kind: str, run_config: RunConfig) -> Any:
         """Return what is in the cache, else what runs on fake tensors give; only these import torch."""
@@ -139,10 +139,10 @@ class Simulator:
         return None if mini_batch(run_config.loss) else self._grown(replace(run_config, batch=SMALLEST))
 
     def _growth(self, run_config: RunConfig) -> MemoryTrace | None:
-        found: MemoryTrace | None = None
+        scalable: MemoryTrace | None = None
         with suppress(BertscopeError):  # of a model or shape that takes no other batch: each batch runs by itself
-            found = self._saved("growth", run_config)
-        return found
+            scalable = self._saved("growth", run_config)
+        return scalable
 
     def flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of a step: with the model's own loss those of one sequence, times the batch."""
@@ -167,11 +167,11 @@ class Simulator:
         reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=trace.peak_bytes)
         if run_config.device == CUDA:
             most = replayed(self._requests(run_config), expandable_segments=run_config.expandable_segments)
-            found = most.peak_reserved_bytes
+            reserved_bytes = most.peak_reserved_bytes
             if not lacking:
                 lacking = self._served(run_config).missing_bytes
-                found = found if lacking else self._served(run_config).peak_reserved_bytes
-            reserved = ByteRange(low_bytes=found, high_bytes=max(found, most.peak_reserved_bytes))
+                reserved_bytes = reserved_bytes if lacking else self._served(run_config).peak_reserved_bytes
+            reserved = ByteRange(low_bytes=reserved_bytes, high_bytes=max(reserved_bytes, most.peak_reserved_bytes))
             fields = {"reserved": reserved, **fields}
         fields = {
             "workspace_bytes": room.workspace_bytes,
@@ -238,14 +238,14 @@ class Simulator:
         for run in runs:
             progress(f"estimating {run.checkpointing}")
             trace = self.trace(run)
-            found = estimated(trace, run, facts.rows, self.card)
-            cost = found.cost if self.limit_bytes is None else self.cost(run, found.cost)
+            memory = estimated(trace, run, facts.rows, self.card)
+            cost = memory.cost if self.limit_bytes is None else self.cost(run, memory.cost)
             calls = traffic(trace.collectives, facts.rows, facts.buckets, run.parallelism, run.accumulate)
             first, outlook = variants[0].cost if variants else None, None
             if first and path and cost.peak_bytes >= first.peak_bytes:
                 outlook = self.break_even(runs[0], run)
-            found = replace(found, cost=self.timed(cost, run))
-            variant = Variant(checkpointing=run.checkpointing, reentrant=run.reentrant, estimated=found)
+            memory = replace(memory, cost=self.timed(cost, run))
+            variant = Variant(checkpointing=run.checkpointing, reentrant=run.reentrant, estimated=memory)
             variants.append(replace(variant, traffic=calls, outlook=outlook))
         report = replace(
             memory_report(facts.subject, runs[0], tuple(variants)),
@@ -313,14 +313,14 @@ def largest(fits: Callable[[int], bool], most: int = LARGEST_BATCH, near: int = 
 
     The search goes from `near` in steps that double, until it is between one that fits and one that does not.
     """
-    low, high, place, step = 0, most + 1, near, 1
+    low, high, number, step = 0, most + 1, near, 1
     while high - low > 1:
-        place = min(max(place, low + 1), high - 1)
-        if fits(place):
-            low, place = place, place + step
+        number = min(max(number, low + 1), high - 1)
+        if fits(number):
+            low, number = number, number + step
         else:
-            high, place = place, place - step
+            high, number = number, number - step
         if low > 0 and high <= most:
-            place = (low + high) // 2
+            number = (low + high) // 2
         step *= 2
     return low

@@ -171,11 +171,11 @@ class ModelStep:
         return training_loop(run_config, self.model, self.inputs, self.criterion, self.optimizer, self.scaler,
                              self.average, self.device)  # fmt: skip
 
-    def run(self, phase: Phase = lambda name: nullcontext()) -> None:
+    def run(self, phase: Phase = nullcontext) -> None:
         """Run one step to its end, or what is left of it."""
         self.advance(phase, STEP_END)
 
-    def advance(self, phase: Phase = lambda name: nullcontext(), *stops: str) -> None:
+    def advance(self, phase: Phase = nullcontext, *stops: str) -> None:
         """Run one phase, and those after it until one of `stops` begins; STEP_END is the end of the step."""
         while True:
             with self._attention_kernel(), torch.set_grad_enabled(self.run_config.mode != INFERENCE), phase(self.phase):
@@ -184,7 +184,7 @@ class ModelStep:
             if following in stops:
                 return
 
-    def run_first_steps(self, phase: Phase = lambda name: nullcontext()) -> None:
+    def run_first_steps(self, phase: Phase = nullcontext) -> None:
         """Run two steps of the loop, so that the next one is in the steady state."""
         for _ in range(2 if self.optimizer is not None else 0):
             self.run(phase)

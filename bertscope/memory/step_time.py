@@ -116,16 +116,16 @@ class Timer:
 
     def time(self, run_config: RunConfig) -> StepTime | None:
         """Return the time of a step and of an epoch; None if it is not known."""
-        found: StepTime | None = None
+        time: StepTime | None = None
         if self.calibration is None:
             saved_bytes = self.steps.trace(run_config.changed(checkpointing=NONE)).saved_bytes
             span = data_sheet_seconds(self.steps.source, run_config, saved_bytes, self.card)
-            found = StepTime(step=span) if span else None
+            time = StepTime(step=span) if span else None
         elif rates := rates_of(self.calibration):
-            found = predicted(self.steps.source, run_config, rates, self.card)
-        if found is None or not self.sequences:
-            return found
-        return replace(found, epoch=found.step.times(-(-self.sequences // (run_config.batch * run_config.accumulate))))
+            time = predicted(self.steps.source, run_config, rates, self.card)
+        if time is None or not self.sequences:
+            return time
+        return replace(time, epoch=time.step.times(-(-self.sequences // (run_config.batch * run_config.accumulate))))
 
 
 def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:
@@ -140,27 +140,27 @@ def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:
 def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
-    given, how = named_inputs(inputs, loss_function(run_config))
+    batch, how = named_inputs(inputs, loss_function(run_config))
     with ExitStack() as stack:
         stack.enter_context(running(source, model, "fake tensors", run_config.input))
         stack.enter_context(fake_tensors())
         stack.enter_context(cuda_semantics(run_config))
         copied = fake_copy(model).train(run_config.mode != "inference")
-        step = ModelStep(copied, fake_like(given), run_config, loss=how)
+        step = ModelStep(copied, fake_like(batch), run_config, loss=how)
         device = FakeDevice(step)
         device.has_memory = False
         recorder = StepRecorder(step, device, keeps_args=True)
         stack.enter_context(recorder.watching())
         step.start(run_config.changed(loop=FREED, accumulate=1))
         step.advance(recorder.recorded, OPTIMIZER, STEP_END)
-        found = _sum(CardWork(), _counted(recorder.log.calls), run_config.accumulate)
+        work = _sum(CardWork(), _counted(recorder.log.calls), run_config.accumulate)
         if step.optimizer is None:
-            return found
+            return work
         with recorder.unrecorded(OPTIMIZER):
             step.optimizer.step()  # creates its state
         recorder.log.calls.clear()
         step.run(recorder.recorded)
-        return _sum(found, _counted(recorder.log.calls))
+        return _sum(work, _counted(recorder.log.calls))
 
 
 def _counted(log: Sequence[Call]) -> CardWork:

@@ -76,8 +76,8 @@ class ModelFacts:
     def of(cls, data: Any) -> "ModelFacts":
         """Return the facts that asdict wrote, from JSON; raises ValueError for data that no model has."""
         not_negative(data)
-        found: ModelFacts = typed(cls, data, "facts")
-        return found
+        facts: ModelFacts = typed(cls, data, "facts")
+        return facts
 
 
 def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device: Any) -> Memory:
@@ -121,11 +121,11 @@ def _peak(trace: MemoryTrace, moment: Moment, rows: Mapping[str, str]) -> PhaseP
 
 def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
     """Yield the tensors saved for backward, largest first, summed over the modules of a row."""
-    found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    sizes_of: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number in trace.saved_events:
         block = trace.block(number)
         key = rows.get(block.path, block.path), *block[2:]
-        found[key].append(trace.sizes[number])
+        sizes_of[key].append(trace.sizes[number])
     kept = [
         KeptRow(
             path=path,
@@ -136,7 +136,7 @@ def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
             tensors=len(sizes),
             kept_bytes=sum(sizes),
         )
-        for (path, operator, shape, dtype, *_), sizes in found.items()
+        for (path, operator, shape, dtype, *_), sizes in sizes_of.items()
     ]
     yield from sorted(kept, key=lambda row: (-row.kept_bytes, row.path))
 
@@ -186,8 +186,8 @@ def estimated(trace: MemoryTrace, run_config: RunConfig, rows: Mapping[str, str]
     if device:
         workspaces = device["workspace_bytes"]
         others = [allocator_bytes(trace, run_config, workspaces, history) for history in (LOADED, AFTER_ANOTHER)]
-        found = [device["max_allocated_bytes"], *(allocated for allocated, _ in others)]
-        device["allocated"] = ByteRange(low_bytes=min(found), high_bytes=max(found))
+        peaks = [device["max_allocated_bytes"], *(allocated for allocated, _ in others)]
+        device["allocated"] = ByteRange(low_bytes=min(peaks), high_bytes=max(peaks))
         device["reserved_loaded_bytes"] = others[0][1]
     return memory(trace, "estimated", rows, other_loop_bytes=trace.other_peak_bytes, **device)
 
@@ -257,7 +257,7 @@ NAMESPACES = ("c10d", "_c10d_functional")  # of torch.distributed's operators
 
 # Kind -> how its operators' names begin, and how often each rank sends its share of a tensor in a ring: Patarasuk and
 # Yuan 2009, doi 10.1016/j.jpdc.2008.09.002. An all-reduce is a reduce-scatter and an all-gather.
-COLLECTIVES: dict[str, tuple[tuple[str, ...], int]] = {
+COLLECTIVE_SHARES: dict[str, tuple[tuple[str, ...], int]] = {
     ALL_GATHER: (("allgather", "all_gather"), 1),
     REDUCE_SCATTER: (("reduce_scatter",), 1),
     ALL_REDUCE: (("allreduce", "all_reduce"), 2),
@@ -268,7 +268,7 @@ COLLECTIVES: dict[str, tuple[tuple[str, ...], int]] = {
 def kind_of(operator: str) -> str:
     """Return the kind of an operator such as `_allgather_base_`, empty if it moves nothing between ranks."""
     name = operator.strip("_")
-    return next((kind for kind, (starts, _) in COLLECTIVES.items() if name.startswith(starts)), "")
+    return next((kind for kind, (starts, _) in COLLECTIVE_SHARES.items() if name.startswith(starts)), "")
 
 
 def sent_bytes(kind: str, full_bytes: int, ranks: int) -> int:
@@ -277,7 +277,7 @@ def sent_bytes(kind: str, full_bytes: int, ranks: int) -> int:
     >>> sent_bytes("all-reduce", 1000, 4)
     1500
     """
-    return COLLECTIVES[kind][1] * full_bytes * (ranks - 1) // ranks
+    return COLLECTIVE_SHARES[kind][1] * full_bytes * (ranks - 1) // ranks
 
 
 def traffic(
@@ -292,7 +292,7 @@ def traffic(
     `rows` gives the row of each module's path. DDP reduces gradients not by module but in buckets, which are one row;
     `bucket_count` is their number.
     """
-    found: dict[tuple[str, str, str, int], TrafficRow] = {}
+    sent_rows: dict[tuple[str, str, str, int], TrafficRow] = {}
     reductions = micro_batches if parallelism.sync_each_batch else 1
     buckets = reductions * bucket_count if parallelism.row.has_buckets else 0
     for call in collectives:
@@ -305,14 +305,14 @@ def traffic(
         path = "" if is_in_buckets else rows.get(call.path, call.path)
         times = 1 if call.phase == "optimizer" else reductions if is_reduction else micro_batches
         key = (call.phase, call.kind, path, call.ranks)
-        row = found.get(key) or TrafficRow(
+        row = sent_rows.get(key) or TrafficRow(
             phase=call.phase, collective=call.kind, path=path, ranks=call.ranks, calls=0, full_bytes=0, sent_bytes=0
         )
         sent = sent_bytes(call.kind, call.full_bytes, call.ranks)
-        found[key] = replace(
+        sent_rows[key] = replace(
             row,
             calls=buckets if is_in_buckets else row.calls + times,
             full_bytes=row.full_bytes + times * call.full_bytes,
             sent_bytes=row.sent_bytes + times * sent,
         )
-    return tuple(found.values())
+    return tuple(sent_rows.values())

@@ -181,9 +181,9 @@ class MemoryTrace:
 
     def scaled(self, batch: int) -> MemoryTrace:
         """Return the trace at another batch than SMALLEST, which was recorded, from slopes."""
-        found = replace(self, more=batch - SMALLEST)
-        vars(found)["layout"] = self.layout
-        return found
+        trace = replace(self, more=batch - SMALLEST)
+        vars(trace)["layout"] = self.layout
+        return trace
 
     @cached_property
     def layout(self) -> Layout:
@@ -260,15 +260,15 @@ class MemoryTrace:
 
     def peaks(self) -> tuple[Moment, ...]:
         """Return the peak of each phase; the bytes allocated when the phase begins count too."""
-        found: dict[str, Moment] = {}
+        moments: dict[str, Moment] = {}
         live = self.live_bytes()
         for phase, start, stop in self.layout.phases:
-            best = found.setdefault(phase, Moment(phase, start - 1, live[start - 1] if start else self.state_bytes))
+            best = moments.setdefault(phase, Moment(phase, start - 1, live[start - 1] if start else self.state_bytes))
             highest = max(live[start:stop])
             if highest > best.live_bytes:
                 index = live.index(highest, start, stop)
-                found[phase] = Moment(phase, index, highest, *self.layout.places[index][1:])
-        return tuple(found.values())
+                moments[phase] = Moment(phase, index, highest, *self.layout.places[index][1:])
+        return tuple(moments.values())
 
     def parts_after(self, index: int) -> dict[str, int]:
         """Return the allocated bytes by part after the event of that index; -1 is before the first."""
@@ -315,11 +315,11 @@ class MemoryTrace:
     def _with_sorted_frees(self, run: Callable[[int], str]) -> list[int]:
         """Return the numbers of the events; consecutive frees with an equal `run` in the order of their allocations."""
         blocks = dict(self.matched())
-        found: list[int] = []
+        order: list[int] = []
         for is_run, events in groupby(range(len(self.changes)), key=run):
             numbers = list(events)
-            found += sorted(numbers, key=lambda event: ~blocks.get(event, ~0)) if is_run else numbers
-        return found
+            order += sorted(numbers, key=lambda event: ~blocks.get(event, ~0)) if is_run else numbers
+        return order
 
     def _by_allocation(self) -> list[int]:
         """Return the numbers of the events, of consecutive frees of a phase in the order of their allocations."""
@@ -465,9 +465,9 @@ class MemoryTrace:
         So does torch before 1.11. An input counts with the bytes of its output, that of log_softmax too; a step without
         eager attention, which older versions do not have, stays as it is. Source: pull request pytorch/pytorch 65242.
         """
-        found = replace(self.layout.upper, more=self.more)
-        vars(found)["layout"] = self.layout.upper.layout
-        return found
+        trace = replace(self.layout.upper, more=self.more)
+        vars(trace)["layout"] = self.layout.upper.layout
+        return trace
 
     # ---- the cache ----
 
@@ -487,7 +487,7 @@ class MemoryTrace:
         At the smallest and at a large batch no block is negative, and what is freed was allocated.
         """
         kinds, held, changes, places, place_of, granule_bytes, layers, calls, *others = checked(data, _FORM)
-        found = cls(
+        trace = cls(
             [Kind(Block(part, path, operator, tuple(shape), *more), size, slope, tuple(dims))
              for part, path, operator, shape, *more, size, slope, dims in kinds],
             held, changes, [(phase, path, operator) for phase, path, operator in places], place_of,
@@ -496,9 +496,9 @@ class MemoryTrace:
         )  # fmt: skip
         if len(place_of) != len(changes) or not changes or len(layers) > 1 or max(place_of) >= len(places):
             raise ValueError("no trace")
-        sizes = [[kind.bytes_at(more) for kind in found.kinds] for more in (0, FAR - SMALLEST)]
+        sizes = [[kind.bytes_at(more) for kind in trace.kinds] for more in (0, FAR - SMALLEST)]
         if any(not 0 <= size < NUMBER.stop for own in sizes for size in own) or any(
-            call.full_bytes + slope * (FAR - SMALLEST) < 0 for call, slope in found.calls
+            call.full_bytes + slope * (FAR - SMALLEST) < 0 for call, slope in trace.calls
         ):
             raise ValueError("negative bytes")
         for first, then in ((held, changes), others):
@@ -511,7 +511,7 @@ class MemoryTrace:
                 moved = (own[number] if number >= 0 else -own[~number] for number in then)
                 if max(accumulate(moved, initial=sum(own[number] for number in first))) >= NUMBER.stop:
                     raise ValueError("more bytes than there are")
-        return found
+        return trace
 
 
 _MOST_SAVED = 500_000  # events; cache.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
@@ -545,20 +545,20 @@ class Layout:
     @cached_property
     def phases(self) -> list[tuple[str, int, int]]:
         """Return each phase with its first event and the one behind its last."""
-        found, start = [], 0
+        phases, start = [], 0
         for phase, run in groupby(place[0] for place in self.places):
             stop = start + sum(1 for _ in run)
-            found.append((phase, start, stop))
+            phases.append((phase, start, stop))
             start = stop
-        return found
+        return phases
 
     @cached_property
     def events_of(self) -> dict[str, list[int]]:
         """Return the numbers of the events of each part."""
-        found: dict[str, list[int]] = defaultdict(list)
+        numbers_of: dict[str, list[int]] = defaultdict(list)
         for number, part in enumerate(self.parts):
-            found[part].append(number)
-        return found
+            numbers_of[part].append(number)
+        return numbers_of
 
     @cached_property
     def saved(self) -> list[int]:

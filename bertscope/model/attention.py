@@ -209,7 +209,7 @@ class BertAttention(nn.Module):
             raise ValueError(
                 f"heads {sorted(heads)} cannot be pruned; this layer has the heads {left}, and one must stay"
             )
-        rows = [place * size + row for place, head in enumerate(left) if head not in heads for row in range(size)]
+        rows = [number * size + row for number, head in enumerate(left) if head not in heads for row in range(size)]
         for name in ("query", "key", "value"):
             setattr(attention, name, _part_of(getattr(attention, name), rows, dim=0))
         self.output.dense = _part_of(self.output.dense, rows, dim=1)

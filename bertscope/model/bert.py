@@ -130,8 +130,8 @@ class BertPreTrainedModel(nn.Module):
         tied weight without an entry is taken from its other name. Raises ValueError for
         TensorFlow's names.
         """
-        found, filled = translated(state_dict, self)
-        result = super().load_state_dict(found, strict, assign)
+        translated_state, filled = translated(state_dict, self)
+        result = super().load_state_dict(translated_state, strict, assign)
         if not strict:  # filled names still count as missing, as safetensors' loader expects of tied names
             result.missing_keys.extend(filled)
         self.tie_weights()
@@ -262,13 +262,13 @@ def translated(state_dict: Mapping[str, Any], model: nn.Module) -> tuple[dict[st
                 f"{name!r} is a TensorFlow name; convert the checkpoint first "
                 "(transformers-cli convert --model_type bert), then load what that writes"
             )
-    own = set(model.state_dict(keep_vars=True))
-    found = {
-        own_name(modern_name(name), own): tensor
+    known = set(model.state_dict(keep_vars=True))
+    state = {
+        own_name(modern_name(name), known): tensor
         for name, tensor in state_dict.items()
         if not name.endswith(STORED_BUFFERS)
     }
-    return found, _fill_ties(found, model)
+    return state, _fill_ties(state, model)
 
 
 def modern_name(name: str) -> str:
@@ -288,17 +288,17 @@ def own_name(name: str, own: Container[str], prefix: str = "bert") -> str:
     return other if other in own else name
 
 
-def _fill_ties(found: dict[str, Any], model: nn.Module) -> list[str]:
+def _fill_ties(state: dict[str, Any], model: nn.Module) -> list[str]:
     """Add the missing names of tied parameters with the tensor of another name; return the added names."""
     filled = []
     addresses: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         addresses.setdefault(id(parameter), []).append(name)
     for names in addresses.values():
-        stored = next((name for name in names if name in found), None)
+        stored = next((name for name in names if name in state), None)
         for name in names:
-            if stored is not None and name not in found:
-                found[name] = found[stored]
+            if stored is not None and name not in state:
+                state[name] = state[stored]
                 filled.append(name)
     return filled
 
@@ -392,15 +392,15 @@ class BertModel(BertPreTrainedModel):
         """Return the masks of self-attention and of cross-attention, and what has to live as long as they do."""
         length, is_decoder = hidden.shape[1], self.config.is_decoder
         if not self.uses_transformers_masks:
-            own = self_attention_mask(mask, length, past, is_decoder, is_fused, hidden)
+            self_mask = self_attention_mask(mask, length, past, is_decoder, is_fused, hidden)
             if is_decoder and encoder_mask is not None:
-                return own, additive_mask(encoder_mask, hidden.dtype)
-            return own, None
-        given, own = transformers_mask(
+                return self_mask, additive_mask(encoder_mask, hidden.dtype)
+            return self_mask, None
+        padding_mask, self_mask = transformers_mask(
             mask, length, past + length, is_decoder, is_fused, hidden, hides=self.hides_positions
         )
         if not is_decoder or encoder_states is None:
-            return own, None, given
+            return self_mask, None, padding_mask
         keys = encoder_states.shape[1]
         encoder_given, encoder_own = transformers_mask(encoder_mask, length, keys, False, is_fused, hidden)
-        return own, encoder_own, given, encoder_given
+        return self_mask, encoder_own, padding_mask, encoder_given

@@ -453,8 +453,10 @@ class BertEncoder(nn.Module):
             use_cache = False
         is_reentrant = recomputes and self.checkpointing.use_reentrant and torch.is_grad_enabled()
         if is_reentrant and not hidden_states.requires_grad:  # as in transformers before 5
-            say_once("the input of the layers requires no gradient: reentrant checkpointing trains only what is above "
-                     "them; leave it out, or call model.enable_input_require_grads()")  # fmt: skip
+            say_once(
+                "the input of the layers requires no gradient: reentrant checkpointing trains only what is above "
+                "them; leave it out, or call model.enable_input_require_grads()"
+            )
         hidden_of_layers, caches = [hidden_states], []
         attentions, cross_attentions = [], []
         kept = self.checkpointing.kept_in(LAYERS, len(self.layer)) if recomputes else [None] * len(self.layer)

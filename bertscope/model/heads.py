@@ -267,17 +267,19 @@ class _WithLabels(WithHead):
             ids, mask, types, positions, head_mask, embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
-        logits, _hidden = self._logits(body)  # `_hidden` exists until the loss is computed, as in transformers
+        logits, _hidden = self.classify(body)  # `_hidden` exists until the loss is computed, as in transformers
         if self.has_choices:
-            given: Any = input_ids if input_ids is not None else inputs_embeds
-            logits = logits.view(-1, given.shape[1])
-        loss = self._loss(logits, labels) if labels is not None else None
+            inputs: Any = input_ids if input_ids is not None else inputs_embeds
+            logits = logits.view(-1, inputs.shape[1])
+        loss = self.loss(logits, labels) if labels is not None else None
         return self._returned(body, return_dict, self.output, loss, logits)
 
-    def _logits(self, body: Any) -> tuple[Tensor, Tensor]:
+    def classify(self, body: Any) -> tuple[Tensor, Tensor]:
+        """Return the logits of BertModel's output, and what they are computed from."""
         raise NotImplementedError
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of the logits."""
         return token_loss(logits, labels)
 
 
@@ -299,7 +301,7 @@ class BertForNextSentencePrediction(_WithLabels):
         self.cls = BertOnlyNSPHead(config)
         self.post_init()
 
-    def _logits(self, body: Any) -> tuple[Tensor, Tensor]:
+    def classify(self, body: Any) -> tuple[Tensor, Tensor]:
         return self.cls(body.pooler_output), body.pooler_output
 
 
@@ -317,7 +319,7 @@ class _WithClassifier(_WithLabels):
         self.classifier = nn.Linear(config.hidden_size, 1 if self.has_choices else config.num_labels)
         self.post_init()
 
-    def _logits(self, body: Any) -> tuple[Tensor, Tensor]:
+    def classify(self, body: Any) -> tuple[Tensor, Tensor]:
         hidden = self.dropout(getattr(body, self.features))
         return self.classifier(hidden), hidden
 
@@ -334,7 +336,7 @@ class BertForSequenceClassification(_WithClassifier):
 
     output = SequenceClassifierOutput
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return _classification_loss(logits, labels, self.config.problem_type)
 
 
@@ -351,7 +353,7 @@ class BertForMultipleChoice(_WithClassifier):
     output = MultipleChoiceModelOutput
     has_choices = True
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(logits, labels)
 
 
@@ -398,8 +400,9 @@ class BertForQuestionAnswering(WithHead):
         )  # fmt: skip
         logits = self.qa_outputs(body.last_hidden_state)
         if self.num_labels != 2:
-            raise ConfigError(f"question answering has two labels, start and end; num_labels is {self.num_labels}",
-                              field="num_labels")  # fmt: skip
+            raise ConfigError(
+                f"question answering has two labels, start and end; num_labels is {self.num_labels}", field="num_labels"
+            )
         first, second = logits.split(1, dim=-1)
         start, end = first.squeeze(-1).contiguous(), second.squeeze(-1).contiguous()
         loss = None

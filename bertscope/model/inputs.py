@@ -19,8 +19,8 @@ def input_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None, hidden_s
     if input_ids is not None and inputs_embeds is None:
         return _shape_of_ids(input_ids)
     if input_ids is not None or inputs_embeds is None:
-        given = "neither" if input_ids is None else "both"
-        raise ValueError(f"give either input_ids or inputs_embeds; {given} was given")
+        inputs = "neither" if input_ids is None else "both"
+        raise ValueError(f"give either input_ids or inputs_embeds; {inputs} was given")
     return _shape_of_embeddings(inputs_embeds, hidden_size)
 
 
@@ -118,9 +118,9 @@ def check_cache(
             f"the model {config.num_attention_heads} heads"
         )
     if len(past_key_values[0]) == 4 and encoder_hidden_states is not None:
-        cached, given = past_key_values[0][2].shape[2], encoder_hidden_states.shape[1]
-        if cached != given:
-            raise ValueError(f"past_key_values holds {cached} encoder positions and encoder_hidden_states {given}")
+        cached, length = past_key_values[0][2].shape[2], encoder_hidden_states.shape[1]
+        if cached != length:
+            raise ValueError(f"past_key_values holds {cached} encoder positions and encoder_hidden_states {length}")
 
 
 @wrap

@@ -37,7 +37,8 @@ def keep_operators(model: nn.Module, plan: Mapping[str, Collection[str]]) -> Non
         if getattr(config, "use_cache", False):
             with suppress(AttributeError):  # a frozen one is not of transformers
                 config.use_cache = False  # a repeated layer would add its keys and values again
-    base = getattr(model, "get_base_model", lambda: model)()  # of peft's wrapper, which may be put around it later
+    unwrapped: Any = getattr(model, "get_base_model", None)  # of peft's wrapper, which may be put around it later
+    base = unwrapped() if unwrapped else model
     for path, kept in plan.items():
         layer = base.get_submodule(path.removeprefix("base_model.model."))
         contexts = partial(keep_contexts, kept)

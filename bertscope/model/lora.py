@@ -187,8 +187,8 @@ def base_model_of(module: nn.Module) -> Any:
 
 def name_without_adapter(path: str) -> str:
     """Return the path of a parameter in the model before adapters were added."""
-    own = path.removeprefix(WRAPPED)
-    return own.replace(".base_layer.", ".").replace(".original_module.", ".")
+    name = path.removeprefix(WRAPPED)
+    return name.replace(".base_layer.", ".").replace(".original_module.", ".")
 
 
 def keep_adapters_in_fp32(module: nn.Module) -> None:

@@ -31,11 +31,11 @@ def layer_lists(model: nn.Module) -> dict[str, list[str]]:
         return len(list(module.children())) >= least and len(set(map(type, module.children()))) == 1
 
     stacks = outermost(model, is_stack)
-    found = {f"{path}.{name}": layer for path, stack in stacks.items() for name, layer in stack.named_children()}
-    if not found:
+    layers = {f"{path}.{name}": layer for path, stack in stacks.items() for name, layer in stack.named_children()}
+    if not layers:
         return {path: [path] for path, child in model.named_children() if any(True for _ in child.parameters())}
     lists: dict[str, list[str]] = {}
-    for path, layer in found.items():
+    for path, layer in layers.items():
         if any(True for _ in layer.parameters()):
             lists.setdefault(path.rpartition(".")[0], []).append(path)
     return lists
@@ -43,7 +43,8 @@ def layer_lists(model: nn.Module) -> dict[str, list[str]]:
 
 def keep_layers(model: nn.Module, chosen: Checkpointing) -> None:
     """Recompute the layers that `chosen` names except for the operators that it keeps; raises ConfigError."""
-    lists = layer_lists(getattr(model, "get_base_model", lambda: model)())
+    unwrapped: Any = getattr(model, "get_base_model", None)
+    lists = layer_lists(unwrapped() if unwrapped else model)
     chosen.check_lists(lists)
     plan: dict[str, Collection[str]] = {}
     for path, layers in lists.items():
@@ -55,19 +56,17 @@ def keep_layers(model: nn.Module, chosen: Checkpointing) -> None:
 
 def outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool], path: str = "") -> dict[str, nn.Module]:
     """Return the modules that are wanted and not inside another one, by their paths."""
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name, child in model.named_children():
         at = f"{path}.{name}" if path else name
-        found |= {at: child} if is_wanted(child) else outermost(child, is_wanted, at)
-    return found
+        modules |= {at: child} if is_wanted(child) else outermost(child, is_wanted, at)
+    return modules
 
 
 # The operators whose outputs selective checkpointing saves: matrix products and fused attention kernels.
-_SAVED = {
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-}  # fmt: skip
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+_SAVED = {f"aten::{name}" for name in (*_PRODUCTS, *(f"_scaled_dot_product_{kernel}" for kernel in _KERNELS))}
 
 
 def selective_contexts() -> Any:
@@ -157,8 +156,8 @@ def _parameters_on_meta() -> Iterator[None]:
             return None
         if not hasattr(param, _ON_META):
             setattr(param, _ON_META, nn.Parameter(param.detach().to("meta"), param.requires_grad))
-        found: nn.Parameter = getattr(param, _ON_META)
-        return found
+        on_meta: nn.Parameter = getattr(param, _ON_META)
+        return on_meta
 
     register = nn.modules.module.register_module_parameter_registration_hook
     handle = register(to_meta)  # type: ignore[arg-type]  # torch's annotation has None for the result
@@ -217,9 +216,12 @@ def _move_to_meta(model: nn.Module) -> None:
     """Replace each tensor of the model by one on meta; shared tensors stay shared."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        own = (*module.named_parameters(recurse=False, remove_duplicate=False),
-               *module.named_buffers(recurse=False, remove_duplicate=False), *vars(module).items())  # fmt: skip
-        for name, tensor in own:
+        tensors = (
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+            *vars(module).items(),
+        )
+        for name, tensor in tensors:
             if not isinstance(tensor, torch.Tensor) or tensor.is_meta or nn.parameter.is_lazy(tensor):
                 continue
             if id(tensor) not in moved:

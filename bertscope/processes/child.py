@@ -262,10 +262,10 @@ def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes the watchers that have ended
     while True:
         try:
-            asked, files, _, _ = socket.recv_fds(requests, 1, 4)
+            request, files, _, _ = socket.recv_fds(requests, 1, 4)
         except OSError:
             return
-        if not asked:
+        if not request:
             return
         if not os.fork():
             requests.close()
@@ -357,9 +357,12 @@ class Worker:
     """
 
     def __init__(
-        self, process: Child | ForkedChild, read: Callable[[bytes], Message], inbox: Inbox | None = None,
+        self,
+        process: Child | ForkedChild,
+        read: Callable[[bytes], Message],
+        inbox: Inbox | None = None,
         echo: TextIO | None = None,
-    ):  # fmt: skip
+    ):
         self.process, self.read, self.echo = process, read, echo
         self.inbox: Inbox = queue.Queue() if inbox is None else inbox
         self.last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
@@ -432,9 +435,9 @@ class Worker:
         """Stop the process, and return how it ended, with the last line of its standard error."""
         self.stop(wait_seconds)
         code = self.process.returncode or 0
-        words = b"".join(self.last_lines).decode(errors="replace").strip().splitlines()
+        lines = b"".join(self.last_lines).decode(errors="replace").strip().splitlines()
         end = end_text(code)
-        return f"{end}: {one_line(words[-1], limit=200)}" if words and "killed" not in end else end
+        return f"{end}: {one_line(lines[-1], limit=200)}" if lines and "killed" not in end else end
 
 
 def end_text(exit_code: int) -> str:

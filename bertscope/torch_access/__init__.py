@@ -5,7 +5,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 
 import gc
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
@@ -124,6 +124,15 @@ def index_row(length: int, *, counting: bool) -> torch.Tensor:
     return torch.arange(length).unsqueeze(0) if counting and not row.is_meta else row
 
 
+def always(value: Any) -> Callable[..., Any]:
+    """Return a function that returns this value for any arguments."""
+
+    def answer(*_: Any, **__: Any) -> Any:
+        return value
+
+    return answer
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that tensors with the same storage share while it exists, also without values.
 
@@ -153,7 +162,8 @@ def autograd_node() -> Any:
 
     Fallback: None; work in backward then belongs to no module.
     """
-    return getattr(torch._C, "_current_autograd_node", lambda: None)()
+    current = getattr(torch._C, "_current_autograd_node", None)
+    return current and current()
 
 
 def in_backward() -> bool:
@@ -242,20 +252,20 @@ def written_tensors(operator: Any, args: Any, *, or_returned: bool = False) -> l
     if schema is None or (schema.returns and not or_returned):
         return []
     pairs = zip(schema.arguments, args, strict=False)
-    given = [value for row, value in pairs if row.alias_info is not None and row.alias_info.is_write]
-    return [leaf for leaf in tree_leaves(given) if hasattr(leaf, "itemsize")]  # a tensor, also in a log
+    written = [value for row, value in pairs if row.alias_info is not None and row.alias_info.is_write]
+    return [leaf for leaf in tree_leaves(written) if hasattr(leaf, "itemsize")]  # a tensor, also in a log
 
 
 def close_library(library: torch.library.Library) -> None:
     """Remove the kernels that a library registered. Fallback: the last reference to it removes them."""
-    getattr(library, "_destroy", lambda: None)()
+    getattr(library, "_destroy", always(None))()
 
 
 @cache
 def has_bf16_products() -> bool:
     """Return True for a CPU with AVX-512 for bf16 and without AMX. Fallback: False; scratchpads are then left out."""
     names = "_is_avx512_bf16_supported", "_is_amx_tile_supported"
-    has_bf16, has_amx = (getattr(torch.cpu, name, lambda: False)() for name in names)
+    has_bf16, has_amx = (getattr(torch.cpu, name, always(False))() for name in names)
     return has_bf16 and not has_amx
 
 
@@ -294,23 +304,25 @@ def _fake_of(layout: torch.Tensor, given: Any) -> Any:
     mode, fake, device = given.fake_mode, type(given), given.fake_device
     fields = vars(mode).setdefault(_FIELDS, {})
     if (fake, device) not in fields:
-        made = fake(mode, layout, device)
-        fields[fake, device] = dict(vars(made))
+        fake_tensor = fake(mode, layout, device)
+        fields[fake, device] = dict(vars(fake_tensor))
         try:
             short = _fake_of(layout, given)
-            is_same = vars(short).keys() == vars(made).keys() and short.fake_mode is mode and short.device == device
-            is_same &= torch._C._dispatch_keys(short) == torch._C._dispatch_keys(made)
+            is_same = (
+                vars(short).keys() == vars(fake_tensor).keys() and short.fake_mode is mode and short.device == device
+            )
+            is_same &= torch._C._dispatch_keys(short) == torch._C._dispatch_keys(fake_tensor)
         except (AttributeError, TypeError):
             is_same = False
         if not is_same:
             fields[fake, device] = None
-        return made
+        return fake_tensor
     if (known := fields[fake, device]) is None:
         return fake(mode, layout, device)
-    made = torch.Tensor._make_subclass(fake, layout, False, dispatch_device=True, device_for_backend_keys=device)
-    torch._C._set_throw_on_mutable_data_ptr(made)
-    vars(made).update(known)
-    return made
+    fake_tensor = torch.Tensor._make_subclass(fake, layout, False, dispatch_device=True, device_for_backend_keys=device)
+    torch._C._set_throw_on_mutable_data_ptr(fake_tensor)
+    vars(fake_tensor).update(known)
+    return fake_tensor
 
 
 def _on_meta(given: torch.Tensor, shape: Any, stride: Any, dtype: Any, offset: int) -> torch.Tensor:
@@ -326,8 +338,8 @@ def run_on_meta(operator: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
         return torch.device("meta") if isinstance(value, torch.device) else value
 
     with torch._C._DisableTorchDispatch():
-        given = [on_meta(value) for value in args]
-        return given, operator(*given, **{name: on_meta(value) for name, value in kwargs.items()})
+        meta_args = [on_meta(value) for value in args]
+        return meta_args, operator(*meta_args, **{name: on_meta(value) for name, value in kwargs.items()})
 
 
 def fake_parameter(fake: torch.Tensor, requires_grad: bool) -> torch.Tensor:
@@ -371,13 +383,13 @@ def compiled_paths(module: nn.Module) -> list[str]:
 
     torch.compile returned them, or their compile() was called. Fallback: without torch's private names, none.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for path, part in module.named_modules():
         has_module = _INNER in vars(part).get("_modules", ())
         is_compiled = has_module or getattr(part, "_compiled_call_impl", None) is not None
-        if is_compiled and not _is_within(path, found):
-            found.append(path)
-    return found
+        if is_compiled and not _is_within(path, paths):
+            paths.append(path)
+    return paths
 
 
 def uncompiled_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -419,11 +431,11 @@ class _LaterPackage(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         self.is_waiting = False
         self.__dict__.pop("trace_rules", None)  # the package imports the module of that name
-        found: Any = self.__spec__
-        self.__path__ = found.submodule_search_locations
+        spec: Any = self.__spec__
+        self.__path__ = spec.submodule_search_locations
         try:
             with torch._C._DisableTorchDispatch():  # its tensors are no model's
-                found.loader.exec_module(self)
+                spec.loader.exec_module(self)
         except BaseException:  # the next use tries again, as after an import that failed
             del self.__path__
             self.is_waiting = True
@@ -463,16 +475,16 @@ def load_dynamo_later() -> None:
     """
     load_meta_kernels()
     name = "torch._dynamo"
-    if name in sys.modules or (found := find_spec(name)) is None or found.loader is None:
+    if name in sys.modules or (spec := find_spec(name)) is None or spec.loader is None:
         return
-    package = module_from_spec(found)
+    package = module_from_spec(spec)
     del package.__path__
     package.__class__ = _LaterPackage
     package.is_waiting = True  # type: ignore[attr-defined]
     package.trace_rules = _LaterRules()  # type: ignore[attr-defined]
     torch._dynamo = sys.modules[name] = package
     settings = f"{name}.config"
-    path = Path(str(found.origin)).with_name("config.py")
+    path = Path(str(spec.origin)).with_name("config.py")
     if path.is_file() and (own := spec_from_file_location(settings, path)) and own.loader:
         package.config = sys.modules[settings] = module_from_spec(own)  # type: ignore[attr-defined]
         own.loader.exec_module(package.config)

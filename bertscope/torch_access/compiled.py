@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from bertscope.torch_access import torch
+from bertscope.torch_access import always, torch
 
 
 @contextmanager
@@ -23,9 +23,6 @@ def inductor_without_kernels() -> Iterator[None]:
 
     from torch._C._dynamo import guards
     from torch._inductor import async_compile, codecache, config, cpu_vec_isa
-
-    def no_kernel(*_: Any, **__: Any) -> Any:
-        return lambda *args: None
 
     def empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype)
@@ -44,7 +41,7 @@ def inductor_without_kernels() -> Iterator[None]:
         stack.callback(torch._dynamo.reset)
         torch._dynamo.reset()
         for owner, name, value in (
-            (async_compile.AsyncCompile, "cpp_pybinding", no_kernel),
+            (async_compile.AsyncCompile, "cpp_pybinding", always(always(None))),
             (cpu_vec_isa, "valid_vec_isa_list", list),  # else it compiles C++ for each instruction set, 7 s
             (guards, "_empty_strided_cpu", empty),
             (guards, "_reinterpret_tensor", view),

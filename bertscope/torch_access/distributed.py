@@ -90,9 +90,9 @@ def unreduced_gradients(model: torch.nn.Module) -> Iterator[tuple[str, torch.Ten
         state: Any = module._get_fsdp_state()
         groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
         for param in (param for group in groups if group is not None for param in group.fsdp_params):
-            own = getattr(param, "_unsharded_param", None)  # before the first forward there is none
+            unsharded = getattr(param, "_unsharded_param", None)  # before the first forward there is none
             gradient = param.unsharded_accumulated_grad
-            gradient = own.grad if gradient is None and own is not None else gradient
+            gradient = unsharded.grad if gradient is None and unsharded is not None else gradient
             if gradient is not None:
                 yield getattr(param, "_param_fqn", None) or path, gradient
 

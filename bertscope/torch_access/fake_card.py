@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.errors import WorkerError, is_out_of_memory
-from bertscope.torch_access import fake_tensor_mode, nn, storage_key, torch
+from bertscope.torch_access import always, fake_tensor_mode, nn, storage_key, torch
 
 _WORD = ctypes.c_void_p
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"  # in libc10: a guard for each type of device, CUDA second
@@ -27,9 +27,11 @@ _YES = (  # hooks that return 1; the last two ask the driver in a build with CUD
 _MOST_HOOKS = 128
 # What torch's Python code asks the driver, with the answer.
 _OF_DRIVER = {
-    "_cuda_getDevice": 0, "_cuda_getDeviceCount": 1, "_cuda_isCurrentStreamCapturing": False,
+    "_cuda_getDevice": 0,
+    "_cuda_getDeviceCount": 1,
+    "_cuda_isCurrentStreamCapturing": False,
     "_cuda_getCurrentRawStream": 0,
-}  # fmt: skip
+}
 _REFUSALS = (OSError, AttributeError, ValueError, AssertionError, RuntimeError, NotImplementedError)
 _INSTALLED: list[bool] = []
 _LOADED_TO = [""]  # types of devices; "" for the one that was saved
@@ -48,17 +50,17 @@ class Put:
 
     def __call__(self, owner: Any, **values: Any) -> None:
         """Set attributes of a module or class."""
+
+        def delete(name: str) -> None:
+            with suppress(AttributeError):
+                delattr(owner, name)
+
         for name, value in values.items():
             if name in vars(owner):
                 self.stack.callback(setattr, owner, name, vars(owner)[name])
             else:
-                self.stack.callback(_delete, owner, name)
+                self.stack.callback(delete, name)
             setattr(owner, name, value)
-
-
-def _delete(owner: Any, name: str) -> None:
-    with suppress(AttributeError):
-        delattr(owner, name)
 
 
 @contextmanager
@@ -148,9 +150,9 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
     for name in ("_lazy_init", "_lazy_call"):
-        put(torch.cuda, **{name: lambda *_, **__: None})
+        put(torch.cuda, **{name: always(None)})
     for name, value in _OF_DRIVER.items():
-        put(torch._C, **{name: lambda *_, value=value: value})
+        put(torch._C, **{name: always(value)})
     put(torch._C, _scatter=lambda tensor, *_: (tensor.to("cuda"),))  # of DataParallel
     put(torch.UntypedStorage, data_ptr=_address_of(torch.UntypedStorage.data_ptr))
     put(FakeTensor, data_ptr=storage_key, __deepcopy__=_copied, __reduce_ex__=_reduced)
@@ -159,21 +161,21 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
     put(nn.Module, _apply=lambda module, function, recurse=True: _applied(data, module, function, recurse))
 
 
-def _address_of(given: Any) -> Any:
+def _address_of(original: Any) -> Any:
     def address(storage: Any) -> int:
         """Return the address of a storage; of one without bytes a number that no other has."""
-        return storage._cdata if storage.device.type in ("cuda", "meta") else given(storage)  # type: ignore[no-any-return]
+        return storage._cdata if storage.device.type in ("cuda", "meta") else original(storage)  # type: ignore[no-any-return]
 
     return address
 
 
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
     """Return what copy.deepcopy makes of a fake tensor: a new storage."""
-    made = tensor.detach().clone()
+    copy = tensor.detach().clone()
     if isinstance(tensor, nn.Parameter):
-        made = nn.Parameter(made, tensor.requires_grad)
-    memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
-    return made
+        copy = nn.Parameter(copy, tensor.requires_grad)
+    memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+    return copy
 
 
 def _reduced(tensor: Any, protocol: int) -> Any:
@@ -183,8 +185,8 @@ def _reduced(tensor: Any, protocol: int) -> Any:
 
 
 def _rebuilt(shape: Any, stride: Any, dtype: Any, device: str, is_parameter: bool, requires_grad: bool) -> Any:
-    made = torch.empty_strided(shape, stride, dtype=dtype, device=_LOADED_TO[-1] or device)
-    return nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+    tensor = torch.empty_strided(shape, stride, dtype=dtype, device=_LOADED_TO[-1] or device)
+    return nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
 @contextmanager
@@ -209,10 +211,10 @@ def _set_data(data: Any, own: Any, new: Any) -> None:
         data.__set__(own, new)
         return
     is_parameter = isinstance(own, nn.Parameter)
-    made = nn.Parameter(new.detach(), own.requires_grad) if is_parameter else new.detach()
+    moved = nn.Parameter(new.detach(), own.requires_grad) if is_parameter else new.detach()
     # In spite of weak references: FakeTensorMode's memo has one to each tensor.
-    with patch.object(torch.utils.swap_tensors.__globals__["weakref"], "getweakrefs", lambda _: []):
-        torch.utils.swap_tensors(own, made)
+    with patch.object(torch.utils.swap_tensors.__globals__["weakref"], "getweakrefs", always([])):
+        torch.utils.swap_tensors(own, moved)
 
 
 def _applied(data: Any, module: Any, function: Any, recurse: bool) -> Any:

@@ -91,23 +91,23 @@ def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: 
 
 def cache_folder() -> tuple[Path | None, str]:
     """Return the folder of the cache, made if it does not exist; None without one, and the reason."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given == "":
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen == "":
         return None, f"{CACHE_VARIABLE} is empty"
     try:
         parent = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME", "")
-        if given is None and os.path.isabs(parent):
-            given = os.path.join(parent, "bertscope")
-        folder = Path(given or "~/.cache/bertscope").expanduser()
+        if chosen is None and os.path.isabs(parent):
+            chosen = os.path.join(parent, "bertscope")
+        folder = Path(chosen or "~/.cache/bertscope").expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
         above = next(filter(_is_open, folder.resolve().parents), None) if os.name == "posix" else None
     except (OSError, RuntimeError, ValueError) as error:
         return None, getattr(error, "strerror", None) or str(error)
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return None, f"{folder} is a link"
     if os.name == "posix":
-        if found.st_mode & 0o022 or found.st_uid != os.getuid():
+        if status.st_mode & 0o022 or status.st_uid != os.getuid():
             return None, f"others may write into {folder}, and so choose results"
         if above is not None:
             return None, f"others may write into {above}, and so put another folder in the place of {folder}"
@@ -116,9 +116,9 @@ def cache_folder() -> tuple[Path | None, str]:
 
 def _is_open(folder: Path) -> bool:
     """Return True if users other than this one and root may rename what is in a folder."""
-    found = folder.stat()
-    may_write = found.st_mode & 0o002 or (found.st_mode & 0o020 and found.st_gid not in (0, os.getgid()))
-    return bool(may_write and not found.st_mode & stat.S_ISVTX) or found.st_uid not in (0, os.getuid())
+    status = folder.stat()
+    may_write = status.st_mode & 0o002 or (status.st_mode & 0o020 and status.st_gid not in (0, os.getgid()))
+    return bool(may_write and not status.st_mode & stat.S_ISVTX) or status.st_uid not in (0, os.getuid())
 
 
 def _opened(path: str | Path, flags: int) -> int:
@@ -162,8 +162,8 @@ def _write(path: Path, text: bytes) -> None:
 
 def entries(folder: Path) -> Iterator[tuple[float, int, str]]:
     """Yield the time of the last use, the bytes and the path of each file of the cache."""
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as files:
+        for entry in files:
             if _OWN_NAME.fullmatch(entry.name):
                 with suppress(OSError):  # removed by another process
                     status = entry.stat(follow_symlinks=False)
@@ -202,12 +202,11 @@ def threads() -> str:
     It may take one thread for each core or for two, or fewer than OMP_NUM_THREADS: only torch knows.
     """
     by_default = f"default of {usable_cores()}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}"
-    if "torch" not in sys.modules:
+    torch, access = sys.modules.get("torch"), sys.modules.get("bertscope.torch_access")
+    if torch is None:
         return str(_chosen[0]) if _chosen else by_default
-    from bertscope.torch_access import threads_of_import, torch
-
-    found = torch.get_num_threads()
-    return by_default if found == threads_of_import() and not _chosen else str(found)
+    is_default = access is not None and torch.get_num_threads() == access.threads_of_import() and not _chosen
+    return by_default if is_default else str(torch.get_num_threads())
 
 
 _chosen: list[int] = []
@@ -242,11 +241,11 @@ def usable_cores() -> int:
 @cache
 def _versions(is_own: bool) -> list[str]:
     """Return the versions that decide a result; those of transformers and peft for their models only."""
-    found = [sys.version, bertscope.__version__]
+    versions = [sys.version, bertscope.__version__]
     for folder in sys.path:  # by the names of their folders: importlib.metadata takes 20 ms, most of it to import
         with suppress(OSError):
-            found += sorted(filter((_OWN if is_own else _PACKAGES).match, os.listdir(folder or ".")))
-    return found
+            versions += sorted(filter((_OWN if is_own else _PACKAGES).match, os.listdir(folder or ".")))
+    return versions
 
 
 @cache
@@ -263,10 +262,10 @@ def _processor() -> list[str]:
 @cache
 def _files() -> list[Any]:
     root = os.path.dirname(bertscope.__file__)
-    found = []
+    files = []
     for folder, _, names in os.walk(root):
         for name in names:
             if name.endswith(".py"):
                 status = os.stat(os.path.join(folder, name))
-                found.append([folder[len(root) :], name, status.st_mtime_ns, status.st_size])
-    return sorted(found)
+                files.append([folder[len(root) :], name, status.st_mtime_ns, status.st_size])
+    return sorted(files)

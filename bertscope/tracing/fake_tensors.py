@@ -15,6 +15,7 @@ from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, S
 from bertscope.model.modules import MAX_REAL_BYTES, at_most_real_bytes, note_values
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
+    always,
     fake_parameter,
     fake_tensor_as,
     fake_tensor_mode,
@@ -53,13 +54,13 @@ def fake_tensors() -> Iterator[None]:
         of_transformers: Any = sys.modules.get("transformers.utils.import_utils")
         if hasattr(of_transformers, "is_fake_tensor"):
             stack.callback(setattr, of_transformers, "is_fake_tensor", of_transformers.is_fake_tensor)
-            of_transformers.is_fake_tensor = lambda _: False
+            of_transformers.is_fake_tensor = always(False)
         scripted: Any = torch.jit.ScriptFunction
         call = scripted.__call__  # for functions loaded from a file, which have no Python source
         stack.callback(setattr, scripted, "__call__", call)
-        scripted.__call__ = lambda function, *given, **named: getattr(
+        scripted.__call__ = lambda function, *args, **named: getattr(
             function, "_torchdynamo_inline", functools.partial(call, function)
-        )(*given, **named)
+        )(*args, **named)
         stack.enter_context(mode)
         yield
 
@@ -75,9 +76,9 @@ def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
 
     For fake tensors the caller enters `fake_tensors`. Raises SelectionError for a module that Python cannot copy.
     """
-    own = (tensor for inner in module.modules() for tensor in attribute_tensors(inner))
+    attributes = (tensor for inner in module.modules() for tensor in attribute_tensors(inner))
     like = torch.empty(0, device=device)
-    memo = {id(tensor): _fake(tensor, like) for tensor in (*module.parameters(), *module.buffers(), *own)}
+    memo = {id(tensor): _fake(tensor, like) for tensor in (*module.parameters(), *module.buffers(), *attributes)}
     try:
         return copy.deepcopy(module, memo)
     except (TypeError, RuntimeError, NotImplementedError) as error:
@@ -87,8 +88,8 @@ def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
 def attribute_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the tensors that are attributes of a module itself, such as the prompt tokens of peft."""
     kinds = (list, tuple, dict)
-    own = [v for v in vars(module).values() if isinstance(v, torch.Tensor) or (isinstance(v, kinds) and v)]
-    return (leaf for leaf in tree_leaves(own) if isinstance(leaf, torch.Tensor))
+    attributes = [v for v in vars(module).values() if isinstance(v, torch.Tensor) or (isinstance(v, kinds) and v)]
+    return (leaf for leaf in tree_leaves(attributes) if isinstance(leaf, torch.Tensor))
 
 
 def _fake(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -153,9 +154,9 @@ def run_without_values(
             ) from None
     _clear_caches(model)
     with running(source, model, "the CPU", given), at_most_real_bytes(limit):
-        found = run(made("cpu"), with_values(model, inputs))
+        result = run(made("cpu"), with_values(model, inputs))
     note_values(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
-    return found
+    return result
 
 
 def _clear_caches(model: nn.Module) -> None:
@@ -214,8 +215,8 @@ class OperatorResults:
                 self.known[key] = _described(out, args, args, self.is_plain) if is_same else None
             return out
         results, is_tuple = known
-        made = [_made(result, args) for result in results]
-        return tuple(made) if is_tuple else made[0]
+        outputs = [_made(result, args) for result in results]
+        return tuple(outputs) if is_tuple else outputs[0]
 
     def _run_each(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of any other operator; of one on a list of plain tensors that of one after the other.
@@ -275,14 +276,14 @@ def _described_on_meta(operator: Any, args: Any, kwargs: Any) -> tuple[list[_Res
     if not is_same or len(devices) > 1 or has_named_tensor:
         return None
     try:
-        given, out = run_on_meta(operator, args, kwargs)
+        meta_args, out = run_on_meta(operator, args, kwargs)
     except (RuntimeError, NotImplementedError):  # fake tensors raise an error with all that is known of them
         return None
-    return _described(out, given, args)
+    return _described(out, meta_args, args)
 
 
 def _described(
-    out: Any, given: Any, args: Any, is_plain: Callable[[Any], bool] = is_plain_fake
+    out: Any, ran_args: Any, args: Any, is_plain: Callable[[Any], bool] = is_plain_fake
 ) -> tuple[list[_Result], bool] | None:
     """Return the description of an operator's results; None if it does not say all about them.
 
@@ -291,18 +292,18 @@ def _described(
     results: list[_Result] = []
     owned: list[int] = []
     for tensor in out if isinstance(out, tuple) else (out,):
-        same = [number for number, arg in enumerate(given) if arg is tensor]
+        same = [number for number, arg in enumerate(ran_args) if arg is tensor]
         if tensor is None or same:
             results.append(None if tensor is None else same[0])
             continue
-        if given is args and (not is_plain(tensor) or tensor.device != args[0].device):
+        if ran_args is args and (not is_plain(tensor) or tensor.device != args[0].device):
             return None
         stored = storage_key(tensor)
         owners = [n for n, arg in enumerate(args) if isinstance(arg, torch.Tensor) and storage_key(arg) == stored]
         result = _layout(tensor), owners[0] if owners else None
-        again = _made(result, args)
-        is_whole = again.untyped_storage().nbytes() == tensor.untyped_storage().nbytes()
-        if len(owners) > 1 or not is_whole or _layout(again) != _layout(tensor):
+        rebuilt = _made(result, args)
+        is_whole = rebuilt.untyped_storage().nbytes() == tensor.untyped_storage().nbytes()
+        if len(owners) > 1 or not is_whole or _layout(rebuilt) != _layout(tensor):
             return None
         results.append(result)
         owned.append(stored)
@@ -329,11 +330,11 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ..
         for place in args[1]:
             is_mask = place is not None and place.dtype == torch.bool
             places += [place.new_empty(place.numel(), dtype=torch.int64)] * place.dim() if is_mask else [place]
-        found: torch.Tensor = operator(first, places)
+        largest: torch.Tensor = operator(first, places)
     elif operator is aten.nonzero.default:
-        found = first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
+        largest = first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
     elif operator is aten.masked_select.default:
-        found = first.new_empty(torch.broadcast_shapes(first.shape, args[1].shape).numel())
+        largest = first.new_empty(torch.broadcast_shapes(first.shape, args[1].shape).numel())
     else:
         return None
     text = (
@@ -341,7 +342,7 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ..
         "as valid, the upper bound"
     )
     warnings.warn(BertscopeWarning(text), stacklevel=2)
-    return found
+    return largest
 
 
 _VALID = "_bertscope_valid"  # of an attention mask: the valid tokens of each sequence, and its length

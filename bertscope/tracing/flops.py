@@ -68,15 +68,15 @@ class Calls:
 class Trace:
     """The calls by (path, phase, operator), and the calls of modules in the order of their beginnings."""
 
-    calls: dict[tuple[str, str, str], Calls] = field(default_factory=lambda: defaultdict(Calls))
+    calls: dict[tuple[str, str, str], Calls] = field(default_factory=partial(defaultdict, Calls))
     modules: list[ModuleCall] = field(default_factory=list)
 
     def shapes(self) -> dict[str, InOut]:
         """Return the inputs and outputs of each module's first call by path, in the order of these calls."""
-        found: dict[str, InOut] = {}
+        shapes: dict[str, InOut] = {}
         for call in self.modules:
-            found.setdefault(call.path, (call.inputs, call.outputs))
-        return found
+            shapes.setdefault(call.path, (call.inputs, call.outputs))
+        return shapes
 
 
 class _AnyDevice(Device):
@@ -119,14 +119,14 @@ def trace(model: nn.Module, run: Callable[[], _Result], padding: float = 0.0) ->
 
 def _costs(log: RunLog, windows: Mapping[str, Window]) -> Trace:
     """Return what the operators and the modules of a log cost."""
-    found, begun = Trace(), 0
+    recorded, begun = Trace(), 0
     flops: list[int] = []
     for number, call in enumerate(log.calls):
         while begun < len(log.modules) and log.modules[begun].begun <= number:
             if (window := windows.get(log.modules[begun].path)) is not None:
                 window.enter(log.modules[begun].inputs)
             begun += 1
-        calls = found.calls[call.place.path, _phase(call.place), str(operator_packet(call.operator))]
+        calls = recorded.calls[call.place.path, _phase(call.place), str(operator_packet(call.operator))]
         calls.role, matmul, elementwise = cost(call.operator, call.args, call.kwargs, call.out)
         window = windows.get(call.place.path) if matmul else None
         calls.calls += 1
@@ -139,10 +139,10 @@ def _costs(log: RunLog, windows: Mapping[str, Window]) -> Trace:
         )
         flops.append(matmul)
     for run in log.modules:
-        given, made = (tuple(map(shape_of, seen)) for seen in (run.inputs, run.outputs))
-        own_flops = sum(flops[number] for number in run.own)
-        found.modules.append(ModuleCall(path=run.path, inputs=given, outputs=made, matmul_flops=own_flops))
-    return found
+        inputs, outputs = (tuple(map(shape_of, seen)) for seen in (run.inputs, run.outputs))
+        matmul = sum(flops[number] for number in run.calls)
+        recorded.modules.append(ModuleCall(path=run.path, inputs=inputs, outputs=outputs, matmul_flops=matmul))
+    return recorded
 
 
 def _phase(place: RunPlace) -> str:
@@ -185,11 +185,11 @@ def shapes_of(model: nn.Module, inputs: Any) -> RunShapes:
     def of_all(path: str, flops: int) -> int:
         return flops * next((layers for stack, layers in stacks.items() if path.startswith(stack)), 2) // 2
 
-    recorded, _ = trace(model, lambda: model(*args, **kwargs))
-    found = RunShapes(recorded.shapes())
-    found.matmul_flops = sum(of_all(path, calls.work.matmul_flops) for (path, *_), calls in recorded.calls.items())
-    found.calls = tuple(recorded.modules)
-    return found
+    recorded, _ = trace(model, partial(model, *args, **kwargs))
+    run = RunShapes(recorded.shapes())
+    run.matmul_flops = sum(of_all(path, calls.work.matmul_flops) for (path, *_), calls in recorded.calls.items())
+    run.calls = tuple(recorded.modules)
+    return run
 
 
 # ---- the report ----
@@ -279,16 +279,16 @@ def flops_report(
 
 def work_tree(module: nn.Module, recorded: Trace) -> Node:
     """Return the module tree with the work of each module itself, by phase, as its note."""
-    nothing, own = [Work()] * len(PHASES), dict[str, list[Work]]()
+    nothing, works = [Work()] * len(PHASES), dict[str, list[Work]]()
     for (path, phase, _), calls in recorded.calls.items():
-        own.setdefault(path, [*nothing])[PHASES.index(phase)] += calls.work
-    return fold(read(module, own, nothing))
+        works.setdefault(path, [*nothing])[PHASES.index(phase)] += calls.work
+    return fold(read(module, works, nothing))
 
 
 def _subtree(node: Node) -> list[Work]:
     works: list[Work] = node.note
     for child in node.children:
-        works = [own + below * child.copies for own, below in zip(works, _subtree(child), strict=True)]
+        works = [work + below * child.copies for work, below in zip(works, _subtree(child), strict=True)]
     return works
 
 
@@ -305,19 +305,17 @@ def _rows(root: Node) -> Iterator[FlopsRow]:
 
 
 def _operators(recorded: Trace, tree: Repeated) -> tuple[OperatorRow, ...]:
-    found: dict[tuple[str, str], OperatorRow] = {}
+    rows: dict[tuple[str, str], OperatorRow] = {}
     for (path, phase, operator), calls in recorded.calls.items():
         empty = OperatorRow(operator=operator, phase=phase, calls=0, role=calls.role, elements=0, work=Work())
-        row = found.get((operator, phase), empty)
-        found[operator, phase] = replace(
+        row = rows.get((operator, phase), empty)
+        rows[operator, phase] = replace(
             row,
             calls=row.calls + tree.scaled(path, calls.calls),
             elements=row.elements + tree.scaled(path, calls.elements),
             work=row.work + tree.scaled(path, calls.work),
         )
-    return tuple(
-        sorted(found.values(), key=lambda row: (PHASES.index(row.phase), -row.work.matmul_flops, row.operator))
-    )
+    return tuple(sorted(rows.values(), key=lambda row: (PHASES.index(row.phase), -row.work.matmul_flops, row.operator)))
 
 
 _CALFLOPS_RULE = "a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
@@ -434,12 +432,12 @@ class FlopsRun:
         if isinstance(inputs, dict):  # the encoder's tokens, of a model with cross-attention
             ids = inputs.get("input_ids") if "decoder_input_ids" in inputs else None
             encoder = inputs.get("encoder_hidden_states", ids)
-        made = flops_report(
+        report = flops_report(
             model, recorded, self.source.name, tree, mode=self.run.mode, checkpointing=self.run.checkpointing,
             batch=batch, seq=seq, loss=loss, encoder_seq=None if encoder is None else encoder.shape[1],
         )  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
-        return made if config is None else replace(made, subject=replace(made.subject, config=config.to_dict()))
+        return report if config is None else replace(report, subject=replace(report.subject, config=config.to_dict()))
 
 
 def step_flops(source: ModelSource, run_config: RunConfig) -> int:
@@ -483,12 +481,12 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     )
 
 
-def sweep_point(found: FlopsReport) -> SweepPoint:
+def sweep_point(report: FlopsReport) -> SweepPoint:
     """Return the totals of a report as one point of a sweep."""
-    row = found.rows[0]
+    row = report.rows[0]
     return SweepPoint(
-        batch=found.batch or 0,
-        seq=found.seq or 0,
+        batch=report.batch or 0,
+        seq=report.seq or 0,
         forward_flops=row.forward.matmul_flops,
         backward_flops=row.backward.matmul_flops,
         total_flops=row.total.matmul_flops,

@@ -23,9 +23,12 @@ Inputs = dict[str, Any]  # a tensor, or a dictionary of tensors, by name
 
 _WORDS = ("input_ids", "decoder_input_ids")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
-_GIVEN = re.compile(r"(?P<name>[A-Za-z_]\w{0,99}(?:\.\w{1,100}){0,7})="
-                    r"(?P<shape>(?:[BS]|[1-9][0-9]{0,9})(?:x(?:[BS]|[1-9][0-9]{0,9})){0,7}):"
-                    r"(?P<dtype>\w{1,20})", re.ASCII)  # fmt: skip
+_GIVEN = re.compile(
+    r"(?P<name>[A-Za-z_]\w{0,99}(?:\.\w{1,100}){0,7})="
+    r"(?P<shape>(?:[BS]|[1-9][0-9]{0,9})(?:x(?:[BS]|[1-9][0-9]{0,9})){0,7}):"
+    r"(?P<dtype>\w{1,20})",
+    re.ASCII,
+)
 # The annotation of a parameter that takes a tensor, and not several.
 _ONE_TENSOR = re.compile(r"(?:<class '|(?:typing\.)?Optional\[)?(?:torch\.)?\w*Tensor(?:'>|\])?(?: \| None)?")
 
@@ -38,29 +41,29 @@ def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False,
     SelectionError for sizes that the model cannot run, and if forward requires an input that is neither derived nor
     given. The inputs of a model of peft are those of the model that it wraps.
     """
-    own = given_inputs(given, batch, seq)
+    described = given_inputs(given, batch, seq)
     if callable(getattr(module, "example_inputs", None)):
         with as_source_error(f"{type(module).__name__}.example_inputs({batch}, {seq})"):
-            made = module.example_inputs(batch, seq)  # type: ignore[operator]
-        return {**made, **own} if isinstance(made, Mapping) else own or made
+            example = module.example_inputs(batch, seq)  # type: ignore[operator]
+        return {**example, **described} if isinstance(example, Mapping) else described or example
     module = base_model_of(module)
     takes = _parameters(module)
     if isinstance(module, BertPreTrainedModel):
-        inputs = example_inputs(module, batch, seq, labels=labels) | own
+        inputs = example_inputs(module, batch, seq, labels=labels) | described
         _check_names(module, takes, inputs)
         return inputs
-    is_sequence = any(name in takes and name not in own for name in _WORDS)
+    is_sequence = any(name in takes and name not in described for name in _WORDS)
     most = min(positions(module), MAX_SIZE - 1) if is_sequence else MAX_SIZE - 1
     check_sizes(batch, seq, most, f"the model's {most:,} positions")
-    inputs = derived_inputs(module, [name for name in takes if name not in own], batch, seq) | own
+    inputs = derived_inputs(module, [name for name in takes if name not in described], batch, seq) | described
     _check_names(module, takes, inputs)
-    found = labels_of(module, batch, seq) if labels else {}
-    inputs |= {name: value for name, value in found.items() if name in takes and name not in own}
+    all_labels = labels_of(module, batch, seq) if labels else {}
+    inputs |= {name: value for name, value in all_labels.items() if name in takes and name not in described}
     kinds = {name: takes[name].kind if name in takes else inspect.Parameter.VAR_POSITIONAL for name in inputs}
     by_name = any(param.kind is param.VAR_KEYWORD for param in takes.values())
     if by_name or not {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL} & set(kinds.values()):
         return inputs
-    return tuple(inputs[name] for name in sorted(kinds, key=lambda name: kinds[name]))  # those of *args last
+    return tuple(inputs[name] for name in sorted(kinds, key=kinds.__getitem__))  # those of *args last
 
 
 def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -136,14 +139,14 @@ def _check_names(module: nn.Module, takes: Mapping[str, inspect.Parameter], inpu
 
 def _signature(module: nn.Module) -> str:
     """Return the inputs that forward takes as a sentence, those of known shapes in the form of --input."""
-    takes, words = _parameters(module), []
+    takes, shown_inputs = _parameters(module), []
     known = known_shapes(module, takes)
     for name, param in takes.items():
         if name in known or _ONE_TENSOR.fullmatch(str(param.annotation)):
-            words.append(f"{name}={known[name]}" if name in known else name)
+            shown_inputs.append(f"{name}={known[name]}" if name in known else name)
         elif param.annotation is param.empty or param.default is param.empty:  # no flag such as return_dict
-            words.append(str(param))
-    shown = ", ".join(words) or "nothing"
+            shown_inputs.append(str(param))
+    shown = ", ".join(shown_inputs) or "nothing"
     return f"{type(module).__name__}.forward takes {shown if len(shown) <= 200 else f'{shown[:200]}...'}"
 
 

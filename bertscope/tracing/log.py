@@ -74,7 +74,7 @@ class ModuleRun:
     begun: int
     outputs: list[SeenTensor] = field(default_factory=list)
     ended: int = -1
-    own: list[int] = field(default_factory=list)  # the operators that run in no module inside it
+    calls: list[int] = field(default_factory=list)  # the operators that run in no module inside it
 
 
 @dataclass
@@ -315,8 +315,8 @@ def windows_of(model: nn.Module) -> dict[str, Window]:
 
     In a model with some, the causal masks of its other layers count too.
     """
-    found = {path: window for path, module in model.named_modules() if (window := _window_of(module))}
-    return found if any(window.is_local for window in found.values()) else {}
+    windows = {path: window for path, module in model.named_modules() if (window := _window_of(module))}
+    return windows if any(window.is_local for window in windows.values()) else {}
 
 
 def _window_of(module: Any) -> Window | None:

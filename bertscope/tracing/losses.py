@@ -50,10 +50,11 @@ def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[
     name, argument = loss_parts(run_config.loss)
     if name == MODEL:
         return None
-    given: dict[str, dict[str, Any]] = {
-        "cached-mnrl": {"size": argument, "is_short": is_short}, "reranker": {"group": run_config.texts},
-    }  # fmt: skip
-    return partial(_FUNCTIONS[name], **given.get(name, {}))
+    options: dict[str, dict[str, Any]] = {
+        "cached-mnrl": {"size": argument, "is_short": is_short},
+        "reranker": {"group": run_config.texts},
+    }
+    return partial(_FUNCTIONS[name], **options.get(name, {}))
 
 
 def _texts(batch: Batch) -> list[Batch]:
@@ -88,12 +89,12 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
 
 def _embeddings(model: nn.Module, texts: list[Batch]) -> list[torch.Tensor]:
     first, *others = texts
-    found = [_embedding(model, first)]
+    embeddings = [_embedding(model, first)]
     if len(others) < 2:
-        return found + [_embedding(model, other) for other in others]
+        return embeddings + [_embedding(model, other) for other in others]
     merged = {name: torch.cat([other[name] for other in others]) for name in others[0]}
     together = _embedding(model, merged)
-    return found + list(together.reshape(len(others), -1, together.shape[-1]).unbind(0))
+    return embeddings + list(together.reshape(len(others), -1, together.shape[-1]).unbind(0))
 
 
 def _ranked(queries: torch.Tensor, texts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -102,12 +103,12 @@ def _ranked(queries: torch.Tensor, texts: torch.Tensor, chosen: torch.Tensor) ->
     queries (batch, hidden_size), texts (texts * batch, hidden_size) -> scores (chosen, texts * batch)
     """
     numbers = torch.arange(len(chosen), device=queries.device)
-    asked, candidates = (nn.functional.normalize(rows, p=2, dim=-1) for rows in (queries[chosen], texts))
-    scores = torch.mm(asked, candidates.transpose(0, 1))
+    wanted, candidates = (nn.functional.normalize(rows, p=2, dim=-1) for rows in (queries[chosen], texts))
+    scores = torch.mm(wanted, candidates.transpose(0, 1))
     scores = scores * _SCALE
-    found = scores[numbers, chosen]
+    positives = scores[numbers, chosen]
     joint = torch.cat([scores], dim=1)
-    return -(found - torch.logsumexp(joint, dim=1)).mean()
+    return -(positives - torch.logsumexp(joint, dim=1)).mean()
 
 
 def mnrl(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -149,10 +150,10 @@ def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> to
         for number in running:
             with torch.random.fork_rng(devices=[]), torch.enable_grad():
                 torch.set_rng_state(states[number][0])
-                found = _of_rows(model, *parts[number])
+                embedding = _of_rows(model, *parts[number])
             with torch.enable_grad():
-                wide = torch.promote_types(found.dtype, torch.float32)
-                surrogate = torch.dot(found.flatten().to(wide), gradients[number].flatten().to(wide)) * outer
+                wide = torch.promote_types(embedding.dtype, torch.float32)
+                surrogate = torch.dot(embedding.flatten().to(wide), gradients[number].flatten().to(wide)) * outer
                 surrogate.backward()
 
     value.register_hook(again)
@@ -241,8 +242,8 @@ def distil(model: nn.Module, batch: Batch) -> torch.Tensor:
     texts = _texts(batch)
     with torch.no_grad():
         goals = [_embedding(teacher, dict(text)) for text in texts]
-    found = [teacher.projected(embedding) for embedding in _embeddings(model, texts)]
-    return torch.stack([nn.functional.mse_loss(*pair) for pair in zip(found, goals, strict=True)]).mean()
+    students = [teacher.projected(embedding) for embedding in _embeddings(model, texts)]
+    return torch.stack([nn.functional.mse_loss(*pair) for pair in zip(students, goals, strict=True)]).mean()
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {

@@ -118,13 +118,13 @@ class Node:
     @cached_property
     def all_held(self) -> tuple[Held, ...]:
         """Return every tensor at and below one copy, once for each copy below."""
-        found = list(self.held)
+        tensors = list(self.held)
         for child in self.children:
             if child.copies > MAX_BUILT_LAYERS:  # one tensor has the elements of all
-                found += [held._replace(numel=held.numel * child.copies) for held in child.all_held]
+                tensors += [held._replace(numel=held.numel * child.copies) for held in child.all_held]
             else:
-                found += child.all_held * child.copies
-        return tuple(found)
+                tensors += child.all_held * child.copies
+        return tuple(tensors)
 
     @cached_property
     def params(self) -> tuple[Held, ...]:
@@ -325,13 +325,13 @@ def totals(root: Node, dtype: str | None) -> Totals:
 
 def ties(root: Node) -> tuple[Tie, ...]:
     """Return every further path of a tensor or module that has several."""
-    found = [Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held if held.tied_to]
+    further = [Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held if held.tied_to]
     nodes = {node.path: node for node in root.walk()}
     for node in nodes.values():
         if node.same_as is not None:
             params = sum(held.layer_numel for held in nodes[node.same_as].params)
-            found.append(Tie(path=node.path, is_path=node.same_as, params=params))
-    return tuple(found)
+            further.append(Tie(path=node.path, is_path=node.same_as, params=params))
+    return tuple(further)
 
 
 def unknown(root: Node) -> tuple[str, ...]:
@@ -342,9 +342,9 @@ def unknown(root: Node) -> tuple[str, ...]:
 def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None = None) -> Subject:
     """Return the subject of a report on `model`, with its configuration if it has one."""
     base, config = base_model_of(model), getattr(model, "config", None)
-    own = config if isinstance(config, BertConfig) else None
+    bert_config = config if isinstance(config, BertConfig) else None
     to_dict = getattr(config, "to_dict", None)  # of transformers
-    plain = json.loads(json.dumps(to_dict(), default=str)) if own is None and callable(to_dict) else None
+    plain = json.loads(json.dumps(to_dict(), default=str)) if bert_config is None and callable(to_dict) else None
     lora = str(model.lora) if isinstance(model, PeftModel) else None
     architecture = type(base if lora else model).__name__
     implementation = None  # of a module of the user's own
@@ -357,10 +357,10 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
         architecture=architecture,
         dtype=dtype or "stored",
         implementation=implementation,
-        attention=own.attn_implementation if own else getattr(config, "_attn_implementation", None),
+        attention=bert_config.attn_implementation if bert_config else getattr(config, "_attn_implementation", None),
         lora=lora,
-        config=own.to_dict() if own else plain,
-        ignored_fields=own.ignored if own else (),
+        config=bert_config.to_dict() if bert_config else plain,
+        ignored_fields=bert_config.ignored if bert_config else (),
         torch_version=str(torch.__version__),
         bertscope_version=__version__,
     )

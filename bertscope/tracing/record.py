@@ -7,14 +7,14 @@ runs it, a fake one answers with layouts. The rows are equal on both.
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from threading import RLock, get_ident
 from typing import Any
 from unittest.mock import patch
 
 import bertscope
-from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER, RECOMPUTE
+from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
@@ -36,7 +36,6 @@ from bertscope.torch_access.distributed import is_wrapper, watched_resizes
 from bertscope.tracing.log import Call, ModuleRun, RunLog, RunPlace, SeenTensor, tensors
 
 _LABEL = "bertscope_module"
-Seen = Callable[[str, Any], None]  # a module's path, and its inputs or its outputs
 SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
 _ADD = torch.ops.aten.add.Tensor
 
@@ -68,15 +67,15 @@ def _entered_again(module: nn.Module, enter: Callable[..., None], leave: Callabl
     if not isinstance(forward, partial) or getattr(forward.func, "__name__", "") != "checkpoint":
         yield
         return
-    own = forward.args[0]
+    run = forward.args[0]
 
     def repeated(*args: Any, **kwargs: Any) -> Any:
         if not in_backward():
-            return own(*args, **kwargs)
+            return run(*args, **kwargs)
         enter(module, args, kwargs)
         out = None
         try:
-            out = own(*args, **kwargs)
+            out = run(*args, **kwargs)
         finally:
             leave(module, args, kwargs, out)
         return out
@@ -89,43 +88,36 @@ def _entered_again(module: nn.Module, enter: Callable[..., None], leave: Callabl
 
 
 class ModuleTracker:
-    """The stack of running modules; calls `entered` with a module's inputs and `left` with its outputs."""
+    """The stack of the modules that run, and the number of recomputations that began."""
 
-    def __init__(self, entered: Seen = lambda *_: None, left: Seen = lambda *_: None) -> None:
+    def __init__(self) -> None:
         self.stack: list[str] = []
-        self.recomputations = 0  # begun so far
-        self.entered, self.left = entered, left
+        self.recomputations = 0
 
-    def current(self) -> tuple[str, str]:
-        """Return the path of the innermost module, and the phase."""
+    def path(self) -> str:
+        """Return the path of the innermost module, in backward that of the module whose node autograd evaluates."""
         if self.stack:
-            return self.stack[-1], RECOMPUTE if in_backward() else FORWARD
-        if in_backward():
-            node = autograd_node()
-            return ("" if node is None else node.metadata.get(_LABEL, "")), BACKWARD
-        return "", FORWARD
+            return self.stack[-1]
+        node = autograd_node() if in_backward() else None
+        return "" if node is None else str(node.metadata.get(_LABEL, ""))
 
     @property
     def recomputation(self) -> int:
         """Return the number of the running recomputation; 0 outside."""
         return self.recomputations if self.stack and in_backward() else 0
 
-    def track(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which the modules of `model` are tracked."""
-        return hooks(model, "", self._enter, self._leave)
-
-    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.stack:  # the operators so far belong to the enclosing module
+    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note that a module begins: the operators so far belong to the enclosing one."""
+        if self.stack:
             _label(tensors((args, kwargs)), self.stack[-1])
         elif in_backward():
             self.recomputations += 1
         self.stack.append(path)
-        self.entered(path, (args, kwargs))
 
-    def _leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Note that a module has returned; recomputation may stop in the middle of one."""
         while self.stack and self.stack.pop() != path:
-            pass  # recomputation may stop in the middle of a module
-        self.left(path, out)
+            pass
         _label(tensors(out), path)
 
 
@@ -197,7 +189,7 @@ class Recorder(DispatchMode):
         super().__init__()
         self.device, self.model, self.keeps_args, self.log = device, model, keeps_args, RunLog()
         self.is_recording, device.recorder = True, self
-        self.tracker = ModuleTracker(self._begin_module, self._end_module) if keeps_args else ModuleTracker()
+        self.tracker = ModuleTracker()
         self.running: list[ModuleRun] = []  # the calls of modules that have not ended
         self.numbers: dict[int, int] = {}  # storage -> block
         self.ends: dict[int, Any] = {}  # storage -> the reference that notes its end
@@ -239,7 +231,9 @@ class Recorder(DispatchMode):
         stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
         stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
         stack.enter_context(patch.object(torch.autograd, "backward", partial(self._backward, torch.autograd.backward)))
-        stack.enter_context(patch.object(torch.optim.Optimizer, "__init__", self._made(torch.optim.Optimizer.__init__)))
+        stack.enter_context(
+            patch.object(torch.optim.Optimizer, "__init__", self._with_first_optimizer(torch.optim.Optimizer.__init__))
+        )
 
     def close(self) -> None:
         """Note no further ends of blocks: what ends with the program is part of no step."""
@@ -276,37 +270,38 @@ class Recorder(DispatchMode):
                 self.steps += self.is_updated  # a step ends where the next forward pass begins
                 self.is_updated = False
             self._begin(FORWARD if trains else EVALUATING)
-        self.tracker._enter(self._name(path, module), module, args, kwargs or {})
+        path = self._name(path, module)
+        self.tracker.enter(path, module, args, kwargs or {})
+        if self.keeps_args:
+            inputs = list(map(self._seen, tensors((args, kwargs or {}))))
+            self.running.append(ModuleRun(path, inputs, len(self.log.calls)))
+            self.log.modules.append(self.running[-1])
 
     def _left(self, path: str | None, module: nn.Module, args: Any, *rest: Any) -> None:
-        self.tracker._leave(self._name(path, module), module, args, {}, rest[-1])  # without or with keywords
+        path, out = self._name(path, module), rest[-1]  # without or with keywords
+        if self.keeps_args:
+            while self.running and (run := self.running.pop()).path != path:
+                pass  # recomputation may stop in the middle of a module
+            run.outputs, run.ended = list(map(self._seen, tensors(out))), len(self.log.calls)
+        self.tracker.leave(path, module, args, {}, out)
 
     def _name(self, path: str | None, module: nn.Module) -> str:
         return self.names.get(module, type(module).__name__) if path is None else path
 
-    def _begin_module(self, path: str, tree: Any) -> None:
-        self.running.append(ModuleRun(path, list(map(self._seen, tensors(tree))), len(self.log.calls)))
-        self.log.modules.append(self.running[-1])
-
-    def _end_module(self, path: str, tree: Any) -> None:
-        while self.running and (run := self.running.pop()).path != path:
-            pass  # recomputation may stop in the middle of a module
-        run.outputs, run.ended = list(map(self._seen, tensors(tree))), len(self.log.calls)
-
-    def _made(self, given: Any) -> Callable[..., None]:
-        def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _with_first_optimizer(self, initialize: Any) -> Callable[..., None]:
+        def noted(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self.first_optimizer = self.first_optimizer or weakref.ref(optimizer)
-            given(optimizer, *args, **kwargs)
+            initialize(optimizer, *args, **kwargs)
 
-        return made
+        return noted
 
     def _stepping(self, optimizer: Any, *_: Any) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 number = self.numbers.get(storage_key(parameter), -1)
                 grad = parameter.grad
-                if number >= 0 and grad is not None and (made := self.numbers.get(storage_key(grad), -1)) >= 0:
-                    self.log.name(made, "gradients", self.log.blocks[number].owner)
+                if number >= 0 and grad is not None and (block := self.numbers.get(storage_key(grad), -1)) >= 0:
+                    self.log.name(block, "gradients", self.log.blocks[number].owner)
         self._begin(OPTIMIZER)
         self.updating += 1
 
@@ -320,9 +315,9 @@ class Recorder(DispatchMode):
         for run in self.on_update:
             run(self.updates)
 
-    def _backward(self, given: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    def _backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         self._begin(BACKWARD)
-        given(*args, **kwargs)
+        run(*args, **kwargs)
         self.phase = OPTIMIZER if self.updating else BETWEEN  # a closure runs inside the optimizer step
         if self.first_optimizer is None:  # a loop that updates its parameters by hand
             self._updated()
@@ -333,10 +328,9 @@ class Recorder(DispatchMode):
 
     def place(self) -> RunPlace:
         """Return where the run is."""
-        is_backward, tracker = in_backward(), self.tracker
-        phase = BACKWARD if is_backward else self.phase
-        path = self.owner if phase == OPTIMIZER else tracker.current()[0]
-        return RunPlace(self.steps, phase, path, tracker.recomputations if is_backward and tracker.stack else 0)
+        phase = BACKWARD if in_backward() else self.phase
+        path = self.owner if phase == OPTIMIZER else self.tracker.path()
+        return RunPlace(self.steps, phase, path, self.tracker.recomputation)
 
     def line(self) -> str:
         """Return the line of the user's code that runs: in this thread, as in a recomputation, else in the main one.
@@ -359,8 +353,8 @@ class Recorder(DispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_wrapper, types)):
             return NotImplemented  # the operators on the tensors inside come next
-        if (asked := fake_device(operator, args)) is not None:
-            return asked
+        if (device_of_fake := fake_device(operator, args)) is not None:
+            return device_of_fake
         kwargs = kwargs or {}
         device = self.device
         if not device.takes(operator, args, kwargs):
@@ -381,11 +375,11 @@ class Recorder(DispatchMode):
         if self.phase == OPTIMIZER:
             self.owner = self._owner(args[0], self.owner) if args and isinstance(args[0], torch.Tensor) else ""
         at = self.place()
-        given = (self._seen(args), self._seen(kwargs)) if self.keeps_args else ()
+        seen = (self._seen(args), self._seen(kwargs)) if self.keeps_args else ()
         out = device.run(operator, args, kwargs)
-        self.log.calls.append(call := Call(operator, at, self.line() if device.has_memory else "", *given))
+        self.log.calls.append(call := Call(operator, at, self.line() if device.has_memory else "", *seen))
         if self.running:
-            self.running[-1].own.append(len(self.log.calls) - 1)
+            self.running[-1].calls.append(len(self.log.calls) - 1)
         if device.has_memory:
             self._allocated(call, args, kwargs, out, summed)
         call.out = self._seen(out) if self.keeps_args else None
@@ -403,8 +397,8 @@ class Recorder(DispatchMode):
             tensor = results[number]
             if storage_key(tensor) not in self.numbers and device.has(tensor):
                 owner = self._owner_of(args, number, len(results)) if at.phase == OPTIMIZER else at.path
-                given = tensors(args) if at.phase != OPTIMIZER else []
-                part = "inputs" if given and not any(map(device.has, given)) else ""  # moved to the device
+                inputs = tensors(args) if at.phase != OPTIMIZER else []
+                part = "inputs" if inputs and not any(map(device.has, inputs)) else ""  # moved to the device
                 self._watch(tensor, owner, at, part, device.true_bytes(operator, args, number, tensor))
         for name, size in device.laid_down(operator):
             self._allocate(size, (), name, at.path, at, "workspaces")
@@ -483,9 +477,9 @@ class Recorder(DispatchMode):
 
     def _owner_of(self, args: Any, number: int, results: int) -> str:
         """Return the parameter of a result in the optimizer step: of several by the place in a list of arguments."""
-        lists = (given for given in args if isinstance(given, (list, tuple)) and len(given) == results)
-        found = (self._owner(given[number]) for given in lists if isinstance(given[number], torch.Tensor))
-        return next(filter(None, found), self.owner)
+        lists = (arg for arg in args if isinstance(arg, (list, tuple)) and len(arg) == results)
+        owners = (self._owner(arg[number]) for arg in lists if isinstance(arg[number], torch.Tensor))
+        return next(filter(None, owners), self.owner)
 
     # ---- what no mode sees ----
 
@@ -495,9 +489,9 @@ class Recorder(DispatchMode):
         is_owned = self.own_counts is not None and use_counts(args[0]) == self.own_counts
         return is_owned and bool(torch.ops.aten.is_non_overlapping_and_dense(args[0]))
 
-    def _random_state(self, given: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def _random_state(self, get_state: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         def watched() -> torch.Tensor:
-            state = given()
+            state = get_state()
             if self.is_recording and self.device.counts_random_states:
                 at = self.place()
                 self.log.calls.append(Call("get_rng_state", at, self.line()))
@@ -563,6 +557,8 @@ def is_library(name: str) -> bool:
 
 
 _OWN = (
-    "<", f"{os.path.dirname(os.__file__)}/", f"{os.path.dirname(os.path.dirname(torch.__file__))}/",
+    "<",
+    f"{os.path.dirname(os.__file__)}/",
+    f"{os.path.dirname(os.path.dirname(torch.__file__))}/",
     f"{os.path.dirname(bertscope.__file__)}/",
-)  # fmt: skip
+)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
-from operator import itemgetter
+from operator import eq, itemgetter
 from typing import Any, NamedTuple
 
 from bertscope.errors import BertscopeError
@@ -51,28 +51,28 @@ class LayerStack:
 
     def few(self, units: int) -> tuple[Any, ...]:
         """Return the kinds of the layers that run if every run has at most so many units."""
-        found: list[Any] = []
+        kinds: list[Any] = []
         first = 0
         for run in self.runs:
-            found += self.kinds[first : first + run.period * min(run.units, units)]
+            kinds += self.kinds[first : first + run.period * min(run.units, units)]
             first += run.period * run.units
-        return tuple(found)
+        return tuple(kinds)
 
     def copies(self, ran: int, wanted: int | None = None) -> Copies:
         """Return for each layer of runs of `ran` units its unit and the distances of its copies.
 
         The copies make runs of `wanted` units, by default of all.
         """
-        found: list[tuple[Unit, range]] = []
+        copies: list[tuple[Unit, range]] = []
         moved = 0
         for number, (period, units) in enumerate(self.runs):
             few, many = min(units, ran), min(units, wanted or units)
             for unit in range(few):
                 first = moved + (many - few) * period * (unit > _MIDDLE)
                 last = first + (many - few) * period * (unit == _MIDDLE)
-                found += [((number, unit), range(first, last + 1, period))] * period
+                copies += [((number, unit), range(first, last + 1, period))] * period
             moved += (many - few) * period
-        return found
+        return copies
 
 
 def equal_runs(kinds: Sequence[Any]) -> tuple[LayerRun, ...]:
@@ -84,8 +84,8 @@ def equal_runs(kinds: Sequence[Any]) -> tuple[LayerRun, ...]:
     while first < len(kinds):
         best = LayerRun(1, 1)
         for period in range(1, min((len(kinds) - first) // (RAN + 1), _LONGEST) + 1):
-            pairs = zip(islice(numbers, first, None), islice(numbers, first + period, None), strict=False)
-            units = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) // period
+            are_equal = map(eq, islice(numbers, first, None), islice(numbers, first + period, None))
+            units = 1 + sum(takewhile(bool, are_equal)) // period
             if units > RAN and units * period > best.units * best.period:
                 best = LayerRun(period, units)
         runs.append(best)
@@ -109,7 +109,7 @@ def layer_stacks(
         kinds = [(operators,) for operators in chosen.kept_in(source.layer_path, source.layers)]
         return (LayerStack.of(source.layer_path, field, kinds),)
     try:
-        model, found = _frozen(source, {}, frozen), list[LayerStack]()
+        model, stacks = _frozen(source, {}, frozen), list[LayerStack]()
         lists = _lists(model)
         for field, layers in source.layer_counts(model).items():
             # The list that has fewer layers if the field has, unless it is another one too.
@@ -119,16 +119,16 @@ def layer_stacks(
             if len(changed) == 1 and fewer[changed[0]] == few and len(lists[changed[0]]) == layers:
                 covered, settings = chosen.kept_in(changed[0], layers), _settings(model, changed[0], field)
                 kinds = [(one, *other) for one, other in zip(covered, settings, strict=True)]
-                found.append(LayerStack.of(changed[0], field, kinds))
-        for units in (RAN, RAN + 1) if found else ():
-            short = _frozen(source, {stack.field: len(stack.few(units)) for stack in found}, frozen)
+                stacks.append(LayerStack.of(changed[0], field, kinds))
+        for units in (RAN, RAN + 1) if stacks else ():
+            short = _frozen(source, {stack.field: len(stack.few(units)) for stack in stacks}, frozen)
             if any(
-                _settings(short, stack.path, stack.field) != [kind[1:] for kind in stack.few(units)] for stack in found
+                _settings(short, stack.path, stack.field) != [kind[1:] for kind in stack.few(units)] for stack in stacks
             ):
                 return ()
     except BertscopeError:  # such as a pattern that names a layer
         return ()
-    return tuple(found)
+    return tuple(stacks)
 
 
 def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
@@ -224,10 +224,13 @@ def repeated(root: Node, copies: Mapping[str, Copies]) -> Repeated | None:
                 first = spans.pop()[0]
             spans.append((first, last, layer))
         numbered = ((LayerRange(first, last), layer) for first, last, layer in spans)
-        return replace(node, children=tuple(
-            replace(moved(layer, layer.path, f"{node.path}.{numbers}"), name=str(numbers), copies=len(numbers))
-            for numbers, layer in numbered
-        ))  # fmt: skip
+        return replace(
+            node,
+            children=tuple(
+                replace(moved(layer, layer.path, f"{node.path}.{numbers}"), name=str(numbers), copies=len(numbers))
+                for numbers, layer in numbered
+            ),
+        )
 
     return Repeated(change(root), copies)
 

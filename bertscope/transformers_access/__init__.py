@@ -10,13 +10,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, reload
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import always, nn, torch
 
 _MISSING = object()
 _UTILITIES = "transformers.modeling_flash_attention_utils"
@@ -25,11 +25,13 @@ _ANSWERS = [
     f"is_flash_attn_{end}" for end in ("2_available", "3_available", "greater_or_equal", "greater_or_equal_2_10")
 ]
 # The methods that look for a card too: of transformers 5, 4.48 and 4.43.
-_CHECKS = ["_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch",
-           "_check_and_enable_flash_attn_2"]  # fmt: skip
+_CHECKS = {"_flash_attn_can_dispatch", "_check_and_enable_flash_attn_2"}
+_CHECKS |= {f"_flash_attn_{version}_can_dispatch" for version in (2, 3)}
 # What transformers 5 keeps of its first import of flash-attn.
-_KEPT = ["_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn",
-         "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"]  # fmt: skip
+_IMPORTED = (
+    "_loaded_implementation _flash_fn _flash_varlen_fn _flash_with_kvcache_fn _pad_fn _unpad_fn "
+    "_process_flash_kwargs_fn _process_with_kvcache_kwargs_fn"
+)
 _ALIGNMENT = 8  # of the width of a head
 _LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
 _FORWARD = "(Tensor q, Tensor k, Tensor v, {}bool causal, int left, int right, int version) -> (Tensor, Tensor, Tensor)"
@@ -60,7 +62,7 @@ def _operators() -> tuple[Any, Any]:
     """Return the library and the operators, which have shapes only; under the names of flash-attn."""
     library = torch.library.Library("bertscope_flash_attn", "DEF")
     for kind, lengths in (("", ""), ("varlen_", _LENGTHS)):
-        for name, schema, shapes in (("forward", _FORWARD, results), ("backward", _BACKWARD, lambda *_: None)):
+        for name, schema, shapes in (("forward", _FORWARD, results), ("backward", _BACKWARD, always(None))):
             library.define(f"_flash_attn_{kind}{name}{schema.format(lengths)}")
             library.impl(f"_flash_attn_{kind}{name}", shapes, "Meta")
     return library, torch.ops.bertscope_flash_attn
@@ -116,16 +118,16 @@ def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given, first = bound.arguments, bound.args[0]
+        settings_given, first = bound.arguments, bound.args[0]
         if first.is_cuda:
             return _installed(name, version)(*args, **kwargs)
         packed = tensors[0] == "qkv"
-        lengths = tuple(given[item] for item in tensors[1 if packed else 3 :])
+        lengths = tuple(settings_given[item] for item in tensors[1 if packed else 3 :])
         lengths = (lengths[0], lengths[0], lengths[1], lengths[1]) if packed and lengths else lengths
-        settings = (bool(given["causal"]), *given["window_size"], version)
-        q, k, v = (first, None, None) if packed else (given[item] for item in tensors[:3])
-        found: torch.Tensor = _Attention.apply(q, k, v, lengths, settings)  # type: ignore[no-untyped-call]
-        return found
+        settings = (bool(settings_given["causal"]), *settings_given["window_size"], version)
+        q, k, v = (first, None, None) if packed else (settings_given[item] for item in tensors[:3])
+        out: torch.Tensor = _Attention.apply(q, k, v, lengths, settings)  # type: ignore[no-untyped-call]
+        return out
 
     run.__signature__ = signature  # type: ignore[attr-defined]
     return run
@@ -136,8 +138,8 @@ def _installed(name: str, version: int) -> Callable[..., torch.Tensor]:
     """Return the function of the installed package, which computes on a card; raise ImportError without one."""
     stood = {key: sys.modules.pop(key) for key in modules() if key in sys.modules}
     try:
-        found: Callable[..., torch.Tensor] = getattr(import_module(_PACKAGES[version]), name)
-        return found
+        function: Callable[..., torch.Tensor] = getattr(import_module(_PACKAGES[version]), name)
+        return function
     finally:
         sys.modules.update(stood)
 
@@ -165,12 +167,12 @@ def pad_input(given: torch.Tensor, indices: torch.Tensor, batch: int, seq: int) 
     return whole.view(batch, seq, *given.shape[1:])
 
 
-def unpad_input(given: torch.Tensor, mask: torch.Tensor, unused_mask: Any = None) -> tuple[Any, ...]:
+def unpad_input(hidden: torch.Tensor, mask: torch.Tensor, unused_mask: Any = None) -> tuple[Any, ...]:
     """Return the rows that the mask keeps, their places, the ends of the sequences, and their lengths."""
     lengths = mask.sum(dim=-1, dtype=torch.int32)
     indices = torch.nonzero(mask.flatten()).flatten()
     ends = nn.functional.pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
-    rows = _IndexFirstAxis.apply(given.reshape(-1, *given.shape[2:]), indices)  # type: ignore[no-untyped-call]
+    rows = _IndexFirstAxis.apply(hidden.reshape(-1, *hidden.shape[2:]), indices)  # type: ignore[no-untyped-call]
     return rows, indices, ends, lengths.max().item(), lengths
 
 
@@ -242,7 +244,7 @@ def flash_attn_stand_in() -> Iterator[None]:
             replace_item(stack, sys.modules, name, module)
         original = vars(import_module("transformers.utils.import_utils"))
         stack.callback(_answer, {name: original[name] for name in _ANSWERS if name in original})
-        _answer(dict.fromkeys(_ANSWERS, lambda *_, **__: True))
+        _answer(dict.fromkeys(_ANSWERS, always(True)))
         for name, module in list(sys.modules.items()):
             # ModernBERT of transformers 4.48 to 4.57, imported without flash-attn: its own names get that content.
             if name.startswith("transformers.models.") and vars(module).get("RotaryEmbedding") is object:
@@ -256,16 +258,16 @@ def _answer(answers: dict[str, Any]) -> None:
     """Replace these functions in each module of transformers that has imported them."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "transformers":
-            for asked in answers.keys() & vars(module).keys():
-                setattr(module, asked, answers[asked])
+            for function in answers.keys() & vars(module).keys():
+                setattr(module, function, answers[function])
 
 
 def _import_late(stack: ExitStack, utilities: ModuleType) -> None:
     """Give modules of transformers before 4.48 the names that they import only if flash-attn is there."""
     if hasattr(utilities, "_lazy_imports"):
         return
-    found = modules()["flash_attn"] | modules()["flash_attn.bert_padding"] | {"_flash_supports_window_size": True}
-    for name, function in found.items():
+    functions = modules()["flash_attn"] | modules()["flash_attn.bert_padding"] | {"_flash_supports_window_size": True}
+    for name, function in functions.items():
         replace_item(stack, vars(utilities), name, function)
     for name, module in list(sys.modules.items()):
         is_model = name.startswith("transformers.models.") and "is_flash_attn_2_available" in vars(module)
@@ -278,13 +280,13 @@ def _pass_checks(stack: ExitStack) -> None:
     """Have a model take flash attention if its class supports it, whatever is installed, and forget former imports."""
     base: Any = sys.modules["transformers"].PreTrainedModel
     utilities = vars(sys.modules[_UTILITIES])
-    for name in utilities.keys() & set(_KEPT):
+    for name in utilities.keys() & set(_IMPORTED.split()):
         replace_item(stack, utilities, name, None)
     if "_is_packed_sequence" in utilities:  # which asks for the values of positions; here they begin once
-        replace_item(stack, utilities, "_is_packed_sequence", lambda *_, **__: False)
+        replace_item(stack, utilities, "_is_packed_sequence", always(False))
     for row in utilities.get("FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
-        replace_item(stack, row, "general_availability_check", lambda *_, **__: True)
-    for name in vars(base).keys() & set(_CHECKS):
+        replace_item(stack, row, "general_availability_check", always(True))
+    for name in vars(base).keys() & _CHECKS:
         original = vars(base)[name]
         stack.callback(setattr, base, name, original)
         setattr(base, name, classmethod(_supports) if isinstance(original, classmethod) else _supports)
@@ -292,7 +294,7 @@ def _pass_checks(stack: ExitStack) -> None:
     enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     on_card = ("cuda", "meta")
     replace_item(stack, vars(torch), "is_autocast_enabled", lambda at="cuda": enabled("cpu" if at in on_card else at))
-    replace_item(stack, vars(torch), "get_autocast_gpu_dtype", lambda: dtype("cpu"))
+    replace_item(stack, vars(torch), "get_autocast_gpu_dtype", partial(dtype, "cpu"))
 
 
 def _supports(model: Any, checked: Any = True, *_: Any, **__: Any) -> Any:

@@ -14,7 +14,7 @@ from bertscope.memory.estimate import MemoryTraces, source_trace
 from bertscope.memory.ranks import bucket_sizes, fake_ranks, rank_groups, units_text, zero_shares
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import run_model
-from bertscope.memory.summary import COLLECTIVES, estimated, kind_of, sent_bytes
+from bertscope.memory.summary import COLLECTIVE_SHARES, estimated, kind_of, sent_bytes
 from bertscope.settings.parallelism import STRATEGIES, Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
@@ -173,7 +173,7 @@ def test_the_update_of_a_rank_from_its_own_list_is_that_of_torch(ranks, device):
 
 
 def test_a_ring_of_four_sends_three_quarters_and_for_a_reduction_of_all_twice_that():
-    assert {kind: sent_bytes(kind, 1000, 4) for kind in COLLECTIVES} == {
+    assert {kind: sent_bytes(kind, 1000, 4) for kind in COLLECTIVE_SHARES} == {
         "all-gather": 750, "reduce-scatter": 750, "all-reduce": 1500, "broadcast": 750,
     }  # fmt: skip
 
