@@ -59,7 +59,6 @@ class ExpectationFile(pytest.File):
             yield ExpectationItem.from_parent(self, name=expected.key, title=title, line=expected.line, failure=failure)
 
     def _failure(self, expected: Expectation, item: pytest.Item) -> str:
-        """Build the model, once for a file, and compare; return the line that `check` prints, empty if it passes."""
         from bertscope.views.tool import line
 
         finding = self.witness.finding(expected)

@@ -197,6 +197,10 @@ def test_a_fake_tensor_refuses_its_value_with_the_known_errors():
             torch.ones(3).nonzero()
 
 
+def test_a_constant_function_takes_any_arguments():
+    assert torch_access.always(3)(1, of=2) == 3
+
+
 def test_trees_of_containers_are_walked_in_order():
     tree = {"a": (1, [2]), "b": 3}
     assert torch_access.tree_leaves(tree) == [1, 2, 3]

@@ -162,7 +162,6 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
         return None
 
     def _connect(self, ident: str, inputs: list[torch.Tensor], out: Any) -> None:
-        """Add edges from the origins of the given tensors, and record the results as made by the node."""
         for tensor in inputs:
             origin = self._flowing(tensor)
             if origin is not None:
@@ -354,7 +353,6 @@ def _with_each_layer_once(
 
 
 def _layers(model: BertPreTrainedModel, names: Mapping[str, str]) -> list[LayerRange]:
-    """Return the layers of a BERT that each layer of the short `model` represents."""
     stack = next(path for path, module in model.named_modules() if isinstance(module, nn.ModuleList))
     shown = (name.rpartition(".")[2] for path, name in names.items() if path.rpartition(".")[0] == stack)
     return [layers for name in shown if (layers := LayerRange.parse(name))]
@@ -476,7 +474,6 @@ def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
 
 
 def _report(flow: Flow, names: Mapping[str, str], scope: str, runs: Sequence[LayerRange], **about: Any) -> GraphReport:
-    """Return the graph of the short model, without unused inputs, with the names of the whole model."""
 
     def below(path: str, group: str) -> str:
         around = group or names[scope]

@@ -75,7 +75,6 @@ def doctor() -> DoctorReport:
 
 
 def _packages() -> Iterator[PackageRow]:
-    """Yield the row of each package, which is not imported."""
     needed = [(name, "", purpose, f"pip install {name}") for name, purpose in NEEDED.items()]
     optional = [
         (name, extra, purpose, install_command(extra)) for extra, (names, purpose) in EXTRAS.items() for name in names

@@ -215,7 +215,6 @@ class _Rows:
         ]  # fmt: skip
 
     def _parts(self, block: Node, copies: int) -> Iterator[CountRow]:
-        """Yield the named parts of a transformer layer, then its other parameters."""
         claimed: set[str] = set()
         is_transformer = all(block.descend(path) for path in ("attention.self", "output.LayerNorm"))
         for name, part in LAYER_PARTS.items() if is_transformer else ():

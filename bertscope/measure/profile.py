@@ -191,7 +191,6 @@ class _Child:
             self.stop()
 
     def _keep(self, kind: str, content: Any) -> None:
-        """Keep a message; of a kind that is no result, it is the problem."""
         if kind == "seconds":
             self.sent.seconds.append(content)
         elif kind in vars(self.sent):

@@ -279,7 +279,6 @@ def _product_rate(side: int, precision: str, device: str) -> float:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """Return the time of one of several calls, after some that are not counted."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()

@@ -157,7 +157,6 @@ class RanksWatch:
         return hanging, f" (in {name} at {at})" if frames else ""
 
     def _stack(self, rank: _Rank) -> list[tuple[str, str, str]]:
-        """Return the calls that a rank wrote last, the innermost first, each with its file and line."""
         return _FRAME.findall(self._stderr(rank).rpartition("most recent call first")[2])
 
     def _stderr(self, rank: _Rank) -> str:

@@ -120,7 +120,6 @@ class Allocator:
         return block
 
     def _free_block(self, size: int, key: PoolKey) -> SegmentBlock | None:
-        """Take the best free block of the pool; None if there is none."""
         pool = self.free_blocks[key]
         index = bisect_left(pool, (size,))
         if index == len(pool):
@@ -150,7 +149,6 @@ class Allocator:
         return self.limit_bytes is not None and self.reserved_bytes + more_bytes > self.limit_bytes
 
     def _reserve(self, more_bytes: int) -> None:
-        """Add reserved bytes, and note how many of them the limit lacks."""
         self.reserved_bytes += more_bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         if self.limit_bytes is not None and not self.missing_bytes:
@@ -236,7 +234,6 @@ class Allocator:
                     insort(self.room, (block.address, block.size))
 
     def _unmap(self, block: SegmentBlock) -> None:
-        """Return the pages that lie in a free block of an expandable segment to the device."""
         page = _SMALL_SEGMENT if block.pool[1] else _LARGE_SEGMENT
         first = -(-block.address // page) * page
         last = (block.address + block.size) // page * page

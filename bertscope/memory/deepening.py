@@ -118,7 +118,6 @@ class _Repetition:
         return first, last
 
     def _runs(self, changes: list[int]) -> Iterator[_Run]:
-        """Yield the events; those in a unit are repeated for each of its copies."""
         for _, start, stop in self.few.layout.phases:
             before = None
             for unit, run in groupby(self._with_units(changes, start, stop), key=itemgetter(0)):
@@ -173,7 +172,6 @@ class _Repetition:
         return repeated
 
     def _calls(self, call: Collective) -> Iterator[Collective]:
-        """Yield the call with its layer moved, for each copy of its unit."""
         for (few, _), (many, _) in self.grown.items():
             if (call.path, call.full_bytes) == ("", few) and (call.phase, call.kind) in _STACKED:
                 call = call._replace(full_bytes=many)

@@ -129,7 +129,6 @@ def _attention_backward_bytes(gradient: torch.Tensor, query: torch.Tensor, key: 
 
 
 def _attention_block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
-    """Return the numbers of queries and of keys that a thread takes at one time."""
     length = query.shape[-2]
     most = next(block for least, block in _QUERY_BLOCKS if length >= least)
     return min(most, length), min(_KEY_BLOCK, key.shape[-2])
@@ -274,7 +273,6 @@ def _fused(
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with its last dimension padded to a multiple of 8."""
     return torch.nn.functional.pad(tensor, (0, _ALIGNMENT - tensor.shape[-1] % _ALIGNMENT))
 
 

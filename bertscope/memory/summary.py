@@ -170,7 +170,6 @@ def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
 
 
 def _highest(live: list[int], width: int) -> Iterator[int]:
-    """Yield the indices of the highest and the last point of every interval of `width`."""
     for start in range(0, len(live), width):
         interval = range(start, min(start + width, len(live)))
         yield live.index(max(live[interval.start : interval.stop]), interval.start)

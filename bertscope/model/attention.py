@@ -224,7 +224,6 @@ class BertAttention(nn.Module):
 
 
 def _part_of(layer: nn.Linear, keep: list[int], dim: int) -> nn.Linear:
-    """Return a linear layer with only the kept output rows (dim 0) or input columns (dim 1)."""
     inputs, outputs = (layer.in_features, len(keep)) if dim == 0 else (len(keep), layer.out_features)
     part = nn.Linear(inputs, outputs, device=layer.weight.device, dtype=layer.weight.dtype)
     part.requires_grad_(layer.weight.requires_grad).train(layer.training)

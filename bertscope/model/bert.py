@@ -224,7 +224,6 @@ class BertPreTrainedModel(nn.Module):
 
 
 def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Return, for every parameter with several names, the modules and attributes that have it."""
     addresses: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

@@ -170,7 +170,6 @@ def _address_of(original: Any) -> Any:
 
 
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
-    """Return what copy.deepcopy makes of a fake tensor: a new storage."""
     copy = tensor.detach().clone()
     if isinstance(tensor, nn.Parameter):
         copy = nn.Parameter(copy, tensor.requires_grad)
@@ -179,7 +178,6 @@ def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
 
 
 def _reduced(tensor: Any, protocol: int) -> Any:
-    """Return what pickle writes of a fake tensor: its layout."""
     layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device.type
     return _rebuilt, (*layout, isinstance(tensor, nn.Parameter), tensor.requires_grad)
 

@@ -118,7 +118,6 @@ def trace(model: nn.Module, run: Callable[[], _Result], padding: float = 0.0) ->
 
 
 def _costs(log: RunLog, windows: Mapping[str, Window]) -> Trace:
-    """Return what the operators and the modules of a log cost."""
     recorded, begun = Trace(), 0
     flops: list[int] = []
     for number, call in enumerate(log.calls):

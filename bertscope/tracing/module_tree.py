@@ -407,7 +407,6 @@ def _known(model: nn.Module) -> int:
 
 
 def _separate(module: nn.Module, modules: set[int], tensors: set[int], above: tuple[nn.Module, ...]) -> None:
-    """Replace the parameters of this module and the modules below it that were met before."""
     for name, parameter in module._parameters.items():
         if parameter is not None and not nn.parameter.is_lazy(parameter):
             if id(parameter) in tensors:

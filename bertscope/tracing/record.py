@@ -451,7 +451,6 @@ class Recorder(DispatchMode):
         self.log.freed(number, at, self._held())
 
     def _follow(self, number: int, storage: Any) -> None:
-        """Note the end of a storage as that of the block."""
         key = key_of(storage)
 
         def end(_: object) -> None:
@@ -476,7 +475,6 @@ class Recorder(DispatchMode):
         return self.log.blocks[number].owner if number >= 0 else otherwise
 
     def _owner_of(self, args: Any, number: int, results: int) -> str:
-        """Return the parameter of a result in the optimizer step: of several by the place in a list of arguments."""
         lists = (arg for arg in args if isinstance(arg, (list, tuple)) and len(arg) == results)
         owners = (self._owner(arg[number]) for arg in lists if isinstance(arg[number], torch.Tensor))
         return next(filter(None, owners), self.owner)

@@ -236,7 +236,6 @@ def repeated(root: Node, copies: Mapping[str, Copies]) -> Repeated | None:
 
 
 def _each(stack: Node) -> list[Node]:
-    """Return the layers of a list in a folded tree, a node for each of equal ones."""
     return [layer for layer in stack.children for _ in range(layer.copies)]
 
 

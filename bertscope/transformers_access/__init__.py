@@ -135,7 +135,6 @@ def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
 
 @cache
 def _installed(name: str, version: int) -> Callable[..., torch.Tensor]:
-    """Return the function of the installed package, which computes on a card; raise ImportError without one."""
     stood = {key: sys.modules.pop(key) for key in modules() if key in sys.modules}
     try:
         function: Callable[..., torch.Tensor] = getattr(import_module(_PACKAGES[version]), name)
@@ -255,7 +254,6 @@ def flash_attn_stand_in() -> Iterator[None]:
 
 
 def _answer(answers: dict[str, Any]) -> None:
-    """Replace these functions in each module of transformers that has imported them."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "transformers":
             for function in answers.keys() & vars(module).keys():
