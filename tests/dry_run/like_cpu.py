@@ -2,6 +2,9 @@
 
 Prints the same line of JSON as the real run: for each optimizer step the highest bytes since the one before and the
 bytes after it, and the highest bytes after the last step, over all batches of its evaluation.
+
+What the script asks for only where there is a GPU has to be off in both runs: transformers' Trainer trains in fp32 on a
+CPU though `fp16=True` is set, and TRL starts Triton's kernels on a GPU.
 """
 
 import json
