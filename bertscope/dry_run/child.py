@@ -173,8 +173,7 @@ def record(
         except SystemExit as end:
             if end.code is not None and end.code != 0:
                 is_number = isinstance(end.code, int)
-                text = "" if is_number else _text(end.code)
-                failure = text or f"{asked.name} ended with exit code {int(end.code) if is_number else 1}"
+                failure = f"{asked.name} ended with exit code {int(end.code)}" if is_number else _text(end.code)
         except BaseException as error:
             if os.environ.get(_DEBUG, "0") not in ("", "0"):
                 traceback.print_exc()
@@ -243,7 +242,7 @@ def _text(error: object) -> str:
             words.append(type(error).__name__)
     with suppress(BaseException):
         words.append(str(error))
-    return ": ".join(filter(None, words))
+    return ": ".join(filter(None, words)) or "an error without a text"
 
 
 def _place(error: BaseException, folder: str) -> str:

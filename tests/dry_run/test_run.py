@@ -23,6 +23,7 @@ from tests.conftest import DATA, ROOT
 
 SCRIPTS = DATA / "h200" / "scripts"
 MEASURED = json.loads((SCRIPTS / "measured.json").read_text())["runs"]
+SECONDS = str(10**6 + os.getpid())  # that processes of these tests sleep, and of no others
 STEP = """
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256)).cuda()
@@ -219,6 +220,9 @@ FAULTS = {  # what a run tells: whose fault it is, and the line
     "raise MemoryError": ("failed", "train.py:1"),
     "class E(Exception):\n    def __str__(self): raise SystemExit(0)\nraise E": ("failed", "train.py:3"),
     "class E(Exception):\n    def __str__(self): raise E\nraise SystemExit(E())": ("failed", ""),
+    "class M(type): __name__ = property(lambda _: 1 / 0)\nclass E(Exception, metaclass=M): pass\nraise E": (
+        "failed", "train.py:3",
+    ),
     "import sys\nsys.exit(3)": ("failed", ""),
     STEP + "torch.nn.Embedding(9, 4, sparse=True).cuda()(torch.ones(2).long().cuda()).sum().backward()": (
         "refused", "train.py:9",
@@ -267,7 +271,7 @@ print(json.dumps(found))
 def test_a_script_without_a_report_is_one_line_with_its_exit_code(script, code, kind, words):
     before = set(children())
     with pytest.raises(kind, match=words) as failed:
-        bertscope.run(script(code), timeout=5 if "while" in code else 100)
+        bertscope.run(script(code.replace("1000", SECONDS)), timeout=5 if "while" in code else 100)
     assert failed.value.exit_code == (3 if kind is WorkerError else 2)
     assert "\n" not in str(failed.value)
     assert set(children()) <= before
@@ -333,7 +337,7 @@ while True:
 
 @pytest.mark.usefixtures("as_the_program_starts_it")
 def test_a_hostile_script_leaves_nothing_behind(script, tmp_path):
-    name = script(HOSTILE)
+    name = script(HOSTILE.replace("1000", SECONDS))
     Path("kept").write_text("mine")
     mode = tmp_path.stat().st_mode
     before = set(children())
@@ -358,7 +362,7 @@ def children():
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if words[:2] == [b"sleep", b"1000"]:
+        if words[:2] == [b"sleep", SECONDS.encode()]:
             yield folder.name
 
 
