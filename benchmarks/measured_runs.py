@@ -51,18 +51,18 @@ class Run:
         pairs = (cap.split(":") for cap in self.cells["caps"].split())
         return [(int(size), outcome == "ran") for size, outcome in pairs]
 
-    def cost(self, *words: str) -> dict[str, Any]:
-        """Return the cost that `bertscope estimate` says, as its JSON has it."""
+    def answer(self, command: str, *words: str) -> dict[str, Any]:
+        """Return the JSON of a command for the run."""
         path, *others = self.words.split()
         path = str(HERE / path / "config.json") if path.startswith("configs/") else path
-        asked = ["estimate", path, *others, "--batch", self.batch, "--seq", self.seq, "--optimizer", self.optimizer,
+        asked = [command, path, *others, "--batch", self.batch, "--seq", self.seq, "--optimizer", self.optimizer,
                  "--device", "cuda", "--checkpointing", "none", "--format", "json", *words]  # fmt: skip
         asked += [] if "--loop" in others else ["--loop", "plain"]
         done = CliRunner().invoke(app, asked)
         if done.exit_code:
             raise SystemExit(f"{self.id}: {' '.join(asked)}: {done.output}")
-        cost: dict[str, Any] = json.loads(done.stdout)["variants"][0]["estimated"]["cost"]
-        return cost
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
 
     @cached_property
     def predictions(self) -> dict[str, int]:
@@ -70,7 +70,7 @@ class Run:
         words: tuple[str, ...] = ("--torch", "1.8")  # about that of the models on the Hub
         if self.gpu:
             words = "--torch", "2.6", "--gpu", self.gpu, "--context", f"{find_gpu(self.gpu).context_low_bytes}B"
-        cost = self.cost(*words)
+        cost = self.answer("estimate", *words)["variants"][0]["estimated"]["cost"]
         own = cost["reserved"]["low_bytes"] if self.quantity == "reserved" else cost["max_allocated_bytes"]
         rivals = {name: int(self.cells[field] or 0) for name, field in RIVALS.items()}
         return {OWN: own} | {name: size for name, size in rivals.items() if size > 0}
@@ -79,7 +79,8 @@ class Run:
         """Return whether the step fits in a cap, which torch takes as a share of the GPU, of two decimals."""
         total = find_gpu(self.gpu).memory_bytes
         limit = round(cap_bytes / total, 2) * total
-        return bool(self.cost("--torch", "2.6", "--budget", f"{limit:.0f}B", "--context", "0B")["verdict"] == YES)
+        words = "--torch", "2.6", "--budget", f"{limit:.0f}B", "--context", "0B"
+        return bool(self.answer("fit", *words)["rows"][0]["cost"]["verdict"] == YES)
 
 
 def measured_runs() -> list[Run]:
@@ -90,6 +91,8 @@ def measured_runs() -> list[Run]:
 
 def tables(runs: Sequence[Run]) -> Iterator[str]:
     """Yield the errors of all estimators, those of bertscope by model, optimizer and GPU, and the verdicts at caps."""
+    if not runs:
+        return
     reserved = [run for run in runs if run.quantity == "reserved" and not run.ran_out]
     yield "| estimator | runs | median error | within 1 % | largest |\n|---|---|---|---|---|"
     for name in (OWN, *RIVALS):

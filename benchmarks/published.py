@@ -3,9 +3,10 @@
     python benchmarks/published.py > tables.md
     python benchmarks/published.py --gpu t4
 
-Prints Markdown tables for docs/accuracy.md: batches that ran or ran out of memory against `fit`, figures of nvidia-smi,
-and values of torch.cuda.max_memory_allocated and max_memory_reserved. It runs nothing on a GPU and needs about three
-minutes and transformers; the rows of ALBERT with sdpa need transformers 4.45 or later.
+Prints Markdown tables for docs/accuracy.md: the runs of measured_runs.py, unless a GPU is named; batches that ran or
+ran out of memory against `fit`, figures of nvidia-smi, and values of torch.cuda.max_memory_allocated and
+max_memory_reserved. It runs nothing on a GPU and needs about ten minutes and transformers; the rows of ALBERT with sdpa
+need transformers 4.45 or later, and the runs are those of 4.51.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from bertscope.tracing import repeat
 from bertscope.units import BF16, FP16, bytes_text
 
 sys.path.append(str(Path(__file__).parent))
+import measured_runs
 import published_models
 
 RAN, FAILED, NVIDIA_SMI, ALLOCATED, RESERVED, SECONDS = (
@@ -86,7 +88,7 @@ CAPABILITIES = {
     "h100-96gb": (9, 0),
 }  # else that of an A100
 # Loops before torch 2.0: zero_grad kept the gradients, and optimizers went over one parameter after the other.
-OLD = ("keep_gradients", "optimizer_implementation")
+OLD = ("keep_gradients", "optimizer_implementation", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +322,15 @@ def main() -> None:
     parser.add_argument("--gpu", help="only the rows of this GPU")
     asked = parser.parse_args().gpu
     rows = [row for row in published() if asked in (None, row.gpu)]
-    for lines in (answers(rows), figures(rows), allocated(rows), reserved(rows), seconds(rows)):
+    runs = measured_runs.measured_runs() if asked is None else []
+    for lines in (
+        measured_runs.tables(runs),
+        answers(rows),
+        figures(rows),
+        allocated(rows),
+        reserved(rows),
+        seconds(rows),
+    ):
         for line in lines:
             print(line, flush=True)
         print()

@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from benchmarks import speed
+from benchmarks.measured_runs import measured_runs
 from bertscope.reports.step import NO, YES
 from tests.conftest import ROOT, run_python
 
@@ -188,3 +189,23 @@ def test_every_peer_of_the_script_has_its_version_in_the_document():
     assert [tool for tool in PEERS.PACKAGES if f"| {tool} |" not in versions] == []
     pinned = dict(pin.split("==") for pin in PEERS.PINNED)
     assert [tool for tool in PEERS.PACKAGES if tool in pinned and f"| {tool} | {pinned[tool]}" not in versions] == []
+
+
+MEASURED = measured_runs()
+
+
+def test_a_run_that_others_measured_has_a_configuration_a_source_and_bytes():
+    assert len(MEASURED) == 83
+    for run in MEASURED:
+        assert run.source
+        assert run.measured_bytes > 0 or run.ran_out
+        path = run.words.split()[0]
+        assert not path.startswith("configs/") or (ROOT / "benchmarks" / path / "config.json").is_file(), run.id
+
+
+@pytest.mark.parametrize("name", ["x028"])
+def test_the_reserved_bytes_of_a_run_are_those_that_others_measured(name):
+    (run,) = (run for run in MEASURED if run.id == name)
+    own = run.predictions["bertscope"]
+    assert own == pytest.approx(run.measured_bytes, rel=0.005)
+    assert abs(own - run.measured_bytes) < abs(run.predictions["xMem"] - run.measured_bytes)
