@@ -96,6 +96,7 @@ def _context(name: str, row: _Row) -> tuple[int, int, str]:
     return _CONTEXTS[least][0], _CONTEXTS[most][1], source
 
 
+COMMON = "t4"  # the GPU that free notebooks have
 GPUS = {
     name: Gpu(
         name=name, memory_bytes=int(row.memory_bytes), source=row.memory_source, context_low_bytes=low * _MIB,

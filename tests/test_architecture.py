@@ -435,7 +435,7 @@ WITH_OPTIONS = {
     "analyses/sweep/pool.py": "sweep is a command only", "sources/bert.py": "--naming is of a command only",
     "analyses/check.py": "--update is of a command only",
     "api/memory.py": "--save is of a command only", "processes/signals.py": "read from the command line",
-    "views/diff.py": "a command in a note", "views/plan.py": "an answer for a shell",
+    "views/diff.py": "a command in a note",
     "torch_import.py": "an option of ulimit",
 }  # fmt: skip
 

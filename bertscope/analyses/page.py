@@ -146,7 +146,7 @@ STAGES = ("parameters", "FLOPs", "fit", "memory")
 
 def page_report(
     sources: Sequence[ModelSource], variants: Sequence[Sequence[RunConfig]], limit: int | Gpu | None,
-    context_bytes: int | None = None, *, has_fit: bool = True,
+    context_bytes: int | None = None, margin: float = 0.0, *, has_fit: bool = True,
 ) -> PageReport:  # fmt: skip
     """Return the page of one source, or of two with their differences, with or without a `fit` table for the limit.
 
@@ -155,7 +155,8 @@ def page_report(
     card, limit = limit if isinstance(limit, Gpu) else None, limit if has_fit else None
     return PageReport(
         models=tuple(
-            _model(source, runs, card, limit, context_bytes) for source, runs in zip(sources, variants, strict=True)
+            _model(source, runs, card, limit, (context_bytes, margin))
+            for source, runs in zip(sources, variants, strict=True)
         ),
         diff=diff(*sources, batch=variants[0][0].batch, seq=variants[0][0].seq) if len(sources) == 2 else None,
         written=time.strftime("%Y-%m-%d"),
@@ -164,7 +165,7 @@ def page_report(
 
 def _model(
     source: ModelSource, variants: Sequence[RunConfig], card: Gpu | None, limit: int | Gpu | None,
-    context_bytes: int | None,
+    room: tuple[int | None, float],
 ) -> ModelPart:  # fmt: skip
     run_config = variants[0]
     of_first = [variant for variant in variants if variant.precision == run_config.precision]
@@ -189,8 +190,8 @@ def _model(
     def fits(asked: int | None = None) -> FitReport | None:
         if limit is None:
             return None
-        limited = simulator.limited(run_config, limit, context_bytes)
-        return fit_report(limited, variants, batch=asked, tries_other_head=False)
+        limited = simulator.limited(run_config, limit, *room)
+        return fit_report(limited, variants, batch=asked, tries_other_head=False, is_exact=False)
 
     # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
     with stage(f"{source.name}, fit") if limit is not None else nullcontext():
@@ -198,10 +199,10 @@ def _model(
         plain = [row for row in asked.rows if row.checkpointing == NONE] if asked else []
         if limit is not None and plain and not any(row.fits for row in plain) and run_config.mode == TRAINING:
             with suppress(BertscopeError):  # a model without layers whose products could be kept
-                limited = Simulator(source, one_batch=True).limited(run_config, limit, context_bytes)
+                limited = Simulator(source, one_batch=True).limited(run_config, limit, *room)
                 plan = plan_report(limited, run_config.changed(checkpointing=NONE))
     with stage(f"{source.name}, memory"):
-        memory = (simulator.limited(run_config, card, context_bytes) if card else simulator).report(of_first)
+        memory = (simulator.limited(run_config, card, *room) if card else simulator).report(of_first)
     return ModelPart(
         batch=batch,
         seq=seq,

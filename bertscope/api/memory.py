@@ -16,7 +16,7 @@ from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.memory.caching_allocator import snapshot
-from bertscope.memory.fit import fewest_report, fit_report
+from bertscope.memory.fit import fewest_report, fit_report, with_largest
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import on_card
 from bertscope.progress import expect
@@ -72,7 +72,7 @@ class ModelRequest:
         """Return the simulator under the limit; raises SettingError if there is neither a GPU nor a budget."""
         memory, found = self.card or self.limit.budget, known or Simulator(self.source)
         if memory is not None:
-            found = found.limited(self.run, memory, self.limit.context)
+            found = found.limited(self.run, memory, self.limit.context, self.limit.margin)
         elif is_limited:
             raise self.request.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
         if self.card is not None and (self.limit.time if is_timed is None else is_timed):
@@ -187,7 +187,7 @@ def estimate(
             return _with_function(work, loss)
     expect(len(work.runs))
     simulator = work.simulator(is_limited=False)
-    report = simulator.report(work.runs)
+    report = with_largest(simulator, simulator.report(work.runs))
     report = work.finished(replace(report, inputs_given=given is not None), report.variants)
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)
@@ -330,24 +330,27 @@ def fit(
     *,
     batch: int | None = None,
     batch_total: int | None = None,
+    exact: bool = False,
     inputs: Any = None,
     name: str | None = None,
     **settings: Unpack[FitSettings],
 ) -> FitReport:
     """Find the largest batch that fits in a budget (bytes, or text such as `16GiB`) or on a `gpu`, for each setting.
 
-    The settings are lengths, precisions and strategies of checkpointing: lists, or text such as
-    `fp32,autocast-bf16`. With `batch`, find the settings with which it fits; with `batch_total`, the fewest GPUs whose
-    batches add up to it, by one `strategy` or several. With `world_size` the batch is that of one rank. A module runs
-    with `inputs`, or tensors of `input_size` and `dtypes`, whose first size is the batch that is searched. Raises
-    SelectionError for a length or a setting that the model does not have; `fits` takes several GPUs.
+    The settings are lengths, precisions and strategies of checkpointing: lists, or text such as `fp32,autocast-bf16`.
+    With `batch`, find the settings with which it fits; with `batch_total`, the fewest GPUs whose batches add up to it,
+    by one `strategy` or several. With `world_size` the batch is that of one rank. A step that fits leaves the share
+    `margin` of the memory free, and a batch above 16 is rounded down to a multiple of 8 unless the `exact` one is
+    wanted. A module runs with `inputs`, or tensors of `input_size` and `dtypes`, whose first size is the batch that is
+    searched. Raises SelectionError for a length or a setting that the model does not have; `fits` takes several GPUs.
 
     >>> report = bertscope.fit("bert-tiny", "1GiB", seq=64, batch=4, checkpointing="none", precision="fp32")
     >>> row = report["none, fp32, seq 64"]
     >>> row.answer, row.peak_bytes < 2**30
     ('yes', True)
     """
-    reports = fits(model, budget, batch=batch, batch_total=batch_total, inputs=inputs, name=name, **settings)
+    given = {"batch": batch, "batch_total": batch_total, "exact": exact, "inputs": inputs, "name": name}
+    reports = fits(model, budget, **given, **settings)
     if len(reports) > 1:
         raise SelectionError(f"fit takes one gpu; got {len(reports)}; bertscope.fits returns a report for each")
     return reports[0]
@@ -360,6 +363,7 @@ def fits(
     *,
     batch: int | None = None,
     batch_total: int | None = None,
+    exact: bool = False,
     inputs: Any = None,
     name: str | None = None,
     **settings: Unpack[FitSettings],
@@ -392,7 +396,7 @@ def fits(
         if batch_total is None:
             expect(len(runs))
             tried = [replace(run, seq=seq) for run in variants for seq in seqs]
-            report = fit_report(simulator, tried, batch=batch)
+            report = fit_report(simulator, tried, batch=batch, is_exact=exact)
         else:
             strategies = tuple(dict.fromkeys(run.parallelism for run in variants))
             sizes = (strategies[0].world_size,) if "world_size" in request.named else WORLD_SIZES
@@ -473,6 +477,8 @@ def plan(
     report = plan_report(
         simulator, work.run, changes=_changes(may_change, work.card), changed_run=changed_run, batch_total=batch_total
     )
+    words = may_change.split(",") if isinstance(may_change, str) else may_change
+    report = replace(report, may_change=tuple(word.strip() for word in words if word.strip()))
     return work.finished(report, report.rows, is_timed=is_timed)
 
 
@@ -505,6 +511,7 @@ def lengths(
     tokenizer: str = "",
     tokens_per_batch: int = 0,
     search: bool = False,
+    exact: bool = False,
     name: str | None = None,
     inputs: Any = None,
     **settings: Unpack[RunSettings],
@@ -538,7 +545,7 @@ def lengths(
     most = work.run.seq if request.has("seq") else most
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
     data, run = epochs.Data(cut), on_card(work.run, card)
-    steps = epochs.LengthSteps(simulator, run, data)
+    steps = epochs.LengthSteps(simulator, run, data, is_exact=exact)
     table = tuple(steps.table()) if search else ()
     sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
     if search:

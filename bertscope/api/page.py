@@ -78,7 +78,7 @@ def report(
         raise request.error("{budget} is for the fit table, which is left out", "budget")
     expect(len(sources) * (len(STAGES) if fit else len(STAGES) - 1))
     variants = [work.by_precision for work in works]
-    page = page_report(sources, variants, card or limit.budget, limit.context, has_fit=fit)
+    page = page_report(sources, variants, card or limit.budget, limit.context, limit.margin, has_fit=fit)
     models = tuple(
         replace(part, memory=replace(part.memory, training_file=noted(request, work.runs)))
         for part, work in zip(page.models, works, strict=True)

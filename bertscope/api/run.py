@@ -66,7 +66,7 @@ def run(
         arguments=tuple(map(str, args)),
         is_module=module, steps=dry.steps, gpu=gpu, budget_bytes=budget,
         limit_bytes=None if budget is None else budget - high,
-        context=ByteRange(low_bytes=low, high_bytes=high), network=dry.network,
+        context=ByteRange(low_bytes=low, high_bytes=high), margin=limit.margin, network=dry.network,
         expandable_segments=run_config.expandable_segments, memory_limit_bytes=dry.memory_limit,
         wants_snapshot="snapshot" in (request.wants or ()),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,19 +16,19 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from bertscope.commands.exit_codes import failure, is_debug
-from bertscope.commands.options import INPUTS
-from bertscope.commands.table import Command
+from bertscope.commands.options import INPUTS, option_row, parameters
+from bertscope.commands.table import COMMANDS, Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
 from bertscope.files import check_writable, write_file
 from bertscope.progress import listening
 from bertscope.reports.base import UNCOUNTED
-from bertscope.settings.rows import CodeName
+from bertscope.settings.rows import CodeName, Row
 from bertscope.settings.run_config import QUESTIONS, SETTINGS
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_import import load_meta_kernels, without_meta_kernels
-from bertscope.views.console import Target, message, progress_bar, stdout_target
+from bertscope.views.console import Target, asked_by, message, progress_bar, stdout_target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +39,7 @@ MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50
 HEADED = ("estimate", "profile", "fit", "flops", "report")  # commands in which a project may choose the class of a BERT
 _COMPARED = ("batch", "seq", "precision", "checkpointing", "gpu")  # by any command
 _MARK = b"[tool.bertscope]"
+_OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total", "may_change", "time", "sequences")
 _OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
 Result = TypeVar("Result")
 
@@ -50,7 +52,9 @@ def execute(command: Command, given: dict[str, Any]) -> int | None:
     try:
         check_outputs([value for name, value in given.items() if isinstance(value, Path) and name not in INPUTS])
         body = getattr(import_module(f"bertscope.commands.{command.body}"), command.name)
-        code: int | None = body(CommandLine(command, given))
+        call = CommandLine(command, given)
+        with asked_by(call.further):
+            code: int | None = body(call)
     except (EOFError, OSError, SystemExit) as error:  # Typer would end with exit codes that mean something else
         return failure(error)
     return code
@@ -61,7 +65,7 @@ class CommandLine(SimpleNamespace):
 
     def __init__(self, command: Command, given: Mapping[str, Any]) -> None:
         super().__init__(**given)
-        self.command, self.project = command, project()
+        self.command, self.given, self.project = command, given, project()
         own = self.project
         is_used = own and command.name in HEADED and not self.architecture and self.add_pooling_layer is None
         self.usual_class = own.table.get("architecture", "") if own and is_used else ""
@@ -137,6 +141,19 @@ class CommandLine(SimpleNamespace):
                 number = 1 + len(self.others)
                 raise SelectionError(f"{option} takes one MODEL; got {number}; give one, or leave {option} out")
 
+    def further(self, name: str, changes: Mapping[str, Any]) -> str:
+        """Return the line of another command with what was typed for this one that it takes too, and with changes."""
+        command, words = COMMANDS[name], ["bertscope", name]
+        given = {key: value for key, value in self.given.items() if key not in _OUTPUTS} | dict(changes)
+        for key in sorted((own.name for own in parameters(command)), key=lambda key: key != "model"):
+            value = given.get(key)
+            is_setting = key in command.settings
+            row = QUESTIONS[name].table[key] if is_setting else option_row(name, key)
+            if value is None or value in ((), [], "") or (not is_setting and key != "model" and value == row.default):
+                continue
+            words += _spelled(row, key, value)
+        return shlex.join(words)
+
     def show(self, report: Any, **options: Any) -> None:
         """Write the report in the wanted format to stdout or into the file."""
         show(report, self.fmt, self.output, verbose=getattr(self, "verbose", False), **options)
@@ -151,6 +168,17 @@ class CommandLine(SimpleNamespace):
             from bertscope.reports.page import ComparisonReport
 
             self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)))
+
+
+def _spelled(row: Row, key: str, value: Any) -> list[str]:
+    """Return the words of a command line for the value of an option."""
+    option = f"--{(row.option or key).partition('/')[0].replace('_', '-')}"
+    if isinstance(value, bool):
+        return [option if value else f"--no-{option[2:]}"]
+    texts = [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+    if row.is_argument:
+        return texts
+    return [word for text in texts for word in ([f"{option}={text}"] if text.startswith("-") else [option, text])]
 
 
 def refuse(options: Mapping[str, Any], why: str) -> None:

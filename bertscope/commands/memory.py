@@ -166,12 +166,12 @@ def run(call: CommandLine) -> int:
 def fit(call: CommandLine) -> int:
     """Find the largest batch, or the settings with which a batch fits."""
     own = {} if call.batch is None else {"batch": call.batch}
-    found = _lengths(call, {"--batch-total": call.batch_total}, search=call.batch is None, **own)
+    found = _lengths(call, {"--batch-total": call.batch_total}, search=call.batch is None, exact=call.exact, **own)
     if found is not None:
         return 0 if found.fits else 1
     source = call.source()
     with progress_shown():
-        reports = bertscope.fits(call.about(source), batch=call.batch, batch_total=call.batch_total)
+        reports = bertscope.fits(call.about(source), batch=call.batch, batch_total=call.batch_total, exact=call.exact)
     for number, report in enumerate(reports):
         print_notes(report, has_file=not number)
     call.show_all(*reports, has_notes=False)
@@ -196,6 +196,11 @@ def plan(call: CommandLine) -> int:
         return 1
     else:
         write(view.emitted(report, call.emit), call.output)
+        if call.output is not None and call.emit == "json" and report.fits:
+            use = call.further("estimate", {"plan": call.output})
+            note(f"the plan is in {call.output}; estimate, profile, fit, report and sweep take it, such as '{use}'")
+        elif call.output is not None:
+            note(f"the code is in {call.output}")
     _write(call.plot, lambda _: view.plan_svg(report), "the plans are")
     return 0 if report.fits else 1
 

@@ -207,6 +207,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                       metavar="N", flag="-b"),
     "fit.batch_total": _row(f"Find the number of GPUs for this global batch size. Strategies: {', '.join(SEARCHED)}, "
                             f"or --strategy; at most {max(WORLD_SIZES):,} GPUs.", kind=int, low=1, metavar="N"),
+    "exact": _flag("Do not round the largest batch down to a multiple of 8."),
     "plan.batch": _row("The micro-batch size. [default: 8]", kind=int, low=1, section="common", metavar="N", flag="-b"),
     "batch_total": _row("The batch size of an optimizer step; the micro-batch is chosen.", kind=int, low=1,
                         metavar="N"),

@@ -109,7 +109,7 @@ examples:
     "Memory": (
         Command(
             "bertscope.api.memory:fit",
-            f"batch batch_total * {_LENGTHS} {_MODEL} {_OUT}",
+            f"batch batch_total exact * {_LENGTHS} {_MODEL} {_OUT}",
             """
 Find the largest batch that fits on a GPU or in a memory budget.
 

@@ -28,7 +28,7 @@ from bertscope.memory.summary import memory
 from bertscope.processes.child import ERROR, error_message, sender
 from bertscope.reports.json import typed
 from bertscope.reports.run import RunReport
-from bertscope.reports.step import ByteRange
+from bertscope.reports.step import ByteRange, usable
 from bertscope.torch_access import torch
 from bertscope.torch_access.fake_card import NoRule, Put, fake_card
 from bertscope.tracing.module_tree import row_paths
@@ -139,11 +139,12 @@ class Installed:
         sizes = tuple(size for size, _, _ in log.refused)
         made = replace(made, phases=phases)
         if asked.budget_bytes is not None and made.has_run:
-            lacking = [max(reserved + size - asked.budget_bytes, 0) for size in vars(context).values()]
+            most = asked.budget_bytes, usable(asked.budget_bytes, asked.margin)
+            lacking = [max(reserved + size - own, 0) for size, own in zip(vars(context).values(), most, strict=True)]
             if failure and sizes:
                 lacking = [sizes[-1], max(sizes[-1], lacking[1])]
             shortfall = ByteRange(low_bytes=lacking[0], high_bytes=lacking[1])
-            cost = replace(cost, limit_bytes=asked.budget_bytes, shortfall=shortfall)
+            cost = replace(cost, limit_bytes=asked.budget_bytes, margin=asked.margin, shortfall=shortfall)
         made = replace(
             made, held=found.held(top), evaluation=more, cost=cost, refused_bytes=sizes,
             memory=None if trace is None else memory(trace, "estimated", self.rows, **device),

@@ -41,6 +41,7 @@ class ScriptRun:
     budget_bytes: int | None = None
     limit_bytes: int | None = None  # what torch may reserve
     context: ByteRange = ByteRange()  # of CUDA
+    margin: float = 0.0  # the share of the budget that a script which fits leaves free
     expandable_segments: bool = False
     network: bool = False
     sandbox: str = ""  # an empty folder, for the mounts; none for a run without
@@ -144,7 +145,7 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
         value = min(least * 8, high)
         if one is not None and two is not None and two.cost.gpu_bytes > one.cost.gpu_bytes:
             slope = (two.cost.gpu_bytes - one.cost.gpu_bytes) / (two.value - one.value)
-            value = int(two.value + (budget_bytes - two.cost.gpu_bytes) / slope)
+            value = int(two.value + (two.cost.usable_bytes - two.cost.gpu_bytes) / slope)
         if value >= most or value <= least + 1:  # the card's bytes grow in steps of 2 MiB
             value = (least + most) // 2 if most <= high else min(max(value, least + least // 32 + 1), high)
         least, most = (value, most) if fits(value) else (least, value)

@@ -15,31 +15,44 @@ from bertscope.config import HEADS
 from bertscope.memory.simulator import Simulator, largest, near
 from bertscope.memory.summary import on_card, uncounted_notes
 from bertscope.progress import progress, stage
-from bertscope.reports.memory import FitReport, FitRow
+from bertscope.reports.memory import FitReport, FitRow, MemoryReport
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, Parallelism, ranks_of
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import FP32
 
+_MULTIPLE = 8
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "precision")
 
 
-def fit_row(simulator: Simulator, run_config: RunConfig, batch: int | None = None) -> FitRow:
-    """Return the result for this batch, by default for the largest that fits."""
-    largest_batch = 0
+def multiple_below(simulator: Simulator, run_config: RunConfig, batch: int) -> int:
+    """Return a batch that fits, rounded down to a multiple of 8 above 16 (docs/fit.md).
+
+    The allocator may serve a batch and not a smaller one, so the multiple itself must fit.
+    """
+    multiples = range(batch // _MULTIPLE * _MULTIPLE, 2 * _MULTIPLE, -_MULTIPLE)
+    return next((own for own in multiples if simulator.is_served(replace(run_config, batch=own))), min(batch, 16))
+
+
+def fit_row(simulator: Simulator, run_config: RunConfig, batch: int | None = None, *, is_exact: bool = True) -> FitRow:
+    """Return the result for this batch, by default for the largest that fits, rounded unless it is exact."""
+    smaller = exact_batch = without_margin = 0
     if batch is None:
         by_bytes = largest_by_bytes(simulator, run_config)
-        served = _largest_served(simulator, run_config, by_bytes)
+        without_margin = _largest_served(simulator.with_margin(0.0), run_config, by_bytes)
+        exact_batch = _largest_served(simulator, run_config, without_margin) if simulator.margin else without_margin
+        served = exact_batch if is_exact else multiple_below(simulator, run_config, exact_batch)
     else:
         answer = simulator.answer(replace(run_config, batch=batch))
         by_bytes, served = (batch if answer in answers else 0 for answers in ((YES, UNCERTAIN), (YES,)))
         if not served and not simulator.one_batch:
             most = min(largest_by_bytes(simulator, run_config), batch - 1)
-            largest_batch = _largest_served(simulator, run_config, most)
+            smaller = _largest_served(simulator, run_config, most)
+            smaller = smaller if is_exact else multiple_below(simulator, run_config, smaller)
     run_config = replace(run_config, batch=batch or max(served, 1))
     flops, plain = simulator.flops(run_config), simulator.flops(run_config.changed(checkpointing=NONE))
-    next_run = replace(run_config, batch=run_config.batch + 1 if served else run_config.batch)
+    next_run = replace(run_config, batch=(batch or exact_batch) + 1 if served else run_config.batch)
     other_bytes = simulator.trace(run_config).other_peak_bytes
     return FitRow(
         seq=run_config.seq,
@@ -51,12 +64,15 @@ def fit_row(simulator: Simulator, run_config: RunConfig, batch: int | None = Non
         next_peak_bytes=simulator.trace(next_run).peak_bytes,
         strategy=run_config.parallelism.strategy,
         ranks=run_config.parallelism.world_size,
-        largest_batch=largest_batch,
+        largest_batch=smaller,
+        exact_batch=exact_batch,
+        batch_without_margin=without_margin,
     )
 
 
-def largest_by_bytes(simulator: Simulator, run_config: RunConfig) -> int:
-    """Return the largest batch whose tensors may fit."""
+def largest_by_bytes(simulator: Simulator, run_config: RunConfig, limit_bytes: int | None = None) -> int:
+    """Return the largest batch whose tensors are within a limit, by default may fit at all."""
+    most = simulator.most_bytes if limit_bytes is None else limit_bytes
     growth = simulator.growth(run_config)
 
     def traced_bytes(batch: int) -> int:
@@ -66,9 +82,9 @@ def largest_by_bytes(simulator: Simulator, run_config: RunConfig) -> int:
         return growth.scaled(batch).peak_bytes if growth else traced_bytes(batch)
 
     def fits(batch: int) -> bool:
-        return traced_bytes(batch) <= simulator.most_bytes
+        return traced_bytes(batch) <= most
 
-    return largest(fits, near=near(peak_bytes, simulator.most_bytes))
+    return largest(fits, near=near(peak_bytes, most))
 
 
 def _largest_served(simulator: Simulator, run_config: RunConfig, most: int) -> int:
@@ -76,6 +92,8 @@ def _largest_served(simulator: Simulator, run_config: RunConfig, most: int) -> i
 
     A try that is not served says how many bytes its requests lack; the next one is smaller by as many sequences.
     """
+    if run_config.device != CUDA and simulator.margin:
+        return min(largest_by_bytes(simulator, run_config, simulator.usable_bytes), most)
     if run_config.device != CUDA or not most:
         return most
     low, high, place, step = 0, most + 1, most, 1  # at `low` it is served, at `high` it is not
@@ -90,9 +108,29 @@ def _largest_served(simulator: Simulator, run_config: RunConfig, most: int) -> i
     return low
 
 
+def largest_batch(simulator: Simulator, run_config: RunConfig) -> int:
+    """Return the largest batch that fits and is smaller than that of the run, rounded."""
+    known = simulator.scaling()
+    most = min(largest_by_bytes(known, run_config), run_config.batch - 1)
+    return multiple_below(known, run_config, _largest_served(known, run_config, most))
+
+
+def with_largest(simulator: Simulator, report: MemoryReport) -> MemoryReport:
+    """Return the report with the largest batch of the leanest variant, if none fits for certain."""
+    costs = [row.estimated.cost for row in report.variants if row.estimated]
+    if simulator.one_batch or not costs or any(cost.verdict in ("", YES) for cost in costs) or report.run.batch == 1:
+        return report
+    place = min(range(len(costs)), key=lambda number: costs[number].gpu_bytes)
+    own = report.variants[place]
+    run = report.run.changed(checkpointing=own.checkpointing, **({"reentrant": True} if own.reentrant else {}))
+    own = replace(own, largest_batch=largest_batch(simulator, run))
+    return replace(report, variants=(*report.variants[:place], own, *report.variants[place + 1 :]))
+
+
 def fit_report(
-    simulator: Simulator, run_configs: Sequence[RunConfig], *, batch: int | None = None, tries_other_head: bool = True
-) -> FitReport:
+    simulator: Simulator, run_configs: Sequence[RunConfig], *, batch: int | None = None, tries_other_head: bool = True,
+    is_exact: bool = True,
+) -> FitReport:  # fmt: skip
     """Return the largest batches that fit under the simulator's limit, or with `batch` the runs that fit.
 
     The asked batch is also tried with the BERT's other common head: a classifier for a language model, and the reverse.
@@ -104,7 +142,7 @@ def fit_report(
     for asked in run_configs:
         progress(f"{asked.checkpointing}, {asked.precision}, seq {asked.seq}")
         run_config = on_card(asked, simulator.card)
-        row = fit_row(simulator, run_config, batch)
+        row = fit_row(simulator, run_config, batch, is_exact=is_exact)
         if row.batch:
             row = replace(row, cost=simulator.timed(row.cost, replace(run_config, batch=row.batch)))
         if other and batch:
@@ -209,7 +247,7 @@ def _expected(
     trace = simulator.trace(pair)
     index = next(moment.index for moment in trace.peaks() if moment.live_bytes == trace.peak_bytes)
     divided = sum(trace.parts_after(index)[part] for part in ranks.row.divided_parts)
-    limit = simulator.overhead.limit_bytes(simulator.limit_bytes or 0)
+    limit = simulator.overhead.limit_bytes(simulator.usable_bytes)
 
     def share(size: int) -> int:
         run = replace(run_config, parallelism=ranks.of_size(size))

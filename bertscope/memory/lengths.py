@@ -156,7 +156,8 @@ class Data:
 class LengthSteps:
     """The steps of a run at other lengths: their peaks, FLOPs and largest batches."""
 
-    def __init__(self, simulator: Simulator, run: RunConfig, data: Data) -> None:
+    def __init__(self, simulator: Simulator, run: RunConfig, data: Data, *, is_exact: bool = True) -> None:
+        self.is_exact = is_exact
         self.without_limit = {"limit_bytes": None, "shortfall": None} if simulator.limit_bytes is None else {}
         self.simulator = simulator.limited(run, _ANY) if self.without_limit else simulator
         self.data = data
@@ -241,9 +242,11 @@ class LengthSteps:
     def table(self) -> Iterator[LengthBatch]:
         """Yield the largest batch for the lengths up to each one that ran."""
         for low, high in zip([0, *self.traced], self.traced):  # noqa: B905
-            row = fit_row(self.simulator, replace(self.padded, seq=high))
+            row = fit_row(self.simulator, replace(self.padded, seq=high), is_exact=self.is_exact)
             count = sum(count for length, count in self.data.counts.items() if low < length <= high)
-            yield LengthBatch(low=low + 1, high=high, sequences=count, batch=row.batch, cost=row.cost)
+            yield LengthBatch(
+                low=low + 1, high=high, sequences=count, batch=row.batch, cost=row.cost, exact_batch=row.exact_batch
+            )
 
     def largest_unpadded(self) -> int:
         """Return the most tokens of a batch without padding; 0 if attention saves scores."""

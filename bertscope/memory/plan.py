@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
+from bertscope.memory.fit import largest_batch
 from bertscope.memory.simulator import LARGEST_BATCH, Simulator, largest
 from bertscope.memory.summary import on_card
 from bertscope.progress import progress
@@ -222,7 +223,7 @@ class PlanSearch:
         found = None
         for _ in range(number):
             row = self.row(space, plan)
-            if row.answer == NO or row.cost.gpu_bytes > most * (self.simulator.limit_bytes or 0):
+            if row.answer == NO or row.cost.gpu_bytes > most * self.simulator.usable_bytes:
                 break
             found = plan if row.answer == YES else found
             plan = space.next(plan)
@@ -252,7 +253,7 @@ class PlanSearch:
         last = self.row(space, low)
         stride = 0  # how many plans to go on, where the last one fits and has the fewest bytes more than the one before
         for _ in range(_TRIED):
-            free = (self.simulator.limit_bytes or 0) - last.cost.gpu_bytes  # as if each kept byte were one at the peak
+            free = self.simulator.usable_bytes - last.cost.gpu_bytes  # as if each kept byte were one at the peak
             room = (kept(low) if last.answer == YES else top) + free
             if stride:
                 ahead = reduce(lambda plan, _: space.next(plan), range(stride), low)
@@ -345,7 +346,9 @@ def plan_report(
     rows = [best.answer, *best.leaner(), *others]
     if is_timed:
         rows.sort(key=lambda row: (row.answer != YES, bool(row.changes), _seconds(row) or 0.0))
-    facts = simulator.facts(first)
+    facts, most = simulator.facts(first), 0
+    if not fitting and first.batch > 1 and batch_total is None:
+        most = largest_batch(simulator, replace(best.run_config, checkpointing=best.answer.checkpointing))
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
         units=facts.units,
@@ -362,6 +365,7 @@ def plan_report(
             for row in sorted(best.rows.values(), key=attrgetter("peak_bytes"))
         ),
         tried=sum(len(search.rows) for search in searches),
+        largest_batch=most,
         notes=tuple(notes),
     )
 

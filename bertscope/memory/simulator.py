@@ -31,7 +31,7 @@ from bertscope.memory.trace import SMALLEST, MemoryTrace
 from bertscope.progress import progress
 from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, Variant
-from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, StepCost
+from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, StepCost, usable
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CUDA, FREED, RunConfig
 from bertscope.settings.training import MODEL, mini_batch
@@ -65,6 +65,7 @@ class Simulator:
     def __init__(self, source: ModelSource, *, one_batch: bool = False) -> None:
         self.source, self.one_batch = source, one_batch or source.has_own_dtypes
         self.limit_bytes: int | None = None
+        self.margin = 0.0  # the share of the limit that a step which fits leaves free
         self.card: Gpu | None = None
         self.overhead = Overhead()
         self.timer: Timer | None = None
@@ -75,18 +76,35 @@ class Simulator:
         self._known = lru_cache(4 * _KEPT)(self._saved)
         self._served = lru_cache(2 * _KEPT)(self._replayed)
 
-    def limited(self, run_config: RunConfig, memory: int | Gpu, context_bytes: int | None = None) -> Simulator:
+    def limited(
+        self, run_config: RunConfig, memory: int | Gpu, context_bytes: int | None = None, margin: float = 0.0
+    ) -> Simulator:
         """Return a simulator of such runs in a budget of bytes or on a GPU, with all that is known here.
 
-        `context_bytes` are instead of what is known of the GPU's context.
+        `context_bytes` are instead of what is known of the GPU's context; a step that fits leaves the `margin` free.
         """
         simulator, facts = copy(self), self.facts(run_config)
         simulator.card = memory if isinstance(memory, Gpu) else None
         simulator.limit_bytes = memory.memory_bytes if isinstance(memory, Gpu) else memory
         simulator.overhead = overhead(run_config, context_bytes, simulator.card)
         simulator.rows = facts.rows
+        return simulator.with_margin(margin)
+
+    def with_margin(self, margin: float) -> Simulator:
+        """Return the simulator under the same limit with another margin."""
+        simulator = copy(self)
+        simulator.margin = margin
+        simulator.timer = replace(self.timer, steps=simulator) if self.timer else None
         simulator._served = lru_cache(2 * _KEPT)(simulator._replayed)
         return simulator
+
+    def scaling(self) -> Simulator:
+        """Return the simulator under the same limit whose traces are scaled to other batches, if they can be."""
+        if not self.one_batch or self.source.has_own_dtypes:
+            return self
+        simulator = copy(self.others.setdefault("scaling", Simulator(self.source)))
+        simulator.card, simulator.limit_bytes, simulator.overhead = self.card, self.limit_bytes, self.overhead
+        return simulator.with_margin(self.margin)
 
     def with_options(self, **options: Any) -> Simulator:
         """Return the simulator of the source with these options, under the same limit."""
@@ -95,9 +113,8 @@ class Simulator:
             self.others[key] = Simulator(self.source.with_options(**options), one_batch=self.one_batch)
         simulator = copy(self.others[key])
         simulator.card, simulator.limit_bytes, simulator.overhead = self.card, self.limit_bytes, self.overhead
-        simulator.timer = replace(self.timer, steps=simulator) if self.timer else None
-        simulator._served = lru_cache(2 * _KEPT)(simulator._replayed)
-        return simulator
+        simulator.timer = self.timer
+        return simulator.with_margin(self.margin)
 
     @cached_property
     def traces(self) -> MemoryTraces:
@@ -163,7 +180,7 @@ class Simulator:
         rows = self.rows or self.facts(run_config).rows
         if limit is None:
             return step_cost(trace, rows, **device_cost(trace, run_config, self.card), **fields)
-        least, lacking = (max(trace.peak_bytes + used - limit, 0) for used in (room.lowest_bytes, room.highest_bytes))
+        least, lacking = max(trace.peak_bytes - self.most_bytes, 0), self.excess_bytes(run_config)
         reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=trace.peak_bytes)
         if run_config.device == CUDA:
             most = replayed(self._requests(run_config), expandable_segments=run_config.expandable_segments)
@@ -171,6 +188,8 @@ class Simulator:
             if not lacking:
                 lacking = self._served(run_config).missing_bytes
                 reserved_bytes = reserved_bytes if lacking else self._served(run_config).peak_reserved_bytes
+            if lacking and self.margin and (whole := self.with_margin(0.0)).is_served(run_config):
+                reserved_bytes = whole._served(run_config).peak_reserved_bytes
             reserved = ByteRange(low_bytes=reserved_bytes, high_bytes=max(reserved_bytes, most.peak_reserved_bytes))
             fields = {"reserved": reserved, **fields}
         fields = {
@@ -178,6 +197,7 @@ class Simulator:
             "context": room.context,
             "gpu_bytes": reserved.low_bytes + room.context.high_bytes,
             "limit_bytes": limit,
+            "margin": self.margin,
             "shortfall": ByteRange(low_bytes=least, high_bytes=lacking),
             **fields,
         }
@@ -192,6 +212,11 @@ class Simulator:
         if self.is_served(run_config):
             return YES
         return UNCERTAIN if self.trace(run_config).peak_bytes <= self.most_bytes else NO
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return the bytes of the limit without the margin."""
+        return usable(self.limit_bytes or 0, self.margin)
 
     @property
     def most_bytes(self) -> int:
@@ -209,15 +234,15 @@ class Simulator:
         return self.trace(run_config).peak_bytes + self.overhead.highest_bytes
 
     def excess_bytes(self, run_config: RunConfig) -> int:
-        """Return by how much these bytes exceed the limit."""
-        return max(self.needed_bytes(run_config) - (self.limit_bytes or 0), 0)
+        """Return by how much these bytes exceed the limit without the margin."""
+        return max(self.needed_bytes(run_config) - self.usable_bytes, 0)
 
     def missing_bytes(self, run_config: RunConfig) -> int:
         """Return how many bytes the requests of a run lack: of the tensors, or of the allocator's segments."""
         return self.excess_bytes(run_config) or self._served(run_config).missing_bytes
 
     def _replayed(self, run_config: RunConfig) -> Allocator:
-        limit = self.overhead.limit_bytes(self.limit_bytes or 0)
+        limit = self.overhead.limit_bytes(self.usable_bytes)
         return replayed(self._requests(run_config), limit, expandable_segments=run_config.expandable_segments)
 
     def _requests(self, run_config: RunConfig) -> Requests:

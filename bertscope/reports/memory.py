@@ -216,6 +216,7 @@ class Variant:
     outlook: BreakEven | None = None  # if this peak is not below that of the first variant
     traffic: tuple[TrafficRow, ...] = ()  # of a step, seen from the rank of this report
     failure: str = ""  # reason for a missing measurement
+    largest_batch: int | None = None  # that fits on the GPU, if no variant of the report fits for certain
     rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
 
     @property
@@ -288,12 +289,13 @@ class MemoryReport(TableReport[Variant]):
 class FitRow(CostRow):
     """One variant at one sequence length.
 
-    `batch` is the largest batch that fits: on CUDA the simulated allocator serves it, with the context at the upper
-    end of what is published and a margin; 0 if batch 1 does not fit. `batch_by_bytes` is the largest one whose tensors
-    fit with the context at the lower end; of batches between the two the answer is uncertain. On a CPU both are equal.
-    With an asked batch each is this batch or 0. `cost` is that of `batch`, of batch 1 if that is 0, or of the asked
-    batch; `next_peak_bytes` is the peak of one more. For eager attention with a context that is not given, `reserved`
-    has what older versions of torch save more.
+    `exact_batch` is the largest batch that fits and leaves the margin: on CUDA the simulated allocator serves it, with
+    the context at the upper end of what is published; 0 if batch 1 does not fit. `batch` is rounded down to a multiple
+    of 8 above 16, unless the exact one is wanted; `batch_without_margin` leaves nothing free. `batch_by_bytes` is the
+    largest one whose tensors fit with the context at the lower end; up to it the answer is uncertain. With an asked
+    batch, `batch` and `batch_by_bytes` are this batch or 0. `cost` is that of `batch`, of batch 1 if that is 0, or of
+    the asked batch; `next_peak_bytes` is the peak of one more than the exact one. For eager attention with a context
+    that is not given, `reserved` has what older versions of torch save more.
     """
 
     seq: int
@@ -307,6 +309,8 @@ class FitRow(CostRow):
     ranks: int = 1
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
     largest_batch: int = 0  # that fits, of a row whose asked batch does not
+    exact_batch: int = 0
+    batch_without_margin: int = 0
 
     @property
     def label(self) -> str:
@@ -375,6 +379,7 @@ class LengthBatch(CostRow):
     sequences: int
     batch: int
     cost: StepCost
+    exact_batch: int = 0  # not rounded
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -89,6 +89,8 @@ class PlanReport(TableReport[PlanRow]):
     front: tuple[PlanPoint, ...] = ()  # all plans of the answer's run that were tried, the leanest first
     layers_flops: int  # of the forward pass of all layers, for one micro-batch
     tried: int = 0  # plans that were run
+    largest_batch: int = 0  # that fits with the leanest plan, if none fits for the asked one
+    may_change: tuple[str, ...] = ()  # what else was allowed to change
     units: str = ""  # of FSDP
     training_file: TrainingFile | None = None
     notes: tuple[Note, ...] = ()

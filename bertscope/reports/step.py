@@ -6,6 +6,7 @@ Every row of a report that is about a step has one StepCost. No other record has
 from __future__ import annotations
 
 from dataclasses import field
+from math import ceil
 
 from bertscope.frozen import dataclass
 
@@ -116,8 +117,9 @@ class StepCost:
     context: ByteRange = ByteRange()  # the smallest and the largest CUDA context of the GPU
     gpu_bytes: int  # reserved.low and the largest context, as nvidia-smi shows them; on a CPU the peak
     limit_bytes: int | None = None  # the memory of the GPU, or the budget
-    margin: float = 0.0  # the share of the limit without the context that is left free for fragmentation
-    shortfall: ByteRange | None = None  # lacking: with the smallest context and no fragmentation; with the largest
+    margin: float = 0.0  # the share of the limit that a step which fits leaves free
+    shortfall: ByteRange | None = None  # low: of the limit, with the smallest context and no fragmentation; high: of
+    # the limit without the margin, with the largest context
     step_flops: int | None = None  # matmul FLOPs of forward, backward and recomputation; a multiply-add is 2
     recompute_flops: int | None = None  # that checkpointing adds; a part of step_flops
     time: StepTime | None = None
@@ -133,7 +135,8 @@ class StepCost:
         laws = {
             "peak <= reserved": self.peak_bytes <= reserved.low_bytes <= reserved.high_bytes,
             "reserved <= on the GPU": reserved.low_bytes <= self.gpu_bytes,
-            "a step that fits is within the limit": self.verdict != YES or self.gpu_bytes <= (self.limit_bytes or 0),
+            "a step that fits is within the limit and its margin": self.verdict != YES
+            or self.gpu_bytes <= self.usable_bytes,
             "recomputation is a part of the step": (self.recompute_flops or 0) <= (self.step_flops or float("inf")),
         }
         for law, holds in laws.items():
@@ -144,6 +147,11 @@ class StepCost:
     def peak_bytes(self) -> int:
         """Return the highest sum of live tensors."""
         return self.peak.peak_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return the bytes of the limit without the margin; 0 without a limit."""
+        return usable(self.limit_bytes or 0, self.margin)
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -157,6 +165,11 @@ class StepCost:
             return None
         plain = self.step_flops - self.recompute_flops
         return self.recompute_flops / plain if plain else 0.0
+
+
+def usable(limit_bytes: int, margin: float) -> int:
+    """Return the bytes of a limit without the share of it that stays free."""
+    return limit_bytes - ceil(limit_bytes * margin)
 
 
 class CostRow:

@@ -93,6 +93,7 @@ class FitSettings(Files, total=False):
     sync_each_batch: bool
     gpu: str | Sequence[str] | None
     context: int | str | None
+    margin: float
     time: bool
     sequences: int | None
     calibration: bool | str

@@ -62,6 +62,7 @@ RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS
 _AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
 PLAIN, TRAINER, FREED, LIGHTNING = "plain", "trainer", "freed", "lightning"
 FLASH_KERNELS = ("flash_attention_2", "flash_attention_3")  # of the package flash-attn, for models of transformers
+MARGIN = 0.05  # other processes, a desktop, and what an estimate leaves out need some of a GPU (docs/fit.md)
 _TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 # The loops, and what lives in them until the next forward has returned.
@@ -276,7 +277,7 @@ class RunConfig(Settings):
     )
     torch: str = row(
         "", "The version of torch whose memory to estimate, such as 1.10 or 2.6; default: the installed one.",
-        section="card", metavar="VERSION", convert=_version_text, concerns=_OF_CUDA, text="torch {}",
+        section="gpu", metavar="VERSION", convert=_version_text, concerns=_OF_CUDA, text="torch {}",
     )  # fmt: skip
     parallelism: Parallelism = ONE_PROCESS
     card_threads: int = 0  # that the GPU of the run computes at once, which no option sets; 0: this machine's, or any
@@ -362,6 +363,10 @@ class Limit(Settings):
         None, "The memory of the CUDA context, such as 500MiB. The published value is the default.", section="gpu",
         kind=int, is_size=True,
         below=2**50, metavar="SIZE", concerns=_OF_CUDA,
+    )  # fmt: skip
+    margin: float = row(
+        MARGIN, "The share of the memory that stays free: with less, a step only may fit.", section="gpu", below=1,
+        metavar="SHARE",
     )  # fmt: skip
     time: bool = row(
         False,
@@ -457,7 +462,7 @@ class DryRun(Settings):
 # The settings that FLOPs depend on.
 OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "loss", "pairs", "hard_negatives")
 # The settings of a script's run that its code does not decide.
-OF_CARD = ("gpu", "budget", "context", "expandable_segments")
+OF_CARD = ("gpu", "budget", "context", "margin", "expandable_segments")
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
 MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)
 RAN: tuple[type[Settings], ...] = (RunConfig, Limit, DryRun)
@@ -501,7 +506,7 @@ QUESTIONS = {
         usual={"checkpointing": f"{COMPARED}, or those that the model takes"},
     ),
     "flops": Question({"mode": INFERENCE}, ("batch", "seq"), tuple(n for n in SETTINGS if n not in OF_FLOPS), files=()),
-    "why": Question(_BATCH | {"device": CUDA}, (), ("budget", "context", *_TIME)),
+    "why": Question(_BATCH | {"device": CUDA}, (), ("budget", "context", "margin", *_TIME)),
     "run": Question({"device": CUDA}, (), tuple(n for n in SETTINGS if n not in OF_CARD), RAN, ()),
     "sweep": Question(_BATCH, tuple(rows(*SWEPT)), (), SWEPT, ("plan",)),
     "check": Question(records=(RunConfig,), files=()),

@@ -13,7 +13,7 @@ from typing import Any
 
 from bertscope.frozen import dataclass
 from bertscope.units import count_text, visible
-from bertscope.views.console import Target, stacked, text_width, unbroken, wrapped
+from bertscope.views.console import Target, stacked, text_width, unbroken, verdict_cell, wrapped
 
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_[]<"})
 _FORMULA = re.compile(r"[=+@-](?![0-9.,]+$)")  # no module or tensor of PyTorch is called so
@@ -38,6 +38,8 @@ class Column:
     below: int = 0
     csv_order: int = 0
     shown: bool = True
+    is_verdict: bool = False  # its cells have the colour of their first word
+    is_wide: bool = False  # left out where a line has no room for it
 
     def of(self, path: str | Read, missing: str = "") -> Column:
         """Return this column for rows that have its own row at a path; `missing` is shown where all values are None."""
@@ -243,6 +245,11 @@ class _Drawing:
         """The columns of the terminal that a line takes."""
         return 1 + sum(cells.width for cells in self.columns) + len(_GAP) * (len(self.columns) - 1)
 
+    @property
+    def least_width(self) -> int:
+        """The same with headings in several lines."""
+        return self._narrowed(0, words=False).width
+
     def fitted(self, width: int | None) -> _Drawing:
         """Return the drawing for a terminal: nothing is left out, no number is cut and no word is broken.
 
@@ -254,6 +261,8 @@ class _Drawing:
         drawing = self._narrowed(width, words=False)
         if drawing.width <= width:
             return drawing
+        if wide := [cells for cells in self.columns if cells.column.is_wide]:
+            return replace(self, columns=[cells for cells in self.columns if cells is not wide[-1]]).fitted(width)
         first, *others = self.columns
         if most := max((cells.column.below for cells in others), default=0):
             return self._moved(lambda cells: cells.column.below == most).fitted(width)
@@ -282,10 +291,11 @@ class _Drawing:
     def text(self, target: Target, is_strong: Sequence[bool]) -> str:
         lines: list[str] = []
         width, rule = self.width - 1, "\u2500" if target.unicode else "-"
+        has_colors = target.color and any(cells.column.is_verdict for cells in self.columns)
         padded = zip(*(cells.padded() for cells in self.columns), strict=True)
         for place, (line, is_bold) in enumerate(zip(map(_GAP.join, padded), (True, *is_strong), strict=True)):
             # The usual row: every cell has room.
-            is_usual = len(line) == width and line.isascii() and not self.below
+            is_usual = len(line) == width and line.isascii() and not self.below and not (place and has_colors)
             row = (line,) if is_usual else self._lines(place, target)
             start, end = ("\x1b[1m", "\x1b[0m") if is_bold and target.color else ("", "")
             lines += [f"{start}{f' {part}'.rstrip()}{end}" for part in row]
@@ -304,7 +314,9 @@ class _Drawing:
             *(wrapped(cells.texts[place], Target(cells.width)).splitlines() for cells in others), fillvalue=""
         )
         for number, cells in enumerate(texts if others else [()]):
-            lines.append(_GAP.join(map(_padded, (stem.rstrip() if number else name, *cells), self.columns)))
+            shown = map(_padded, (stem.rstrip() if number else name, *cells), self.columns)
+            paints = (target.color and own.column.is_verdict and place for own in self.columns)
+            lines.append(_GAP.join(verdict_cell(text) if paint else text for text, paint in zip(shown, paints)))  # noqa: B905
         below = [f"{cells.column.title} {cells.texts[place]}" for cells in self.below if place]
         below = [text for text in below if not text.endswith((" ", " --"))]
         if below:
@@ -343,15 +355,19 @@ def tables_text(
     columns: Sequence[Column], names: int, rows: Sequence[Any], target: Target, strong: Strong = None
 ) -> str:
     """Return the rows as `table_text` does, in a narrow terminal as several tables, all with the first `names`."""
-    first, others = columns[:names], columns[names:]
+    visible_columns = [[column for column in part if column.shown and (target.verbose or not column.detail)]
+                       for part in (columns[:names], columns[names:])]  # fmt: skip
+    first, others = visible_columns
     needed = [column for column in first if not column.below]
 
-    def groups(size: int) -> list[Sequence[Column]]:
-        return [others[start : start + size] for start in range(0, len(others), size)]
+    def fits(group: Sequence[Column]) -> bool:
+        return target.width is None or _Drawing.of([*needed, *group], rows, target).least_width <= target.width
 
-    def fits(size: int) -> bool:
-        widths = (_Drawing.of([*needed, *group], rows, target).width for group in groups(size))
-        return target.width is None or max(widths) <= target.width
-
-    size = next(filter(fits, range(len(others), 1, -1)), 1)
-    return stacked(*(table_text([*first, *group], rows, target, strong) for group in groups(size)))
+    while not target.verbose and not fits(others) and (wide := [column for column in others if column.is_wide]):
+        others.remove(wide[-1])
+    groups: list[list[Column]] = [[]]
+    for column in others:
+        if groups[-1] and not fits([*groups[-1], column]):
+            groups.append([])
+        groups[-1].append(column)
+    return stacked(*(table_text([*first, *group], rows, target, strong) for group in groups))

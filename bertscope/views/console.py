@@ -3,8 +3,12 @@
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
+from bertscope.errors import named
 from bertscope.frozen import dataclass
 from bertscope.units import decimal, visible
 
@@ -48,6 +52,38 @@ def stdout_target() -> Target:
     return Target(width=_width_of(sys.stdout), color=color, unicode=encoding.startswith("utf"))
 
 
+CommandOf = Callable[[str, Mapping[str, Any]], str]
+_command_of: ContextVar[CommandOf | None] = ContextVar("command_of", default=None)
+
+
+@contextmanager
+def asked_by(command_of: CommandOf) -> Iterator[None]:
+    """Have reports inside the block name further commands as a command line does: with its model and options."""
+    token = _command_of.set(command_of)
+    try:
+        yield
+    finally:
+        _command_of.reset(token)
+
+
+def command_text(name: str, changes: Mapping[str, Any], keywords: Mapping[str, Any], python: str = "") -> str:
+    """Return a further command with the options that were typed and changes; in Python a call with the keywords.
+
+    A change to None leaves an option out. `python` is other code than the call.
+    """
+    if (command_of := _command_of.get()) is not None:
+        return command_of(name, changes)
+    if python:
+        return python
+    given = {key: value for key, value in {**keywords, **changes}.items() if value is not None}
+    return f"bertscope.{name}({', '.join(['model', *(f'{key}={value!r}' for key, value in given.items())])})"
+
+
+def lists_all() -> str:
+    """Return what a line of settings ends with where not all of them are below it."""
+    return f"; {named('to_markdown()')} lists all"
+
+
 def _width_of(stream: Any) -> int | None:
     """Return the columns that COLUMNS or the terminal gives; None for a file or a pipe."""
     columns = os.environ.get("COLUMNS", "")
@@ -83,13 +119,28 @@ def text_width(text: str) -> int:
 
 
 _STYLES = {"yes": 32, "uncertain": 33, "no": 31, "strong": 1, "dim": 2}
+_NUMBER = re.compile(
+    r"(?<![\w.-])[0-9][0-9,]*(?:\.[0-9]+)?(?: (?:[KMGTPE]?i?B|[KMGTPE]?FLOPs?|%|ms|s|min|h)(?!\w))?(?![\w-])"
+)
 
 
 def painted(lines: str, style: str, target: Target) -> str:
-    """Return lines in a style: that of a verdict (yes, uncertain or no), strong or dim; plain where colour is off."""
+    """Return lines in a style: that of a verdict (yes, uncertain or no) with bold numbers, strong or dim; else plain.
+
+    Without colour they are plain too.
+    """
     if not target.color or style not in _STYLES:
         return lines
-    return "".join(f"\x1b[{_STYLES[style]}m{visible(line)}\x1b[0m\n" for line in lines.splitlines())
+    bold = "\x1b[1m\\g<0>\x1b[22m" if style in ("yes", "uncertain", "no") else "\\g<0>"
+    start = f"\x1b[{_STYLES[style]}m"
+    return "".join(f"{start}{_NUMBER.sub(bold, visible(line))}\x1b[0m\n" for line in lines.splitlines())
+
+
+def verdict_cell(text: str) -> str:
+    """Return the cell of a table in the colour of its verdict, by its first word; the weight of the row stays."""
+    first = text.strip().partition(" ")[0].rstrip(":,")
+    style = {"yes": "yes", "may": "uncertain", "not": "uncertain", "no": "no", "lacks": "no"}.get(first, "")
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[39m" if style else text
 
 
 def stacked(*tables: str) -> str:

@@ -1,35 +1,45 @@
 """The reports of `fit`, and of `estimate` and `fit` with `--lengths`, as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import named
-from bertscope.gpus import sdpa_kernel
+from bertscope.gpus import COMMON, GPUS, sdpa_kernel
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow
-from bertscope.reports.step import NO, UNCERTAIN, YES
+from bertscope.reports.step import NO, UNCERTAIN, YES, usable
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
-from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED
+from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, share_text
-from bertscope.views.columns import Column, answer_word, attribute, csv_only, fits_word, listed, number, values
+from bertscope.views.columns import Column, attribute, csv_only, fits_word, listed, number, values
 from bertscope.views.console import Target
 from bertscope.views.footer import not_generation, uncounted
 from bertscope.views.step import (
     CUDNN_NOTE,
     LORA_NOTE,
+    PEAK,
+    UNITS_NOTE,
     assumed,
     cost_columns,
-    needs,
+    lacking,
+    line_of,
+    margin_note,
+    next_command,
+    on_gpu,
+    other_loop,
     parts_csv,
     range_text,
+    settings_line,
+    step_time,
     strategy_names,
     time_notes,
     verdict_text,
-    with_other_loop,
+    with_checkpointing,
 )
-from bertscope.views.views import Compared, Table, View, about, common_notes
+from bertscope.views.views import Compared, Heading, Table, View, about, common_notes
 
 
 def columns(report: FitReport) -> list[Column]:
@@ -37,20 +47,20 @@ def columns(report: FitReport) -> list[Column]:
     by_ranks, on_gpu = report.batch_total is not None, report.run.device == CUDA
     searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
     named_strategy = strategy_names(row.checkpointing for row in report.rows)
+    several = {name: len({getattr(row, name) for row in report.rows}) > 1 for name in ("seq", "precision")}
+    costs = cost_columns(report.rows, without=["fits"] * (report.asked_batch is None and are_all))
     return [
         number("GPUs", "ranks", shown=by_ranks),
         attribute("strategy", "strategy", text=_strategy, shown=by_ranks),
-        number("seq", "seq", shown=not report.length_given),
-        Column("setting", lambda row: f"{row.precision}, {named_strategy(row.checkpointing)}", shown=by_ranks),
-        attribute("precision", "precision", shown=not by_ranks),
-        attribute("checkpointing", "checkpointing", text=named_strategy, shown=not by_ranks),
+        number("seq", "seq", shown=several["seq"] and not report.length_given),
+        attribute("precision", "precision", shown=several["precision"]),
+        attribute("checkpointing", "checkpointing", text=named_strategy),
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
-        csv_only(values("largest_batch")),
-        number("may fit", "batch_by_bytes", below=2, shown=searched and on_gpu),
-        *cost_columns(report.rows, without=["fits"] * (report.asked_batch is None and are_all)),
+        csv_only(values("exact_batch", "batch_without_margin", "largest_batch")),
+        number("may fit", "batch_by_bytes", detail=True, shown=searched and on_gpu),
+        *(replace(column, is_wide=column.title == PEAK and on_gpu) for column in costs),
         parts_csv(),
-        Column("peak of batch + 1", lambda row: bytes_text(row.next_peak_bytes) if row.fits else "",
-               values("next_peak_bytes"), right=True, detail=True, shown=searched and not on_gpu),
+        csv_only(values("next_peak_bytes")),
         Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
                detail=report.run.mode != INFERENCE, shown=searched),
         csv_only(values("other_head_answer")),
@@ -74,41 +84,126 @@ def best_row(report: FitReport, seq: int) -> FitRow:
 
 
 def verdict(report: FitReport) -> str:
-    """Return the answer in a sentence: the batch, its setting and memory, and the settings that it assumes.
+    """Return the answer in a sentence: the largest batch, or whether the asked one fits.
 
     Of several lengths it is about the longest one with the best answer.
     """
-    row = _answering_row(report)
-    batch, at, on = count_text(report.asked_batch or row.batch or 1), _at(report, row.seq), on_text(report)
-    memory = needs(row.cost) + not_generation(report)
     if report.batch_total is not None:
-        total, share = count_text(report.batch_total), count_text(-(-report.batch_total // row.ranks))
-        outcome = f"yes: batch {total} fits" if row.fits else f"no: batch {total} does not fit"
-        how = f"{_strategy(row.strategy)}, {way_of(row)}: batch {share} each, {memory}"
-        return f"{outcome} on {count_text(row.ranks)} x {_card(report)}{at} with {how}; assumed: {assumed(report)}"
-    if report.run.mode == INFERENCE and report.asked_batch is None and row.batch:
-        batch = f"{batch} ({count_text(row.batch * row.seq)} tokens)"
-    if report.answer == YES:
-        answer = f"yes: batch {batch} fits{on}{at} with"
-    elif report.answer == UNCERTAIN:
-        answer = f"not certain: batch {batch} may fit{on}{at} with"
-    elif report.asked_batch is None:
-        answer = f"no: not even batch {batch} fits{on}{at} with"
+        return line_of(*_on_ranks(report))
+    return line_of(*(_largest(report) if report.asked_batch is None else _asked(report)))
+
+
+def _largest(report: FitReport) -> Iterator[str]:
+    row, on = _answering_row(report), limit_text(report)
+    setting = _setting(report, row)
+    if not row.batch:
+        doubtful = row.answer == UNCERTAIN
+        text = f"Not certain: batch 1 may fit {on}" if doubtful else f"Not even batch 1 fits {on}"
+        need = on_gpu(row.cost) if doubtful else lacking(row.cost)
+        yield f"{text} ({setting}, {with_checkpointing(row.checkpointing)}): it {need}."
+        yield f"{text} {with_checkpointing(row.checkpointing)}: it {need}."
+        yield f"{text}: it {need}."
+        return
+    plain = next((own for own in report.rows if own.checkpointing == NONE and own.precision == row.precision
+                  and own.seq == row.seq), row)  # fmt: skip
+    way = with_checkpointing(row.checkpointing)
+    text = f"Largest batch {on} ({setting}): "
+    if plain is row:
+        tokens = f" ({count_text(row.batch * row.seq)} tokens)" if report.run.mode == INFERENCE else f" {way}"
+        yield f"{text}{count_text(row.batch)}{tokens}{step_time(row.cost)}."
+        yield f"{text}{count_text(row.batch)}{tokens}."
+    elif plain.batch:
+        yield f"{text}{count_text(plain.batch)}, or {count_text(row.batch)} {way}{step_time(row.cost)}."
+        yield f"{text}{count_text(plain.batch)}, or {count_text(row.batch)} {way}."
     else:
-        largest = count_text(row.largest_batch) if row.largest_batch else "none"
-        answer = f"no: batch {batch} does not fit{on}{at}, {largest} does; the closest setting is"
-    answer = with_other_loop(f"{answer} {way_of(row)}: {memory}", report.run, row.cost)
-    return f"{answer}; assumed: {assumed(report)}"
+        yield f"{text}{count_text(row.batch)} {way}, none without."
+    yield f"Largest batch {on}: {count_text(row.batch)} {way}."
 
 
-def _card(report: Any) -> str:
-    return report.card.name if report.card else bytes_text(report.budget_bytes)
+def _asked(report: FitReport) -> Iterator[str]:
+    row, on = _answering_row(report), limit_text(report)
+    batch, way, setting = (
+        count_text(report.asked_batch or 1),
+        with_checkpointing(row.checkpointing),
+        _setting(report, row),
+    )
+    if row.answer == YES:
+        yield f"Yes: batch {batch} fits {on} {way} ({setting}): {on_gpu(row.cost)}{step_time(row.cost)}."
+        yield f"Yes: batch {batch} fits {on} {way} ({setting}): {on_gpu(row.cost)}."
+        yield f"Yes: batch {batch} fits {on} {way}: {on_gpu(row.cost)}."
+        return
+    own = max((other for other in report.rows if other.seq == row.seq), key=lambda other: other.largest_batch)
+    fits = f"batch {count_text(own.largest_batch)} fits" if own.largest_batch else "not even batch 1 fits"
+    how = with_checkpointing(own.checkpointing) if own.largest_batch else ""
+    if row.answer == UNCERTAIN:
+        yield f"Not certain: batch {batch} may fit {on} {way} ({setting}); {fits} {how}."
+        yield f"Not certain: batch {batch} may fit {on} {way}; {fits} for certain."
+        yield f"Not certain: batch {batch} may fit {on}; {fits} for certain."
+    else:
+        yield f"No: batch {batch} {lacking(row.cost)} {on} ({setting}); {fits} {how}".rstrip() + "."
+        yield f"No: batch {batch} {lacking(row.cost)} {on}; {fits} {how}".rstrip() + "."
+        yield f"No: batch {batch} {lacking(row.cost)} {on}; {fits}."
 
 
-def on_text(report: Any) -> str:
-    """Return ` on t4`; for a budget the device, which the user may not have named."""
-    device = "a CPU" if report.run.device == CPU else "a GPU"
-    return f" on {report.card.name if report.card else device}"
+def _on_ranks(report: FitReport) -> Iterator[str]:
+    row = _answering_row(report)
+    total, share = count_text(report.batch_total or 1), count_text(-(-(report.batch_total or 1) // row.ranks))
+    way = f"{with_checkpointing(row.checkpointing)}, {row.precision}"
+    gpus = f"{count_text(row.ranks)} x {report.card.name if report.card else bytes_text(report.budget_bytes)}"
+    if row.fits:
+        strategy = "" if row.strategy == SINGLE else f" with {row.strategy}"
+        yield f"Batch {total} fits on {gpus}{strategy}, {share} each ({way}): {on_gpu(row.cost)}."
+        yield f"Batch {total} fits on {gpus}{strategy}, {share} each."
+    else:
+        text = f"No: batch {total} does not fit on {gpus}"
+        yield f"{text} with {row.strategy}, {share} each ({way}): {lacking(row.cost)}."
+        yield f"{text}, {share} each: each {lacking(row.cost)}."
+
+
+def _setting(report: FitReport, row: FitRow) -> str:
+    """Return `fp32, seq 128`."""
+    return row.precision if report.length_given else f"{row.precision}, seq {row.seq}"
+
+
+def _settings(report: FitReport) -> str:
+    return settings_line(report)
+
+
+def _tip(report: FitReport) -> str:
+    """Return the next step: a plan for a larger batch, micro-batches or a larger GPU for one that does not fit."""
+    row, is_training = _answering_row(report), report.run.mode == TRAINING
+    if report.batch_total is not None or report.length_given or report.run.compile:
+        return ""
+    own = {"precision": row.precision, "seq": row.seq, "gpu": report.card and report.card.name}
+    batch = report.asked_batch or row.batch
+    if not row.fits:
+        if batch > 1 and is_training and any(other.largest_batch for other in report.rows):
+            why = f"make batch {count_text(batch)} fit, with micro-batches and checkpointing"
+            own |= {"batch": None, "batch_total": batch, "checkpointing": None}
+            return next_command(report, "plan", why, **own)
+        larger = (card for card in GPUS.values() if usable(card.memory_bytes, row.cost.margin) > row.cost.gpu_bytes)
+        if report.card and (card := min(larger, key=attrgetter("memory_bytes"), default=None)):
+            return next_command(report, "fit", "try a GPU with more memory", gpu=card.name, batch=report.asked_batch)
+        words = {"batch": 1, "may_change": "lora,freeze,8bit,precision,sgd", "checkpointing": None}
+        return next_command(report, "plan", "allow changes of the training", **own | words) if is_training else ""
+    plain = max(
+        (other.batch for other in report.rows if other.checkpointing == NONE and other.seq == row.seq), default=0
+    )
+    if report.asked_batch is None and is_training and 0 < plain < row.batch // 2:
+        words = {"batch": 2 * plain, "checkpointing": None}
+        return next_command(report, "plan", "find the cheapest checkpointing for a batch in between", **own | words)
+    words = {"batch": batch, "checkpointing": row.checkpointing if row.checkpointing != NONE else None}
+    budget = {} if report.card else {"gpu": None}
+    return next_command(
+        report, "estimate", f"see what batch {count_text(batch)} needs, part by part", **own | words | budget
+    )
+
+
+def limit_text(report: Any) -> str:
+    """Return `on t4`; for a budget it with the device, which the user may not have named."""
+    if report.card:
+        return f"on {report.card.name}"
+    return f"in {bytes_text(report.budget_bytes or 0)} on a {'CPU' if report.run.device == CPU else 'GPU'}"
 
 
 def _answering_row(report: FitReport) -> FitRow:
@@ -117,88 +212,88 @@ def _answering_row(report: FitReport) -> FitRow:
 
 def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     """Yield the notes: what may change the answer first, then how the numbers were obtained."""
-    is_calibrated = report.card is not None and bool(report.card.calibration)
-    yield from uncounted(report)
-    if report.card and is_calibrated:
-        yield f"{report.card.name}: {report.card.calibration}"
-    if other := [row for row in report.rows if row.other_head_answer not in ("", row.answer)]:
-        answers = ", ".join(
-            f"{answer_word(row.other_head_answer)} for {way_of(row)}{_at(report, row.seq)}" for row in other
-        )
-        yield f"the head matters: with {named('architecture')} {report.other_head} the answer is {answers}"
-    if any(row.batch < row.batch_by_bytes for row in report.rows) and report.batch_total is None:
-        yield (
-            "not certain: the tensors fit, but the allocator may fail"
-            if report.asked_batch
-            else "may fit: the tensors fit up to this batch, but the allocator may fail"
-        )
-    lengths = list(dict.fromkeys(row.seq for row in report.rows))
+    yield Heading("Settings")
+    yield assumed(report)
+    yield Heading("What may change the answer")
+    row = _answering_row(report)
+    if other := [own for own in report.rows if own.other_head_answer not in ("", own.answer)]:
+        answers = listed(f"{fits_word(own.other_head_answer)} {way_of(own)}{_at(report, own.seq)}" for own in other[:2])
+        more = f" and {len(other) - 2} more settings" if len(other) > 2 else ""
+        yield f"With {report.other_head} ({named('architecture')}) this batch {answers}{more}."
+    if row.batch and row.batch < row.batch_without_margin:
+        exact = f"Not rounded ({named('exact')}) it is {count_text(row.exact_batch)}. " * (row.batch < row.exact_batch)
+        yield f"{exact}Without margin ({named('margin')} 0) it is {count_text(row.batch_without_margin)}."
+    if more := other_loop(report.run, row.cost):
+        yield more
+    if more := not_generation(report):
+        yield more
+    yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))
+    lengths = list(dict.fromkeys(own.seq for own in report.rows))
     if report.asked_batch and len(lengths) > 1:
         for seq in lengths:
             # the rows come in the order of their cost
-            fitting = (way_of(row) for row in report.rows if row.fits and row.seq == seq)
-            cheapest = next(fitting, "nothing that was tried")
-            yield f"cheapest setting for batch {report.asked_batch}{_at(report, seq)}: {cheapest}"
+            fitting = (way_of(own) for own in report.rows if own.fits and own.seq == seq)
+            yield f"Cheapest setting{_at(report, seq)}: {next(fitting, 'nothing that was tried')}."
     if len(report.tried_ranks) > 1:
         yield (
-            "tried: 1 to 8 GPUs and multiples of 8; strategies after the first row with the setting "
-            "that needs the least memory"
+            "Searched 1 to 8 GPUs, then multiples of 8; after the first row only the setting that needs the least "
+            "memory."
         )
     if report.batch_total is not None or report.run.parallelism.world_size > 1:
-        yield "not counted: buffers of NCCL"
-    if report.subject.lora and any(row.checkpointing != NONE for row in report.rows):
+        yield "Not counted: buffers of NCCL."
+    if report.subject.lora and any(own.checkpointing != NONE for own in report.rows):
         yield LORA_NOTE
-    yield "estimated: every operator of the step dispatched, nothing allocated"
-    if report.card:
-        if not is_calibrated:
-            yield f"{report.card.name}: {report.card.source}"
-        if (
-            report.subject.attention == "sdpa"
-            and any(BF16.name in row.precision for row in report.rows)
-            and sdpa_kernel(report.card, BF16.name) == "math"
-        ):
-            yield (
-                f"{BF16.name}: no fused kernel for it on {report.card.name}, attention saves its scores; "
-                f"{FP16.name} has one"
-            )
+    if (
+        report.card and report.subject.attention == "sdpa"
+        and any(BF16.name in own.precision for own in report.rows)
+        and sdpa_kernel(report.card, BF16.name) == "math"
+    ):  # fmt: skip
+        yield (
+            f"{report.card.name} has no fused attention kernel for {BF16.name}, so attention saves its scores; "
+            f"{FP16.name} has one."
+        )
+    yield Heading("How the numbers were obtained")
+    yield margin_note(row.cost)
     if report.run.device == CUDA:
         yield from _gpu_notes(report)
-    yield from time_notes(row.cost for row in report.rows)
-    yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
+    yield from time_notes(own.cost for own in report.rows)
+    yield f"Simulated, nothing allocated. {UNITS_NOTE}"
+
+
+def _compared_notes(reports: Sequence[FitReport]) -> Iterator[str]:
+    """Yield the notes on several GPUs: what they share, and the context of each; JSON has the sources."""
+    common = common_notes((report.card.name if report.card else "", [*notes(report)]) for report in reports)
+    names = tuple(f"{report.card.name}: " for report in reports if report.card)
+    yield from (note for note in common if not note.startswith(names))
+    for report in reports:
+        own = report.rows[0].cost.context
+        if report.card:
+            source = f"; {report.card.calibration}" if report.card.calibration else ""
+            yield f"{report.card.name}: CUDA context of {range_text(own.low_bytes, own.high_bytes)}{source}."
 
 
 def _gpu_notes(report: FitReport) -> Iterator[str]:
-    cost = report.rows[0].cost
+    cost, card = report.rows[0].cost, report.card
     low, high = cost.context.low_bytes, cost.context.high_bytes
-    is_calibrated = report.card is not None and bool(report.card.calibration)
-    if is_calibrated:
-        yield f"the CUDA context adds {range_text(low, high)} outside torch, as measured in steps"
-    elif low < high:
-        source = report.card.context_source if report.card else ""
-        where = f"published ({source})" if source else "published for other GPUs"
-        yield f"CUDA context: {range_text(low, high)}, {where}; {named('context')} sets yours"
-    workspaces = bytes_text(cost.workspace_bytes)
-    yield f"on the GPU: reserved, with {workspaces} for cuBLAS, and {bytes_text(high)} for the context"
-    yield CUDNN_NOTE
-    if cost.margin:
-        room = f"in {100 - 100 * cost.margin:.0f} % of what the upper context leaves"
+    is_calibrated = card is not None and bool(card.calibration)
+    if card and is_calibrated:
+        yield f"{card.name}: {card.calibration}; CUDA context {range_text(low, high)}, as measured."
     else:
-        room = "with the upper context" if low < high else "with the context"
-    yield f"the simulated allocator serves a batch {room}"
-    if low < high and (report.asked_batch is None or any(row.answer == NO for row in report.rows)):
-        yield "a batch whose tensors do not even fit with the lower context does not fit"
-    if cost.margin:
-        yield (
-            "reserved: with the inputs of softmax, which eager attention saves before torch 1.11 (not with "
-            f"{named('context')})"
-        )
-    yield "nvidia-smi shows what is on the GPU; its published figures are up to 3.2 % above"
+        capacity = f"{card.name}: {card.source}. " if card else ""
+        source = f" ({card.context_source})" if card and card.context_source else ""
+        where = f", published{source}; {named('context')} sets yours" if low < high else ""
+        yield f"{capacity}CUDA context: {range_text(low, high)}{where}."
+    yield (
+        f"on the GPU: reserved with {bytes_text(cost.workspace_bytes)} for cuBLAS, and the context; "
+        "nvidia-smi may show 3.2 % more. "
+        f"{CUDNN_NOTE}"
+    )
 
 
 def way(precision: str, strategy: str) -> str:
-    """Return a precision and a strategy in words: `fp32 without checkpointing`."""
+    """Return a precision and a strategy in words: `in fp32 without checkpointing`."""
     shown = "its own dtypes" if precision == STORED else precision
-    return f"{shown} without checkpointing" if strategy == NONE else f"{shown}, checkpointing {strategy}"
+    return f"{shown} {with_checkpointing(strategy)}"
 
 
 def way_of(row: FitRow) -> str:
@@ -217,40 +312,44 @@ def _compared_table(report: FitReport) -> Table:
     """Return the best row of each length; its GPU's columns have the answer."""
     best = [best_row(report, seq) for seq in dict.fromkeys(row.seq for row in report.rows)]
     answer = Column("answer", verdict_text, shown=report.batch_total is None).of("cost")
-    memory = number("memory", "cost.limit_bytes", bytes_text, csv=(), below=3)
+    memory = number("memory", "cost.limit_bytes", bytes_text, csv=())
     return Table([answer, memory, *(column for column in columns(report) if column.title != "fits")], best)
 
 
 def _compared_answer(reports: Sequence[FitReport]) -> str:
-    """Return the answers, such as `batch 8 fits on t4 and a10, does not fit on k80`, and what they assume."""
-    first, largest = reports[0], "largest"
-    names: dict[str, list[str]] = {largest: [], YES: [], UNCERTAIN: [], NO: []}
-    for report in reports:
-        row, name = _answering_row(report), _card(report)
-        if report.batch_total is not None:
-            names[row.answer].append(f"{count_text(row.ranks)} x {name}")
-        elif row.fits and report.asked_batch is None:
-            names[largest].append(f"{count_text(row.batch)} on {name}")
-        else:
-            names[row.answer].append(name)
-    batch = f"batch {count_text(first.batch_total or first.asked_batch or 1)}"
-    said = {key: f"{batch} {fits_word(key)} on" if key != largest else "the largest batch is" for key in names}
-    answer = "; ".join(f"{said[key]} {listed(own)}" for key, own in names.items() if own)
-    seqs = ",".join(map(str, dict.fromkeys(row.seq for row in first.rows)))
-    words = (f"batch {count_text(first.asked_batch)}" if first.asked_batch else "", f"sequence {seqs}")
-    return f"{answer}; assumed: {assumed(first, *words[: 1 if first.length_given else 2])}"
+    """Return the answers, such as `Largest batch: 8 on t4, 64 on a10`, as many as a line has room for."""
+    first, pairs = reports[0], [(_answering_row(report), report.card.name if report.card else "") for report in reports]
+    asked = first.batch_total or first.asked_batch
+    if asked:
+        names: dict[str, list[str]] = {YES: [], UNCERTAIN: [], NO: []}
+        for row, name in pairs:
+            names[row.answer].append(f"{count_text(row.ranks)} x {name}" if first.batch_total else name)
+        words = [f"{fits_word(answer)} on {listed(own)}" for answer, own in names.items() if own]
+        counts = [f"{fits_word(answer)} on {len(own)}" for answer, own in names.items() if own]
+        return line_of(
+            f"Batch {count_text(asked)} {', '.join(words)}.", f"Batch {count_text(asked)} {', '.join(counts)}."
+        )
+    words = [f"{count_text(row.batch) if row.fits else 'none'} on {name}" for row, name in pairs]
+    some = (f"{', '.join(words[:size])} and {len(words) - size} more" for size in range(len(words) - 1, 0, -1))
+    return line_of(*(f"Largest batch: {text}." for text in (", ".join(words), *some)))
 
 
 VIEW = View(
     answer=verdict,
+    verdict=lambda report: report.answer,
+    settings=_settings,
+    tip=_tip,
     columns=columns,
+    names=5,
     strong=lambda report, row: row.fits,
     notes=notes,
     compared=Compared(
         table=_compared_table,
         subject=lambda reports: [about("GPU", "card.name")],
         answer=_compared_answer,
-        notes=lambda reports: common_notes((report.card.name, [*notes(report)]) for report in reports),
+        settings=lambda reports: _settings(reports[0]),
+        notes=_compared_notes,
+        names=5,
         records=lambda report: Table(columns(report), report.rows),
         shows_records=True,
     ),
@@ -264,7 +363,7 @@ def _batching(name: str) -> str:
     """Return a way to make batches in words: `dynamic padding`."""
     if name == "tokens":
         return "sorted by length, padded"
-    grouped = "dynamic padding, grouped by length" if name == "grouped" else f"{name} padding"
+    grouped = "dynamic, grouped by length" if name == "grouped" else f"{name} padding"
     return name if name in ("unpadded", "packed") else grouped
 
 
@@ -279,41 +378,66 @@ def best(report: LengthsReport) -> LengthsRow:
 
 
 def _length_verdict(report: LengthsReport) -> str:
-    """Return the answer in a sentence, and what it assumes."""
+    """Return the answer in a sentence: the way to make batches with the fewest FLOPs whose worst step fits."""
+    if not report.rows:
+        return f"Not even a batch of one sequence of {report.longest} tokens fits {limit_text(report)}."
     row, fixed = best(report), report.rows[0]
-    on = f" on {report.card.name}" if report.card else ""
-    what = f"{_batching(row.name)}, batch {_size(row)}{on}"
-    answer = (
-        f"{what}: worst step {bytes_text(row.peak_bytes)}, mean step {bytes_text(row.expected_bytes)}; an epoch "
-        f"{flops_text(row.epoch_flops)}, {share_text(row.epoch_flops / fixed.epoch_flops)} of {_batching(fixed.name)}"
+    worst = bytes_text(row.peak_bytes)
+    how = f"{_batching(row.name)}, batch {_size(row)}"
+    if row.answer:
+        how = f"{fits_word(row.answer).capitalize()} {limit_text(report)}: {how}"
+    else:
+        how = f"{how[:1].upper()}{how[1:]}"
+    share = share_text(row.epoch_flops / fixed.epoch_flops)
+    less = "" if row is fixed else f"; {share} of the FLOPs of {_batching(fixed.name)}"
+    return line_of(
+        f"{how}: worst step {worst}, mean {bytes_text(row.expected_bytes)}{less}.",
+        f"{how}: worst step {worst}{less}.",
+        f"{how}: worst step {worst}.",
     )
-    answer = f"{answer_word(row.answer)}: {answer}" if row.answer else answer
-    how = row_words("checkpointing", report.run.checkpointing)
-    return f"{answer}; assumed: {assumed(report, report.run.precision)}, {how}"
+
+
+def _length_settings(report: LengthsReport) -> str:
+    checkpointing = report.run.checkpointing
+    how = [] if checkpointing == NONE else [row_words("checkpointing", checkpointing)]
+    return settings_line(report, report.run.precision, *how)
+
+
+def _length_tip(report: LengthsReport) -> str:
+    if report.budget_bytes is not None or report.card:
+        return ""
+    return next_command(report, "fit", "find the largest batches on a GPU", gpu=COMMON, batch=None, device=None)
 
 
 def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]:
     """Yield the notes: the data first, then how the numbers were obtained."""
+    yield Heading("Settings")
+    how = row_words("checkpointing", report.run.checkpointing)
+    yield f"{assumed(report, report.run.precision)}, {how}"
     yield (
         f"{count_text(report.sequences)} sequences of {report.shortest} to {report.longest} "
         f"tokens, mean {report.mean:.1f}: {report.source}"
     )
     if report.truncated:
-        yield f"{count_text(report.truncated)} sequences were longer, and are cut to {report.longest} tokens"
+        yield f"{count_text(report.truncated)} sequences were longer, and are cut to {report.longest} tokens."
+    yield Heading("The ways to make batches")
     yield (
-        f"steps of these lengths ran: {', '.join(map(str, report.traced))}; between two of them a peak is on the "
-        "straight line, not below the step's own; on a card steps of changing sizes may fragment more"
+        "dynamic: random batches, the mean of all orders. grouped: group_by_length of transformers; the worst step has "
+        "the longest sequences. unpadded and packed: as many tokens in equal sequences. grouped and packed: one random "
+        "order."
     )
+    yield Heading("How the numbers were obtained")
     yield (
-        "dynamic: random batches, the mean of all orders; grouped: group_by_length of "
-        "transformers; the worst step has the longest sequences; unpadded and packed: the memory "
-        "of as many tokens in equal sequences; grouped and packed: one random order"
+        f"Simulated at lengths {', '.join(map(str, report.traced))}; between two of them a peak is on the "
+        "straight line, which is not below it. On a GPU steps of changing sizes may fragment more."
     )
+    if (report.rows or report.table)[0].cost.limit_bytes is not None:
+        yield margin_note((report.rows or report.table)[0].cost)
     yield from time_notes(row.cost for row in report.rows)
 
 
 def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
-    chosen = best(report)
+    chosen = best(report) if report.rows else None
     columns = [
         attribute("batches", "name", text=_batching),
         Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
@@ -325,12 +449,19 @@ def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
         *cost_columns(report.rows, peak="worst peak"),
         number("epoch FLOPs", "epoch_flops", flops_text),
     ]  # fmt: skip
-    tables = [Table(columns, report.rows, lambda row: row is chosen)]
+    tables = [Table(columns, report.rows, lambda row: row is chosen, names=1)] if report.rows else []
     if report.table:
         lengths = Column("lengths", lambda row: f"{row.low}-{row.high}")
         by_length = [lengths, number("sequences", "sequences"), number("batch", "batch"), *cost_columns(report.table)]
-        tables.append(Table(by_length, report.table))
+        tables.append(Table(by_length, report.table, names=1))
     return tables
 
 
-LENGTHS = View(answer=_length_verdict, tables=_length_tables, notes=_length_notes)
+LENGTHS = View(
+    answer=_length_verdict,
+    verdict=lambda report: best(report).answer if report.rows else NO,
+    settings=_length_settings,
+    tip=_length_tip,
+    tables=_length_tables,
+    notes=_length_notes,
+)

@@ -144,4 +144,4 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
 def not_generation(report: Any) -> str:
     """Return what the inference of a decoder is, which a reader may take for generate(), with its cache and steps."""
     is_decoder = re.search("CausalLM|LMHead|ConditionalGeneration|Seq2SeqLM", report.subject.architecture)
-    return "; it is one forward pass, and no generation" if report.run.mode == INFERENCE and is_decoder else ""
+    return "One forward pass, not a generation." if report.run.mode == INFERENCE and is_decoder else ""

@@ -8,23 +8,29 @@ from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import named, one_line
+from bertscope.gpus import COMMON
 from bertscope.reports.memory import Memory, MemoryReport, Variant
-from bertscope.reports.step import StepCost
+from bertscope.reports.step import NO, UNCERTAIN, YES, StepCost
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import CPU, CUDA, INFERENCE
-from bertscope.units import BF16, FP16, bytes_text, shape_text, signed_text
-from bertscope.views.columns import Column, attribute, csv_only, fits_word, in_phase, listed, number, values
+from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
+from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, signed_text
+from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, values
 from bertscope.views.console import PARTS, Target, wrapped
 from bertscope.views.footer import not_generation, uncounted
 from bertscope.views.step import (
-    CUDNN_NOTE,
     LORA_NOTE,
     PEAK,
     VERBOSE,
     assumed,
     by_verdict,
     cost_columns,
-    needs,
+    doubt,
+    lacking,
+    line_of,
+    margin_note,
+    next_command,
+    on_gpu,
+    other_loop,
     part_columns,
     part_name,
     parts_csv,
@@ -32,15 +38,17 @@ from bertscope.views.step import (
     place_of,
     range_text,
     run_text,
+    settings_line,
     shown_by,
     sizes,
+    step_time,
     strategy_names,
     time_notes,
     variant_name,
-    with_other_loop,
+    with_checkpointing,
 )
 from bertscope.views.traffic import rank_tables, ranks_notes, traffic_notes, traffic_tables
-from bertscope.views.views import Compared, Table, View, about, common_notes, model_columns, side_by_side
+from bertscope.views.views import Compared, Heading, Table, View, about, common_notes, model_columns, side_by_side
 
 _BAR_WIDTH = 48
 _MARKS = dict(zip(PARTS, "PbOiGAtgc", strict=True))  # letters, so that the bars can be read without colour
@@ -72,65 +80,120 @@ def _known(report: MemoryReport) -> list[tuple[str, Memory]]:
 
 
 def verdict(report: MemoryReport) -> str:
-    """Return the peak of each variant and its moment in a sentence, with the settings that it assumes."""
-    memories = [memory for _, memory in _known(report)]
-    settings = [assumed(report, *sizes(report.run, report.inputs_given), groups=len(report.ranks))]
-    is_estimated = all(memory.obtained == "estimated" for memory in memories)
-    if is_estimated and report.run.device == CPU and report.run.compute_precision in (BF16.name, FP16.name):
-        settings.append("in 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX")
-    if report.run.device == CUDA and any(row.operator == "convolution" for memory in memories for row in memory.kept):
-        settings.append("without cuDNN's workspaces of convolutions, which may double the peak")
-    if is_estimated:
-        settings += uncounted(report)
-    answer = _peaks(report) + not_generation(report)
-    if fits := _fits(report):
-        answer = f"{fits}{';' if len(report.variants) > 1 else ':'} {answer}"
-    if memories and memories[0].obtained == "estimated":
-        answer = with_other_loop(answer, report.run, memories[0].cost)
-    return f"{answer}; assumed: {', '.join(settings)}"
-
-
-def _peaks(report: MemoryReport) -> str:
-    """Return the peak of one variant with its moment, or of several the peaks of two or the lowest one."""
+    """Return the answer in a sentence: whether the step fits on the GPU, else its peak or what checkpointing saves."""
     known = _known(report)
-    peaks = [memory.cost.peak_bytes for _, memory in known]
     if not known:
-        return "nothing was measured"
-    if len(report.variants) == 1:
-        return needs(known[0][1].cost, place_of(known[0][1].peak))
-    if len(known) > 1 and max(peaks) == min(peaks):
-        places = listed(dict.fromkeys(in_phase(memory.peak.phase) for _, memory in known))
-        return f"each of {len(peaks)} peaks is {bytes_text(peaks[0])}, {places}"
-    if len(known) > 2:  # the table has the others
-        known = [known[peaks.index(min(peaks))]]
-    words, strategies = [], [name for name, _ in known if name != NONE]
-    for name, memory in known:
-        way = "without checkpointing" if name == NONE else f"with {name}"
-        if [name] == strategies[:1]:  # the word stands once
-            way = f"with checkpointing {name}"
-        words.append(f"{bytes_text(memory.cost.peak_bytes)} {way}")
-    found = ", ".join(words)
-    return f"the lowest of {len(peaks)} peaks is {found}" if len(peaks) > 2 else f"the peak is {found}"
+        return "Nothing was measured: every run failed."
+    costs = [(name, row.estimated.cost) for name, row in _named(report) if row.estimated and row.estimated.cost.verdict]
+    return line_of(*(_fits(report, dict(costs)) if costs else _peaks(report, known)))
 
 
-def _fits(report: MemoryReport) -> str:
-    """Return if the step fits on the GPU, by the answers of the variants; empty without a GPU."""
-    names = by_verdict((name, row.estimated.cost if row.estimated else None) for name, row in _named(report))
-    on, answers = f" on {report.card.name}" if report.card else "", []
-    for verdict, found in names.items():
-        way = " without checkpointing" if found == [NONE] else f" with checkpointing {listed(found)}"
-        answers.append(f"{fits_word(verdict)}{on}{way if len(report.variants) > 1 else ''}")
-        on = ""
-    return f"the step {' and '.join(answers)}" if answers else ""
+def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Iterator[str]:
+    """Yield sentences on the peak of one variant, on what the second one saves, or on the lowest of several."""
+    name, memory = known[0]
+    peak, cost = memory.peak, memory.cost
+    if len(known) == 1:
+        timing = next((row.timing for row in report.variants if row.timing and row.timing.step_seconds), None)
+        own = f", {timing.median_seconds:.3g} s a step" if timing else step_time(cost)
+        text = f"Peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}"
+        reserved = f"; torch reserves {bytes_text(cost.reserved.low_bytes)}" if cost.reserved else ""
+        yield f"{text}{reserved}{own}."
+        yield f"{text}{own}."
+        yield f"{text}."
+        return
+    sizes = [own.peak.peak_bytes for _, own in known]
+    places = list(dict.fromkeys(in_phase(own.peak.phase) for _, own in known))
+    if len(set(sizes)) == 1:
+        ways = "with and without checkpointing" if len(known) == 2 and name == NONE else f"of all {len(known)} runs"
+        text = f"Peak {bytes_text(sizes[0])} {ways}{f', always {places[0]}' if len(places) == 1 else ''}"
+        outlooks = [row.outlook for row in report.variants if row.outlook]
+        yield f"{text}; it helps from batch {count_text(outlooks[0].pays_from_batch)}." if outlooks else f"{text}."
+        yield f"{text}."
+    elif len(known) == 2:
+        yield _comparison(*(row for row in report.variants if row.memory))
+    else:
+        lowest = known[sizes.index(min(sizes))][0]
+        text = f"Lowest of {len(sizes)} peaks: {bytes_text(min(sizes))} {with_checkpointing(lowest)}"
+        yield f"{text}, {bytes_text(sizes[0])} {with_checkpointing(name)}."
+        yield f"{text}."
+
+
+def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Iterator[str]:
+    """Yield sentences on whether the step fits on the GPU."""
+    on = report.card.name if report.card else "the GPU"
+    groups = by_verdict(costs.items())
+    best, names = next(iter(groups.items()))
+    name = min(names, key=lambda own: costs[own].gpu_bytes) if best != YES else names[0]
+    cost, several = costs[name], len(costs) > 1
+    way = f" {with_checkpointing(name)}" if several else ""
+    if best == NO:
+        text = f"Does not fit on {on}{f', not even{way}' if several else ''}: {lacking(cost)}"
+        largest = max(row.largest_batch or 0 for row in report.variants)
+        yield f"{text}; batch {count_text(largest)} fits{way}." if largest else f"{text}."
+        yield f"{text}."
+    elif best == UNCERTAIN:
+        text = f"May fit on {on}{way}: {on_gpu(cost)}"
+        yield f"{text}, {doubt(cost)}."
+        yield f"{text}."
+    elif len(groups) == 1:
+        if len(costs) == 2 and names[0] == NONE and costs[names[1]].peak_bytes < cost.peak_bytes:
+            saved = cost.peak_bytes - costs[names[1]].peak_bytes
+            share = f"{100 * saved / cost.peak_bytes:.1f} %"
+            text = f"Fits on {on} without checkpointing: {on_gpu(cost)}{step_time(cost)}"
+            yield f"{text}; with it the peak is {bytes_text(saved)} ({share}) lower."
+            yield f"{text}."
+        others = f" {with_checkpointing(names[-1])} too" if several else ""
+        size = f"{on_gpu(cost)}{f' {with_checkpointing(name)}' if several else ''}"
+        yield f"Fits on {on}{' with and without checkpointing' if several else ''}: {size}{step_time(cost)}."
+        yield f"Fits on {on}{others}: {on_gpu(cost)}."
+    else:
+        rest = listed(with_checkpointing(own) for own in costs if own not in names)
+        verb = "may not fit" if NO not in groups else "does not"
+        yield f"Fits on {on} {with_checkpointing(name)}, {verb} {rest}: {on_gpu(cost)}."
+        yield f"Fits on {on} only {with_checkpointing(name)}: {on_gpu(cost)}."
+
+
+def _verdict_word(report: MemoryReport) -> str:
+    return next(
+        iter(by_verdict((name, row.estimated.cost if row.estimated else None) for name, row in _named(report))), ""
+    )
+
+
+def _settings(report: MemoryReport) -> str:
+    run = report.run
+    words = [] if report.inputs_given else [f"batch {count_text(run.batch)}", f"seq {count_text(run.seq)}"]
+    return settings_line(report, *words, run.precision, groups=len(report.ranks))
+
+
+def _tip(report: MemoryReport) -> str:
+    """Return the next step: a plan for a step that does not fit, the largest batch on a GPU for another one."""
+    batch, answers = report.run.batch, {row.answer for row in report.variants}
+    if any(row.measured for row in report.variants):
+        return "" if report.inputs_given else next_command(
+            report, "profile", "draw the memory of the step", "report.plot()", timeline="step.html"
+        )  # fmt: skip
+    if report.inputs_given or report.run.compile:
+        return ""
+    largest = {"batch": None, "checkpointing": None, "rank": None}
+    if not report.card:
+        return next_command(report, "fit", "find the largest batch on a GPU", gpu=COMMON, device=None, **largest)
+    if YES in answers or report.run.mode != TRAINING:
+        return next_command(report, "fit", f"find the largest batch on {report.card.name}", **largest)
+    if batch > 1:
+        why = f"make batch {count_text(batch)} fit, with micro-batches and checkpointing"
+        return next_command(report, "plan", why, batch=None, batch_total=batch)
+    return next_command(report, "plan", "find the cheapest checkpointing with which it fits", batch=batch)
 
 
 def notes(report: MemoryReport, target: Target | None = None, **_: Any) -> Iterator[str]:
     """Yield what to conclude from the table, and how each number was obtained."""
-    if report.card and report.card.calibration:
-        yield f"{report.card.name}: {report.card.calibration}"
+    yield Heading("Settings")
+    yield assumed(report, *sizes(report.run, report.inputs_given), groups=len(report.ranks))
+    yield Heading("What the table says")
     yield from conclusions(report)
     yield from ranks_notes(report)
     yield from traffic_notes(report)
+    yield Heading("How the numbers were obtained")
     yield from footnotes(report)
 
 
@@ -141,17 +204,21 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
         if variant.failure:
             yield f"{name}: {one_line(variant.failure)}"
     known = [(name, variant, variant.memory) for name, variant in variants if variant.memory is not None]
-    for name, other, memory in known[1:]:
+    for _, other, memory in known[1:]:
         _, first, first_memory = known[0]
-        yield f"{name}: {_comparison(first, first_memory, other, memory)}"
+        yield _comparison(first, other)
         if memory.cost.peak_bytes >= first_memory.cost.peak_bytes and other.outlook is not None:
             points = "".join(
-                f"; at batch {point.batch}: {bytes_text(point.own_bytes)} instead of {bytes_text(point.first_bytes)}"
+                f"; at batch {point.batch} it saves {bytes_text(point.first_bytes - point.own_bytes)}"
                 for point in other.outlook.points
             )
-            yield f"the peak is lower from batch {other.outlook.pays_from_batch} on{points} (estimated)"
-    for name, _, memory in known if len(variants) > 1 else ():  # the verdict names the place of one
-        yield f"{name}: the peak is{place_of(memory.peak)}"
+            yield f"It helps from batch {other.outlook.pays_from_batch}{points} (estimated)."
+    for name, _, memory in known:
+        yield f"{f'{name}: p' if len(variants) > 1 else 'P'}eak{place_of(memory.peak)}."
+    if known and known[0][2].obtained == "estimated" and (more := other_loop(report.run, known[0][2].cost)):
+        yield more
+    if more := not_generation(report):
+        yield more
 
 
 def _named(report: MemoryReport) -> list[tuple[str, Variant]]:
@@ -160,92 +227,84 @@ def _named(report: MemoryReport) -> list[tuple[str, Variant]]:
     return [(name(variant_name(variant)), variant) for variant in report.variants]
 
 
-def _comparison(first: Variant, first_memory: Memory, other: Variant, memory: Memory) -> str:
-    before, after = first_memory.cost.peak_bytes, memory.cost.peak_bytes
+def _comparison(first: Variant, other: Variant) -> str:
+    """Return what a variant saves and costs against the first one, in a sentence."""
+    before, after = (variant.cost.peak_bytes if variant.cost else 0 for variant in (first, other))
+    name = strategy_names([variant_name(other)])(variant_name(other))
+    subject = "Checkpointing" if name == "full" else f"{name[:1].upper()}{name[1:]} checkpointing"
     if after < before:
-        percent = f"{100 * (before - after) / before:.1f}"
-        text = f"the peak falls by {bytes_text(before - after)} ({percent} %)"
+        text = f"{subject} saves {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %)"
     elif after == before:
-        text = "the peak does not change: no tensor saved for backward exists at the peak"
+        text = f"{subject} does not help at this batch: all activations are freed at the peak"
     else:
-        text = f"the peak rises by {bytes_text(after - before)}"
+        text = f"{subject} needs {bytes_text(after - before)} more"
     if first.timing and other.timing and first.timing.median_seconds:
         ratio = other.timing.median_seconds / first.timing.median_seconds
-        text += f"; a step takes {ratio:.2f} x as long"
+        text += f" and makes a step {ratio:.2f}x as long"
         if first.timing.flops and other.timing.flops:
-            text += f" ({other.timing.flops / first.timing.flops:.2f} x the FLOPs)"
+            text += f" ({other.timing.flops / first.timing.flops:.2f}x the FLOPs)"
         some, others = first.timing.step_seconds, other.timing.step_seconds
         if min(len(some), len(others)) > 1 and min(some) <= max(others) and min(others) <= max(some):
-            text += f"; the times overlap: raise {named('steps')}"
-    return text
+            text += f"; the times overlap: use {named('steps')} 10"
+    return f"{text}."
 
 
 def footnotes(report: MemoryReport) -> Iterator[str]:
     """Yield notes on how each number was obtained, and how far it may be off."""
     memories = [variant.memory for variant in report.variants if variant.memory]
     obtained = {memory.obtained for memory in memories}
-    has_ranks = any(variant.rank_rows for variant in report.variants)
+    run, has_ranks = report.run, any(variant.rank_rows for variant in report.variants)
     if "measured" in obtained:
-        what = "the allocator's events"
-        if has_ranks:
-            what = "the tensors that each real rank allocates and frees, without temporary memory inside kernels,"
-        how = "" if has_ranks else " without the profiler"
-        yield f"measured: {what} on {report.machine}; times from separate steps{how}"
+        what = "tensors of each real rank, without kernels' scratch," if has_ranks else "the allocator's events"
+        how = "" if has_ranks else "; times are of steps without the profiler"
+        yield f"Measured: {what} on {report.machine}{how}."
     if "estimated" in obtained:
-        device = report.run.device
-        accuracy = "within 0.1 % of the measured peak of BERTs in training (docs/accuracy.md)"
-        if report.run.compile:
-            accuracy = (
-                "inductor's programs for a CPU (a note says if the step is eager), within 0.1 % of 20 measured peaks "
-                "there; no card was measured (docs/memory.md)"
-            )
-        elif device == CUDA:
-            accuracy = "allocated within 0.2 % of 37 loops measured on an H200 (docs/accuracy.md)"
-        yield (
-            f"estimated for {device}: a run on fake tensors; torch dispatches every operator, nothing "
-            f"is allocated; {accuracy}"
-        )
+        accuracy = "within 0.1 % of the measured peak of BERTs"
+        if run.compile:
+            accuracy = "inductor's programs for a CPU, within 0.1 % of 20 measured peaks; no GPU was measured"
+        elif run.device == CUDA:
+            accuracy = "allocated within 0.2 % of 37 loops on an H200, reserved within 1 % of 33"
+        yield f"Simulated, nothing allocated; {accuracy} (docs/accuracy.md)."
+        if run.device == CPU and run.compute_precision in (BF16.name, FP16.name):
+            yield "In 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX."
+        yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))
+    if report.card and report.card.calibration:
+        yield f"{report.card.name}: {report.card.calibration}."
+    if run.device == CUDA and any(row.operator == "convolution" for memory in memories for row in memory.kept):
+        yield "Not counted: workspaces of cuDNN's convolutions, which may double the peak."
     if report.subject.lora and any(variant.checkpointing != NONE for variant in report.variants):
         yield LORA_NOTE
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
-        yield f"{max(layers)} layers ran; the other layers are extrapolated (verified)"
+        yield f"Simulated with {max(layers)} layers, extrapolated to all (checked)."
     if cost := next((memory.cost for memory in memories if memory.cost.reserved), None):
-        yield from _device_notes(cost, is_calibrated=bool(report.card and report.card.calibration))
+        yield from _device_notes(report, cost)
     yield from time_notes(variant.cost for variant in report.variants)
-    gradients = "and adds to existing gradients" if report.run.has_gradients_before else "without gradients"
-    yield f"1 MiB = 2**20 B; tied tensors once; not the first step: it starts with optimizer state, {gradients}"
+    gradients = ", with gradients of the step before" if run.has_gradients_before else ""
+    yield f"Steady state, from the second step on{gradients}; tied tensors once; 1 MiB = 2**20 B."
 
 
-def _device_notes(cost: StepCost, *, is_calibrated: bool) -> Iterator[str]:
+def _device_notes(report: MemoryReport, cost: StepCost) -> Iterator[str]:
+    is_calibrated = bool(report.card and report.card.calibration)
     low, high = cost.context.low_bytes, cost.context.high_bytes
     if low == high and not is_calibrated:
-        yield f"context and other memory in use on the GPU: {bytes_text(low)}, measured"
+        yield f"CUDA context and other memory in use on the GPU: {bytes_text(low)}, measured."
         return
     others = ""
-    if cost.allocated:
-        histories = range_text(cost.allocated.low_bytes, cost.allocated.high_bytes)
-        others = f"; {histories} if a checkpoint was loaded on the GPU, or another model ran before"
-    yield (
-        "allocated: the blocks of the simulated allocator, as torch.cuda.max_memory_allocated adds them, with "
-        f"{bytes_text(cost.workspace_bytes)} for cuBLAS; for a model moved from the CPU{others}"
-    )
-    yield CUDNN_NOTE
-    yield (
-        "reserved: the simulated caching allocator over four steps; 33 of 37 loops on an H200 within 1 %, the others "
-        "within a tenth"
-    )
-    if cost.reserved_loaded_bytes:
-        yield (
-            f"reserved after a checkpoint was loaded on the GPU: {bytes_text(cost.reserved_loaded_bytes)}; its "
-            "blocks stay until empty_cache(), and one copy of a tensor leaves a segment of its size"
-        )
-    how = "as measured in steps" if is_calibrated else "by GPU and version of torch"
-    yield f"the CUDA context adds {range_text(low, high)} outside torch, {how}"
-    least = cost.gpu_bytes - high + low
-    yield f"on the GPU: reserved and the context, as nvidia-smi shows: {range_text(least, cost.gpu_bytes)}"
+    if cost.allocated and cost.allocated.low_bytes < cost.allocated.high_bytes:
+        others = f", {range_text(cost.allocated.low_bytes, cost.allocated.high_bytes)} by what ran before"
+    yield f"allocated: torch.cuda.max_memory_allocated(), with {bytes_text(cost.workspace_bytes)} for cuBLAS{others}."
+    loaded = cost.reserved_loaded_bytes
+    others = f"; {bytes_text(loaded)} if weights were loaded to the GPU, until empty_cache()" if loaded else ""
+    yield f"reserved: torch.cuda.max_memory_reserved(){others}."
+    how = "measured" if is_calibrated else "by GPU and version of torch"
+    most = range_text(cost.gpu_bytes - high + low, cost.gpu_bytes)
+    yield f"on the GPU: {most} in nvidia-smi, with a CUDA context of {range_text(low, high)} ({how})."
+    if cost.limit_bytes is not None:
+        yield margin_note(cost)
 
 
 SHOWN_ROWS = 10
+_WIDE = 120  # columns of a terminal for the shapes of saved tensors
 _SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its inputs
 
 
@@ -308,9 +367,6 @@ def _error_text(variant: Variant) -> str:
     return f"{error} bytes" if is_small else percent
 
 
-_KEPT_NAMES = 4  # the columns that identify a row
-
-
 def kept_table(report: MemoryReport) -> Table:
     """Return each kind of tensor that a variant saves, and its bytes in each variant; the most bytes first."""
     tables = [{(row.path, row.operator, row.shape): row for row in (variant.memory.kept if variant.memory else ())}
@@ -321,14 +377,14 @@ def kept_table(report: MemoryReport) -> Table:
         rows.append((next(filter(None, found)), *(row.kept_bytes if row else 0 for row in found)))
     names = [
         attribute("saved for backward, by module", "path", missing="(model)", csv=()),
-        attribute("what", "what", below=3, csv=()),
-        Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", below=2),
-        number("tensors", "tensors", below=1, csv=()),
+        attribute("what", "what", is_wide=True, csv=()),
+        Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", is_wide=True),
+        number("tensors", "tensors", is_wide=True, csv=()),
     ]
     sizes = [Column(name, bytes_text, right=True).of(itemgetter(place))
              for place, (name, _) in enumerate(_named(report), 1)]  # fmt: skip
     columns = [*(column.of(itemgetter(0)) for column in names), *sizes]
-    return Table(columns, sorted(rows, key=lambda row: -max(row[1:])), names=_KEPT_NAMES)
+    return Table(columns, sorted(rows, key=lambda row: -max(row[1:])), names=1)
 
 
 def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | None = None) -> list[Table]:
@@ -341,6 +397,8 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
     tables += [Table(*found) for found in rank_tables(report)]
     tables += [Table(*found) for found in traffic_tables(report, by_module=is_detailed)]
     kept = kept_table(report)
+    if target and target.width and target.width < _WIDE:  # the JSON has the others
+        kept = replace(kept, columns=[column for column in kept.columns if not column.is_wide])
     if not kept.rows or not (is_detailed or shown_rows is not None):
         return tables
     shown = kept.rows if target is None else kept.rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
@@ -379,6 +437,23 @@ def _compared_table(report: MemoryReport) -> Table:
                  report.variants)  # fmt: skip
 
 
+def _compared_answer(reports: Sequence[MemoryReport]) -> str:
+    """Return the range of the peaks of several models."""
+    lowest = {one_line(report.subject.name, limit=24): min(memory.cost.peak_bytes for _, memory in _known(report))
+              for report in reports if _known(report)}  # fmt: skip
+    peaks = sorted((size, name) for name, size in lowest.items())
+    if not peaks:
+        return "Nothing was measured."
+    (low, first), (high, last) = peaks[0], peaks[-1]
+    return line_of(f"Peaks of {len(reports)} models: {bytes_text(low)} ({first}) to {bytes_text(high)} ({last}).",
+                   f"Peaks of {len(reports)} models: {range_text(low, high)}.")  # fmt: skip
+
+
+def _compared_settings(reports: Sequence[MemoryReport]) -> str:
+    has_one = len({report.run.precision for report in reports}) == 1
+    return one_line(run_text(reports[0].run, precision=has_one), limit=100)
+
+
 def _compared_subject(reports: Sequence[MemoryReport]) -> list[Column]:
     several = len({report.run.precision for report in reports}) > 1
     return [*model_columns(reports), about("parameters in", "run.precision", "precision", shown=several)]
@@ -386,19 +461,19 @@ def _compared_subject(reports: Sequence[MemoryReport]) -> list[Column]:
 
 VIEW = View(
     answer=verdict,
+    verdict=_verdict_word,
+    settings=_settings,
+    tip=_tip,
     tables=_tables,
     notes=notes,
-    hidden_rows=lambda report, target: (
-        len(variants_table(report).rows) - len(variants_table(report, is_verbose=False).rows)
-    ),
     chart=lambda report, target: f"\n{bars(report, target)}" if target.verbose else "",
     records=_records,
     compared=Compared(
         table=_compared_table,
         subject=_compared_subject,
-        answer=lambda reports: run_text(
-            reports[0].run, precision=len({report.run.precision for report in reports}) == 1
-        ),
+        answer=_compared_answer,
+        settings=_compared_settings,
+        names=1,
         notes=lambda reports: common_notes(
             (one_line(report.subject.name, limit=120), [*uncounted(report), *footnotes(report)]) for report in reports
         ),

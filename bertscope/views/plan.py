@@ -12,9 +12,9 @@ from textwrap import wrap
 from types import SimpleNamespace
 from typing import Any
 
-from bertscope.errors import SelectionError, named, suggestion
+from bertscope.errors import SelectionError, named, one_line, suggestion
 from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
-from bertscope.reports.step import YES
+from bertscope.reports.step import UNCERTAIN, YES
 from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
@@ -22,9 +22,22 @@ from bertscope.settings.run_config import AUTOCAST, RunConfig
 from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, html_text, visible
 from bertscope.views.columns import Column, csv_only, values
 from bertscope.views.console import Target
-from bertscope.views.fit import on_text
-from bertscope.views.step import assumed, cost_columns, needs, parts_csv, time_notes
-from bertscope.views.views import View
+from bertscope.views.step import (
+    UNITS_NOTE,
+    assumed,
+    cost_columns,
+    lacking,
+    line_of,
+    margin_note,
+    next_command,
+    on_gpu,
+    other_loop,
+    parts_csv,
+    settings_line,
+    step_time,
+    time_notes,
+)
+from bertscope.views.views import Heading, View
 
 # The end of a module's path in its layer -> what the module computes; the first row that matches. A path without a row
 # is shown itself.
@@ -37,6 +50,7 @@ _ROLES = (
     (r"output\.dense|fc2|down_proj|mlp\.c_proj|mlp\.Wo|wo|lin2|linear2", "FFN-down"),
 )  # fmt: skip
 
+_LABEL = 40  # characters of a plan in the table
 _MOST_NAMED = 5  # of more products those that are not kept are named
 
 
@@ -56,16 +70,16 @@ def product_role(product: PlanOperator) -> str:
 def label(row: PlanRow) -> str:
     """Return a plan in words: `keep FFN-down; FFN-up (last 4 of 24)`."""
     if not row.lists:
-        return "nothing recomputed (none)"
+        return "no checkpointing"
     if all(len(own.recomputed) == own.layers for own in row.lists):
         if not any(own.kept for own in row.lists):
-            return "nothing kept (full)"
+            return "full checkpointing"
         if not any(own.again for own in row.lists):
-            return "keep all matrix products"
+            return "save all matrix products"
     lists: dict[str, list[PlanList]] = {}
     for own in row.lists:
         lists.setdefault(own.path, []).append(own)
-    return f"keep {'; '.join(f'{path}: ' * (len(lists) > 1) + _kept_words(same) for path, same in lists.items())}"
+    return f"save {'; '.join(f'{path}: ' * (len(lists) > 1) + _kept_words(same) for path, same in lists.items())}"
 
 
 def _kept_words(lists: Sequence[PlanList]) -> str:
@@ -97,28 +111,36 @@ def share(row: PlanRow) -> str:
 
 
 def verdict(report: PlanReport) -> str:
-    """Return the answer in a sentence."""
-    row, yes = report.first, "yes"
-    batch = f"batch {count_text(row.batch)} x {count_text(row.accumulate)}"
-    sized = f"{batch} at seq {report.run.seq}{on_text(report)}: {needs(row.cost)}"
-    if row.changes:
-        trained = " (only the adapters are trained; the model is no longer fine-tuned in full)"
-        yes = f"yes, with {_words(row.changes)}{trained * ('lora' in row.changes)}"
+    """Return the answer in a sentence: what the plan needs and recomputes, or what the leanest plan lacks."""
+    row, on = report.first, _device(report)
+    size = f" as batch {count_text(row.batch)} x {count_text(row.accumulate)}" if report.batch_total else ""
     if not report.fits:
-        answer = f"no: not even the leanest plan fits, {label(row)}; {sized}"
-    elif not row.lists:
-        answer = f"{yes}: nothing needs to be recomputed; {sized}"
-    else:
-        answer = f"{yes}: {label(row)}, and recompute the rest, {share(row)} of the layers' FLOPs; {sized}"
-    order = "the least time of a step, by the calibration" if report.objective == TIME else "the fewest recompute FLOPs"
-    return f"{answer}; assumed: {assumed(report, report.run.precision)}, {order}"
+        leanest = "full checkpointing" if label(row) == "full checkpointing" else "the leanest one"
+        if row.answer == UNCERTAIN:
+            text = f"No plan surely fits {on}: {leanest} {on_gpu(row.cost)}"
+        else:
+            text = f"No plan fits {on}: {leanest} {lacking(row.cost)}"
+        fits = f"; batch {count_text(report.largest_batch)} fits" if report.largest_batch else ""
+        return line_of(f"{text}{fits}.", f"{text}.")
+    changes = " with LoRA, which trains only adapters" if "lora" in row.changes else f" with {_words(row.changes)}"
+    text = f"Fits {on}{size}{changes if row.changes else ''}: {on_gpu(row.cost)}"
+    if not row.lists:
+        return line_of(f"{text}, nothing is recomputed{step_time(row.cost)}.", f"{text}, nothing is recomputed.")
+    how = f"recomputing {share(row)} of the layers' forward pass"
+    return line_of(f"{text}, {how}{step_time(row.cost)}.", f"{text}, {how}.", f"{text}, recomputing {share(row)}.")
+
+
+def _device(report: PlanReport) -> str:
+    if report.card:
+        return f"on {report.card.name}"
+    return f"in {bytes_text(report.budget_bytes)} on a {report.run.device.upper().replace('CUDA', 'GPU')}"
 
 
 def columns(report: PlanReport) -> list[Column]:
     """Return the columns."""
     several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
     return [
-        Column("plan", label, values("checkpointing")),
+        Column("plan", lambda row: one_line(label(row), limit=_LABEL), values("checkpointing")),
         Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
                right=True, shown=several),
         *cost_columns(report.rows),
@@ -143,40 +165,65 @@ def _words(settings: dict[str, Any]) -> str:
     return _options(settings)
 
 
+def _settings(report: PlanReport) -> str:
+    run = report.run
+    batch = [f"batch {count_text(run.batch)}"] if report.batch_total is None else []
+    return settings_line(report, *batch, f"seq {run.seq}", run.precision)
+
+
+def _tip(report: PlanReport) -> str:
+    """Return the next step: the code of a plan, or what makes a batch fit for which there is none."""
+    run, why = report.run, "allow other changes too"
+    batch = {"batch": None, "batch_total": report.batch_total} if report.batch_total else {"batch": run.batch}
+    if report.fits:
+        if not report.first.lists and not report.first.changes:
+            return ""
+        words = {"may_change": ",".join(report.may_change) or None, **batch}
+        words |= {"emit": "torch", "output": "plan.py"}
+        return next_command(report, "plan", "write the code to plan.py", 'report.emitted("torch")', **words)
+    if report.batch_total is None and run.batch > 1 and report.largest_batch:
+        why = f"make batch {count_text(run.batch)} fit, with micro-batches"
+        return next_command(report, "plan", why, batch=None, batch_total=run.batch)
+    words = {"may_change": "lora,freeze,8bit,precision,sgd", **batch}
+    return "" if report.may_change else next_command(report, "plan", why, **words)
+
+
 def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
-    """Yield the next cheaper plan first, then how the numbers were obtained."""
-    if (cheaper := report.cheaper) is not None and report.fits:
-        yield f"the next cheaper plan, {label(cheaper)} ({share(cheaper)}), needs {bytes_text(cheaper.cost.gpu_bytes)}"
-    if not report.fits:
-        words = "lora,freeze,8bit,precision,sgd"
-        yield f"what may change too: {named('may_change')} {words}, a smaller batch, a shorter seq"
-    yield (
-        f"plans that were run: {count_text(report.tried)}; every operator dispatched with the "
-        "device's kernels, nothing allocated"
-    )
-    if report.card:
-        yield f"{report.card.name}: {report.card.source}"
-    yield f"recomputed: the share of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch"
-    yield from time_notes(row.cost for row in report.rows)
-    yield "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2"
-
-
-def _use(report: PlanReport, target: Target | None) -> Iterator[tuple[str, str]]:
+    """Yield the next faster plan first, then how the numbers were obtained."""
+    yield Heading("Settings")
+    order = "least time of a step, by the calibration" if report.objective == TIME else "fewest recompute FLOPs"
+    yield f"{assumed(report, report.run.precision)}; {order} first"
+    yield Heading("What the table says")
     row = report.first
-    if report.fits and (row.lists or row.changes):
-        sizes = {"batch": row.batch, "accumulate": row.accumulate} if report.batch_total else {}
-        settings = sizes | row.changes
-        if named("batch") == "batch":
-            yield "use it:", _words(settings | {"checkpointing": row.checkpointing})
-        else:  # a terminal does not part an option from its value after `=`
-            yield "use it:", f"{_options(settings)} --checkpointing={shlex.quote(row.checkpointing)}".strip()
+    if len(label(row)) > _LABEL:
+        yield f"The first plan: {label(row)}."
+    if (cheaper := report.cheaper) is not None and report.fits:
+        excess = cheaper.cost.gpu_bytes - cheaper.cost.usable_bytes
+        more = f", {bytes_text(excess)} too much" if excess > 0 else ""
+        size = bytes_text(cheaper.cost.gpu_bytes)
+        yield f"The next faster plan ({label(cheaper)}, {share(cheaper)}) needs {size}{more}."
+    if row.lists:
+        yield f"recomputed: of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch."
+    if "lora" in row.changes:
+        yield "With LoRA only the adapters are trained; the model is no longer fine-tuned in full."
+    if more := other_loop(report.run, row.cost):
+        yield more
+    yield Heading("How the numbers were obtained")
+    yield f"{count_text(report.tried)} plans simulated with the device's kernels, nothing allocated."
+    if report.card:
+        yield f"Memory of {report.card.name}: {report.card.source}."
+    yield margin_note(row.cost)
+    yield from time_notes(row.cost for row in report.rows)
+    yield UNITS_NOTE
 
 
 VIEW = View(
     answer=verdict,
-    lines=_use,
-    name_width=8,
+    verdict=lambda report: report.answer,
+    settings=_settings,
+    tip=_tip,
     columns=columns,
+    names=1,
     strong=lambda report, row: row is report.first,
     notes=notes,
 )

@@ -7,41 +7,65 @@ from typing import Any
 from bertscope.errors import one_line
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
-from bertscope.reports.run import NOTHING_RAN, UNRECORDED, RunFitReport, RunReport
+from bertscope.reports.run import UNRECORDED, RunFitReport, RunReport
+from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
 from bertscope.views.columns import attribute, fits_word, in_phase, number
 from bertscope.views.console import Target
-from bertscope.views.step import cost_columns, part_name, parts_csv, range_text
+from bertscope.views.step import (
+    LINE,
+    cost_columns,
+    doubt,
+    lacking,
+    line_of,
+    margin_note,
+    margin_text,
+    on_gpu,
+    part_name,
+    parts_csv,
+    range_text,
+)
 from bertscope.views.timeline import timeline
-from bertscope.views.views import Table, View
+from bertscope.views.views import Heading, Table, View
 
 _ROWS = 8  # lines that hold memory at the peak, without -v
 
 
 def _answer(report: RunReport) -> str:
     peak = report.peak
-    where = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{_at(peak.line)}"
+    place = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}"
+    where = place if peak is None else f"{place}{_at(peak.line)}"
     if not report.has_run:
-        return f"{NOTHING_RAN[:1].upper()}{NOTHING_RAN[1:]}{where and f'; {where}'}."
-    if not report.updates:
-        where += "; no optimizer step ran"
+        end = f", no peak beyond the {where}" if where else ""
+        return line_of(f"Nothing was measured: no model and no optimizer step ran on the GPU{end}.",
+                       "Nothing was measured: no model and no optimizer step ran on the GPU.")  # fmt: skip
+    more = "" if report.updates else "; no optimizer step ran"
     if not report.answer or report.cost is None or report.budget_bytes is None:
-        return f"{where[:1].upper()}{where[1:]}."
+        return line_of(f"{where[:1].upper()}{where[1:]}{more}.", f"{place[:1].upper()}{place[1:]}{more}.")
     total = bytes_text(report.budget_bytes)
-    verdict = f"{fits_word(report.answer).capitalize()} {f'on {report.card.name}' if report.card else f'in {total}'}"
+    on = f"on {report.card.name}" if report.card else f"in {total}"
+    verdict = f"{fits_word(report.answer).capitalize()} {on}"
     if report.failure:
+        lacks = f"{bytes_text(report.refused_bytes[-1])} more is needed"
         line = report.refused_lines[-1] if report.refused_lines else ""
-        return f"{verdict}: out of memory{_at(line)}, where {bytes_text(report.refused_bytes[-1])} more is needed."
-    return f"{verdict}: {bytes_text(report.cost.gpu_bytes)} of {total}; {where}."
+        return line_of(f"{verdict}: out of memory{_at(line)}, where {lacks}.", f"{verdict}: out of memory, {lacks}.")
+    size = on_gpu(report.cost)
+    doubts = f", {doubt(report.cost)}" if report.answer == UNCERTAIN else ""
+    return line_of(f"{verdict}: {size}{doubts}; {where}{more}.", f"{verdict}: {size}{doubts}; {place}{more}.",
+                   f"{verdict}: {size}{doubts}.", f"{verdict}: {size}.")  # fmt: skip
+
+
+def _settings(report: RunReport | RunFitReport) -> str:
+    """Return the script with its arguments, and the margin."""
+    cost = report.cost if isinstance(report, RunReport) else report.rows[0].cost if report.rows else None
+    margin = f", {margin_text(cost.margin)} margin" if cost and cost.margin and cost.limit_bytes is not None else ""
+    words = join([report.script, *report.arguments])
+    return f"{one_line(words, limit=LINE - len(margin))}{margin}"
 
 
 def _at(line: str) -> str:
     return f" at {line}" if line else ""
-
-
-def _title(report: RunReport | RunFitReport) -> str:
-    return one_line(join([report.script, *report.arguments]), limit=200)
 
 
 def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None = None) -> Sequence[Table]:
@@ -60,59 +84,70 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
         attribute("phase", "phase"),
         *cost_columns(phases, without=["peak in", "on the GPU"]),
         attribute("line", "line", missing="-"),
-        attribute("module", "path", of="cost.peak", missing="-", below=1),
+        attribute("module", "path", of="cost.peak", missing="-"),
         attribute("operator", "operator", of="cost.peak", missing="-", detail=True),
         parts_csv(),
     ]
     held = [
         attribute("at the peak: line", "line", missing="-"),
-        attribute("module", "path", missing="-", below=1),
-        attribute("part", "part", text=part_name),
+        attribute("module", "path", missing="-"),
+        attribute("part", "part", text=part_name, is_wide=True),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
     ]
-    tables = [Table(columns, phases, strong=lambda row: row == peak)]
-    return [*tables, Table(held, found)] if found else tables
+    tables = [Table(columns, phases, strong=lambda row: row == peak, names=2)]
+    return [*tables, Table(held, found, names=2)] if found else tables
 
 
-def _lines(report: RunReport, target: Target | None) -> Iterator[tuple[str, str]]:
+def _parts(report: RunReport) -> Iterator[str]:
     cost, peak = report.cost, report.peak
     if peak is not None:
         parts = [(name, size) for name, size in vars(peak.cost.peak.parts).items() if size]
         parts.sort(key=lambda part: -part[1])
-        yield "parts at the peak", ", ".join(f"{part_name(name)} {bytes_text(size)}" for name, size in parts)
+        yield f"At the peak: {', '.join(f'{part_name(name)} {bytes_text(size)}' for name, size in parts)}."
     if cost is not None:
-        yield "allocated", f"{bytes_text(cost.max_allocated_bytes or 0)} (torch.cuda.max_memory_allocated)"
-        yield "reserved", f"{bytes_text(cost.reserved_bytes or 0)} (torch.cuda.max_memory_reserved)"
+        yield f"allocated: {bytes_text(cost.max_allocated_bytes or 0)} (torch.cuda.max_memory_allocated)."
+        yield f"reserved: {bytes_text(cost.reserved_bytes or 0)} (torch.cuda.max_memory_reserved)."
         context = range_text(cost.context.low_bytes, cost.context.high_bytes)
-        yield "on the GPU", f"{bytes_text(cost.gpu_bytes)}, with {context} for the CUDA context"
+        yield f"on the GPU: {bytes_text(cost.gpu_bytes)}, with {context} for the CUDA context."
 
 
 def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
-    if report.updates:
-        yield f"simulated: {count_text(report.updates)} optimizer steps ran without values on the GPU"
-    elif report.has_run:  # else the answer says it
-        yield f"simulated: no optimizer step ran on the GPU in this process; {UNRECORDED}"
+    is_whole = target is None or target.verbose
+    if is_whole:
+        yield Heading("Memory")
+        yield from _parts(report)
     if (more := report.evaluation) is not None:
         yield (
-            f"the evaluation has {count_text(more.batches)} batches, of which {more.ran} ran; each adds "
-            f"{bytes_text(more.added_bytes)}, so its peak is {bytes_text(more.highest_bytes)}"
+            f"The evaluation has {count_text(more.batches)} batches, of which {more.ran} ran; each adds "
+            f"{bytes_text(more.added_bytes)}, so its peak is {bytes_text(more.highest_bytes)}."
         )
     if report.refused_bytes and not report.failure:
-        yield f"{count_text(len(report.refused_bytes))} requests ran out of memory, and the script went on"
+        yield f"{count_text(len(report.refused_bytes))} requests ran out of memory, and the script went on."
     if report.assumed:
         shown = ", ".join(report.assumed[:3])
-        yield f"asked for values that are not known ({shown}): a loop or a shape that depends on them may be another"
+        yield f"Unknown values were read ({shown}): a loop or shape that depends on them may be another one."
+    if not report.has_run:
+        yield f"{UNRECORDED[:1].upper()}{UNRECORDED[1:]}."
     yield from report.remarks
+    if is_whole:
+        yield Heading("How the numbers were obtained")
+        yield (
+            f"Simulated: {count_text(report.updates)} optimizer steps ran without values on the GPU."
+            if report.updates
+            else f"Simulated: no optimizer step ran on the GPU in this process; {UNRECORDED}."
+        )
+        if report.cost is not None and report.cost.limit_bytes is not None:
+            yield margin_note(report.cost)
 
 
 VIEW = View(
     answer=_answer,
-    title=_title,
+    verdict=lambda report: report.answer,
+    settings=_settings,
     tables=_tables,
-    lines=_lines,
     notes=_notes,
-    hidden_rows=lambda report, target: max(len(report.held) - _ROWS, 0),
+    shows_all_notes=True,
 )
 
 
@@ -129,7 +164,10 @@ def step_timeline(report: RunReport, suffix: str) -> Any:
 def _fit_answer(report: RunFitReport) -> str:
     where = report.card.name if report.card else bytes_text(report.budget_bytes)
     if not report.largest:
-        return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}."
+        lacks = (
+            f": {report.low:,} {lacking(report.rows[0].cost)}" if report.rows and report.rows[0].answer == NO else ""
+        )
+        return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}{lacks}."
     is_all = report.largest == report.high
     more = ", the highest that was asked for" if is_all else ""
     return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
@@ -137,7 +175,8 @@ def _fit_answer(report: RunFitReport) -> str:
 
 FIT = View(
     answer=_fit_answer,
-    title=_title,
+    verdict=lambda report: YES if report.largest else NO,
+    settings=_settings,
     columns=lambda report: [number(report.argument, "value"), *cost_columns(report.rows)],
     strong=lambda report, row: row.value == report.largest,
     notes=lambda report, target: report.remarks,

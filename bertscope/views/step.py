@@ -9,9 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bertscope.errors import one_line
+from bertscope.errors import named, one_line
 from bertscope.reports.memory import Variant
-from bertscope.reports.step import NO, UNCERTAIN, YES, PhasePeak, StepCost, TimeRange
+from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, StepCost, TimeRange
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
@@ -20,7 +21,6 @@ from bertscope.units import binary_unit, bytes_text, flops_text, share_text
 from bertscope.views.columns import (
     Column,
     Read,
-    answer_word,
     attribute,
     csv_only,
     in_phase,
@@ -29,7 +29,7 @@ from bertscope.views.columns import (
     row_phase,
     values,
 )
-from bertscope.views.console import PARTS
+from bertscope.views.console import PARTS, command_text, lists_all
 from bertscope.views.footer import title
 
 _UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
@@ -45,23 +45,33 @@ def time_text(span: TimeRange) -> str:
 
 
 def range_text(low: int, high: int) -> str:
-    """Return `12.00 MiB to 3.00 GiB` for two numbers of bytes, and one of them for a range that shows none."""
-    return " to ".join(dict.fromkeys(map(bytes_text, (low, high))))
+    """Return `12.00 MiB to 3.00 GiB` or `1.00 to 3.00 GiB`, and one number for a range that shows none."""
+    first, last = bytes_text(low), bytes_text(high)
+    number, unit = first.split(" ")
+    return last if first == last else f"{number if last.endswith(f' {unit}') else first} to {last}"
 
 
 def share_of(size: int, limit: int) -> str:
-    """Return `14.46 GiB of 14.56 GiB`, in the unit of the smaller, or of the larger above four digits."""
+    """Return `14.46 of 14.56 GiB`, in the unit of the smaller, or of the larger above four digits."""
     small, large = sorted((size, limit))
     unit = large if large >= 10_000 * binary_unit(small)[0] else small
-    return f"{bytes_text(size, unit_of=unit)} of {bytes_text(limit, unit_of=unit)}"
+    first, last = bytes_text(size, unit_of=unit), bytes_text(limit, unit_of=unit)
+    number, name = first.split(" ")
+    return f"{number if last.endswith(f' {name}') else first} of {last}"
+
+
+def lacking(cost: StepCost) -> str:
+    """Return `needs at least 1.20 GiB more`, for a step that does not fit."""
+    short = cost.shortfall or ByteRange()
+    is_known = cost.context.low_bytes == cost.context.high_bytes
+    return f"needs {'' if is_known else 'at least '}{bytes_text(short.low_bytes)} more"
 
 
 def verdict_text(cost: StepCost) -> str:
-    """Return `yes`, `not certain` or `no, short by 1.20 GiB`."""
+    """Return `yes`, `may fit` or `no, needs 1.20 GiB more`."""
     if cost.verdict != NO or cost.shortfall is None:
-        return answer_word(cost.verdict)
-    is_known = cost.context.low_bytes == cost.context.high_bytes
-    return f"no, short by {'' if is_known else 'at least '}{bytes_text(cost.shortfall.low_bytes)}"
+        return "may fit" if cost.verdict == UNCERTAIN else cost.verdict
+    return f"no, needs {bytes_text(cost.shortfall.low_bytes)} more"
 
 
 PEAK = "peak"  # the title of a column
@@ -73,7 +83,7 @@ COST_COLUMNS = (
     number("allocated", "max_allocated_bytes", bytes_text, detail=VERBOSE),
     number("reserved", "reserved_bytes", bytes_text, detail=WIDE),
     Column("on the GPU", lambda cost: bytes_text(cost.gpu_bytes) if cost.reserved else "", values("gpu_bytes"), True),
-    Column("fits", verdict_text, values("verdict", "limit_bytes")),
+    Column("fits", verdict_text, values("verdict", "limit_bytes", "margin"), is_verdict=True),
     number("extra FLOPs", "extra_flops", lambda share: f"{100 * share:+.1f} %", detail=WIDE),
     number("step FLOPs", "step_flops", flops_text, csv=["step_flops", "recompute_flops"], detail=WIDE),
     number("step time", "step", time_text, of="time", csv=["step.low_seconds", "step.high_seconds"]),
@@ -131,22 +141,75 @@ def parts_csv(of: str = "cost.peak") -> Column:
 # ---- the sentence ----
 
 
+LINE = 100  # characters of an answer
+
+
+def line_of(*sentences: str) -> str:
+    """Return the first of these sentences, the fullest one first, for which a line has room; else the last, cut."""
+    return next((text for text in sentences if len(text) <= LINE), one_line(sentences[-1], limit=LINE))
+
+
 def needs(cost: StepCost, place: str = "") -> str:
-    """Return what a step needs: `peak 13.26 GiB in backward, 14.50 GiB of 14.56 GiB on the GPU, 412 ms a step`."""
+    """Return what a step needs: `peak 13.26 GiB in backward, 14.50 of 14.56 GiB on the GPU, 412 ms a step`."""
     size = bytes_text(cost.peak_bytes)
-    text = f"peak {size}{place}"
-    if cost.reserved is None:
-        text = f"peak {size if cost.limit_bytes is None else share_of(cost.peak_bytes, cost.limit_bytes)}{place}"
-    elif cost.limit_bytes is None:
-        text = f"{text}, reserved {bytes_text(cost.reserved.low_bytes)}"
+    if cost.limit_bytes is None:
+        text = f"peak {size}{place}"
+        text += "" if cost.reserved is None else f", reserved {bytes_text(cost.reserved.low_bytes)}"
+    elif cost.reserved is None:
+        text = f"peak {share_of(cost.peak_bytes, cost.limit_bytes)}{place}"
     else:
-        text = f"{text}, {share_of(cost.gpu_bytes, cost.limit_bytes)} on the GPU"
-    if cost.verdict == NO and cost.shortfall:
-        text = f"{text}, short by {range_text(cost.shortfall.low_bytes, cost.shortfall.high_bytes)}"
-    if cost.time is not None:
-        how = "" if cost.time.is_predicted else " (from the data sheet, as 97 of 106 published steps)"
-        text = f"{text}, {time_text(cost.time.step)} a step{how}"
-    return text
+        text = f"peak {size}{place}, {share_of(cost.gpu_bytes, cost.limit_bytes)} on the GPU"
+    if cost.verdict == NO:
+        text = f"{text}, {lacking(cost)}"
+    return f"{text}{step_time(cost)}"
+
+
+def step_time(cost: StepCost) -> str:
+    """Return `, 412 ms a step`; nothing without a time."""
+    if cost.time is None:
+        return ""
+    how = "" if cost.time.is_predicted else " (data sheet)"
+    return f", {time_text(cost.time.step)} a step{how}"
+
+
+def on_gpu(cost: StepCost) -> str:
+    """Return what a step takes of its limit: `needs 14.46 of 14.56 GiB`, with a range where it may not fit."""
+    limit = cost.limit_bytes or 0
+    if cost.verdict == UNCERTAIN and cost.gpu_bytes > limit:
+        least = cost.peak_bytes + cost.workspace_bytes + cost.context.low_bytes
+        return f"needs {range_text(least, cost.gpu_bytes)} of {bytes_text(limit)}"
+    return f"needs {share_of(cost.gpu_bytes, limit)}"
+
+
+def doubt(cost: StepCost) -> str:
+    """Return why a step only may fit: too little stays free, or the allocator may fail."""
+    if cost.gpu_bytes <= (cost.limit_bytes or 0):
+        return f"which leaves less than {margin_text(cost.margin)} free"
+    return "by fragmentation and CUDA context"
+
+
+def margin_text(margin: float) -> str:
+    """Return `5 %`."""
+    return f"{100 * margin:.3g} %"
+
+
+def with_checkpointing(strategy: str) -> str:
+    """Return a strategy in words: `without checkpointing`, `with full checkpointing`."""
+    if strategy == NONE:
+        return "without checkpointing"
+    return f"with checkpointing {strategy}" if ":" in strategy or " " in strategy else f"with {strategy} checkpointing"
+
+
+def next_command(report: Any, name: str, why: str, python: str = "", /, **changes: Any) -> str:
+    """Return what to do next and, below it, the command for the model and the settings of a report with changes.
+
+    In Python it is the call of the function of that name, or this code.
+    """
+    own = {"gpu": report.card.name} if report.card else {}
+    limit = getattr(report, "budget_bytes", None)
+    own |= {} if report.card or limit is None else {"budget": limit}
+    run = {key: value for key, value in changed(report.run).items() if not (key in ("device", "sdpa_kernel") and own)}
+    return f"{why}\n  {command_text(name, changes, run | own, python)}"
 
 
 def place_of(peak: PhasePeak) -> str:
@@ -156,18 +219,18 @@ def place_of(peak: PhasePeak) -> str:
     return f" {in_phase(peak.phase)}{operator}{f' of {code}' if code else ''}"
 
 
-def with_other_loop(answer: str, run: RunConfig, cost: StepCost) -> str:
-    """Return the answer with what another loop saves or needs, if that is more than 1 % of the peak."""
+def other_loop(run: RunConfig, cost: StepCost) -> str:
+    """Return what another loop saves or needs, if that is more than 1 % of the peak."""
     more = 0 if cost.other_loop_bytes is None else cost.other_loop_bytes - cost.peak_bytes
     if abs(more) <= 0.01 * cost.peak_bytes:
-        return answer
+        return ""
     size = bytes_text(abs(more))
     if run.other_loop == PLAIN:
-        return f"{answer}; a loop that keeps outputs until the next forward has returned needs {size} more"
+        return f"A loop that keeps its outputs until the next forward has returned needs {size} more."
     if run.zeroes_between:
-        return f"{answer}; zeroing the gradients after the optimizer step saves {size}"
+        return f"Zeroing the gradients right after the optimizer step saves {size}."
     is_early = run.other_loop == TRAINER and run.mode == TRAINING
-    return f"{answer}; freeing the output before {'backward' if is_early else 'the next forward'} saves {size}"
+    return f"'del outputs' {'after computing the loss' if is_early else 'before the next forward'} saves {size}."
 
 
 def by_verdict(costs: Iterable[tuple[str, StepCost | None]]) -> dict[str, list[str]]:
@@ -181,10 +244,24 @@ def by_verdict(costs: Iterable[tuple[str, StepCost | None]]) -> dict[str, list[s
 
 
 LORA_NOTE = (
-    "checkpointing enabled before get_peft_model, where peft has the embeddings require a gradient; enabled after it, "
-    "a step needs less"
+    "LoRA: checkpointing is enabled before get_peft_model, so the embeddings need a gradient; enabled after it, a step "
+    "needs less."
 )
-CUDNN_NOTE = "not counted: the workspaces of cuDNN's convolutions"
+CUDNN_NOTE = "Not counted: workspaces of cuDNN's convolutions."
+
+
+def margin_note(cost: StepCost) -> str:
+    """Return what a verdict means, with the margin and the contexts behind it."""
+    low, high = cost.context.low_bytes, cost.context.high_bytes
+    context = f" with a context of {bytes_text(high)}" if high else ""
+    least = f" with {bytes_text(low)}" if low < high else ""
+    return (
+        f"yes: fits{context}, {margin_text(cost.margin)} free ({named('margin')}). may fit: less is free, or "
+        f"fragmentation can fail. no: the tensors alone do not fit{least}."
+    )
+
+
+UNITS_NOTE = "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2."
 
 
 def time_notes(costs: Iterable[StepCost | None]) -> Iterable[str]:
@@ -192,24 +269,17 @@ def time_notes(costs: Iterable[StepCost | None]) -> Iterable[str]:
     times = [cost.time for cost in costs if cost is not None and cost.time is not None]
     if any(not time.is_predicted for time in times):
         yield (
-            "time by the data sheet: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth, as 97 of 106 "
-            "published steps of 25 ms and more took; with recomputation, of which no time is published, 6 x the bytes "
-            "saved without it; 'bertscope profile --device cuda --save FILE' measures it"
+            "Time by the data sheet, as in 97 of 106 published steps above 25 ms, none with recomputation "
+            "(docs/memory.md); 'bertscope profile --save' measures it."
         )
     known = [time for time in times if time.is_predicted]
     if known:
-        yield (
-            "time: matrix products and bytes moved at the rates of the GPU, corrected by one measured step of each "
-            "precision and strategy"
-        )
+        yield "Time from the measured rates of the GPU, corrected by one measured step a precision and strategy."
     for peak, source in dict.fromkeys((time.peak_flops, time.peak_source) for time in known):
         if peak is None:
-            yield "no MFU: no peak is published for it here"
+            yield "No MFU: no peak is published for this precision."
         else:
-            yield (
-                f"MFU: FLOPs of matrix products without recomputation, by the dense peak of {peak / 1e12:,.1f} "
-                f"TFLOP/s ({source})"
-            )
+            yield f"MFU: matmul FLOPs without recomputation by the dense peak, {peak / 1e12:,.1f} TFLOP/s ({source})."
 
 
 # ---- the words of a run, of its variants and of the parts of memory ----
@@ -277,6 +347,29 @@ def assumed(report: Any, *words: str, groups: int = 2) -> str:
     return ", ".join(filter(None, parts))
 
 
+def settings_line(report: Any, *words: str, groups: int = 2) -> str:
+    """Return the model, these words, and what else of a run differs from the defaults; -v lists all."""
+    run, subject, ranks = report.run, report.subject, []
+    if (own := run.parallelism).world_size > 1:
+        ranks = [f"{own.strategy}, {'each' if groups == 1 else f'rank {own.rank}'} of {own.mesh}"]
+    limits = [cost for row in getattr(report, "rows", getattr(report, "variants", ())) if (cost := row.cost)]
+    margin = limits[0].margin if limits and limits[0].limit_bytes is not None else 0.0
+    has_gpu = bool(getattr(report, "card", None))
+    found = [
+        subject.architecture, *words, *ranks, run.mode * (run.mode != TRAINING),
+        f"LoRA {one_line(subject.lora, limit=30)}" if subject.lora else "",
+        f"{subject.attention} attention" if subject.attention not in (None, "sdpa") else "",
+        f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" and not has_gpu else "",
+        *(word for word in loop_words(run) if word not in _USUAL_LOOP),
+        run.device if run.device == CUDA and not has_gpu else "", f"{margin_text(margin)} margin" * bool(margin),
+    ]  # fmt: skip
+    shown = list(filter(None, found))
+    name = "" if subject.name == subject.architecture else f"{one_line(subject.name, limit=40)}: "
+    while len(text := f"{name}{', '.join(shown)}{lists_all()}") > LINE and len(shown) > 2:
+        shown.pop(-1 if not margin else -2)
+    return text
+
+
 # Settings that other texts name.
 _NAMED = (
     "batch", "seq", "mode", "precision", "optimizer", "loop", "checkpointing", "reentrant", "device", "sdpa_kernel",
@@ -289,3 +382,6 @@ def loop_words(run: RunConfig) -> list[str]:
     optimizer = [row_words("optimizer", run.optimizer)] if run.mode == TRAINING else []
     others = [row_words(name, value) for name, value in changed(run).items() if name not in _NAMED]
     return [*optimizer, row_words("loop", run.loop), *others]
+
+
+_USUAL_LOOP = loop_words(RunConfig())

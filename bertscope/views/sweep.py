@@ -7,14 +7,14 @@ from typing import Any
 
 from bertscope.errors import SelectionError, named, one_line, suggestion
 from bertscope.reports.base import FAILED
-from bertscope.reports.memory import COLLECTIVES, REFUSED, SweepReport, SweepRow
-from bertscope.reports.step import YES
+from bertscope.reports.memory import COLLECTIVES, COMPUTED, REFUSED, SweepReport, SweepRow
+from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED
 from bertscope.units import bytes_text, count_text
-from bertscope.views.columns import Column, attribute, csv_only, fits_word, number, reader, values
-from bertscope.views.console import Target
-from bertscope.views.step import by_verdict, cost_columns, parts_csv
+from bertscope.views.columns import Column, attribute, csv_only, number, reader, values
+from bertscope.views.console import Target, command_text
+from bertscope.views.step import by_verdict, cost_columns, line_of, parts_csv
 from bertscope.views.views import Table, View
 
 _ERRORS = 3  # below the table: a narrow terminal has no column for them
@@ -79,20 +79,34 @@ def ordered(report: SweepReport, sort: str | None) -> Sequence[SweepRow]:
 def verdict(report: SweepReport) -> str:
     """Return the numbers of points by outcome, and of those with a budget by the answer."""
     answers = by_verdict(("", row.cost) for row in report.rows)
-    parts = [f"{count_text(len(report.rows))} points of {report.grid}"]
+    grid = one_line(report.grid, limit=30)
+    total = count_text(len(report.rows))
+    text = f"{total} points of {grid} are computed"
     if answers:
         fitting = count_text(len(answers.pop(YES, ())))
-        more = "".join(f", {fits_word(answer)} at {count_text(len(rows))}" for answer, rows in answers.items())
-        parts = [f"the step fits at {fitting} of {parts[0]}{more}"]
-    for outcome, words in ((REFUSED, "cannot be computed"), (FAILED, "failed, the next run computes them again")):
-        if number := report.number(outcome):
-            parts.append(f"{count_text(number)} {words}")
-    return "; ".join(parts)
+        words = {UNCERTAIN: "may fit", NO: f"do{'es' * (len(answers.get(NO, ())) == 1)} not"}
+        more = "".join(f", {count_text(len(rows))} {words[answer]}" for answer, rows in answers.items())
+        text = f"{fitting} of {total} points of {grid} fit{more}"
+    refused, failed = (report.number(outcome) for outcome in (REFUSED, FAILED))
+    if not answers and refused + failed:
+        text = f"{count_text(report.number(COMPUTED))} of {total} points of {grid} are computed"
+    text += f", {count_text(refused)} cannot be computed" * bool(refused) + f", {count_text(failed)} failed" * bool(
+        failed
+    )
+    return line_of(f"{text}.")
+
+
+def _tip(report: SweepReport) -> str:
+    if not report.number(FAILED):
+        return ""
+    return f"compute the failed points again\n  {command_text('sweep', {}, {})}"
 
 
 def _shown(report: SweepReport, target: Target | None, *, rows: int = 0, sort: str | None = None) -> list[Table]:
     found = ordered(report, sort)
-    return [Table(columns(report), found[:rows] if rows and target else found)]
+    own = columns(report)
+    names = sum(column.shown for column in own[: len(report.varied)])
+    return [Table(own, found[:rows] if rows and target else found, names=names)]
 
 
 def _notes(report: SweepReport, target: Target | None, *, rows: int = 0, sort: str | None = None) -> Iterator[str]:
@@ -106,4 +120,4 @@ def _notes(report: SweepReport, target: Target | None, *, rows: int = 0, sort: s
         yield f"{count_text(len(report.rows) - rows)} more rows: {named('rows')} 0 shows all"
 
 
-VIEW = View(answer=verdict, tables=_shown, notes=_notes, shows_all_notes=True)
+VIEW = View(answer=verdict, tip=_tip, tables=_shown, notes=_notes, shows_all_notes=True)

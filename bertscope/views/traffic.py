@@ -24,21 +24,18 @@ def traffic_notes(report: MemoryReport) -> Iterator[str]:
     if own and others:
         least = min(others, key=lambda row: row.updated_params)
         yield (
-            f"parameters to update: {count_text(own.updated_params)} of rank {rank}, "
-            f"{count_text(least.updated_params)} of rank {least.label}; {named('rank')} estimates another one"
+            f"Rank {rank} updates {count_text(own.updated_params)} parameters, rank {least.label} "
+            f"{count_text(least.updated_params)} ({named('rank')} N shows another)."
         )
     if any(variant.traffic for variant in report.variants):
         yield (
-            "a rank sends: in a ring, (n-1)/n of the whole tensor for all-gather, reduce-scatter and "
-            "broadcast, twice that for all-reduce"
+            "A rank sends, in a ring, (n-1)/n of the whole tensor for all-gather, reduce-scatter and broadcast, twice "
+            "that for all-reduce."
         )
         kinds = {row.collective for variant in report.variants for row in variant.traffic}
         if report.run.device == "cpu" and REDUCE_SCATTER in kinds:
-            yield (
-                "gloo reduces a copy of the gradients, which NCCL does not: such a copy is part of the "
-                "estimate and of the measurement"
-            )
-        yield "not counted: buffers of NCCL"
+            yield ("gloo reduces a copy of the gradients, which is counted; NCCL makes none.")
+        yield "Not counted: buffers of NCCL."
 
 
 def _rows(report: MemoryReport, *, by_module: bool) -> list[_Row]:
@@ -63,7 +60,7 @@ def traffic_tables(report: MemoryReport, *, by_module: bool) -> Iterator[tuple[l
     columns = [
         Column("between ranks, per step", _name),
         Column("calls", lambda row: count_text(_first(row).calls), right=True),
-        Column("whole tensors", lambda row: bytes_text(_first(row).full_bytes), right=True),
+        Column("whole tensors", lambda row: bytes_text(_first(row).full_bytes), right=True, is_wide=True),
         *(Column(title, partial(_sent, number), right=True) for number, title in enumerate(titles)),
     ]
     if rows:  # not for one process

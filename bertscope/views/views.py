@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
-from bertscope.errors import SelectionError, name_of, named, one_line
+from bertscope.errors import SelectionError, name_of, one_line
 from bertscope.frozen import dataclass
 from bertscope.units import html_text, visible_lines
 from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text, tables_text
-from bertscope.views.console import Target, padded, painted, stacked, stdout_target, wrapped
+from bertscope.views.console import Target, lists_all, padded, painted, stacked, stdout_target, wrapped
 from bertscope.views.page.templating import filled
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
@@ -23,6 +24,19 @@ VIEWS = {
     "plan_code": "plan:code", "presets": "tool:presets", "print": "tool:print_model", "report": "page.report",
     "run_fit": "run:FIT", "schemas": "tool:schemas", "tree": "modules:tree", "verify": "diff:verify",
 }  # fmt: skip
+
+
+class Heading(str):
+    """A note that is the heading of those after it."""
+
+    __slots__ = ()
+
+
+def sectioned(notes: Iterable[str]) -> list[str]:
+    """Return the notes without headings that have none."""
+    found = list(notes)
+    pairs = pairwise([*found, Heading()])
+    return [note for note, following in pairs if not (isinstance(note, Heading) and isinstance(following, Heading))]
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,10 @@ def side_by_side(
     return Table([Column(first, attrgetter("title")), *cells], lines, lambda line: line.title == strong, names=1)
 
 
+def _whole(settings: str) -> str:
+    return settings.removesuffix(lists_all())
+
+
 def _nothing(*_: Any, **__: Any) -> str:
     return ""
 
@@ -89,10 +107,13 @@ class Compared:
     table: Callable[[Any], Table]
     subject: Callable[[Sequence[Any]], Sequence[Column]] = model_columns
     answer: Callable[[Sequence[Any]], str] = _nothing
-    notes: Callable[[Sequence[Any]], Sequence[str]]
+    settings: Callable[[Sequence[Any]], str] = _nothing
+    tip: Callable[[Sequence[Any]], str] = _nothing
+    notes: Callable[[Sequence[Any]], Iterable[str]]
     pivot: Callable[[Sequence[Any]], Table | None] | None = None  # instead of the table
     records: Callable[[Any], Table | None] | None = None
     shows_records: bool = False
+    names: int = -1  # of the columns of a row that name it, next to those of the subject; -1: one table
 
 
 def common_notes(of_subjects: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
@@ -114,18 +135,18 @@ class View:
 
     columns: Callable[[Any], Sequence[Column]] | None = None
     rows: str = "rows"
+    names: int = 0  # of the columns that name a row: a narrow terminal gets several tables
     strong: Callable[[Any, Any], object] = lambda report, row: False
     tables: Callable[..., Sequence[Table]] = _nothing  # type: ignore[assignment]
     title: Callable[[Any], str] = _nothing
     answer: Callable[[Any], str] = _nothing
     verdict: Callable[[Any], str] = _nothing  # of the answer, for its colour: yes, uncertain, no or nothing
     settings: Callable[[Any], str] = _nothing  # that the answer depends on: a dim line below it
-    tip: Callable[[Any], str] = _nothing  # the last line of the terminal: the next step
+    tip: Callable[[Any], str] = _nothing  # the last line of the terminal: what to do next, and the command below it
     lines: Callable[[Any, Target | None], Iterable[tuple[str, str]]] = _nothing  # type: ignore[assignment]
     name_width: int = 24  # of the names of lines
     notes: Callable[..., Iterable[str]] = _nothing
     shows_all_notes: bool = False  # without -v too
-    hidden_rows: Callable[[Any, Target], int] = lambda report, target: 0  # of a table, without -v
     chart: Callable[[Any, Target], str] = _nothing  # under the tables of the terminal
     records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
     compared: Compared | None = None  # several reports of this kind
@@ -134,49 +155,52 @@ class View:
         """Return the tables of a report."""
         if self.columns is None:
             return self.tables(report, target, **options)
-        return [Table(self.columns(report), getattr(report, self.rows), partial(self.strong, report))]
+        return [Table(self.columns(report), getattr(report, self.rows), partial(self.strong, report), self.names)]
 
     def table(self, report: Any, target: Target, **options: Any) -> str:
         """Return the report for the terminal."""
-        style = self.verdict(report) or ("strong" if self.settings(report) else "")
-        heading = [(self.title(report), ""), (self.answer(report), style), (self.settings(report), "dim")]
+        notes = sectioned(self.notes(report, target, **options)) if target.verbose or self.shows_all_notes else []
+        settings = "" if notes[:1] == ["Settings"] else self.settings(report)
+        style = self.verdict(report) or ("strong" if settings or self.settings(report) else "")
+        heading = [(self.title(report), ""), (self.answer(report), style), (settings, "dim")]
         tip = self.tip(report)
         tables = stacked(*(table.text(target) for table in self.tables_of(report, target, **options)))
         lines = (f"{padded(name, self.name_width)}{value}" for name, value in self.lines(report, target))
-        notes = list(self.notes(report, target, **options))
-        if notes and not target.verbose and not self.shows_all_notes:
-            hidden = self.hidden_rows(report, target)
-            if len(notes) > 2 or hidden:
-                counts = {"note": len(notes) - 1, "row": hidden}
-                more = ", ".join(f"{n} more {what}{'s' * (n > 1)}" for what, n in counts.items() if n)
-                notes = [f"{notes[0]} ({named('to_markdown()')}: {more})"]
+        sections: list[list[str]] = [[]]
+        for note in notes:
+            if isinstance(note, Heading):
+                sections.append([painted(wrapped(note, target), "strong", target)])
+            else:
+                sections[-1].append(wrapped("  " * (len(sections) > 1) + note, target, 2 + 2 * (len(sections) > 1)))
         return (
             "".join(painted(wrapped(line, target), how, target) for text, how in heading for line in text.splitlines())
             + tables
             + self.chart(report, target)
             + "".join(wrapped(line, target, self.name_width) for line in lines)
-            + "".join(wrapped(note, target, 2) for note in notes)
-            + (wrapped(f"Next: {tip}", target, 6) if tip else "")
+            + "\n".join(map("".join, filter(None, sections)))
+            + ("\n" * bool(notes and tip) + f"Next: {tip}\n" * bool(tip))
         )
 
     def markdown(self, report: Any) -> str:
         """Return the report for a pull request or a page."""
         title, answer = self.title(report).replace("\n", ", "), self.answer(report)
         parts = [f"**{title}**\n"] if title else []
-        parts += [f"{text}\n".replace("_", "\\_") for text in (answer, self.settings(report)) if text]
+        parts += [f"{text}\n".replace("_", "\\_") for text in (answer, _whole(self.settings(report))) if text]
         parts += [markdown_text(table.columns, table.rows) for table in self.tables_of(report, None)]
         # A value without a name belongs to the line above.
         items = [f"- {name}: {value}\n" if name else f"  - {value}\n" for name, value in self.lines(report, None)]
-        items += [f"- {note}\n" for note in self.notes(report, None)]
+        notes = sectioned(self.notes(report, None))
+        items += [f"\n{note}:\n\n" if isinstance(note, Heading) else f"- {note}\n" for note in notes]
         under = "".join(items).replace("_", "\\_").replace("*", "\\*")
         return "\n".join([*parts, *([under] if under else ())])
 
     def notebook(self, report: Any) -> str:
         """Return the report as HTML for a notebook."""
         return filled(
-            "notebook.html", title=self.title(report), answer=self.answer(report), settings=self.settings(report),
+            "notebook.html", title=self.title(report), answer=self.answer(report),
+            settings=_whole(self.settings(report)),
             tables=self.tables_of(report, None), facts=list(self.lines(report, None)),
-            notes=list(self.notes(report, None)),
+            notes=sectioned(self.notes(report, None)),
         )  # fmt: skip
 
     def csv(self, report: Any) -> str:
@@ -207,7 +231,8 @@ def _compared(report: Any) -> tuple[Compared, Table, Table | None]:
             for several in zip(*(table.columns for _, table in known), strict=False)
         ]
         rows = [_Pair(report, row) for report, table in known for row in table.rows]
-        return Table([*how.subject(reports), *columns], rows)
+        subject = how.subject(reports)
+        return Table([*subject, *columns], rows, names=len(subject) + how.names if how.names >= 0 else 0)
 
     pivot = how.pivot and how.pivot(reports)
     records = how.records and below_each_other(how.records)
@@ -229,9 +254,10 @@ def _compared_tables(report: Any, target: Target | None) -> list[Table]:
 
 comparison = View(
     answer=lambda report: _compared(report)[0].answer(report.reports),
+    settings=lambda report: _compared(report)[0].settings(report.reports),
+    tip=lambda report: _compared(report)[0].tip(report.reports),
     tables=_compared_tables,
     notes=lambda report, target: _compared(report)[0].notes(report.reports),
-    hidden_rows=_hidden,
     records=lambda report: _compared(report)[2] or _compared(report)[1],
 )
 _MARKUP = ("html", "svg", "notebook")  # with scripts and style sheets; the templates escape every value

@@ -18,7 +18,7 @@ from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.deepening import ordered_frees
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.fit import largest_by_bytes
+from bertscope.memory.fit import fit_row, largest_by_bytes
 from bertscope.memory.kernel_rules import by_thread, overhead
 from bertscope.memory.simulator import Simulator, largest, near
 from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace
@@ -164,7 +164,7 @@ def test_a_model_that_takes_no_batch_above_100_has_an_answer(tmp_path):
     """At batch b: weight and bias and their gradients 576, the bank 3,200, input, output and sum 3 x 32 b."""
     (tmp_path / "capped.py").write_text(OWN)
     report = bertscope.fit(f"{tmp_path / 'capped.py'}:Capped", input=["x=Bx8:float32"], budget=8_000, optimizer="sgd",
-                           precision="stored")  # fmt: skip
+                           precision="stored", margin=0, exact=True)  # fmt: skip
     assert 20 < report.rows[0].batch < 100
     peaks = [report.rows[0].peak_bytes, report.rows[0].next_peak_bytes]
     assert peaks[0] <= 8_000 < peaks[1]
@@ -295,12 +295,12 @@ def test_another_common_head_is_tried_for_an_asked_batch():
     between = sum(peaks) // 2
     report = fit_report(masked, [run_config], [32], between, batch=200)
     assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("no", "yes")
-    text = view_of("fit").table(report, Target())
-    assert "the head matters: with architecture BertForSequenceClassification the answer is yes for fp32" in text
+    text = view_of("fit").table(report, Target(verbose=True))
+    assert "With BertForSequenceClassification (architecture) this batch fits fp32 without checkpointing" in text
     report = fit_report(classifier, [run_config], [32], between, batch=200)
     assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("yes", "no")
     report = fit_report(masked, [run_config], [32], 2 * peaks[1], batch=200)
-    assert "the head matters" not in view_of("fit").table(report, Target())
+    assert "With Bert" not in view_of("fit").table(report, Target(verbose=True))
 
 
 def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
@@ -318,15 +318,15 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     table = cli(
         "fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2", "-v"
     ).out
-    assert "bf16: no fused kernel for it on t4" in table
+    assert "t4 has no fused attention kernel for bf16" in table
 
 
 def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
     result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8,32", "--batch", "16", "--checkpointing", "none",
                  "--precision", "fp32", "-v")  # fmt: skip
     assert result.code == 0
-    assert "cheapest setting for batch 16 at seq 8: fp32 without checkpointing" in result.out
-    assert "cheapest setting for batch 16 at seq 32: nothing that was tried" in result.out
+    assert "Cheapest setting at seq 8: fp32 without checkpointing" in result.out
+    assert "Cheapest setting at seq 32: nothing that was tried" in result.out
 
 
 # The command.
@@ -483,7 +483,7 @@ def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
     loop = ("bert-tiny", "--seq", "512", "--gpu", "gtx-1080-ti", "--checkpointing", "none,full")
     precision = ("--precision", "fp32")
     rows = {row["checkpointing"]: row for row in cli("fit", *loop, *precision, "--format", "json").json["rows"]}
-    edges = {row[key] + more for row in rows.values() for key in ("batch", "batch_by_bytes") for more in (0, 1)}
+    edges = {row[key] + more for row in rows.values() for key in ("exact_batch", "batch_by_bytes") for more in (0, 1)}
     for batch in sorted(edges):
         fits = cli("fit", *loop, *precision, "--batch", batch, "--format", "json").json["rows"]
         variants = cli("estimate", *loop, "--batch", batch, "--format", "json").json["variants"]
@@ -491,7 +491,7 @@ def test_estimate_on_a_gpu_answers_for_a_batch_as_fit_does(cli):
         for row in fits:
             assert same(row["cost"]) == same(costs[row["checkpointing"]]), batch
         assert [cost["verdict"] for cost in costs.values()] == [
-            "yes" if batch <= row["batch"] else "uncertain" if batch <= row["batch_by_bytes"] else "no"
+            "yes" if batch <= row["exact_batch"] else "uncertain" if batch <= row["batch_by_bytes"] else "no"
             for row in rows.values()
         ], batch  # fmt: skip
 
@@ -507,12 +507,20 @@ def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     assert cost["peak"]["peak_bytes"] < reserved == cost["gpu_bytes"] - GPUS["t4"].context_high_bytes
 
 
-def test_a_note_on_uncertainty_is_there_only_if_a_row_is_uncertain(cli):
-    step = ("bert-tiny", "--gpu", "t4", "--seq", "64", "--precision", "fp32", "--checkpointing", "none", "-v")
-    report = bertscope.from_json(cli("fit", *step[:-1], "--batch", "4", "--format", "json").out)
-    uncertain = replace(report, rows=(replace(report.rows[0], batch=0),))
-    note = "not certain: the tensors fit, but the allocator may fail"
-    assert [note in view_of("fit").table(found, Target()) for found in (report, uncertain)] == [False, True]
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_batch_leaves_the_margin_free_and_one_more_does_not(device):
+    """Both verdicts are those of one step in `estimate`, and the rounded batch is a multiple of 8 that fits."""
+    source, run_config = small(), RunConfig(device=device, seq=8, optimizer="sgd")
+    simulator = Simulator(source).limited(run_config, 60 * MIB, 0, 0.25)
+    exact, rounded = (fit_row(simulator, run_config, is_exact=is_exact) for is_exact in (True, False))
+    answers = [simulator.answer(replace(run_config, batch=exact.batch + more)) for more in (0, 1)]
+    assert answers == ["yes", "uncertain"]
+    assert exact.cost.gpu_bytes <= 45 * MIB
+    assert rounded.batch % 8 == 0
+    assert rounded.fits
+    assert exact.batch - 8 < rounded.batch <= exact.batch == rounded.exact_batch < exact.batch_without_margin
+    whole = fit_row(simulator.with_margin(0.0), run_config)
+    assert whole.batch == whole.batch_without_margin == exact.batch_without_margin
 
 
 def test_gradients_that_are_kept_never_allow_a_larger_batch():

@@ -126,6 +126,7 @@ class Task:
     budget_bytes: int | None = None
     card: Gpu | None = None
     context_bytes: int | None = None
+    margin: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -188,7 +189,8 @@ def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRo
         key=_hash(settings, found, kind, data, as_data(card) if card else None, _own_code(model.model)),
         point=settings, unused=tuple(sorted(point.idle)), source=(kind, data), run_config=run_config,
         permits=permits_of(source, run_config), threads=settings["threads"], card=card,
-        budget_bytes=card.memory_bytes if card else limit.budget, context_bytes=limit.context, versions=found,
+        budget_bytes=card.memory_bytes if card else limit.budget, context_bytes=limit.context,
+        margin=limit.margin, versions=found,
     )  # fmt: skip
 
 
@@ -289,7 +291,7 @@ def _row(task: Task) -> SweepRow:
     cost = step_cost(trace, facts.rows, **device_cost(trace, run_config, task.card))
     memory = task.card or task.budget_bytes
     if memory is not None:
-        cost = steps.limited(run_config, memory, task.context_bytes).cost(run_config, cost)
+        cost = steps.limited(run_config, memory, task.context_bytes, task.margin).cost(run_config, cost)
     return task.row(
         cost=replace(cost, step_flops=steps.flops(run_config)),
         phases={moment.phase: moment.live_bytes for moment in trace.peaks()},

@@ -1,0 +1,129 @@
+"""What a person reads first: one sentence, a dim line of settings, one table, and the next command."""
+
+import re
+import shlex
+
+import pytest
+
+from bertscope.settings.run_config import MARGIN
+from bertscope.views.console import Target, painted
+from bertscope.views.step import LINE
+
+MOST_WORDS = 200  # of the text of -v, without tables and bars
+NO = "bert-tiny --gpu t4 --seq 512 --batch 8192"
+ANSWERS = (
+    "estimate bert-tiny", "estimate bert-tiny --checkpointing", "estimate bert-tiny --gpu t4 --checkpointing",
+    f"estimate {NO}", f"estimate {NO} --checkpointing --time", "estimate bert-tiny --device cuda --loop freed",
+    "estimate bert-tiny bert-mini", "estimate bert-tiny --mode inference --gpu t4",
+    "estimate bert-tiny --strategy fsdp --world-size 8 --checkpointing",
+    "estimate bert-tiny --lengths normal:64,32,8,128 --batch 32",
+    "fit bert-tiny --gpu t4", "fit bert-tiny --budget 64MiB --seq 64,128", "fit bert-tiny --budget 30MiB",
+    "fit bert-tiny --gpu t4,a10 --batch 8", "fit bert-tiny --gpu t4,a10 --seq 512", "fit bert-tiny --gpu t4 --batch 64",
+    f"fit {NO} --attention eager", "fit bert-tiny --gpu t4 --mode inference --precision fp16",
+    "fit bert-tiny --budget 96MiB --lengths normal:64,32,8,128",
+    "fit bert-mini --gpu k80 --batch-total 1024 --seq 512 --precision fp32",
+    "plan bert-mini --budget 500MiB --batch 64", "plan bert-mini --budget 300MiB --batch 64",
+    "plan bert-mini --budget 4GiB --batch 8", "plan bert-mini --budget 300MiB --batch-total 64 --may-change 8bit",
+    "profile bert-tiny --steps 0 --seq 16", "run --gpu t4 train.py", "run --budget 2GiB train.py",
+    "sweep grid.yaml --output results.jsonl",
+)  # fmt: skip
+RULE = re.compile(r"^ ?[─-]{3,}", re.MULTILINE)
+TABLE = re.compile(r"(?:^|\n)( [^\n]+\n [─-]{3,}\n(?:[^\n]+\n)*)")
+BAR = re.compile(r"^\S+ +[PbOiGAtgc]+ +[\d.,]+ [KMG]?i?B$|^ +(?:[PbOiGAtgc] [a-z ]+)+$", re.MULTILINE)
+
+
+def shown(cli, words: str, monkeypatch, width: int = 0) -> str:
+    if width:
+        monkeypatch.setenv("COLUMNS", str(width))
+    result = cli(*shlex.split(words))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert result.code in (0, 1), result.err
+    return str(result.out)
+
+
+def verbosely(words: str) -> str:
+    command, _, rest = words.partition(" ")
+    return f"{command} -v {rest}"
+
+
+@pytest.fixture
+def here(user_folder, tmp_path, monkeypatch):
+    """The working directory of a user with a grid and a script."""
+    for name in ("grid.yaml", "train.py"):
+        (tmp_path / name).write_bytes((user_folder / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("words", ANSWERS)
+def test_an_answer_is_a_sentence_a_line_of_settings_a_table_and_the_next_command(cli, here, monkeypatch, words):
+    text = shown(cli, words, monkeypatch)
+    first, settings, *_ = text.splitlines()
+    assert len(first) <= LINE, first
+    assert first[0].isupper() or first[0].isdigit(), first
+    assert first.endswith("."), first
+    assert re.search(r"\d", first), first
+    assert len(settings) <= LINE, settings
+    assert "more note" not in text
+    assert RULE.search(text)
+    *_, last = text.rstrip("\n").splitlines()
+    if "Next: " in text:
+        assert last.startswith("  bertscope "), text
+        assert cli(*shlex.split(last)[1:]).code in (0, 1), last
+
+
+@pytest.mark.parametrize("words", ANSWERS)
+def test_verbose_text_is_in_sections_and_short(cli, here, monkeypatch, words):
+    text = shown(cli, verbosely(words), monkeypatch)
+    rest = BAR.sub("", TABLE.sub("\n", text)).partition("Next: ")[0]
+    rest = rest.partition("\n")[2]  # the sentence
+    assert len(rest.split()) <= MOST_WORDS, rest
+
+
+@pytest.mark.parametrize("words", ANSWERS)
+@pytest.mark.parametrize("form", [str, verbosely], ids=["plain", "verbose"])
+def test_a_table_fits_80_columns_and_no_row_breaks_in_two(cli, here, monkeypatch, words, form):
+    wide, narrow = (shown(cli, form(words), monkeypatch, width) for width in (400, 80))
+    command = [line for line in narrow.splitlines() if line.startswith("  bertscope ")]
+    assert max(len(line) for line in narrow.splitlines() if line not in command) <= 80
+
+    def rows(text: str) -> set[int]:
+        tables = (table[1].splitlines() for table in TABLE.finditer(text))
+        return {len(lines) - 1 - next(n for n, line in enumerate(lines) if RULE.match(line)) for lines in tables}
+
+    assert rows(narrow) <= rows(wide)
+
+
+def test_a_verdict_is_coloured_its_numbers_are_bold_and_a_pipe_has_neither():
+    line = "Fits on t4: needs 5.07 of 14.56 GiB.\n"
+    assert painted(line, "yes", Target(color=True)) == (
+        "\x1b[32mFits on t4: needs \x1b[1m5.07\x1b[22m of \x1b[1m14.56 GiB\x1b[22m.\x1b[0m\n"
+    )
+    assert painted(line, "no", Target(color=True)).startswith("\x1b[31m")
+    assert painted(line, "dim", Target(color=True)).startswith("\x1b[2m")
+    assert painted(line, "yes", Target()) == line
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [("fit bert-tiny --gpu t4", "32"), (f"fit {NO}", "31"), ("fit bert-tiny --gpu t4 --margin 0.8 --batch 2000", "33")],
+)
+def test_a_terminal_sees_green_red_or_yellow_and_dim_settings(cli, words, codes, monkeypatch):
+    first, settings, *_ = cli("--color", "always", *shlex.split(words)).out.splitlines()
+    assert first.startswith(f"\x1b[{codes}m"), first
+    assert settings.startswith("\x1b[2m")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in cli(*shlex.split(words)).out
+
+
+def test_the_margin_is_said_and_kept_and_none_is_the_whole_memory(cli):
+    words = ("fit", "bert-tiny", "--gpu", "t4", "--checkpointing", "none", "--precision", "fp32")
+    assert f"{100 * MARGIN:g} % margin" in cli(*words).out
+    rounded, exact, whole = (
+        cli(*words, *more, "--format", "json").json["rows"][0]
+        for more in ((), ("--exact",), ("--exact", "--margin", "0"))
+    )
+    assert rounded["batch"] % 8 == 0
+    assert rounded["batch"] <= rounded["exact_batch"] == exact["batch"] < whole["batch"]
+    assert rounded["batch_without_margin"] == exact["batch_without_margin"] == whole["batch"]
+    assert exact["cost"]["gpu_bytes"] <= (1 - MARGIN) * exact["cost"]["limit_bytes"] < whole["cost"]["gpu_bytes"]
