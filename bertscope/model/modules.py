@@ -64,9 +64,11 @@ def outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool], path: st
 
 
 # The operators whose outputs selective checkpointing saves: matrix products and fused attention kernels.
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-_KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-_SAVED = {f"aten::{name}" for name in (*_PRODUCTS, *(f"_scaled_dot_product_{kernel}" for kernel in _KERNELS))}
+_PRODUCTS = (
+    "mm addmm bmm baddbmm _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
+)
+_SAVED = frozenset(map("aten::{}".format, _PRODUCTS.split()))
 
 
 def selective_contexts() -> Any:
