@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from bertscope.analyses.why.findings import ordered
 from bertscope.analyses.why.reading import read_why
 from bertscope.api.arguments import Model
 from bertscope.api.memory import ModelRequest, fit, noted
@@ -91,29 +91,29 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     report = replace(report, parts=parts, subject=estimate.subject, run=run)
     needed = memories[0].cost.gpu_bytes
     found = [*_kept(report, memories), *_beyond(report), *_fitting(report, work.source, run, card, needed)]
-    return replace(report, findings=tuple(sorted(found, key=attrgetter("frees_bytes"), reverse=True)))
+    return replace(report, findings=ordered(found, report.allocated_bytes))
 
 
 def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]:
-    """Yield the findings of the file; what checkpointing frees is that of the estimates."""
+    """Yield the findings of the file, with what checkpointing frees by the estimates; they say how full the GPU is."""
     peaks = [memory.cost.peak_bytes for memory in memories]
     for finding in report.findings:
         if finding.key == "why_activations" and len(peaks) > 1:
             frees = max(peaks[0] - peaks[1], 0)
             yield replace(finding, frees_bytes=frees, values={**finding.values, "size_frees": frees})
-        else:
+        elif finding.key != "why_full":
             yield finding
 
 
 def _beyond(report: WhyReport) -> Iterator[WhyFinding]:
     """Yield the parts that hold more than in the estimate, unless a finding explains them."""
     keys = {finding.key for finding in report.findings}
-    total = sum(part.estimated_bytes or 0 for part in report.parts)
     if report.source == MESSAGE:
-        yield WhyFinding(key="why_estimate", values={"size": total, "size_held": report.allocated_bytes})
-        if report.allocated_bytes > _BEYOND * total + _LEAST:
-            more = report.allocated_bytes - total
-            yield WhyFinding(key="why_more", values={"size": more}, frees_bytes=more)
+        needed = sum(part.estimated_bytes or 0 for part in report.parts)
+        more = report.allocated_bytes - needed
+        if more > (_BEYOND - 1) * needed + _LEAST:
+            sizes = {"size": more, "size_needed": needed, "size_held": report.allocated_bytes}
+            yield WhyFinding(key="why_more", values=sizes, frees_bytes=more)
         return
     unknown = sum(part.held_bytes for part in report.parts if part.part == BEFORE)
     other = report.other_bytes or 0
@@ -134,7 +134,7 @@ def _beyond(report: WhyReport) -> Iterator[WhyFinding]:
 def _fitting(
     report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu | None, needed: int
 ) -> Iterator[WhyFinding]:
-    """Yield the batches of the step that fit on the card without other processes.
+    """Yield the largest batches of the step that fit on the GPU without other processes.
 
     That the step needs more than the card has is the first of all reasons.
     """
@@ -148,8 +148,7 @@ def _fitting(
         found: FitReport = fit(source, memory, **given)
     except BertscopeError:  # a strategy that the model does not have
         return
-    for row in found.rows:
-        sizes = {"size_total": memory, "size_needed": needed}
-        found_values = {**sizes, "batch": row.batch, "asked": run.batch, "checkpointing": row.checkpointing}
-        frees = needed if row.checkpointing == run.checkpointing and row.batch < run.batch else 0
-        yield WhyFinding(key="why_fits", frees_bytes=frees, values=found_values)
+    batches = {row.checkpointing: row.batch for row in found.rows}
+    is_short = batches.get(run.checkpointing, run.batch) < run.batch
+    values = {"size": needed, "size_total": memory, "asked": run.batch, "batches": batches}
+    yield WhyFinding(key="why_fits", frees_bytes=needed if is_short else 0, values=values)

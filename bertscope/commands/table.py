@@ -130,8 +130,11 @@ examples:
             """
 Explain an out-of-memory error or a memory snapshot.
 
-It names the change that saves most first, then what filled the memory: by part, line of code and module. With MODEL,
+It names the main cause and its fix, then what filled the memory: by part, line of code and module. With MODEL,
 compare it with an estimate of the step. A snapshot is read as data: no code in it runs.
+
+To record a snapshot, call torch.cuda.memory._record_memory_history(stacks='python') before the model is built, and
+torch.cuda.memory._dump_snapshot('snapshot.pickle') in 'except torch.OutOfMemoryError'.
 
 examples:
   bertscope why oom.log

@@ -11,6 +11,7 @@ from bertscope.reports.memory import TrainingFile
 from bertscope.settings.run_config import RunConfig
 
 SNAPSHOT, MESSAGE = "snapshot", "message"  # what a file was
+STDIN = "standard input"  # its name
 OOM, PEAK, END = "oom", "peak", "end"  # the moment: a request that failed, the highest sum, or the end of the file
 BEFORE, TENSORS = "before", "tensors"  # parts: allocated before the recording; by code of the user outside any module
 
@@ -41,7 +42,7 @@ class WhyRow:
 
 @dataclass(frozen=True, kw_only=True)
 class WhyFinding:
-    """A reason for the memory, a sentence by its key in the catalogue of texts, and the bytes that its remedy frees."""
+    """A reason for the memory, whose key the view puts into words, and the bytes that its remedy frees."""
 
     key: str
     values: dict[str, Any] = field(default_factory=dict)  # names that begin with `size` are bytes
@@ -60,7 +61,7 @@ class WhySample:
 class WhyReport(TableReport[WhyRow]):
     """The memory of a card at the moment that a snapshot or an error message tells of.
 
-    Sizes are None where the file does not have them. The first finding is the one whose remedy frees most.
+    Sizes are None where the file does not have them. The first finding is the main one (`ordered`).
     """
 
     kind: ClassVar[str] = "why"

@@ -1,218 +1,321 @@
-"""The report of `why` as a table, CSV and Markdown, and its history as a picture (SVG)."""
+"""The diagnosis of `why`: one sentence, its fix, and the memory of the GPU as a table; its history as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
 from types import SimpleNamespace
 
-from bertscope.errors import named
-from bertscope.reports.why import MESSAGE, OOM, PEAK, WhyFinding, WhyPart, WhyReport
+from bertscope.errors import one_line
+from bertscope.reports.why import MESSAGE, OOM, PEAK, STDIN, WhyFinding, WhyReport
+from bertscope.settings.generate import changed, row_words, setting_options
 from bertscope.units import binary_unit, bytes_text, html_text
 from bertscope.views.columns import Column, attribute, number
 from bertscope.views.console import Target
-from bertscope.views.footer import note_text, title
-from bertscope.views.step import part_name, run_text
+from bertscope.views.footer import note_text
+from bertscope.views.step import part_name, share_of, sizes
 from bertscope.views.timeline import COLORS
 from bertscope.views.views import Table, View
 
-_ROWS = 10  # without -v
+_ROWS, _ALSO = 5, 2  # lines of code and further causes, without -v
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT, _LEGEND = 720, 320, 60, 30, 20, 10, 150
 _TICKS = 4
+_COMPARED = {"why_full", "why_request", "why_attention", "why_logits", "why_shared", "why_more"}
 _GREY = "#9aa0a6"  # of parts that an estimate does not have
+_SAID = {"batch", "seq", "precision", "optimizer", "checkpointing", "device"}  # settings that other words tell
+_EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-def finding_text(finding: WhyFinding) -> str:
-    """Return a finding with its remedy."""
+def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
+    """Return a cause as a sentence of at most 100 characters, and its fix."""
     line = finding.values.get("line", "")
-    v = SimpleNamespace(at=f" at {line}" if line else "")
+    at = f" ({line.replace(' (', ' in ').removesuffix(')')})" if line else ""
+    v = SimpleNamespace(at=at, tried=bytes_text(report.tried_bytes or 0))
+    v.lower = "Lower the batch size or the sequence length"
     for name, value in finding.values.items():
         is_size = name.startswith("size") or name == "each"
         setattr(v, name, bytes_text(value) if is_size else part_name(value) if name == "part" else value)
+    if "size" in finding.values:
+        v.share = share_of(finding.values["size"], finding.values.get("size_total", report.allocated_bytes))
     match finding.key:
         case "why_activations":
-            return f"activations of a forward pass{v.at} hold {v.size}; checkpointing full frees up to {v.size_frees}"
-        case "why_activations_all":
-            return f"activations hold {v.size}: use checkpointing or a smaller batch"
-        case "why_unfreed":
-            return f"{v.size} of activations are never freed: keep loss.item(), detach outputs, or use torch.no_grad()"
+            frees = f", or use checkpointing, which frees up to {v.size_frees}" if finding.frees_bytes else ""
+            return (
+                f"Activations hold {v.share}: the backward pass needs them.",
+                f"Lower the batch size{frees}{v.at}.",
+            )
         case "why_optimizer":
-            return f"optimizer state holds {v.size}: an 8-bit optimizer needs a quarter of it"
+            return f"The optimizer state holds {v.share}.", "An 8-bit optimizer needs a quarter of it."
         case "why_parameters":
-            return f"parameters hold {v.size}: 16 bits or LoRA need less"
+            return (
+                f"The parameters hold {v.share}.",
+                "Store them in 16 bits, or train LoRA adapters, which need few gradients and little optimizer state.",
+            )
         case "why_graph":
             return (
-                f"graphs of {v.passes} earlier forward passes hold {v.size}{v.at}: keep loss.item(), and no "
-                "retain_graph"
+                f"The graphs of {v.passes} earlier forward passes are still alive: {v.size}.",
+                f"Keep loss.item() instead of loss, and do not call backward(retain_graph=True){v.at}.",
             )
         case "why_grad_eval":
-            return f"{v.passes} forward passes without backward keep activations, {v.size}{v.at}: use torch.no_grad()"
+            passes = f"{v.passes} forward passes" if v.passes > 1 else "A forward pass"
+            return (
+                f"{passes} without a backward pass saved activations: {v.size}.",
+                f"Evaluate under torch.no_grad(){v.at}.",
+            )
         case "why_outputs":
             return (
-                f"outputs of {v.passes} earlier forward passes hold {v.size}, {v.each} each{v.at}: move them to the CPU"
+                f"The outputs of {v.passes} earlier forward passes stay on the GPU: {v.size}, {v.each} each.",
+                f"Move what you keep to the CPU: output.detach().cpu(){v.at}.",
             )
         case "why_losses":
-            return f"a list grows by {v.each} in each of {v.passes} forward passes, to {v.size}{v.at}: keep loss.item()"
+            return (
+                f"Memory grows by {v.each} with every forward pass: {v.size} after {v.passes}.",
+                f"Keep loss.item() in the list of losses, not loss{v.at}.",
+            )
         case "why_previous":
-            return f"outputs of the previous forward pass hold {v.size}{v.at}: delete them (del outputs, loss)"
+            return (
+                f"The outputs of the previous forward pass are still alive: {v.size}.",
+                f"Delete them before the next one: del outputs, loss{v.at}.",
+            )
         case "why_cache":
-            return f"the cache of generate holds {v.size}{v.at}: generate fewer tokens or smaller batches"
+            return (
+                f"The key-value cache of generate() holds {v.size}.",
+                f"Generate fewer tokens, or in smaller batches{v.at}.",
+            )
         case "why_models":
-            times, others = ("twice", "second holds") if v.times == 2 else (f"{v.times} times", "others hold")
-            return f"a model is on the card {times}, the {others} {v.size} ({v.line}; {v.other}): delete what is unused"
+            times, others = ("twice", "second copy holds") if v.times == 2 else (f"{v.times} times", "others hold")
+            both = " and ".join(dict.fromkeys(filter(None, (v.line, v.other))))
+            return (
+                f"The model is on the GPU {times}: the {others} {v.size}.",
+                f"Delete what is unused; they are loaded at {both}.",
+            )
         case "why_copy":
-            return f"a copy of the weights (deepcopy) holds {v.size}{v.at}: keep it on the CPU"
+            return f"A copy of the weights (deepcopy) holds {v.size}.", f"Keep the copy on the CPU{v.at}."
         case "why_optimizers":
-            return f"optimizer state exists twice, the older holds {v.size}{v.at}: delete the replaced optimizer"
+            return (
+                f"The optimizer state exists twice: the older one holds {v.size}.",
+                f"Delete the replaced optimizer and everything that refers to it{v.at}.",
+            )
         case "why_gradients":
-            return f"used gradients hold {v.size} in the forward pass: call zero_grad() right after optimizer.step()"
+            return (
+                f"Gradients of the previous step are alive in the forward pass: {v.size}.",
+                "Call optimizer.zero_grad() right after optimizer.step().",
+            )
         case "why_fragmentation":
-            return f"fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True frees {v.size} of no tensor"
+            small = f", in pieces smaller than {v.tried}" if report.moment == OOM else ""
+            return (
+                f"Fragmentation: {v.size} is reserved by PyTorch but unused{small}.",
+                f"{_EXPANDABLE} python train.py",
+            )
         case "why_lengths":
             return (
-                f"fragmentation: {v.size} is in no tensor, as sizes change{v.at}: pad, or set expandable_segments:True"
+                f"Fragmentation, as shapes change: {v.size} is reserved by PyTorch but unused.",
+                f"Pad to a few fixed lengths{v.at}, or set {_EXPANDABLE}. Blocks of one line have {v.size_low} to "
+                f"{v.size_high}.",
             )
         case "why_private":
-            return f"private pools of CUDA graphs hold {v.size}: capture fewer graphs, or share one pool"
+            return (
+                f"CUDA graphs hold {v.size} in private memory pools.",
+                "Capture fewer graphs, or let them share a pool.",
+            )
         case "why_waiting":
-            return f"{v.size} is freed and waits for another stream (record_stream): synchronize earlier"
+            return (
+                f"{v.size} is freed but waits for another CUDA stream (record_stream).",
+                "Synchronize the streams earlier.",
+            )
         case "why_attention":
-            return f"attention scores hold {v.size}{v.at}: fused attention (sdpa) does not store them"
+            return (
+                f"Attention scores need {v.size}.",
+                f"Use fused attention, which stores none: attn_implementation='sdpa'{v.at}.",
+            )
         case "why_logits":
-            return f"logits and their loss hold {v.size}{v.at}: compute the loss in pieces"
+            return f"Logits and their loss need {v.size}.", f"Compute the loss in chunks of tokens{v.at}."
         case "why_foreach":
-            return f"temporaries of the optimizer hold {v.size}: fused=True or foreach=False needs none of them"
+            return (
+                f"Temporary tensors of the optimizer hold {v.size}.",
+                "Create the optimizer with fused=True or foreach=False.",
+            )
         case "why_buckets":
-            return f"buckets of DistributedDataParallel hold {v.size}{v.at}: set gradient_as_bucket_view=True"
+            return (
+                f"The buckets of DistributedDataParallel hold {v.size}.",
+                f"Give it gradient_as_bucket_view=True{v.at}.",
+            )
         case "why_data":
-            return f"tensors from before the first forward pass hold {v.size}{v.at}: move one batch at a time"
+            return (
+                f"Tensors from before the first forward pass hold {v.size}.",
+                f"If they are data, move one batch at a time to the GPU{v.at}.",
+            )
         case "why_request":
-            return f"the request itself is large, {v.size}{v.at}: use a smaller batch or a shorter sequence"
+            total = f"; the GPU has {bytes_text(report.total_bytes)}" if report.total_bytes else ""
+            return (
+                f"One tensor of {v.size} was requested{total}.",
+                f"{v.lower}{v.at}. Tensors of this size are often attention scores (use sdpa) or logits.",
+            )
         case "why_before":
-            return f"{v.size} is from before the recording: begin it before the model is built, or give MODEL"
+            return (
+                f"{v.size} was allocated before the recording began.",
+                "Begin the recording before the model is built, or name MODEL for an estimate of its parts.",
+            )
         case "why_other":
-            return f"other processes hold {v.size} of {v.size_total}: end them (nvidia-smi lists them)"
+            return (
+                f"Other processes hold {v.share} on this GPU.",
+                "End them (nvidia-smi lists them), or use another GPU.",
+            )
         case "why_limit":
-            return f"this process may use {v.size} only: raise the limit (set_per_process_memory_fraction)"
+            free = f", and {bytes_text(report.free_bytes)} is free" if report.free_bytes else ""
+            return (
+                f"This process may use {v.size} only{free}.",
+                "Raise the limit: torch.cuda.set_per_process_memory_fraction().",
+            )
         case "why_driver":
             return (
-                f"Metal holds {v.size} outside torch's allocator for this process, such as graphs of each shape: pad "
-                "to few shapes, or call torch.mps.empty_cache()"
+                f"Metal holds {v.size} outside PyTorch's tensors.",
+                "It keeps a graph for each input shape: pad to a few fixed shapes, or call torch.mps.empty_cache().",
             )
         case "why_shared":
             return (
-                f"{v.size} is allocated on a card of {v.size_total}: the driver has moved some to the CPU, which is "
-                "slow"
+                f"{v.size} is allocated on a GPU with {v.size_total}: the rest is in CPU memory, which is slow.",
+                f"{v.lower}, or use checkpointing or 16 bits, until all of it is on the GPU.",
             )
         case "why_free":
             return (
-                f"{v.size} was free, more than {v.size_tried}: look for a limit, or a process that has ended "
-                "(nvidia-smi)"
+                f"{v.size} was free, and yet a request for {v.size_tried} failed.",
+                "Look for a limit (container, MIG slice, ulimit), or a process that has ended since (nvidia-smi).",
             )
         case "why_full":
-            return f"the step is too large, {v.size} of {v.size_total}: use a smaller batch, checkpointing or 16 bits"
-        case "why_estimate":
-            return f"the estimate of the step is {v.size}; {v.size_held} is allocated"
+            outside = report.outside_bytes or 0
+            cuda = f", CUDA {bytes_text(outside)}" if outside > 0.1 * finding.values["size_total"] else ""
+            return (
+                f"The program is too large for this GPU: its tensors hold {v.share}{cuda}.",
+                f"{v.lower}, or use checkpointing or 16 bits.",
+            )
         case "why_more":
-            return f"{v.size} more is allocated than the step needs: a memory snapshot tells where"
+            return (
+                f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated.",
+                "Are --batch, --seq and --precision those of the run? If so, a memory snapshot names the lines that "
+                "hold the rest.",
+            )
         case "why_beyond":
-            return f"{v.part} hold {v.size}, in the estimate {v.size_estimated}"
+            whose = v.part[:1].upper() + v.part[1:]
+            return f"{whose} hold {v.size}; these settings need {v.size_estimated}.", "The lines below allocated them."
         case "why_fits":
-            if v.batch < v.asked:
+            largest = [f"{batch:,}{_with(name)}" for name, batch in finding.values["batches"].items()]
+            most = f"the largest batch is {', or '.join(largest)}"
+            if finding.frees_bytes:
                 return (
-                    f"the step with batch {v.asked} needs {v.size_needed} of {v.size_total}: the largest batch is "
-                    f"{v.batch} with checkpointing {v.checkpointing}"
+                    f"Batch {v.asked} needs {v.size}, the GPU has {v.size_total}: {most}.",
+                    f"Train with that, and accumulate gradients to an effective batch of {v.asked}.",
                 )
-            return f"checkpointing {v.checkpointing}: batch {v.asked} fits on {v.size_total}, and up to {v.batch}"
+            return f"By the estimate batch {v.asked} fits ({v.share}): {most}.", ""
     raise KeyError(finding.key)
 
 
-def answer(report: WhyReport) -> str:
-    """Return what held the memory and the change that frees most, in a sentence."""
+def _with(checkpointing: str) -> str:
+    """Return ` with checkpointing`, or the strategy if it is another than full."""
+    return {"none": "", "full": " with checkpointing"}.get(checkpointing, f" with checkpointing {checkpointing}")
+
+
+def _answer(report: WhyReport) -> str:
+    """Return the largest cause, and its fix on a line of its own."""
+    if not report.findings:
+        return f"{bytes_text(report.allocated_bytes)} is allocated, and nothing in it stands out."
+    cause, fix = finding_text(report, report.findings[0])
+    return f"{cause}\nFix: {fix}" if fix else cause
+
+
+def _settings(report: WhyReport) -> str:
+    """Return the moment, and the step whose estimate is shown."""
+    phases = {"forward": "in a forward pass", "backward": "in a backward pass", "optimizer": "in the optimizer step"}
+    phases["load"] = "while the model is loaded"
+    when = " ".join(filter(None, (phases.get(report.phase, ""), f"at {report.line}" if report.line else "")))
     held = bytes_text(report.allocated_bytes)
-    mostly = ""
-    if report.source != MESSAGE and report.parts and report.allocated_bytes:
-        largest = max(report.parts, key=attrgetter("held_bytes"))
-        mostly = f", of which {100 * largest.held_bytes / report.allocated_bytes:.0f} % is {part_name(largest.part)}"
-    phases = {
-        "forward": "in a forward pass",
-        "backward": "in a backward pass",
-        "optimizer": "in the optimizer step",
-        "load": "while the model is loaded",
-    }
-    phase = f" {phases[report.phase]}" if report.phase in phases else ""
-    at = f" at {report.line}" if report.line else ""
     moment = f"{held} is allocated at the end of the recording"
     if report.moment == OOM:
-        tried = bytes_text(report.tried_bytes or 0)
-        moment = f"out of memory: a request of {tried} failed{phase}{at}, with {held} allocated"
+        moment = f"a request for {bytes_text(report.tried_bytes or 0)} failed {when}".rstrip() + f", {held} allocated"
     elif report.moment == PEAK:
-        moment = f"the peak is {held}{phase}{at}"
-    moment += mostly
-    return f"{moment}; {finding_text(report.findings[0])}" if report.findings else moment
+        moment = f"the peak is {held} {when}".rstrip()
+    if report.run is None or report.subject is None:
+        return f"{one_line(report.name, limit=60)}: {moment}"
+    run = report.run
+    others = [row_words(name, value) for name, value in changed(run).items() if name not in _SAID]
+    words = [*sizes(run, inputs_given=False), run.optimizer, _with(run.checkpointing).strip(), *others]
+    step = ", ".join([report.subject.architecture, *filter(None, words)])
+    return f"{one_line(report.name, limit=60)}: {moment}\nestimate: {one_line(report.subject.name, limit=60)}, {step}"
 
 
 def _tables(report: WhyReport, target: Target | None) -> list[Table]:
-    rows = report.rows if target is None or target.verbose else report.rows[:_ROWS]
-    total, has_sizes = max(report.allocated_bytes, 1), report.source != MESSAGE
-
-    def share(part: WhyPart) -> str:
-        return f"{100 * part.held_bytes / total:.0f} %"
-
+    """Return what is on the GPU, whose rows add up to its memory, and the lines of code that allocated the tensors."""
     parts = [
-        attribute("part", "part", text=part_name),
-        number("bytes", "held_bytes", bytes_text, shown=has_sizes),
-        Column("share", share, right=True, shown=has_sizes),
-        number("blocks", "blocks", shown=any(part.blocks for part in report.parts)),
-        number("estimate", "estimated_bytes", bytes_text, missing="-", shown=report.run is not None),
+        SimpleNamespace(name=f"  {part_name(part.part)}", size=part.held_bytes or None, blocks=part.blocks or None,
+                        estimate=part.estimated_bytes or None) for part in report.parts
+    ]  # fmt: skip
+    needed = sum(part.estimated_bytes or 0 for part in report.parts) or None
+    around = {
+        "reserved but unused": report.unusable_bytes,
+        "outside PyTorch": report.outside_bytes,
+        "other processes": report.other_bytes,
+        "free": report.free_bytes,
+        "total": report.total_bytes,
+    }
+    whole = report.total_bytes or max(report.reserved_bytes or 0, report.allocated_bytes, 1)
+    rows = [SimpleNamespace(name="tensors", size=report.allocated_bytes, blocks=None, estimate=needed), *parts]
+    rows += [SimpleNamespace(name=name, size=size, blocks=None, estimate=None) for name, size in around.items() if size]
+    memory = [
+        attribute("on the GPU", "name"),
+        number("size", "size", bytes_text),
+        number("share", "size", lambda size: f"{100 * size / whole:.0f} %"),
+        number("blocks", "blocks", shown=any(row.blocks for row in rows)),
+        number("estimate", "estimate", bytes_text, shown=needed is not None),
     ]
-    tables = [Table(parts, report.parts)] if has_sizes or report.run else []
-    return [*tables, *([Table(_row_columns(report), rows)] if report.rows else [])]
+    lines = report.rows if target is None or target.verbose else report.rows[:_ROWS]
+    by_line = [Table(_row_columns(report), lines)] if lines else []
+    return [Table(memory, rows, lambda row: row.name in ("tensors", "total")), *by_line]
 
 
 def _row_columns(report: WhyReport) -> list[Column]:
     return [
         attribute("line", "line", missing="-"),
-        attribute("module", "module", missing="-", below=1),
+        attribute("module", "module", below=1),
         attribute("part", "part", text=part_name),
         number("blocks", "blocks"),
         number("passes", "passes", detail=report.passes < 2),
-        number("bytes", "held_bytes", bytes_text),
+        number("size", "held_bytes", bytes_text),
         number("smallest", "smallest_bytes", bytes_text, detail=True),
         number("largest", "largest_bytes", bytes_text, detail=True),
     ]
 
 
-def _lines(report: WhyReport, target: Target | None) -> Iterator[tuple[str, str]]:
-    sizes = {
-        "tried to allocate": report.tried_bytes,
-        "allocated to tensors": report.allocated_bytes,
-        "reserved, in no tensor": report.unusable_bytes,
-        "reserved by torch": report.reserved_bytes,
-        "largest free block": report.largest_free_bytes,
-        "other processes": report.other_bytes,
-        "outside torch": report.outside_bytes,
-        "free on the card": report.free_bytes,
-        "memory of the card": report.total_bytes,
-    }
-    for name, size in sizes.items():
-        if size is not None and (size or name in ("free on the card", "reserved, in no tensor")):
-            yield name, bytes_text(size)
-    if report.run is not None:
-        yield "estimate of", f"{title(report)}: {run_text(report.run)}"
-
-
 def _notes(report: WhyReport, target: Target | None) -> Iterator[str]:
-    yield from map(finding_text, report.findings[1:])
+    is_short = target is not None and not target.verbose
+    for finding in report.findings[1:][: _ALSO if is_short else None]:
+        cause, fix = finding_text(report, finding)
+        yield f"Also: {cause if cause[1].isupper() else cause[0].lower() + cause[1:]} {fix}".rstrip()
     yield from map(note_text, report.notes)
-    if target is not None and not target.verbose and len(report.rows) > _ROWS:
-        yield f"{len(report.rows) - _ROWS} more rows: {named('to_markdown()')}"
+    if not is_short and report.largest_free_bytes:
+        yield f"The largest block that is reserved but unused has {bytes_text(report.largest_free_bytes)}."
+
+
+def _tip(report: WhyReport) -> str:
+    """Return the command that goes on from the largest cause."""
+    key = report.findings[0].key if report.findings else ""
+    run, file = report.run, "-" if report.name == STDIN else one_line(report.name, limit=40)
+    if run is not None and report.subject is not None and key == "why_fits" and report.total_bytes:
+        given = {"batch": run.batch, "seq": run.seq, **changed(run)}
+        words = setting_options({name: value for name, value in given.items() if name != "checkpointing"})
+        budget = f"--budget {report.total_bytes >> 20}MiB"
+        model = f"{report.subject.name} --architecture {report.subject.architecture}"
+        return f"find the cheapest checkpointing:\n  bertscope plan {model} {budget} {words}"
+    if report.source != MESSAGE or key not in _COMPARED:
+        return "nvidia-smi" if key in ("why_other", "why_free") else ""
+    if run is not None:
+        return "record a memory snapshot ('bertscope why --help' says how), then: bertscope why snapshot.pickle"
+    return f"compare it with an estimate: bertscope why {file} MODEL --batch N --seq N"
 
 
 VIEW = View(
-    answer=answer,
+    answer=_answer,
+    settings=_settings,
+    tip=_tip,
     tables=_tables,
-    lines=_lines,
     notes=_notes,
     shows_all_notes=True,
     records=lambda report: Table(_row_columns(report), report.rows),

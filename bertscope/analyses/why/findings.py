@@ -46,6 +46,8 @@ _GRAPH_STACKS = 4  # distinct stacks of one forward pass that live on: fewer are
 _SCALARS = 4096  # bytes of a pass that are losses and metrics: 8 blocks of 512 bytes, the allocator's least
 _SMALL = 0.01  # a share of the memory below which nothing but a leak is named
 _LARGE = 0.05
+_FAULT = 0.1
+_NEEDED = {"why_activations", "why_optimizer", "why_parameters", "why_before"}
 _ALIKE = 0.8  # share of equal sizes at which two sets of tensors are those of one model
 _UNIT = 24  # tensors of a model that is twice on the card: two layers of a BERT have 16 each
 _KEPT = 0.3  # share of what a forward pass allocates that lives on; without gradients it is less
@@ -111,9 +113,21 @@ def _samples(history: History) -> tuple[WhySample, ...]:
 
 
 def findings(history: History) -> tuple[WhyFinding, ...]:
-    """Return the findings, the one whose remedy frees most first."""
+    """Return the findings in their order."""
     rules = (_leaks, _models, _optimizer, _fragmentation, _operators, _activations, _parts)
-    return _largest((reason for rule in rules if history.blocks for reason in rule(history)), "frees_bytes")
+    return ordered((reason for rule in rules if history.blocks for reason in rule(history)), history.total)
+
+
+def ordered(reasons: Iterable[WhyFinding], held_bytes: int) -> tuple[WhyFinding, ...]:
+    """Return the findings, the one whose remedy frees most first.
+
+    What every step needs comes after a fault that holds a tenth of the memory: to repair a fault costs nothing.
+    """
+
+    def rank(reason: WhyFinding) -> tuple[bool, int]:
+        return reason.key not in _NEEDED and reason.frees_bytes > _FAULT * held_bytes, reason.frees_bytes
+
+    return tuple(sorted(reasons, key=rank, reverse=True))
 
 
 def finding(key: str, size: int, frees: int | None = None, **values: str | int) -> WhyFinding:
@@ -312,7 +326,7 @@ _NUMBERS = {
 _FRAME = re.compile(r'File "([^"\n]{1,500})", line ([0-9]{1,9}), in (\S{1,200})')
 # Memory of a process outside torch's allocator: the context is at most 1,486 MiB (gpus.py), NCCL and others add some.
 _OUTSIDE = 2 * 2**30
-_FULL_SHARE, _LARGE_SHARE, _SMALL_SHARE = 0.8, 0.5, 0.1  # of the card
+_FULL_SHARE, _LARGE_SHARE, _SMALL_SHARE, _FEW = 0.8, 0.5, 0.1, 0.03  # of the GPU
 
 
 def message_report(text: str, name: str) -> WhyReport:
@@ -322,8 +336,8 @@ def message_report(text: str, name: str) -> WhyReport:
     reserved = numbers.get("reserved", allocated + numbers.get("unallocated", 0))
     other = _other(numbers, reserved)
     values = {**numbers, "unallocated": max(reserved - allocated, 0), "other": other}
-    found = _largest(_findings(values, kind), "frees_bytes")
-    if len(found) > 1 and allocated < _FULL_SHARE * (total or allocated):
+    found = ordered(_findings(values, kind), allocated)
+    if found and found[0].frees_bytes and allocated < _FULL_SHARE * (total or allocated):
         found = tuple(reason for reason in found if reason.key != "why_full")
     return WhyReport(
         name=name, source=MESSAGE, moment=OOM, allocated_bytes=allocated, reserved_bytes=reserved,
@@ -372,8 +386,10 @@ def _other(numbers: dict[str, int], reserved: int) -> int:
 def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
     tried, total, free, allocated = (of.get(key, 0) for key in ("tried", "total", "free", "allocated"))
     unusable, other = of["unallocated"], of["other"]
-    if unusable >= tried > free:
+    is_fragmented = unusable >= tried > free
+    if is_fragmented and unusable > _FEW * (total or unusable):
         yield finding("fragmentation", unusable)
+        is_fragmented = False
     if other:
         yield finding("other", other, other if free < tried else 0, size_total=total)
     if of.get("limit"):
@@ -391,3 +407,5 @@ def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
         yield finding(named[0] if named else "request", tried, line=kind.line or kind.module)
     if total >= allocated > 0 and free < tried:
         yield finding("full", allocated, 0, size_total=total)
+    if is_fragmented:  # with little of it, the request after the one that failed would fail, too
+        yield finding("fragmentation", unusable, 0)

@@ -25,7 +25,7 @@ from bertscope.processes.child import ENDED, ERROR, Child, Worker, die_with_pare
 from bertscope.progress import progress
 from bertscope.reports.base import to_json
 from bertscope.reports.json import from_json
-from bertscope.reports.why import WhyReport
+from bertscope.reports.why import STDIN, WhyReport
 
 MAX_SNAPSHOT_BYTES = 250_000_000
 MAX_LOG_BYTES = 32 << 20  # of a text: the end of a longer file is read, and the beginning of standard input
@@ -51,7 +51,7 @@ class PlainUnpickler(pickle.Unpickler):
 def read_why(file: str) -> WhyReport:
     """Return the report of a file, or of the text on standard input for `-`; raises SourceError for any other."""
     if file == "-":
-        return message_report(sys.stdin.buffer.read(MAX_LOG_BYTES).decode(errors="replace"), "standard input")
+        return message_report(sys.stdin.buffer.read(MAX_LOG_BYTES).decode(errors="replace"), STDIN)
     path = Path(file)
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,9 @@ import bertscope
 from bertscope.analyses.why.findings import findings, message_report
 from bertscope.analyses.why.history import NO_STACK, HeldBlock, History, StackKind, stack_kind
 from bertscope.errors import SelectionError, SourceError
-from bertscope.units import parse_bytes
+from bertscope.units import bytes_text, parse_bytes
+from bertscope.views.views import display
+from bertscope.views.why import finding_text
 from tests.analyses.why.recording import GIB, Loop, Recording, documented, forward, frame, load, optimizer, own
 from tests.analyses.why.test_faults import explained
 from tests.conftest import OOM, data
@@ -50,8 +53,8 @@ def test_a_snapshot_of_estimate_has_the_parts_of_the_estimate(tmp_path, cli):
 def test_the_answer_names_the_fault_first_and_the_estimate_stands_next_to_it(cli, snapshot, tmp_path):
     result = cli("why", snapshot, "bert-tiny", "--plot", tmp_path / "history.svg")
     assert result.code == 0
-    assert result.out.startswith("out of memory: a request of 4.00 MiB failed in a forward pass at train.py:31 (train)")
-    assert "graphs of 4 earlier forward passes hold 252.00 MiB" in result.out.partition("\n\n")[0].replace("\n", " ")
+    assert result.out.startswith("The graphs of 4 earlier forward passes are still alive: 252.00 MiB.\nFix: Keep loss")
+    assert "a request for 4.00 MiB failed in a forward pass at train.py:31 (train)" in result.out
     assert "estimate" in result.out
     picture = (tmp_path / "history.svg").read_text()
     assert picture.startswith("<svg") and "activations" in picture  # noqa: PT018 one picture
@@ -86,8 +89,7 @@ def test_a_message_with_a_model_says_which_batches_fit(tmp_path):
         "106.81 MiB free; 1.50 GiB reserved in total by PyTorch)"
     )
     report = bertscope.why(path, "bert-tiny", batch=64, seq=128, checkpointing="none", optimizer="sgd")
-    found = {finding.values["checkpointing"]: finding.values["batch"]
-             for finding in report.findings if finding.key == "why_fits"}  # fmt: skip
+    (found,) = (finding.values["batches"] for finding in report.findings if finding.key == "why_fits")
     fit = bertscope.fit("bert-tiny", 2 * GIB, device="cuda", seq=128, precision="fp32", checkpointing=["none", "full"],
                         optimizer="sgd")  # fmt: skip
     assert found == {row.checkpointing: row.batch for row in fit.rows}
@@ -109,8 +111,8 @@ def test_that_the_step_is_too_large_comes_before_fragmentation(tmp_path):
     report = bertscope.why(tmp_path / "oom.log", "bert-tiny", batch=512, seq=512)
     first = report.findings[0]
     assert first.key == "why_fits"
-    assert first.values["batch"] < 512
-    assert first.values["size_needed"] > 500 << 20
+    assert first.values["batches"]["none"] < 512
+    assert first.values["size"] > 500 << 20
     assert "why_fragmentation" in {finding.key for finding in report.findings[1:]}
 
 
@@ -198,8 +200,13 @@ PUBLISHED = data("messages.yaml")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_message_is_explained(name):
+def test_a_published_message_is_explained_in_a_line_with_its_number(name):
     report = message_report(PUBLISHED[name]["text"], "log")
+    for found in report.findings:
+        sentence = finding_text(report, found)[0]
+        assert len(sentence) <= 100
+        assert re.search(r"[0-9] [KMG]iB", sentence)
+    assert display(report, "table").splitlines()[1].startswith("Fix: ")
     assert report.findings[0].key == f"why_{PUBLISHED[name]['finding']}", report.findings
     assert all((report.tried_bytes, report.total_bytes, report.allocated_bytes))
 
@@ -237,3 +244,13 @@ def test_the_last_message_of_a_log_is_read():
 def test_a_text_without_the_numbers_is_refused(text):
     with pytest.raises(SourceError, match="no out-of-memory message"):
         message_report(text, "log")
+
+
+def test_an_allocation_beyond_the_estimate_of_the_step_asks_for_the_settings_first(tmp_path):
+    (tmp_path / "oom.log").write_text(PUBLISHED["GenerateU#10"]["text"])
+    report = bertscope.why(tmp_path / "oom.log", "bert-tiny", batch=8, seq=128)
+    assert [found.key for found in report.findings] == ["why_more", "why_fits"]
+    first, fix, *_ = display(report, "table").splitlines()
+    needed = sum(part.estimated_bytes or 0 for part in report.parts)
+    assert first == f"These settings need {bytes_text(needed)} of tensors, but 14.06 GiB was allocated."
+    assert fix.startswith("Fix: Are --batch, --seq and --precision those of the run?")
