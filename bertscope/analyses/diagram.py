@@ -47,12 +47,13 @@ class Classes:
 
     All of a model, or those `around` one: its bases and its parts. With `implementation` "transformers" a BERT of the
     same architecture and configuration is built from the classes of transformers. With `nn_module` the drawing shows
-    torch.nn.Module and the arrow from it to each class.
+    torch.nn.Module and the arrow from it to each class, with `config` the configuration.
     """
 
     around: str | None = None
     implementation: str = "bertscope"
     nn_module: bool = False
+    config: bool = False
 
 
 ALL_CLASSES = Classes()
@@ -85,6 +86,7 @@ def class_diagram(model: nn.Module, asked: Classes = ALL_CLASSES, *, name: str |
         classes=classes,
         links=links,
         nn_module=asked.nn_module,
+        config=asked.config,
     )
 
 
@@ -236,7 +238,7 @@ def _around(
 
 # The kinds of diagrams, and the keywords of `bertscope.diagram` that have an effect on each.
 KINDS = {
-    "class": ("around", "implementation", "nn_module"),
+    "class": ("around", "implementation", "nn_module", "config"),
     "forward": ("depth", "direction", "given", "inputs"),
     "tree": ("depth", "direction"),
 }

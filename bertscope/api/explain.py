@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         around: str | None
         implementation: str
         nn_module: bool
+        config: bool
 
 
 @with_keywords_of()
@@ -92,11 +93,11 @@ def diagram(
     """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
 
     `class` draws the classes of the whole model in an `implementation` (bertscope, transformers), or those around one
-    class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module. `forward`
-    draws the dataflow of the module at `path` for the inputs `given` (a mapping of the fields of Given, in which a
-    length None is the usual one), the own `inputs` of a module, or tensors of `input_size` and `dtypes`. `tree` draws
-    the modules at and
-    below `path`. Raises SelectionError for another kind, and for a path or class that the model does not have.
+    class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module, with
+    `config` the configuration. `forward` draws the dataflow of the module at `path` for the inputs `given` (a mapping
+    of the fields of Given, in which a length None is the usual one), the own `inputs` of a module, or tensors of
+    `input_size` and `dtypes`. `tree` draws the modules at and below `path`. Raises SelectionError for another kind, and
+    for a path or class that the model does not have.
 
     >>> print(bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree"))
     ---

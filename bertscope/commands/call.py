@@ -331,7 +331,7 @@ def show(
     from bertscope.views.views import display
 
     options: dict[str, Any] = {"lang": lang} if lang else {}
-    if fmt == "table":
+    if fmt in ("table", "text"):
         target = replace(Target() if output else stdout_target(), verbose=verbose)
         options |= {"target": target, **table_options}
     write(display(report, fmt, view=view, **options), output)

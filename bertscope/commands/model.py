@@ -245,6 +245,7 @@ def diagram(call: CommandLine) -> None:
         report = bertscope.diagram(
             source, kind, call.path, depth=call.depth, direction=call.direction, around=call.class_name,
             implementation=call.implementation, nn_module=call.nn_module,
+            config=call.config,
             given=given | {"input": tuple(call.inputs or ())},
         )  # fmt: skip
     suffix = call.output.suffix.lower() if call.output else ""

@@ -170,6 +170,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "class_name": _row("Draw this class with its bases and parts.", option="class", metavar="NAME"),
     "implementation": _row("Draw the classes of bertscope or transformers.", metavar="NAME",
                            words=("bertscope", "transformers")),
+    "diagram.config": _flag("Draw the configuration too."),
     "nn_module": _flag("Draw torch.nn.Module as a base class too."),
     "diagram.depth": _row("The levels to open in forward or tree.", kind=int, low=1, metavar="N", flag="-d"),
     "cache": _row("The cached positions in forward. For the self-attention of a decoder the default is --seq, else 0.",

@@ -258,7 +258,7 @@ examples:
         Command(
             "bertscope.api.explain:diagram",
             "model architecture attention add_pooling_layer position_embedding cross_attention download path batch seq "
-            "kind class_name implementation nn_module depth cache mask head_mask direction inputs fmt output",
+            "kind class_name implementation nn_module config depth cache mask head_mask direction inputs fmt output",
             """
 Draw a model's classes, forward pass or module tree.
 

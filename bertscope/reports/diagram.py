@@ -1,5 +1,6 @@
 """The reports of `diagram`: boxes, arrows and classes as plain data; `views/diagram/` draws them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -125,7 +126,8 @@ class ClassLink:
 class ClassReport(DiagramReport):
     """The classes of a model, the attributes of their instances, and their bases.
 
-    `nn_module` tells the drawing to show torch.nn.Module and the arrow from it to each class; `classes` always has it.
+    `nn_module` tells the drawing to show torch.nn.Module and the arrow from it to each class, and `config` to show the
+    configuration; `classes` and `links` always have them.
     """
 
     kind: ClassVar[str] = "diagram"
@@ -137,16 +139,31 @@ class ClassReport(DiagramReport):
     classes: tuple[ClassBox, ...]
     links: tuple[ClassLink, ...]
     nn_module: bool = False
+    config: bool = False
+
+    @property
+    def drawn_links(self) -> tuple[ClassLink, ...]:
+        """Return the links to draw, without those to the configuration unless `config` is set."""
+        return tuple(link for link in self.links if link.is_part or self.config or link.part == self.around)
 
     @property
     def drawn_classes(self) -> tuple[ClassBox, ...]:
-        """Return the classes to draw, without torch.nn.Module and the arrows to it unless `nn_module` is set.
+        """Return the classes to draw, without torch.nn.Module and the configuration unless they are asked for.
 
         An instance of torch.nn.Module that is itself a part of the model is drawn.
         """
         used = {end for link in self.links for end in (link.owner, link.part)}
         root = next((box.name for box in self.classes if box.address == NN_MODULE and box.name not in used), None)
-        if self.nn_module or root is None or len(self.classes) == 1:
-            return self.classes
-        bare = (replace(box, bases=tuple(base for base in box.bases if base != root)) for box in self.classes)
-        return tuple(box for box in bare if box.name != root)
+        configs = {link.part for link in self.links} - {link.part for link in self.drawn_links}
+        of_configs = self._with_bases(configs)
+        left_out = of_configs - self._with_bases({box.name for box in self.classes} - of_configs)
+        left_out |= {root} if root is not None and not self.nn_module and len(self.classes) > 1 else set()
+        bare = (replace(box, bases=tuple(base for base in box.bases if base not in left_out)) for box in self.classes)
+        return tuple(box for box in bare if box.name not in left_out)
+
+    def _with_bases(self, names: Iterable[str]) -> set[str]:
+        bases, found, waiting = {box.name: box.bases for box in self.classes}, set[str](), [*names]
+        while waiting:
+            found.add(name := waiting.pop())
+            waiting += bases.get(name, ())
+        return found

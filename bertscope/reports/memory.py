@@ -320,7 +320,7 @@ class FitRow(CostRow):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FitReport(TableReport[FitRow]):
-    """The largest batch in `budget_bytes` for each variant, or the variants that fit with a given `asked_batch`."""
+    """The largest batch for each variant; with `asked_batch`, whether that one fits in `budget_bytes`."""
 
     kind: ClassVar[str] = "fit"
     subject: Subject

@@ -66,7 +66,7 @@ class PageReport(TableReport[ModelPart | TreeRow]):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ComparisonReport(TableReport[CountReport | FlopsReport | MemoryReport | FitReport]):
-    """The reports of several models, or of one model on several GPUs, in the order in which they were given."""
+    """The reports of several models or GPUs, in the order in which they were given."""
 
     kind: ClassVar[str] = "comparison"
     rows_in = "reports"

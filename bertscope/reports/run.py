@@ -108,7 +108,7 @@ class RunFit(CostRow):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunFitReport(TableReport[RunFit]):
-    """The largest value of a script's argument that fits on a card, and the runs that showed it."""
+    """The largest value of a script's argument that fits, and the runs that showed it."""
 
     kind: ClassVar[str] = "run_fit"
     script: str

@@ -59,7 +59,7 @@ class WhySample:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class WhyReport(TableReport[WhyRow]):
-    """The memory of a card at the moment that a snapshot or an error message tells of.
+    """The memory of a GPU, by a snapshot or an error message.
 
     Sizes are None where the file does not have them. The first finding is the main one (`ordered`).
     """

@@ -11,7 +11,7 @@ from itertools import pairwise, product
 
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, name_of
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
-from bertscope.units import count_text, tensors_text, visible
+from bertscope.units import count_text, html_text, tensors_text, visible
 from bertscope.views import footer
 from bertscope.views.page.templating import filled, markup
 
@@ -57,7 +57,7 @@ def _classes_of_mermaid(report: ClassReport) -> Iterator[str]:
     for box in report.drawn_classes:
         for base in box.bases:
             yield f"  {base} <|-- {box.name}"
-    for link in report.links:
+    for link in report.drawn_links:
         arrow, count = ("*--", link.count) if link.is_part else ("-->", 1)
         middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
         yield f"  {link.owner} {middle} {link.part} : {link.attribute}"
@@ -67,7 +67,8 @@ def _classes_of_mermaid(report: ClassReport) -> Iterator[str]:
 
 
 def _class(box: ClassBox, package: str) -> Iterator[str]:
-    head = f'  class {box.name}["{_escaped(box.address.removeprefix(package))}"]'
+    address = _address(box, package)
+    head = f"  class {box.name}" + ("" if address == box.name else f'["{_escaped(address)}"]')
     if not box.attributes:
         yield head
         return
@@ -77,6 +78,12 @@ def _class(box: ClassBox, package: str) -> Iterator[str]:
         member = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", attribute)
         yield "    +" + member.replace("{", "#123;").replace("}", "#125;")
     yield "  }"
+
+
+def _address(box: ClassBox, package: str) -> str:
+    """Return the name of a class, with its module if it is of another package or in a part of this one."""
+    inside = box.address.removeprefix(f"{package}.")
+    return box.name if package == __package__.partition(".")[0] and inside != box.address else inside
 
 
 # ---- flowchart ----
@@ -180,7 +187,7 @@ def conditions(box: ClassBox) -> Iterator[str]:
             yield f"{attribute.name}: with {attribute.when}"
 
 
-__all__ = ["dot", "html", "inline_svg", "mermaid", "svg", "width_points"]
+__all__ = ["dot", "html", "inline_svg", "mermaid", "notebook", "svg", "width_points"]
 
 # Colours of the light mode, for viewers that know no style sheet.
 _FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
@@ -219,7 +226,7 @@ def _classes(report: ClassReport) -> Iterator[str]:
     for box in report.drawn_classes:
         for base in box.bases:
             yield f'{_quoted(box.name)} -> {_quoted(base)} [class="inherits", arrowhead=onormal];'
-    for link in report.links:
+    for link in report.drawn_links:
         copies = f" ({link.count} x)" if link.count != 1 else ""
         label = f" {link.attribute}{copies} "  # clear of the line
         kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
@@ -231,7 +238,7 @@ def _classes(report: ClassReport) -> Iterator[str]:
 def _record(box: ClassBox, package: str) -> str:
     parts = ([f"+{attribute}" for attribute in attributes(box)], [*conditions(box)])
     shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
-    return '"{' + "|".join([_in_record(box.address.removeprefix(package)), *shown]) + '}"'
+    return '"{' + "|".join([_in_record(_address(box, package)), *shown]) + '}"'
 
 
 def _in_record(written: str) -> str:
@@ -362,6 +369,15 @@ def svg(report: ClassReport | GraphReport) -> str:
 def html(report: ClassReport | GraphReport) -> str:
     """Return one page with the picture and its Mermaid text; it asks nothing of the network."""
     return filled("diagram.html", title=diagram_title(report), svg=markup(inline_svg(report)), source=source(report))
+
+
+def notebook(report: ClassReport | GraphReport) -> str:
+    """Return the picture for a notebook, on white as it is drawn; without Graphviz its Mermaid text."""
+    try:
+        drawn = inline_svg(report)
+    except BertscopeError:
+        drawn = f"<pre>{html_text(source(report))}</pre>"
+    return f'<div style="background: #fff; color: #000; overflow-x: auto">{drawn}</div>'
 
 
 def inline_svg(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:

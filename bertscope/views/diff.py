@@ -10,11 +10,11 @@ from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
 from bertscope.reports.page import DiffReport, DiffRow
 from bertscope.units import bytes_text, count_text, shape_text, signed_text
-from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, optional, values
+from bertscope.views.columns import Column, attribute, copies_text, csv_only, listed, number, optional, values
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
-_SHOWN_FILES = 3
+_SHOWN_FILES, _NAMES = 3, 50  # files of a checkpoint; letters of two names in a sentence
 
 
 # ---- two models ----
@@ -71,11 +71,33 @@ def notes(report: DiffReport, target: Target | None = None) -> list[str]:
             sizes = f"{shlex.quote(side.name)} --batch {report.batch} --seq {report.seq}"
             why = "" if report.inputs_given else f"; bertscope flops {sizes} says why"
             found.append(f"no FLOPs of {side.name}: its forward pass did not run{why}")
-    return [*dict.fromkeys(found), *["the two do not differ"] * report.is_empty]
+    return [*dict.fromkeys(found)]
+
+
+def _verdict(report: DiffReport) -> str:
+    """Return what the difference in the number of parameters is, or that there is none."""
+    if report.is_empty:
+        return "The two do not differ."
+    a, b = report.totals_a.distinct_params, report.totals_b.distinct_params
+    if a == b:
+        return f"Both have {count_text(a)} parameters, but they differ in {_kinds(report)}."
+    share = f" ({100 * abs(b - a) / a:.1f} %)" if a else ""
+    names = [report.a.name, report.b.name]
+    one, other = names if len(set(names)) > 1 and len("".join(names)) <= _NAMES else ("a", "b")
+    return f"{other} has {count_text(abs(b - a))} parameters {'more' if b > a else 'fewer'} than {one}{share}."
+
+
+def _kinds(report: DiffReport) -> str:
+    counts = {"setting": len(report.fields), "tensor": len(report.rows)}
+    return listed(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count)
 
 
 VIEW = View(
-    title=lambda report: f"a: {report.a.name} ({report.a.architecture})\nb: {report.b.name} ({report.b.architecture})",
+    answer=_verdict,
+    settings=lambda report: "\n".join(
+        f"{side}: {one_line(subject.name, limit=60)}, {subject.architecture}"
+        for side, subject in (("a", report.a), ("b", report.b))
+    ),
     tables=parts,
     notes=notes,
     shows_all_notes=True,
@@ -101,10 +123,14 @@ def _checkpoint_tables(report: CheckpointReport, target: Target | None) -> list[
     return [Table(columns, rows)]
 
 
-def _checkpoint_title(report: CheckpointReport) -> str:
-    """Return `model.safetensors: safetensors, 62 tensors`."""
+def _checkpoint_answer(report: CheckpointReport) -> str:
     stored = report.stored
-    return f"{one_line(stored.name, limit=120)}: {stored.format}, {count_text(stored.tensors)} tensors"
+    params = stored.weights or stored.distinct_params
+    return f"{count_text(params)} parameters in {count_text(stored.tensors)} tensors, {bytes_text(stored.file_bytes)}."
+
+
+def _checkpoint_title(report: CheckpointReport) -> str:
+    return f"{one_line(report.stored.name, limit=120)}: {report.stored.format}"
 
 
 def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
@@ -143,7 +169,13 @@ def _checkpoint_lines(report: CheckpointReport, target: Target | None) -> list[t
     return [*lines, ("read", "only the header; nothing was loaded or run")]
 
 
-checkpoint = View(title=_checkpoint_title, tables=_checkpoint_tables, lines=_checkpoint_lines, name_width=17)
+checkpoint = View(
+    answer=_checkpoint_answer,
+    settings=_checkpoint_title,
+    tables=_checkpoint_tables,
+    lines=_checkpoint_lines,
+    name_width=17,
+)
 
 
 # ---- a model in a checkpoint: yes or no first, then what is wrong, then what is worth knowing ----
@@ -205,7 +237,8 @@ def _verify_lines(report: VerifyReport, target: Target | None) -> list[tuple[str
 
 
 verify = View(
-    title=_answer,
+    answer=_answer,
+    verdict=lambda report: "yes" if report.fits else "no",
     tables=lambda report, target: [Table(_VERIFY, report.rows, attrgetter("is_wrong"))] if report.rows else [],
     lines=_verify_lines,
     name_width=17,

@@ -14,7 +14,7 @@ from bertscope.reports.base import Note
 from bertscope.reports.explain import ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.units import count_text
 from bertscope.views.columns import Column, attribute, copies_text, csv_text, markdown_text, number, values
-from bertscope.views.console import Target, wrapped
+from bertscope.views.console import Target, painted, wrapped
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
 LANGUAGES = "en", "zh"
@@ -57,6 +57,15 @@ def _title(report: ExplainReport) -> str:
     return text if subject.name == subject.architecture else say("named", name=name, text=text)
 
 
+def _answer(report: ExplainReport) -> str:
+    """Return the totals of the model, and whether the formulas of the steps give them."""
+    total = report.sums[-1]
+    flops = say("explain_answer_flops", flops=count_text(total.counted_flops)) if report.batch is not None else ""
+    is_equal = all(item.agrees for item in report.sums)
+    verdict = say("explain_equal" if is_equal else "explain_unequal")
+    return say("explain_answer", params=count_text(total.counted_params), flops=flops, verdict=verdict)
+
+
 def _flow(step: Step) -> str:
     """Return the shapes of inputs and output, with names, and with numbers where they are known."""
     return "  =  ".join(dict.fromkeys(_arrow(step, sizes) for sizes in ({}, step.sizes)))
@@ -81,7 +90,8 @@ def _formula(formula: Formula) -> str:
 def table(report: ExplainReport, target: Target, naming: str | None = None, lang: str = "en") -> str:
     """Return the steps for the terminal; `naming` puts the names of the other two vocabularies next to it."""
     with in_language(lang):
-        text = f"{_title(report)}\n"
+        text = painted(wrapped(_answer(report), target), "strong", target) if report.sums else ""
+        text += painted(wrapped(_title(report), target), "dim" if text else "", target)
         if report.steps:
             sizes = _notes(report) if report.batch is None else say("explain_sizes", batch=report.batch, seq=report.seq)
             steps = "\n".join(_step(step, target, naming) for step in report.steps)

@@ -15,6 +15,7 @@ from bertscope.units import bytes_text, count_text, flops_text
 if TYPE_CHECKING:
     from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
     from bertscope.reports.modules import CountReport, TreeReport, WrittenSum
+    from bertscope.views.console import Target
 
 SHOWN_TIES = 8
 SHOWN_PARTS = 4
@@ -97,28 +98,20 @@ def _keys(rows: Sequence[TrainingKey]) -> str:
     return "; ".join(f"{row.key}={one_line(json.dumps(row.value), limit=40)}: {row.effect}" for row in rows)
 
 
-def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
-    """Return the names and figures of the totals, one line each."""
+def footer(report: CountReport | TreeReport, target: Target | None = None) -> list[tuple[str, str]]:
+    """Return the names and figures of the totals, one line each; without -v those that the answer does not have."""
     totals, ties, subject = report.totals, report.ties, report.subject
-    tied = "a tied tensor at every layer that uses it" if ties else "nothing is tied"
-    share = f" ({100 * totals.trainable_params / totals.distinct_params:.4f} %)" if totals.frozen_params else ""
-    trainable = f"{count_text(totals.trainable_params)}{share}, frozen {count_text(totals.frozen_params)}"
-    if ties:
-        over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
-        trainable = f"{trainable} (sum over layers {over})"
-    size = (
-        f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16 "
-        "(unique parameters; 1 MiB = 2**20 B)"
-    )
-    buffers = f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"
+    is_verbose = target is None or target.verbose
     sums: Sequence[WrittenSum] = getattr(report, "sums", ())
+    terms = [f"{item.terms} = {count_text(item.params)}" for item in sums if item.name == "total"]
     tied_names = [f"{tie.path} is {tie.is_path} ({count_text(tie.params)})" for tie in ties]
-    lines = [
-        ("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"),
-        ("sum over layers", f"{count_text(totals.layer_params)} ({tied})"),
-        *(("", f"{item.terms} = {count_text(item.params)}") for item in sums if item.name == "total"),
-        *(("", text) for text in tied_names[:SHOWN_TIES]),
-    ]
+    lines = []
+    if is_verbose:
+        tied = "a tied tensor at every layer that uses it" if ties else "nothing is tied"
+        lines.append(("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"))
+        lines.append(("sum over layers", f"{count_text(totals.layer_params)} ({tied})"))
+    lines += [("" if is_verbose else "sum over layers", text) for text in terms]
+    lines += [("tied" if not place else "", text) for place, text in enumerate(tied_names[:SHOWN_TIES])]
     if len(ties) > SHOWN_TIES:
         lines.append(("", f"and {len(ties) - SHOWN_TIES} more ties; {named('to_json()')} lists them all"))
     several = sum(item.name == "layer" for item in sums) > 1
@@ -129,13 +122,26 @@ def footer(report: CountReport | TreeReport) -> list[tuple[str, str]]:
             lines.append(("one layer", f"{place}{item.terms} = {count_text(item.params)}"))
         elif item.name != "total" and has_few:
             lines.append(("", f"{item.name}: {item.terms} = {count_text(item.params)}"))
-    lines += [("trainable", trainable), ("buffers", buffers), ("size", size)]
+    share = f" ({100 * totals.trainable_params / totals.distinct_params:.4f} %)" if totals.frozen_params else ""
+    trainable = f"{count_text(totals.trainable_params)}{share}, frozen {count_text(totals.frozen_params)}"
+    if ties and is_verbose:
+        over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
+        trainable = f"{trainable} (sum over layers {over})"
+    lines.append(("trainable", trainable))
+    unit = " (unique parameters; 1 MiB = 2**20 B)" if is_verbose else ""
+    size = f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16{unit}"
+    if is_verbose:
+        buffers = f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"
+        lines.append(("buffers", buffers))
+    lines.append(("size", size))
     if (matmul_flops := getattr(report, "matmul_flops", None)) is not None:
         flops, macs = flops_text(matmul_flops), count_text(matmul_flops // 2)
         lines.append(("forward pass", f"{flops}, {macs} multiply-adds (matrix products, at these shapes)"))
     if report.unknown:
         unknown = f"{len(report.unknown)} not yet initialised: {', '.join(report.unknown)}"
         lines.append(("not counted", unknown))
+    if not is_verbose:
+        return lines
     classes = subject.implementation or ""  # their version may decide how many parameters there are
     version = f"{subject.torch_version}, {classes}" if classes.startswith("transformers ") else subject.torch_version
     return [*lines, (subject.obtained, f"from the torch modules' own tensors; torch {version}")]

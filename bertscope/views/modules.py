@@ -66,7 +66,7 @@ def _per_layer(rows: Iterable[Any], **options: Any) -> Column:
 
 
 def _totals(report: CountReport | TreeReport, target: Target | None) -> list[tuple[str, str]]:
-    return footer(report)
+    return footer(report, target)
 
 
 # ---- count ----
@@ -123,7 +123,7 @@ def _count_tables(report: CountReport, target: Target | None) -> list[Table]:
     return [_count_table(report, [*rows, total])]
 
 
-def _headline(report: CountReport) -> str:
+def _headline(report: CountReport | TreeReport) -> str:
     totals = report.totals
     if totals.layer_params == totals.distinct_params:
         return f"{count_text(totals.distinct_params)} parameters"
@@ -170,8 +170,8 @@ def _count_notes(reports: Sequence[CountReport]) -> list[str]:
 
 
 count = View(
-    title=title,
     answer=_headline,
+    settings=title,
     tables=_count_tables,
     lines=_totals,
     records=lambda report: _count_table(report, report.rows),
@@ -212,7 +212,7 @@ def _type(row: TreeRow) -> str:
     return f"{text} (same module as {row.same_as})" if row.same_as is not None else text
 
 
-tree = View(title=title, tables=lambda report, target: [tree_table(report, target)], lines=_totals)
+tree = View(answer=_headline, settings=title, tables=lambda report, target: [tree_table(report, target)], lines=_totals)
 
 
 # ---- flops ----
@@ -263,34 +263,48 @@ _OPERATORS = (
 )
 
 
+def _flops_answer(report: FlopsReport) -> str:
+    root = report.rows[0]
+    what = "a training step" if report.mode == "training" else "a forward pass"
+    at = f" at batch {report.batch}, seq {report.seq}" if report.batch else ""
+    return f"{count_text(root.total.matmul_flops)} FLOPs for {what}{at} ({count_text(root.total.macs)} MACs)."
+
+
 def _flops_lines(report: FlopsReport, target: Target | None) -> list[tuple[str, str]]:
     root, subject, polynomial = report.rows[0], report.subject, report.polynomial
-    lines = [("forward", f"{count_text(root.forward.matmul_flops)} FLOPs")]
-    if report.batch:
-        lines.insert(0, ("run", _sizes(report)))
+    is_verbose = target is None or target.verbose
+    lines = []
+    if is_verbose and report.batch:
+        lines.append(("run", _sizes(report)))
+    if is_verbose or report.mode == "training":
+        lines.append(("forward", f"{count_text(root.forward.matmul_flops)} FLOPs"))
     if report.mode == "training":
         backward, recomputed = count_text(root.backward.matmul_flops), count_text(root.recompute.matmul_flops)
         lines.append(("backward", f"{backward} FLOPs, from {report.loss}"))
         way = "without checkpointing" if report.checkpointing == NONE else f"checkpointing {report.checkpointing}"
         lines.append(("recomputed", f"{recomputed} FLOPs ({way})"))
-    matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
-    lines.append(("total", f"{matmul} FLOPs = {macs} MACs, matrix products only"))
+    if is_verbose:
+        matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
+        lines.append(("total", f"{matmul} FLOPs = {macs} MACs, matrix products only"))
     if report.is_local:
         needed = count_text(root.total.needed_flops)
         lines.append(("windows", f"{needed} FLOPs without the pairs of tokens that windows and causal masks hide"))
     elementwise = count_text(root.total.elementwise_flops)
-    lines.append(("elementwise", f"{elementwise} more (GELU 8, LayerNorm 5, softmax 5 for each element)"))
+    each = " (GELU 8, LayerNorm 5, softmax 5 for each element)" if is_verbose else ""
+    lines.append(("elementwise", f"{elementwise} FLOPs more{each}"))
     if polynomial is not None:
         terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
         batch, seq = polynomial.verified_at
         lines.append(("FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"))
-    traced = ""
-    if report.traced_layers and (target is None or target.verbose):
-        traced = f"; {report.traced_layers} equal layers ran, the others are extrapolated"
+    if report.unknown_operators:
+        lines.append(("not counted", ", ".join(report.unknown_operators)))
+    if not is_verbose:
+        return lines
+    traced = f"; {report.traced_layers} equal layers ran, the others are extrapolated" if report.traced_layers else ""
     return [
         *lines,
         ("convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"),
-        ("not counted", ", ".join(report.unknown_operators) or "nothing: all operators are known"),
+        *([] if report.unknown_operators else [("not counted", "nothing: every operator is known")]),
         (subject.obtained, f"from the operators that torch dispatches{traced}; torch {subject.torch_version}"),
     ]
 
@@ -325,7 +339,8 @@ def _flops_notes(reports: Sequence[FlopsReport]) -> list[str]:
 
 
 flops = View(
-    title=title,
+    answer=_flops_answer,
+    settings=title,
     tables=_flops_tables,
     lines=_flops_lines,
     name_width=13,

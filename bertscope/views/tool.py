@@ -1,5 +1,6 @@
 """The reports of `check`, `presets`, `schema`, `tree --style torch`, `doctor` and a calibration, each with its view."""
 
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ from bertscope.errors import one_line
 from bertscope.reports.tool import COPY, CalibrationReport, CheckReport, DoctorReport, Finding, PrintReport
 from bertscope.units import bytes_text, count_text, html_text, signed_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
-from bertscope.views.console import Target
+from bertscope.views.console import Target, painted
 from bertscope.views.views import Table, View
 
 # ---- check: every expectation, for people, for GitHub's annotations, as JUnit, and as a table ----
@@ -20,7 +21,7 @@ def line(finding: Finding) -> str:
     return one_line(f"{finding.path}:{finding.line}: {finding.model}: {finding.message}")
 
 
-def _failures(report: CheckReport) -> str:
+def _failures(report: CheckReport, target: Target = Target()) -> str:  # noqa: B008  it is frozen
     """Return a line for each failure, and a last line with the sums.
 
     Files that could not be checked are not data: they go to stderr, one line each, by the command. Nothing else is said
@@ -28,7 +29,8 @@ def _failures(report: CheckReport) -> str:
     """
     if report.findings and len(report.having("error")) == len(report.findings):
         return ""
-    return "".join(f"{line(finding)}\n" for finding in report.having("failed")) + _summary(report)
+    failures = "".join(f"{line(finding)}\n" for finding in report.having("failed"))
+    return failures + painted(_summary(report), "no" if any(map(_is_wrong, report.findings)) else "yes", target)
 
 
 def _summary(report: CheckReport) -> str:
@@ -117,33 +119,40 @@ check = SimpleNamespace(
 # ---- lists ----
 
 
-def _listing(columns: tuple[Column, ...], *notes: str, detail: tuple[str, ...] = ()) -> View:
-    """Return the view of a report that is one table with notes under it, and those in `detail` with -v only."""
+def _listing(columns: tuple[Column, ...], *, what: str, tip: str, detail: tuple[str, ...] = ()) -> View:
+    """Return the view of a report that is one table, with notes for -v."""
     return View(
+        answer=lambda report: f"{len(report.rows)} {what}.",
         tables=lambda report, target: [Table(columns, report.rows)],
-        notes=lambda report, target: notes if target and not target.verbose else notes + detail,
+        notes=lambda report, target: detail if target is None or target.verbose else (),
+        tip=lambda report: tip,
     )
 
 
 presets = _listing(
     (
         attribute("preset", "name"),
-        attribute("class", "architecture"),
-        number("unique params", "distinct_params"),
+        attribute("class", "architecture", detail=True),
+        number("parameters", "distinct_params"),
         number("sum over layers", "layer_params", detail=True),
         attribute("description", "description"),
         csv_only(values("path")),
     ),
-    "unique params: every tensor once; 'bertscope check --presets' verifies those of a preset against the built model",
-    detail=("sum over layers: a tied tensor at every layer that uses it",),
+    detail=(
+        "parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it",
+        "'bertscope check --presets' compares both with the built models",
+    ),
+    what="presets",
+    tip="bertscope count PRESET",
 )
 schemas = _listing(
     (
         attribute("kind", "report"),
-        Column("report", lambda row: ", ".join(row.classes), {"classes": lambda row: " ".join(row.classes)}),
-        attribute("content", "description"),
+        Column("report", ", ".join, {"classes": " ".join}, detail=True).of("classes"),
+        attribute("content", "description", text=lambda text: re.split(r"[.;:] ", text.rstrip("."))[0]),
     ),
-    "'bertscope schema KIND' prints the JSON Schema of one",
+    what="kinds of report",
+    tip="bertscope schema KIND",
 )
 
 
@@ -162,7 +171,7 @@ _PACKAGES = (
     attribute("version", "version", missing="missing"),
     attribute("extra", "extra", missing="(needed)"),
     attribute("purpose", "purpose"),
-    attribute("to install", "remedy"),
+    attribute("to install", "remedy", below=1),
 )
 _DEVICES = (
     attribute("device", "name"),
@@ -205,18 +214,17 @@ def _records(report: DoctorReport) -> Table:
     return Table(columns, [dict(zip(("what", "name", "value"), row, strict=True)) for row in rows])
 
 
-def _problems(report: DoctorReport, target: Target | None) -> list[str]:
-    return [f"problem: {one_line(problem)}" for problem in report.problems] or ["no problem found"]
+def _diagnosis(report: DoctorReport) -> str:
+    """Return that all is well, or a line for each problem."""
+    return "\n".join(f"problem: {one_line(problem)}" for problem in report.problems) or "No problem found."
 
 
 doctor = View(
+    answer=_diagnosis,
+    verdict=lambda report: "no" if report.problems else "yes",
     tables=_installed,
     lines=_environment,
     name_width=12,
-    notes=lambda report, target: (
-        [f"problem: {one_line(problem)}" for problem in report.problems] or ["no problem found"]
-    ),
-    shows_all_notes=True,
     records=_records,
 )
 
@@ -242,7 +250,7 @@ _STEPS = (
 def _card(report: CalibrationReport, target: Target | None) -> Iterator[tuple[str, str]]:
     """Yield what belongs to the card and not to a step."""
     machine = report.machine
-    yield "card", one_line(f"{machine.card}, {bytes_text(machine.memory_bytes)}")
+    yield "GPU", one_line(f"{machine.card}, {bytes_text(machine.memory_bytes)}")
     versions = f"torch {machine.torch_version}, bertscope {machine.bertscope_version}"
     yield "versions", one_line(f"driver {machine.driver or 'unknown'}, {versions}; {machine.date}")
     for name, rate in report.rates.items():

@@ -284,10 +284,10 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
         to = stdout_target()
         unicode = to.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
         return visible_lines(_text(shown, report, replace(to, color=False, unicode=unicode), **options))
-    if form == "table":
-        wanted = target or Target()
-        return visible_lines(shown.table(report, wanted, **options), color=wanted.color)
     own = getattr(shown, form, None)
+    if form in ("table", "text") and own is not None:
+        wanted = target or Target()
+        return visible_lines(own(report, wanted, **options), color=wanted.color)
     if own is None:
         raise SelectionError(f"there is no {form} of this report; give another {name_of('form')}")
     found = own(report, **options)

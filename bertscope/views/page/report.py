@@ -188,7 +188,8 @@ def _bars(model: ModelPart) -> dict[str, Any]:
             "name": way,
             "label": f"parts of the memory, {way}: {', '.join(texts.values())}",
             "value": quantity.format(bytes_text(sum(sizes.values()))),
-            "parts": [(_color(part), round(100 * size / whole, 3), texts[part]) for part, size in sizes.items()],
+            "parts": [(_color(part), round(100 * size / whole, 3), texts[part], bytes_text(size))
+                      for part, size in sizes.items()],
         })  # fmt: skip
     used = {part for _, sizes in known for part in sizes}
     limit = f"{fit.card.name if fit.card else 'limit'}{':' if fit.card else ''} {bytes_text(budget)}" if fit else ""
@@ -360,7 +361,8 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     }
     if (plan := model.plan) is not None:
         found["plan_answer"] = plan_words.verdict(plan)
-        found["plans"] = Table(plan_words.columns(plan), plan.rows)
+        columns = [column for column in plan_words.columns(plan) if column.title != "extra FLOPs"]  # as `recomputed`
+        found["plans"] = Table(columns, plan.rows)
         found["plan_chart"] = markup(plan_words.plan_svg(plan))
     return found
 
@@ -469,7 +471,8 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
         before, layer, rest = path.partition("layer.")
         short = layer + rest if layer and before.endswith("encoder.") else path or "(model)"
         text = f"{_exact(flops)}, {share_text(flops / whole)}"
-        bars.append((path or "(model)", short + " itself" * (path in inner), flops, text, _role_color(path, types)))
+        label = f"{short}{' itself' * (path in inner)}  {flops_text(flops)}, {100 * flops / whole:.0f} %"
+        bars.append((path or "(model)", label, flops, text, _role_color(path, types)))
     return {
         "kind": "bars",
         "scale": "flops",

@@ -105,6 +105,17 @@ def test_the_config_has_the_documents_fields_and_defaults():
     assert set(found) == {item.name for item in fields(bertscope.BertConfig)}
 
 
+def test_the_configuration_is_drawn_on_request_only_and_no_name_begins_with_a_dot():
+    plain, full = (bertscope.diagram(base(), config=is_drawn) for is_drawn in (False, True))
+    assert (plain.classes, plain.links) == (full.classes, full.links)
+    assert "+BertConfig config" in plain.to_mermaid()
+    assert "class BertConfig" not in plain.to_mermaid()
+    assert "vocab_size = 30522" in full.to_mermaid()
+    assert "BertEncoder --> BertConfig : config" in full.to_mermaid()
+    assert '[".' not in full.to_mermaid()
+    assert "class BertConfig" in bertscope.diagram(base(), around="BertConfig").to_mermaid()
+
+
 def public_parents(cls):
     """The names of the nearest base classes that are public."""
     return [name for base in cls.__bases__

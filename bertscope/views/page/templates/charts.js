@@ -144,6 +144,7 @@ const squarified = (values, [x, y, width, height]) => {
   }
   return boxes;
 };
+const DEEPEST = 3;  // frames around a box; a click on one shows what is deeper
 const map = (chart, svg, width, height) => {
   const { nodes } = chart, level = chart.zoom ?? 0, items = [];
   const inside = (parent) => nodes.map((_, index) => index).filter((index) => nodes[index][0] === parent && nodes[index][2] > 0)
@@ -157,7 +158,7 @@ const map = (chart, svg, width, height) => {
     const shown = [`${label} ${share}`, label].find((words) => wide(words) < wideness - 8);
     if (shown && tall > 18) put(svg, "text", { class: "on", x: x + 5, y: y + 14 }, shown);
     const head = children.length && shown && tall > 30 ? 18 : 2;
-    if (wideness < 8 || tall < 8 + head) return;
+    if (depth === DEEPEST || wideness < 8 || tall < 8 + head) return;
     const boxes = squarified(children.map((child) => nodes[child][2]), [x + 2, y + head, wideness - 4, tall - head - 2]);
     children.forEach((child, place) => drawn(child, boxes[place], depth + 1));
   };
