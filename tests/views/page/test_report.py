@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -49,6 +50,15 @@ def test_every_number_of_the_page_is_that_of_the_command_named_beside_it(written
     assert said() == part["forward"]
     assert said() == part["layer"]
     assert list(named) == []
+
+
+def test_the_commands_of_the_sections_fold_and_the_bars_carry_their_values(written):
+    text = written[0].read_text()
+    folded = "".join(re.findall(r"<details><summary>Commands?</summary>(.*?)</details>", text, re.DOTALL))
+    assert folded.count("<code>") == text.count("<code>") - 1  # of the whole page, with a button that copies it
+    bars = [json.loads(data) for data in re.findall(r'class="figure">(.*?)</script>', text) if '"kind":"bars"' in data]
+    for _, label, flops, *_ in bars[0]["bars"]:
+        assert f"  {flops_text(flops)}, " in label
 
 
 def test_headings_go_down_one_level_at_a_time_and_no_two_tables_of_a_model_share_a_name(written, two):
