@@ -266,7 +266,7 @@ _OPERATORS = (
 def _flops_answer(report: FlopsReport) -> str:
     root = report.rows[0]
     what = "a training step" if report.mode == "training" else "a forward pass"
-    at = f" at batch {report.batch}, seq {report.seq}" if report.batch else ""
+    at = f" at {_sizes(report)}" if report.batch else ""
     return f"{count_text(root.total.matmul_flops)} FLOPs for {what}{at} ({count_text(root.total.macs)} MACs)."
 
 
@@ -275,7 +275,7 @@ def _flops_lines(report: FlopsReport, target: Target | None) -> list[tuple[str, 
     is_verbose = target is None or target.verbose
     lines = []
     if is_verbose and report.batch:
-        lines.append(("run", _sizes(report)))
+        lines.append(("run", f"{_sizes(report)}, {report.mode}"))
     if is_verbose or report.mode == "training":
         lines.append(("forward", f"{count_text(root.forward.matmul_flops)} FLOPs"))
     if report.mode == "training":
@@ -311,14 +311,14 @@ def _flops_lines(report: FlopsReport, target: Target | None) -> list[tuple[str, 
 
 def _sizes(report: FlopsReport) -> str:
     encoder = "" if report.encoder_seq is None else f", encoder length {report.encoder_seq}"
-    return f"batch {report.batch}, seq {report.seq}, {report.mode}{encoder}"
+    return f"batch {report.batch}, seq {report.seq}{encoder}"
 
 
 def _convention(report: FlopsReport, target: Target, name: str) -> str:
     """Return a line with the number, its rule and its source, and the other conventions below."""
     items = sorted(report.conventions, key=lambda item: item.name != name)
     lines = [f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {item.how} [{item.source}]" for item in items]
-    heading = f"{title(report)}, {_sizes(report)}"
+    heading = f"{title(report)}, {_sizes(report)}, {report.mode}"
     return wrapped(heading, target) + "".join(wrapped(line, target, 4) for line in lines)
 
 

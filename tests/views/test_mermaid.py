@@ -178,7 +178,8 @@ def texts(picture: str) -> str:
 def reports(tiny):
     model = build(replace(tiny, attn_implementation="eager"))
     given = {"class": None, "forward": Given(seq=5), "tree": None}
-    return [bertscope.diagram(model, kind, given=given[kind]) for kind in given]
+    options = {"class": {"config": True}}
+    return [bertscope.diagram(model, kind, given=given[kind], **options.get(kind, {})) for kind in given]
 
 
 def test_graphviz_draws_every_name(reports):
