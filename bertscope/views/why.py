@@ -198,14 +198,15 @@ def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
             whose = v.part[:1].upper() + v.part[1:]
             return f"{whose} hold {v.size}; these settings need {v.size_estimated}.", "The lines below allocated them."
         case "why_fits":
-            largest = [f"{batch:,}{_with(name)}" for name, batch in finding.values["batches"].items()]
-            most = f"the largest batch is {', or '.join(largest)}"
+            largest = [f"{batch:,}{' fits' * (not place)}{_with(name)}" if batch else f"no batch fits{_with(name)}"
+                       for place, (name, batch) in enumerate(finding.values["batches"].items())]  # fmt: skip
+            most, how = ", or ".join(largest), report.run.precision if report.run else ""
             if finding.frees_bytes:
                 return (
-                    f"Batch {v.asked} needs {v.size}, the GPU has {v.size_total}: {most}.",
-                    f"Train with that, and accumulate gradients to an effective batch of {v.asked}.",
+                    f"Batch {v.asked} in {how} needs {v.size} of {v.size_total}; {most}.",
+                    f"Train with a batch that fits, and accumulate gradients to an effective batch of {v.asked}.",
                 )
-            return f"By the estimate batch {v.asked} fits ({v.share}): {most}.", ""
+            return f"By the estimate batch {v.asked} in {how} fits ({v.share}); {most}.", ""
     raise KeyError(finding.key)
 
 
