@@ -7,7 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses.why.findings import ordered
+from bertscope.analyses.why.findings import main_first
 from bertscope.analyses.why.reading import read_why
 from bertscope.api.arguments import Model
 from bertscope.api.memory import ModelRequest, fit, noted
@@ -91,7 +91,7 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     report = replace(report, parts=parts, subject=estimate.subject, run=run)
     needed = memories[0].cost.gpu_bytes
     found = [*_kept(report, memories), *_beyond(report), *_fitting(report, work.source, run, card, needed)]
-    return replace(report, findings=ordered(found, report.allocated_bytes))
+    return replace(report, findings=main_first(found, report.allocated_bytes))
 
 
 def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]:

@@ -61,7 +61,7 @@ class WhySample:
 class WhyReport(TableReport[WhyRow]):
     """The memory of a GPU, by a snapshot or an error message.
 
-    Sizes are None where the file does not have them. The first finding is the main one (`ordered`).
+    Sizes are None where the file does not have them. The first finding is the main one (`main_first`).
     """
 
     kind: ClassVar[str] = "why"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from bertscope.errors import one_line
+from bertscope.errors import named, one_line
 from bertscope.reports.why import MESSAGE, OOM, PEAK, STDIN, WhyFinding, WhyReport
 from bertscope.settings.generate import changed, row_words, setting_options
 from bertscope.units import binary_unit, bytes_text, html_text
@@ -191,8 +191,8 @@ def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
         case "why_more":
             return (
                 f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated.",
-                "Are --batch, --seq and --precision those of the run? If so, a memory snapshot names the lines that "
-                "hold the rest.",
+                f"Are {named('batch')}, {named('seq')} and {named('precision')} those of the run? If so, a memory "
+                "snapshot names the lines that hold the rest.",
             )
         case "why_beyond":
             whose = v.part[:1].upper() + v.part[1:]
@@ -300,16 +300,16 @@ def _tip(report: WhyReport) -> str:
     key = report.findings[0].key if report.findings else ""
     run, file = report.run, "-" if report.name == STDIN else one_line(report.name, limit=40)
     if run is not None and report.subject is not None and key == "why_fits" and report.total_bytes:
-        given = {"batch": run.batch, "seq": run.seq, **changed(run)}
+        given = {"batch": run.batch, "seq": run.seq, **changed(run), "budget": report.total_bytes >> 20 << 20}
         words = setting_options({name: value for name, value in given.items() if name != "checkpointing"})
-        budget = f"--budget {report.total_bytes >> 20}MiB"
-        model = f"{report.subject.name} --architecture {report.subject.architecture}"
-        return f"find the cheapest checkpointing:\n  bertscope plan {model} {budget} {words}"
+        model = f"{report.subject.name} -a {report.subject.architecture}"
+        return f"find the cheapest checkpointing:\n  bertscope plan {model} {words}"
     if report.source != MESSAGE or key not in _COMPARED:
         return "nvidia-smi" if key in ("why_other", "why_free") else ""
     if run is not None:
         return "record a memory snapshot ('bertscope why --help' says how), then: bertscope why snapshot.pickle"
-    return f"compare it with an estimate: bertscope why {file} MODEL --batch N --seq N"
+    sizes_of_run = f"{named('batch')} N {named('seq')} N"
+    return f"compare it with an estimate: bertscope why {file} MODEL {sizes_of_run}"
 
 
 VIEW = View(

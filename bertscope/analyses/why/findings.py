@@ -115,10 +115,10 @@ def _samples(history: History) -> tuple[WhySample, ...]:
 def findings(history: History) -> tuple[WhyFinding, ...]:
     """Return the findings in their order."""
     rules = (_leaks, _models, _optimizer, _fragmentation, _operators, _activations, _parts)
-    return ordered((reason for rule in rules if history.blocks for reason in rule(history)), history.total)
+    return main_first((reason for rule in rules if history.blocks for reason in rule(history)), history.total)
 
 
-def ordered(reasons: Iterable[WhyFinding], held_bytes: int) -> tuple[WhyFinding, ...]:
+def main_first(reasons: Iterable[WhyFinding], held_bytes: int) -> tuple[WhyFinding, ...]:
     """Return the findings, the one whose remedy frees most first.
 
     What every step needs comes after a fault that holds a tenth of the memory: to repair a fault costs nothing.
@@ -336,7 +336,7 @@ def message_report(text: str, name: str) -> WhyReport:
     reserved = numbers.get("reserved", allocated + numbers.get("unallocated", 0))
     other = _other(numbers, reserved)
     values = {**numbers, "unallocated": max(reserved - allocated, 0), "other": other}
-    found = ordered(_findings(values, kind), allocated)
+    found = main_first(_findings(values, kind), allocated)
     if found and found[0].frees_bytes and allocated < _FULL_SHARE * (total or allocated):
         found = tuple(reason for reason in found if reason.key != "why_full")
     return WhyReport(
