@@ -200,7 +200,9 @@ def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  
         _per_layer(rows, detail=True),
         *_in_out(rows, csv_order=1),
         number("params", "params", _some, csv=["params", "distinct_params", "trainable_params"]),
-        Column("share", lambda row: share_text(row.share) if row.params else "", values("share"), right=True),
+        Column(
+            "share", lambda row: share_text(row.share) if row.params else "", values("share"), right=True, is_wide=True
+        ),
         csv_only(values("same_as")),
         Column("", str, values("bytes") | {"kernel_size": kernel_size}, csv_order=2, shown=False),
     ]
@@ -241,7 +243,7 @@ def _flops_tables(report: FlopsReport, target: Target | None) -> list[Table]:
 
 def _phase(title: str, name: str, *, shown: bool) -> Column:
     csv = [f"{name}.{work}" for work in ("matmul_flops", "elementwise_flops", "bytes_moved")]
-    return number(title, csv[0], _some, csv=csv, shown=shown)
+    return number(title, csv[0], _some, csv=csv, shown=shown, is_wide=name != "forward")
 
 
 _SWEEP = (
