@@ -16,7 +16,8 @@ from typer.completion import completion_init, get_completion_script  # type: ign
 from bertscope import __version__
 from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, option_forms
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
-from bertscope.errors import BertscopeWarning, SelectionError, naming, one_line
+from bertscope.errors import BertscopeWarning, SelectionError, naming, nearest, one_line
+from bertscope.settings.rows import near_word
 from bertscope.settings.run_config import CACHE_VARIABLE
 from bertscope.views.console import choose_color
 
@@ -129,46 +130,46 @@ def _run() -> int:
 
 
 def _usage(error: Any) -> int:
-    remedy = _other_option(error)
-    message = error.format_message()
+    message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")  # of pydantic
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(message, file=sys.stderr)
+        print(error.format_message(), file=sys.stderr)
         return 2
-    message = " ".join(message.replace("Value error, ", "").split()).rstrip(".")  # of pydantic
-    if names := getattr(error, "possibilities", None):
-        message = f"No such option: {error.option_name} (Possible options: {', '.join(sorted(names))})"
-    message = f"{message}{_near_choice(message)}{remedy}"
-    command = error.ctx.command_path if getattr(error, "ctx", None) else "bertscope"
-    return complain(f"{message}{'' if message.endswith('?') else ';'} see '{command} --help'", error.exit_code)
+    ctx = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoSuchOption" and ctx is not None:
+        return complain(_no_option(error.option_name, ctx), error.exit_code)
+    if wrong := re.search(r"'(--?[^']*)'.*: '(.*)' is not one of ('.*')", message):
+        known = re.findall(r"'([^']*)'", wrong[3])
+        near = near_word(wrong[2], known)
+        takes = f"takes one of {', '.join(known)}; got {wrong[2]!r}"
+        message = f"{wrong[1]} {f'has no value {wrong[2]!r}; did you mean {near!r}?' if near else takes}"
+    elif wrong := re.search(r"'(--?[^']*)'.*: '?(.*?)'? is not (?:in the range x>=([0-9]+)|a valid int)", message):
+        low = f" of at least {wrong[3]}" if wrong[3] else ""
+        message = f"{wrong[1]} takes a whole number{low}; got {wrong[2]}"
+    elif missing := [item for item in ctx.command.params if f"'{item.metavar}'" in message] if ctx else []:
+        text = missing[0].help.partition(". ")[0]
+        message = f"{missing[0].metavar} is missing; give {text[0].lower()}{text[1:].rstrip('.')}"
+    else:
+        message = (
+            f"{message}{'' if message.endswith('?') else ';'} see '{ctx.command_path if ctx else 'bertscope'} --help'"
+        )
+    return complain(message, error.exit_code)
 
 
-def _near_choice(message: str) -> str:
-    """Return a suggestion for a value that is none of the choices of an option: a near one, or torch's name of one."""
-    found = re.search(r"'([^']*)' is not one of ('.*')", message)
-    if found is None:
-        return ""
-    from bertscope.settings.rows import near_word
-
-    near = near_word(found[1], re.findall(r"'([^']*)'", found[2]))
-    return f"; did you mean {near!r}?" if near else ""
-
-
-def _other_option(error: Any) -> str:
-    """Return what an option is called here that this command lacks, or the commands that have it."""
-    option, ctx = getattr(error, "option_name", ""), getattr(error, "ctx", None)
-    if type(error).__name__ != "NoSuchOption" or ctx is None or ctx.parent is None:
-        return ""
+def _no_option(option: str, ctx: Any) -> str:
+    """Return the message about an option that a command lacks, with its name here or the commands that have it."""
     from bertscope.commands.options import commands_with
     from bertscope.settings.generate import OPTIONS
     from bertscope.settings.request import new_name
 
-    word, forms = option.strip("-").replace("-", "_"), {row.name: max(row.opts, key=len) for row in ctx.command.params}
+    word, name = option.strip("-").replace("-", "_"), ctx.command_path.partition(" ")[2]
+    forms = {row.name: max(row.opts, key=len) for row in ctx.command.params}
+    lacks = f"{name or 'bertscope'} has no option {option}"
     if new := new_name(word, forms, forms):
-        error.possibilities = None
-        return f"; {option} is {new} here"
-    if (new := new_name(word, OPTIONS, OPTIONS)) and (having := commands_with(new.split()[0])):
-        error.possibilities = None
-        return f"; {option} is {new} of {', '.join(having)}"
-    if having := commands_with(option):
-        error.possibilities = None
-    return f"; {option} is an option of {', '.join(having)}" if having else ""
+        return f"{lacks}; use {new}"
+    if word in forms and not forms[word].startswith("-"):
+        return f"{lacks}; write {word.upper()} without it: {ctx.command_path} {word.upper()}"
+    new = new_name(word, OPTIONS, OPTIONS) or option
+    if having := commands_with(new.split()[0]) if name else []:
+        return f"{lacks}; {new} is an option of {', '.join(having)}"
+    near = nearest(option.strip("-"), [item.strip("-") for row in ctx.command.params for item in row.opts])
+    return f"{lacks}; {f'did you mean --{near}?' if near else f'{ctx.command_path} --help lists the options'}"

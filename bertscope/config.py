@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertscope.errors import ConfigError, nearest
+from bertscope.errors import ConfigError, name_of, nearest
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.units import decimal
 
@@ -314,8 +314,8 @@ def check_built(layers: int) -> None:
 def unknown_architecture(name: Any) -> ConfigError:
     """Return the error for a class name that is not built here."""
     near = nearest(str(name), ARCHITECTURES)
-    hint = f" did you mean {near!r}?" if near else ""
-    message = f"unknown architecture {str(name)[:60]!r};{hint} allowed: {', '.join(ARCHITECTURES)}"
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(ARCHITECTURES)}"
+    message = f"unknown architecture {str(name)[:60]!r}; {hint}"
     return ConfigError(message, field="architecture")
 
 
@@ -431,7 +431,8 @@ class Lora:
             name, equals, value = (word.strip() for word in part.partition("="))
             if not equals or name not in LORA_RULES:
                 raise ConfigError(
-                    f"lora takes {', '.join(LORA_RULES)}, as in {LORA_EXAMPLE}; got {part.strip()[:40]!r}", field="lora"
+                    f"{name_of('lora')} takes {', '.join(LORA_RULES)}, as in {LORA_EXAMPLE}; got {part.strip()[:40]!r}",
+                    field="lora",
                 )
             if name in values:
                 raise ConfigError(f"lora {name} is given twice in {text[:100]!r}; keep one", field=name)

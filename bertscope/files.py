@@ -147,7 +147,7 @@ def read_text(path: Path) -> str:
     most = MAX_JSON_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
     with readable(path):
         if path.is_dir():
-            raise SourceError(f"{path} is a folder, and a file is needed; name a .yaml or .json file inside it")
+            raise SourceError(f"{path} is a folder; name a .yaml or .json file in it")
         if not path.is_file() and path.exists():
             raise SourceError(f"{path} is not a regular file; name a .yaml or .json file")
         with path.open("rb") as file:

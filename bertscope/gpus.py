@@ -156,6 +156,9 @@ def half_precision(card: Gpu | None) -> str:
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name in any spelling; raises SelectionError for an unknown one."""
     asked = re.sub(r"[\s_]+", "-", name.strip().lower())
+    if re.fullmatch("[0-9]+", asked):
+        count = f"{name_of('world_size')} {asked[:9]} is the number of GPUs"
+        raise SelectionError(f"no GPU is known as {name[:40]!r}; give a name such as t4 ({count})")
     instance = next((card for pattern, card in _INSTANCES.items() if re.match(pattern, asked)), "")
     asked = re.sub(r"(?<=[0-9])(?=ti|super)|(?<=rtx|gtx)(?=[0-9])", "-", asked)  # rtx4060ti
     wanted = instance or "-".join(word for word in asked.split("-") if word not in _ADDED)

@@ -494,9 +494,7 @@ def _changes(may_change: str | Sequence[str], card: Gpu | None) -> list[dict[str
     names = dict.fromkeys(word.strip() for word in words if word.strip())
     for name in names:
         if name not in known:
-            raise SelectionError(
-                f"a plan may change {', '.join(known)}; got {name[:40]!r}; {suggestion(name[:40], known)}"
-            )
+            raise SelectionError(f"{name_of('may_change')} has no {name[:40]!r}; {suggestion(name[:40], known)}")
     together = [known[name] for name in ("precision", "8bit", "lora") if name in names]
     several = [dict(chain.from_iterable(map(dict.items, together)))] if len(together) > 1 else []
     return [*map(known.__getitem__, names), *several]

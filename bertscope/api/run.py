@@ -79,7 +79,7 @@ def run(
 
         return request.answer(run_here(code, wanted))
     if fit and budget is None:
-        raise request.error("a search needs what the card holds; give {gpu} or {budget}", "gpu")
+        raise request.error("{fit} needs a limit; give {gpu}, such as t4, or {budget}, such as 16GiB", "gpu")
     with starting_runs(wanted) as start:
         once = partial(dry_run, start=start, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
         if fit and budget is not None:

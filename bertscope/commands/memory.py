@@ -141,6 +141,8 @@ def run(call: CommandLine) -> int:
     _check_timeline(call)
     if call.fit and (call.timeline or call.snapshot or call.rows is not None):
         raise SelectionError("--timeline, --snapshot and --rows show one run; leave them or --fit out")
+    for option in {"--gpu", "--budget", "--fit"}.intersection(call.arguments or ()):
+        note(f"{option} goes to the script; for bertscope, write it before {call.script}")
     about = call.about(call.script, [] if call.snapshot is None else ["snapshot"])
     with progress_shown():
         answer: Any = bertscope.run(about, call.arguments or (), module=call.module, fit=call.fit)

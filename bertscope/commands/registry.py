@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from bertscope.commands.table import COMMANDS, REMOVED, Command
 from bertscope.errors import SelectionError, suggestion
+from bertscope.settings.rows import near_word
 from bertscope.views.console import choose_color
 
 # Section of an option -> its heading in the help. A help that would be longer shows only the first three.
@@ -151,13 +152,12 @@ class TableCommand(TyperCommand):
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
         rest = self._parsed(ctx, words)
         if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
-            raise SelectionError(
-                f"unexpected word {unclear[0][:40]!r} after --checkpointing, which takes {checkpointing.STRATEGIES}; "
-                "put several MODELs before it"
-            )
+            near = near_word(unclear[0], [checkpointing.FULL])
+            hint = f"did you mean {near!r}?" if near else "name several models before it"
+            raise SelectionError(f"--checkpointing takes {checkpointing.STRATEGIES}; got {unclear[0][:40]!r}; {hint}")
         if rest and not ctx.resilient_parsing:
             raise SelectionError(
-                f"unexpected word {rest[0][:40]!r}: there is one MODEL, and --checkpointing takes "
+                f"unexpected word {rest[0][:40]!r}; {self.name} takes one MODEL, and --checkpointing takes "
                 f"{checkpointing.STRATEGIES}"
             )
         return rest

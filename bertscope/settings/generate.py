@@ -37,7 +37,7 @@ _OTHERS = ("architecture", "attention", "lora", "download", "tokenizer", "tokens
            "strip_prefix", "exact", "address", "engine", "workers")  # fmt: skip
 FORMS = OPTIONS | {name: option_name(name) for name in _OTHERS} | {
     "field": "--lengths-field", "add_pooling_layer": "--pooler", "around": "--class",
-    "given": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout",
+    "fit": "--fit", "given": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout",
     "sandbox=False": "--no-sandbox",
     "to_csv()": "--format csv", "to_json()": "--format json", "to_svg()": "--format svg",
     "form": "--format", "to_markdown()": "-v",  # which shows all notes and rows too

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bertscope.errors import name_of, suggestion
 from bertscope.frozen import dataclass
-from bertscope.settings.rows import NO_PERMIT, CodeName, SettingError, Settings, no_effect, quoted, rows
+from bertscope.settings.rows import NO_PERMIT, RENAMED, CodeName, SettingError, Settings, no_effect, quoted, rows
 from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Limit, RunConfig
 
 Report = TypeVar("Report")
@@ -52,26 +52,6 @@ def read_settings(
         values = tuple(map(CodeName, values)) if permit and table[name].names_code else values
         source[name] = Value(values, place, is_default)
     return source
-
-
-# What a setting is called here -> former names, and the words of other tools.
-_CALLED = {
-    "{precision}": "dtype torch_dtype", "{precision} autocast-bf16": "autocast bf16 amp mixed_precision use_amp",
-    "{precision} autocast-fp16": "fp16 use_fp16", "{precision} fp16": "half", "{mode} training": "train training",
-    "{mode} inference": "infer inference eval", "{expandable_segments}": "alloc_conf", "{loop} plain": "hold_outputs",
-    "{input}": "inputs input_size", "{dropout}": "no_dropout", "{architecture}": "head model_class",
-    "{budget}": "memory vram gpu_memory max_memory", "{fmt} json": "json", "{fmt} csv": "csv",
-    "{fmt} markdown": "markdown md", "{attention}": "attn attn_implementation attention_implementation",
-    "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
-             "cutoff_len seqlen",
-    "{batch}": "batch_size per_device_train_batch_size micro_batch_size train_batch_size bs",
-    "{checkpointing} full": "gradient_checkpointing grad_checkpointing activation_checkpointing recompute",
-    "{accumulate}": "grad_accum gradient_accumulation_steps gradient_accumulation accumulation_steps grad_acc",
-    "{optimizer} adamw-8bit": "8bit use_8bit adam8bit", "{optimizer}": "optim",
-    "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes", "{strategy} fsdp": "fsdp use_fsdp",
-    "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed zero", "{lora} r=8,target=query+value": "use_lora peft",
-}  # fmt: skip
-RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}
 
 
 def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None = None) -> str:

@@ -119,10 +119,9 @@ class Row:
             return f"a word such as {', '.join(self.words)}" if self.convert else f"one of {', '.join(self.words)}"
         if self.is_size:
             return "a size such as 16GiB"
-        power = int(self.below).bit_length() - 1
-        is_power = self.below == 2**power
-        most = f"below {f'2**{power}' if power else 1}" if is_power else f"{int(self.below) - 1:,}"
-        span = f"number from {self.low:g} to {most}"
+        most = f"to below {self.below:g}" if self.below == 1 else f"to {int(self.below) - 1:,}"
+        is_open = self.below >= MAX_SIZE
+        span = f"number of at least {self.low:g}" if is_open else f"number from {self.low:g} {most}"
         text = {bool: "true or false", int: f"a whole {span}", float: f"a {span}", str: "a text"}[self.kind]
         text = "the path of a file, or false for none" if self.or_file else text
         return f"{text}, or a list" if self.is_list else text
@@ -179,8 +178,9 @@ class Row:
         except (ValueError, OverflowError):
             pass
         near = near_word(value, self.words) if isinstance(value, str) and not self.convert else ""
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}{hint}", [self.name])
+        if near:
+            raise SettingError(f"{self.form} has no value {quoted(value)}; did you mean {near!r}?", [self.name])
+        raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}", [self.name])
 
     def _allows(self, item: Any) -> bool:
         if isinstance(item, str):
@@ -193,12 +193,38 @@ class Row:
         return next((name for name, test in others if not test(values[name])), "")
 
 
-def near_word(given: str, words: Collection[str]) -> str:
-    """Return the word that is nearest to `given`, or that has such another name; empty if there is none."""
-    known = {"-".join(reversed(word.split("-"))): word for word in words} | {word: word for word in words}
-    known |= {row.torch_name: name for name, row in PRECISIONS.items() if name in words}
-    known |= {"gpu": "cuda"} if "cuda" in words else {}
-    return known.get(nearest(given, known), "")
+# A setting, or a value of one -> what other tools call it.
+_CALLED = {
+    "{precision}": "dtype torch_dtype", "{precision} autocast-bf16": "autocast bf16 amp mixed mixed_precision use_amp",
+    "{precision} autocast-fp16": "fp16 use_fp16", "{precision} fp16": "half", "{mode} training": "train training",
+    "{mode} inference": "infer inference eval predict", "{expandable_segments}": "alloc_conf",
+    "{loop} plain": "hold_outputs",
+    "{input}": "inputs input_size", "{dropout}": "no_dropout", "{architecture}": "head model_class",
+    "{budget}": "memory vram gpu_memory max_memory", "{fmt} json": "json", "{fmt} csv": "csv",
+    "{fmt} markdown": "markdown md", "{attention}": "attn attn_implementation attention_implementation",
+    "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
+             "cutoff_len seqlen",
+    "{batch}": "batch_size per_device_train_batch_size micro_batch_size train_batch_size bs",
+    "{loss} model": "cross_entropy crossentropy ce mse", "{attention} flash_attention_2": "flash flash_attn fa2",
+    "{checkpointing} full": "yes true on gradient_checkpointing grad_checkpointing activation_checkpointing recompute",
+    "{accumulate}": "grad_accum gradient_accumulation_steps gradient_accumulation accumulation_steps grad_acc",
+    "{optimizer} adamw-8bit": "8bit use_8bit adam8bit adam_8bit bnb adamw_bnb_8bit paged_adamw_8bit",
+    "{optimizer}": "optim",     "{gpu} (their number is {world_size})": "gpus",
+    "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes",
+    "{strategy} fsdp": "fsdp fsdp2 use_fsdp full_shard zero3",
+    "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed zero", "{lora} r=8,target=query+value": "use_lora peft",
+}  # fmt: skip
+RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}
+
+
+def near_word(text: str, known: Collection[str]) -> str:
+    """Return the known word that is nearest to a text, or that another tool calls so; empty if there is none."""
+    same = {"-".join(reversed(word.split("-"))): word for word in known} | {word: word for word in known}
+    same |= {row.torch_name: name for name, row in PRECISIONS.items() if name in known}
+    same |= {"gpu": "cuda"} if "cuda" in known else {}
+    same |= {word.lower(): word for word in known}
+    renamed = same.get(text.lower()) or RENAMED.get(text.lower().replace("-", "_"), "").partition(" ")[2]
+    return renamed if renamed in known else same.get(nearest(text, same), "")
 
 
 def _plain(value: Any) -> str:
@@ -301,7 +327,7 @@ def check_values(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
 
 def no_effect(own: Row, other: Row, value: Any) -> str:
     """Return the message about a setting without effect, with the words of the other one that would give it one."""
-    words = [word for word in other.words if own.concerns[other.name](word)]
+    words = [str(word) for word in other.words or (2,) * (other.kind is int) if own.concerns[other.name](word)]
     if value is None:
         return f"{own.form} has no effect without {other.form}; give it too, or leave {own.form} out"
     remedy = f"change {other.form}"

@@ -525,5 +525,5 @@ RULES += [
          "{loss} {loss_value} ranks a query and its positive; give {pairs} 2 or more"),
     Rule(("nproc",), lambda ranks: ranks == 1, "{nproc} 1 is a job of one rank; give at least 2, or leave {nproc} out"),
     Rule(("gpu", "budget"), lambda gpu, budget: gpu is not None and budget is not None,
-         "give either {gpu} or {budget}"),
+         "{gpu} and {budget} both set the limit; give one of them"),
 ]  # fmt: skip

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
-from bertscope.errors import SelectionError, suggestion
+from bertscope.errors import SelectionError
 from bertscope.frozen import dataclass
 from bertscope.settings.checkpointing import EVERY, FULL, NONE
+from bertscope.settings.rows import near_word
 from bertscope.units import decimal
 
 
@@ -151,7 +152,9 @@ def loss_parts(text: str) -> tuple[str, str]:
     name, _, argument = text.partition(":")
     row = LOSSES.get(name)
     if row is None:
-        raise SelectionError(f"there is no loss {name[:60]!r}; {suggestion(name[:60], LOSSES)}")
+        near = near_word(name, LOSSES)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(LOSSES)}"
+        raise SelectionError(f"there is no loss {name[:60]!r}; {hint}")
     argument = argument or row.default
     is_number = 0 < (decimal(argument, 10) or 0) < 2**31
     if bool(argument) != bool(row.argument) or (row.default and not is_number):

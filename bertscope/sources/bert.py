@@ -358,6 +358,8 @@ def read_preset(path: Path) -> BertSource:
 
 def preset_of(entries: Entries, path: Path, *, allow_code: bool = False) -> BertSource:
     """Return the preset in the entries of a file."""
+    if misplaced := next((name for name in entries if name in RULES and name not in KEYS), ""):
+        raise entries[misplaced].error(f"{misplaced} belongs below the key 'config'; indent it there", misplaced)
     entries.refuse_unknown(KEYS, "the preset")
     for needed in ("architecture", "config"):
         if needed not in entries:

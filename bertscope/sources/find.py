@@ -334,29 +334,36 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     if found := classes.get(name.lower()):
         example = f"such as bert-base-uncased {name_of('architecture')} {found}"
         return SourceError(f"no preset or file named {name!r}; {found} is a class: give a model with it, {example}")
-    hint = "a .yaml preset, a config.json, module:attribute and file.py:attribute work too"
-    if is_hub_name(name):
-        without = "the Hugging Face cache is looked into with the extra 'hub'"
-        absent = f"the local Hugging Face cache does not have it either; {name_of('download')} fetches it"
-        hint = f"{hint}; {absent if has_hub() else without}"
+    if re.fullmatch("[0-9]+", name):
+        return SourceError(f"no preset or file named {name[:100]!r}; write a list with commas, such as 128,{name[:9]}")
+    if re.fullmatch(r"[a-z_]+=.*", name):
+        option, _, value = name.partition("=")
+        return SourceError(
+            f"no preset or file named {name[:100]!r}; an option is --{option.replace('_', '-')} {value[:40]}"
+        )
+    presets_shown = "'bertscope presets' lists the presets"
     short = name.rsplit("/", 1)[-1]
+    fetched = f"{name_of('download')} fetches a model from the Hugging Face hub"
+    if not has_hub():
+        extras = "hub" if find_spec("transformers") else "hub,transformers"
+        fetched = f"for the Hugging Face hub {install_command(extras)}, and add {name_of('download')}"
     if is_hub_name(name) and not short.lower().startswith("bert") and not name.startswith("."):
-        where = f"nor is it in the local Hugging Face cache; {name_of('download')} fetches it from the hub"
-        if not has_hub():
-            extras = "hub" if find_spec("transformers") else "hub,transformers"
-            where = f"for a model of the Hugging Face hub {install_command(extras)}, and add {name_of('download')}"
-        return SourceError(f"no preset or file named {name[:100]!r}; {where} ('bertscope presets' lists the presets)")
+        return SourceError(f"no preset or file named {name[:100]!r}; {fetched} ({presets_shown})")
     near = suggestion(short, presets)
-    return SourceError(f"no preset or file named {name[:100]!r}; {near} ('bertscope presets' lists them; {hint})")
+    more = f"; {fetched}" if is_hub_name(name) else ""
+    return SourceError(f"no preset or file named {name[:100]!r}; {near} ({presets_shown}{more})")
 
 
 def _read(place: _Place, is_base: bool) -> _Found:
     """Return the source in a preset file, an `adapter_config.json` or a `config.json`, named after its folder."""
     path = place.config or place.path
-    if place.has_weights and not place.config:
+    if place.exists and place.has_weights and not place.config:
         raise SourceError(
-            f"{path} contains tensors and no configuration; put config.json into their folder, or ask "
-            "'bertscope count' what it stores"
+            f"{path} has no config.json next to it; add the model's, or count its tensors with 'bertscope count {path}'"
+        )
+    if place.is_folder and not place.config:
+        raise SourceError(
+            f"{path} has no config.json, adapter_config.json or checkpoint; name a folder or file with one"
         )
     if path.suffix == ".py":
         classes: list[str] = []

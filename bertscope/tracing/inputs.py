@@ -316,9 +316,9 @@ def _sizes(name: str, config: Any, seq: int) -> tuple[int, ...]:
 def check_sizes(batch: int, seq: int, most: int, limit: str) -> None:
     """Raise SelectionError for a batch, or a length above `most`, that no tensor has; `limit` is `most` in words."""
     if not 1 <= batch < MAX_SIZE:
-        raise SelectionError(f"batch must be at least 1 and below 2**31; got {batch}")
+        raise SelectionError(f"{name_of('batch')} takes a whole number of at least 1; got {batch}")
     if not 1 <= seq <= most:
-        raise SelectionError(f"seq must be at least 1 and at most {limit}; got {seq}")
+        raise SelectionError(f"{name_of('seq')} {seq} does not fit the model: at least 1 and at most {limit}")
 
 
 def positions(module: nn.Module) -> int:

@@ -259,7 +259,7 @@ def test_an_empty_grid_is_the_run_that_estimate_has_by_default(points):
     [
         ("world_size: 2", "2 ranks need strategy; choose one of ddp, zero1"),
         ("mesh: 2x2\nworld_size: 8\nstrategy: hsdp", "2x2 has 4 ranks"),
-        ("gpu: t4\nbudget: 1GiB", "give either gpu or budget"),
+        ("gpu: t4\nbudget: 1GiB", "gpu and budget both set the limit"),
     ],
 )
 def test_settings_that_exclude_each_other_are_rows_with_an_error(points, setting, message):
