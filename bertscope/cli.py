@@ -83,7 +83,7 @@ def start() -> int:
 
 
 def _show_warning(
-    notes: set[str], message: Warning | str, category: type[Warning], *place: object, **options: object
+    notes: set[str], message: Warning | str, category: type[Warning], *position: object, **options: object
 ) -> None:
     """Print a warning of bertscope as a note, once, and any other warning unchanged."""
     if not isinstance(message, BertscopeWarning):
@@ -96,7 +96,7 @@ def _show_warning(
 @contextmanager
 def _without_cache(is_asked: bool) -> Iterator[None]:
     """Switch the cache off, for child processes too, and restore it at the end."""
-    given = os.environ.get(CACHE_VARIABLE)
+    folder = os.environ.get(CACHE_VARIABLE)
     if is_asked:
         os.environ[CACHE_VARIABLE] = ""
     try:
@@ -104,7 +104,7 @@ def _without_cache(is_asked: bool) -> Iterator[None]:
     finally:
         if is_asked:
             os.environ.pop(CACHE_VARIABLE)
-            os.environ.update({} if given is None else {CACHE_VARIABLE: given})
+            os.environ.update({} if folder is None else {CACHE_VARIABLE: folder})
 
 
 def _run() -> int:

@@ -121,14 +121,14 @@ class FieldRule:
     def allowed(self) -> str:
         """Return the accepted values in words."""
         if self.choices:
-            words = "one of " + ", ".join(self.choices)
+            text = "one of " + ", ".join(self.choices)
         elif self.kind is int:
-            words = f"an integer of at least {self.least:g} and at most {int(self.most):,}"
+            text = f"an integer of at least {self.least:g} and at most {int(self.most):,}"
         elif self.kind is float:
-            words = f"a number of at least {self.least:g} and at most {self.most:g}"
+            text = f"a number of at least {self.least:g} and at most {self.most:g}"
         else:
-            words = _WORDS[self.kind]
-        return words + (", or null" if self.optional else "")
+            text = _WORDS[self.kind]
+        return text + (", or null" if self.optional else "")
 
     def accepts(self, value: Any) -> bool:
         """Return True for a value of the right type and in range; True is not an integer, 'gelu' not a list."""
@@ -264,12 +264,12 @@ class BertConfig:
                 f"model_type is {shown_value(model_type)}, and only 'bert' is built here; give a BERT's config.json",
                 field="model_type",
             )
-        own = {name: value for name, value in values.items() if name in RULES}
+        fields = {name: value for name, value in values.items() if name in RULES}
         ignored = [str(name) for name in values if name not in RULES and name != "id2label"]
         for name in ignored:
-            refuse_misspelling(name, own)
+            refuse_misspelling(name, fields)
         if values.get("torchscript") is True:  # with it, transformers copies the decoder's weight and returns tuples
-            own.update(tie_word_embeddings=False, return_dict=False)
+            fields.update(tie_word_embeddings=False, return_dict=False)
             ignored.remove("torchscript")
         if values.get("id2label") is not None:
             labels = values["id2label"]
@@ -277,8 +277,8 @@ class BertConfig:
                 raise ConfigError(
                     f"id2label must map numbers to label names; got {shown_value(labels)}", field="id2label"
                 )
-            own["num_labels"] = len(labels)
-        return cls(**own, ignored=tuple(ignored))
+            fields["num_labels"] = len(labels)
+        return cls(**fields, ignored=tuple(ignored))
 
 
 def rules_of(config_class: type) -> dict[str, FieldRule]:
@@ -346,11 +346,11 @@ def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
     return checked
 
 
-def refuse_misspelling(name: str, own: Mapping[str, Any]) -> None:
+def refuse_misspelling(name: str, present: Mapping[str, Any]) -> None:
     """Raise ConfigError for the name of a field that is probably a misspelling of one that `own` lacks."""
     if name.startswith("_"):
         return
-    absent = [known for known in RULES if known not in own]
+    absent = [known for known in RULES if known not in present]
     near = difflib.get_close_matches(name, absent, n=1, cutoff=0.93)
     if near:
         raise ConfigError(f"unknown key {name!r}; did you mean {near[0]!r}?", field=name)

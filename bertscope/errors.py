@@ -71,7 +71,7 @@ class Reason(str):
 
 def shown(text: str) -> str:
     """Return a text of a report for its view, with the settings of a Reason as `named` names them."""
-    return one_line(_NAMED.sub(lambda found: named(found[1]), text.marked)) if isinstance(text, Reason) else text
+    return one_line(_NAMED.sub(lambda match: named(match[1]), text.marked)) if isinstance(text, Reason) else text
 
 
 class BertscopeError(Exception):
@@ -102,7 +102,7 @@ class BertscopeError(Exception):
 
     def spelled(self, forms: Mapping[str, str]) -> str:
         """Return the message with each setting in the form of a front end, such as `--batch`."""
-        return one_line(_NAMED.sub(lambda found: forms.get(found[1], found[1]), self.text))
+        return one_line(_NAMED.sub(lambda match: forms.get(match[1], match[1]), self.text))
 
     def at(self, where: str) -> BertscopeError:
         """Put a place (`file:line`) in front of the message, unless it already has one; return the error."""
@@ -163,10 +163,10 @@ def install_command(extra: str) -> str:
 
 def _uv_requirement(receipt: str, extra: str) -> str:
     """Return bertscope, from the folder it was installed from, with its extras and `extra`: uv removes all others."""
-    found = re.search(r'\{ name = "bertscope"([^}]*)\}', receipt)
-    given = found[1] if found else ""
-    folder = re.search(r'(?:directory|editable) = "([^"]*)"', given)
-    extras = re.search(r"extras = \[([^]]*)\]", given)
+    entry = re.search(r'\{ name = "bertscope"([^}]*)\}', receipt)
+    attributes = entry[1] if entry else ""
+    folder = re.search(r'(?:directory|editable) = "([^"]*)"', attributes)
+    extras = re.search(r"extras = \[([^]]*)\]", attributes)
     names = re.findall(r'"([^"]*)"', extras[1]) if extras else []
     return f"{folder[1] if folder else 'bertscope'}[{','.join(sorted({*names, *extra.split(',')}))}]"
 
@@ -180,15 +180,15 @@ def _packages(extra: str) -> list[str]:
     except metadata.PackageNotFoundError:
         return []
     named = rf"extra == .({extra.replace(',', '|')}).$"
-    found = (re.match(r"[\w.-]+(\[[\w,.-]+\])?", line) for line in lines if re.search(named, line))
-    return [name[0] for name in found if name]
+    matches = (re.match(r"[\w.-]+(\[[\w,.-]+\])?", line) for line in lines if re.search(named, line))
+    return [name[0] for name in matches if name]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True for the errors by which Python, torch and the system say that there is no more memory."""
-    words = ("can't allocate memory", "out of memory", "annot allocate memory", "Resource temporarily unavailable",
+    phrases = ("can't allocate memory", "out of memory", "annot allocate memory", "Resource temporarily unavailable",
              "std::bad_alloc", "cannot map zero-fill pages", "failed to map segment")  # fmt: skip
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or any(word in str(error) for word in phrases)
 
 
 def told(error: BaseException) -> BertscopeError | None:
@@ -205,13 +205,13 @@ def importing(package: str, *prefixes: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, AttributeError, FileNotFoundError, PermissionError) as error:
-        given = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
-        if not given:
+        variables = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+        if not variables:
             raise
         said = " ".join(str(error).split())
         # Only names: a value may be a token.
-        named = [name for name, value in given.items() if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", said)]
-        names = ", ".join(named or given)
+        named = [name for name, value in variables.items() if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", said)]
+        names = ", ".join(named or variables)
         raise SourceError(
             f"{package} cannot be imported with this {names} ({type(error).__name__}: {said[:200]}); unset or mend it"
         ) from error
@@ -227,18 +227,18 @@ class BertscopeWarning(UserWarning):
         BertscopeWarning.count += 1
 
 
-def nearest(given: str, known: Iterable[str]) -> str:
+def nearest(text: str, known: Iterable[str]) -> str:
     """Return the known word that is nearest to `given`, upper and lower case alike; empty if none is near."""
-    words = {word.lower(): word for word in known}
-    near = difflib.get_close_matches(given[:100].lower(), words, n=1, cutoff=0.6)
-    return words[near[0]] if near else ""
+    lowered = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(text[:100].lower(), lowered, n=1, cutoff=0.6)
+    return lowered[near[0]] if near else ""
 
 
-def suggestion(given: str, known: Iterable[str]) -> str:
+def suggestion(text: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x' or 'y'?` with the names nearest to `given`, or else the list of all names."""
     names = sorted(known)
-    cutoff = 0.6 if len(given) > 2 else 0.5  # of two letters one may be wrong
-    near = difflib.get_close_matches(given[:100], names, n=3, cutoff=cutoff)
+    cutoff = 0.6 if len(text) > 2 else 0.5  # of two letters one may be wrong
+    near = difflib.get_close_matches(text[:100], names, n=3, cutoff=cutoff)
     if near:
         return f"did you mean {either_of(map(repr, near))}?"
     return f"known: {', '.join(names)}"

@@ -47,11 +47,11 @@ class Entry:
         """Return the error for this value."""
         return ConfigError(message, where=self.where, field=field)
 
-    def mapping(self, place: str, known: Collection[str] = ()) -> Mapping:
+    def mapping(self, name: str, known: Collection[str] = ()) -> Mapping:
         """Return the value if it is a mapping; raise ConfigError if not, or for a key that is not in `known`."""
         if not isinstance(self.value, Mapping):
-            raise self.error(f"{place} must hold 'key: value' lines", place)
-        self.value.refuse_unknown(known, place)
+            raise self.error(f"{name} must hold 'key: value' lines", name)
+        self.value.refuse_unknown(known, name)
         return self.value
 
 
@@ -66,19 +66,19 @@ class Mapping(dict[str, Entry]):
         """Return the line of each key."""
         return {key: entry.line for key, entry in self.items()}
 
-    def refuse_unknown(self, known: Collection[str], place: str) -> None:
+    def refuse_unknown(self, known: Collection[str], name: str) -> None:
         """Raise ConfigError for a key that is not in `known`, unless `known` is empty."""
         for key, entry in self.items():
             if known and key not in known:
-                raise entry.error(f"unknown key {key!r} in {place}; {suggestion(key, known)}", key)
+                raise entry.error(f"unknown key {key!r} in {name}; {suggestion(key, known)}", key)
 
-    def checked(self, key: str, default: Any, accepts: type | Callable[[Any], bool], words: str) -> Any:
+    def checked(self, key: str, default: Any, accepts: type | Callable[[Any], bool], rule: str) -> Any:
         """Return the value of a key, or the default; raise ConfigError unless a type or a test accepts it."""
         if key not in self:
             return default
         value = self[key].value
         if not (isinstance(value, accepts) if isinstance(accepts, type) else accepts(value)):
-            raise self[key].error(f"{key} must be {words}", key)
+            raise self[key].error(f"{key} must be {rule}", key)
         return value
 
 
@@ -88,10 +88,10 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def with_places(value: dict[str, Any], place: Entry) -> Mapping:
+def with_places(value: dict[str, Any], entry: Entry) -> Mapping:
     """Return an object inside a JSON member; all its entries get the place of that member."""
     return Mapping(
-        (key, replace(place, value=with_places(item, place) if isinstance(item, dict) else item))
+        (key, replace(entry, value=with_places(item, entry) if isinstance(item, dict) else item))
         for key, item in value.items()
     )
 
@@ -104,13 +104,13 @@ def read_mapping(path: Path) -> Mapping:
             raise SourceError(
                 "the file is empty; a preset needs at least 'architecture' and 'config'", where=f"{path}:1"
             )
-        found = read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
-        for entry in found.values():
+        entries = read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
+        for entry in entries.values():
             if not _is_shallow(entry.value, MAX_LEVELS - 1):
                 raise SourceError(
                     f"nested more than {MAX_LEVELS} levels deep; a config.json has two", where=entry.where
                 )
-        return found
+        return entries
 
 
 def _is_shallow(value: Any, levels: int) -> bool:
@@ -226,18 +226,18 @@ def read_yaml(text: str, path: Path, *, form: str = _PRESET_FORM) -> Mapping:
 
 
 def _mapping(node: yaml.MappingNode, path: Path) -> Mapping:
-    found = Mapping()
+    entries = Mapping()
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
             raise SourceError("a key must be one plain word", where=f"{path}:{line}")
         key = key_node.value
-        if key in found:
+        if key in entries:
             raise SourceError(
-                f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}"
+                f"{key!r} is set twice, first on line {entries[key].line}; keep one", where=f"{path}:{line}"
             )
-        found[key] = Entry(_value(value_node, path), path, line)
-    return found
+        entries[key] = Entry(_value(value_node, path), path, line)
+    return entries
 
 
 def _value(node: yaml.Node, path: Path) -> Any:
@@ -286,7 +286,7 @@ def read_json(text: str, path: Path) -> Mapping:
 
 
 def _json_members(text: str, path: Path) -> Mapping:
-    decoder, found, position, counted, line = json.JSONDecoder(), Mapping(), 0, 0, 1
+    decoder, members, position, counted, line = json.JSONDecoder(), Mapping(), 0, 0, 1
 
     def take(wanted: str, message: str) -> str:
         """Go behind the next character but spaces, and return it; raise unless it is one of `wanted`."""
@@ -303,24 +303,24 @@ def _json_members(text: str, path: Path) -> Mapping:
     while mark == '"':
         line += text.count("\n", counted, position)
         counted = position
-        if len(found) >= MAX_FIELDS:
+        if len(members) >= MAX_FIELDS:
             raise SourceError(
                 f"more than {MAX_FIELDS:,} fields; that is no configuration of a BERT", where=f"{path}:{line}"
             )
         key, position = scanstring(text, position, True)
         take(":", "':' was expected")
         value, position = decoder.raw_decode(text, _SPACE.match(text, position).end())  # type: ignore[union-attr]
-        if key in found:
+        if key in members:
             raise SourceError(
-                f"{key!r} is set twice, first on line {found[key].line}; keep one", where=f"{path}:{line}"
+                f"{key!r} is set twice, first on line {members[key].line}; keep one", where=f"{path}:{line}"
             )
-        found[key] = Entry(value, path, line)
+        members[key] = Entry(value, path, line)
         mark = take(",}", "',' or '}' was expected")
         if mark == "," and (mark := take('"}', "a key in double quotes was expected")) == "}":
             raise json.JSONDecodeError("a comma before the closing '}'", text, position - 1)
     if text[position:].strip(" \t\n\r"):
         raise json.JSONDecodeError("text after the closing '}'", text, _SPACE.match(text, position).end())  # type: ignore[union-attr]
-    return found
+    return members
 
 
 # ---- writing ----

@@ -24,12 +24,12 @@ else:
         """Return a class as `dataclasses.dataclass` does; `frozen` is always True."""
         if cls is None:
             return lambda cls: dataclass(cls, frozen=frozen, kw_only=kw_only, repr=repr)
-        made = dataclasses.dataclass(repr=False, eq=False, kw_only=kw_only)(cls)
+        record = dataclasses.dataclass(repr=False, eq=False, kw_only=kw_only)(cls)
         for method in (_eq, _hash, _setattr, _delattr, *([_repr] if repr else [])):
             name = f"_{method.__name__}__"
             if name not in cls.__dict__:
-                setattr(made, name, method)
-        return made
+                setattr(record, name, method)
+        return record
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def _names(cls: Hashable, use: str) -> tuple[str, ...]:
     """Return the names of the fields of a class that are used for this: `compare`, `hash` or `repr`."""
     of_class: Any = cls
     fields = dataclasses.fields(of_class)
-    return tuple(field.name for field in fields if (field.compare if (own := getattr(field, use)) is None else own))
+    return tuple(field.name for field in fields if (field.compare if (flag := getattr(field, use)) is None else flag))
 
 
 def _values(value: Any, use: str = "compare") -> tuple[Any, ...]:

@@ -106,23 +106,23 @@ GPUS = {
 }  # fmt: skip
 
 
-def capability(card: Gpu) -> Capability | None:
+def capability(gpu: Gpu) -> Capability | None:
     """Return the compute capability of a GPU; None for one that is not in the table."""
-    return _ROWS[card.name].capability if card.name in _ROWS else None
+    return _ROWS[gpu.name].capability if gpu.name in _ROWS else None
 
 
-def processors(card: Gpu) -> int | None:
+def processors(gpu: Gpu) -> int | None:
     """Return the number of a GPU's multiprocessors; None for one that is not in the table."""
-    return _ROWS[card.name].processors if card.name in _ROWS else None
+    return _ROWS[gpu.name].processors if gpu.name in _ROWS else None
 
 
-def card_threads(card: Gpu) -> int | None:
+def card_threads(gpu: Gpu) -> int | None:
     """Return the threads that a GPU runs at once; None for one that is not in the table.
 
     Of a processor it runs 2,048, from 7.5 on 1,024 and from 8.6 on 1,536, but 2,048 with capability 8.0, 9.0 and 10.0
     (NVIDIA, CUDA C++ Programming Guide, technical specifications per compute capability).
     """
-    row = _ROWS.get(card.name)
+    row = _ROWS.get(gpu.name)
     if row is None:
         return None
     return row.processors * {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(row.capability, 2048)
@@ -133,36 +133,36 @@ def card_threads(card: Gpu) -> int | None:
 _CUDNN_FIRST = ((9, 0), (10, 0))
 
 
-def sdpa_kernel(card: Gpu, dtype: str) -> str:
+def sdpa_kernel(gpu: Gpu, dtype: str) -> str:
     """Return the kernel of fused attention that torch chooses on a GPU for a precision; auto: the usual one.
 
     Below capability 8.0 there is no flash kernel, and the memory-efficient one has no bf16 (torch's sdp_utils.cpp).
     """
-    if capability(card) in _CUDNN_FIRST and dtype != FP32.name:
+    if capability(gpu) in _CUDNN_FIRST and dtype != FP32.name:
         return "cudnn"
-    if (capability(card) or (8, 0)) >= (8, 0):
+    if (capability(gpu) or (8, 0)) >= (8, 0):
         return "auto"
     return "math" if dtype == BF16.name else "efficient"
 
 
-def half_precision(card: Gpu | None) -> str:
+def half_precision(gpu: Gpu | None) -> str:
     """Return the 16-bit type to try on a GPU: bf16 from capability 8.0 on, below it fp16.
 
     Tensor cores compute in bf16 from capability 8.0 on (NVIDIA, CUDA C++ Programming Guide, compute capabilities).
     """
-    return BF16.name if card is None or (capability(card) or (8, 0)) >= (8, 0) else FP16.name
+    return BF16.name if gpu is None or (capability(gpu) or (8, 0)) >= (8, 0) else FP16.name
 
 
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name in any spelling; raises SelectionError for an unknown one."""
-    asked = re.sub(r"[\s_]+", "-", name.strip().lower())
-    if re.fullmatch("[0-9]+", asked):
-        count = f"{name_of('world_size')} {asked[:9]} is the number of GPUs"
+    spelling = re.sub(r"[\s_]+", "-", name.strip().lower())
+    if re.fullmatch("[0-9]+", spelling):
+        count = f"{name_of('world_size')} {spelling[:9]} is the number of GPUs"
         raise SelectionError(f"no GPU is known as {name[:40]!r}; give a name such as t4 ({count})")
-    instance = next((card for pattern, card in _INSTANCES.items() if re.match(pattern, asked)), "")
-    asked = re.sub(r"(?<=[0-9])(?=ti|super)|(?<=rtx|gtx)(?=[0-9])", "-", asked)  # rtx4060ti
-    wanted = instance or "-".join(word for word in asked.split("-") if word not in _ADDED)
-    sizes = [card for card in GPUS if re.fullmatch(rf"([rg]tx-)?{re.escape(wanted)}(-[0-9]+gb)?", card)]
+    instance = next((gpu for pattern, gpu in _INSTANCES.items() if re.match(pattern, spelling)), "")
+    spelling = re.sub(r"(?<=[0-9])(?=ti|super)|(?<=rtx|gtx)(?=[0-9])", "-", spelling)  # rtx4060ti
+    wanted = instance or "-".join(word for word in spelling.split("-") if word not in _ADDED)
+    sizes = [gpu for gpu in GPUS if re.fullmatch(rf"([rg]tx-)?{re.escape(wanted)}(-[0-9]+gb)?", gpu)]
     if wanted in GPUS or len(sizes) == 1:
         return GPUS[wanted if wanted in GPUS else sizes[0]]
     budget = f"give its memory, {name_of('budget')} 16GiB with {name_of('device')} cuda"
@@ -179,22 +179,22 @@ _VARIANTS = {"ti", "super", "laptop", "max", "mobile", "mig", "nvl", "pcie", "d"
 
 def find_device(name: str, memory_bytes: int) -> Gpu | None:
     """Return the GPU with the name that torch gives (`NVIDIA A100-SXM4-80GB`) and this memory; None for others."""
-    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    parts = set(re.split(r"[^a-z0-9]+", name.lower()))
     for key, row in _ROWS.items():
-        own = {word for word in key.split("-") if not re.fullmatch(r"[0-9]+gb", word, re.ASCII)}
-        allowed = own | set(re.split(r"[^a-z0-9]+", row.rates_source.lower()))
-        is_it = own <= words and not (words & _VARIANTS) - allowed
+        model = {word for word in key.split("-") if not re.fullmatch(r"[0-9]+gb", word, re.ASCII)}
+        allowed = model | set(re.split(r"[^a-z0-9]+", row.rates_source.lower()))
+        is_it = model <= parts and not (parts & _VARIANTS) - allowed
         if is_it and abs(memory_bytes / row.memory_bytes - 1) < 0.1:
             return GPUS[key]
     return None
 
 
-def peak_flops(card: Gpu, precision: str) -> tuple[float, str] | None:
+def peak_flops(gpu: Gpu, precision: str) -> tuple[float, str] | None:
     """Return the dense peak of a GPU in FLOP/s and its source; None without a published one.
 
     That of fp32 is without tensor cores.
     """
-    row = _ROWS.get(card.name)
+    row = _ROWS.get(gpu.name)
     is_half = precision in (BF16.name, FP16.name)
     if row is None or (precision == BF16.name and row.capability < (8, 0)) or not (is_half or precision == FP32.name):
         return None
@@ -202,9 +202,9 @@ def peak_flops(card: Gpu, precision: str) -> tuple[float, str] | None:
     return (tflops * 1e12, row.rates_source) if tflops else None
 
 
-def bandwidth(card: Gpu) -> float | None:
+def bandwidth(gpu: Gpu) -> float | None:
     """Return the memory bandwidth of a GPU in bytes per second by its data sheet; None without a published one."""
-    row = _ROWS.get(card.name)
+    row = _ROWS.get(gpu.name)
     return row.bandwidth_gb_per_second * 1e9 if row and row.bandwidth_gb_per_second else None
 
 

@@ -124,15 +124,15 @@ def shape_text(shape: tuple[int, ...] | None) -> str:
     return "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
-def _escaped(text: str, kept: str = "", *, as_json: bool = False) -> str:
+def _escaped(text: str, allowed: str = "", *, as_json: bool = False) -> str:
     """Return the text with escapes for unprintable characters, except those in `kept`."""
 
-    def escape(found: re.Match[str]) -> str:
-        if found[0].isprintable():
-            return found[0]
-        return json.dumps(found[0])[1:-1] if as_json else found[0].encode("unicode_escape").decode()
+    def escape(match: re.Match[str]) -> str:
+        if match[0].isprintable():
+            return match[0]
+        return json.dumps(match[0])[1:-1] if as_json else match[0].encode("unicode_escape").decode()
 
-    return re.sub(f"[^ -~{kept}]", escape, text)
+    return re.sub(f"[^ -~{allowed}]", escape, text)
 
 
 def visible(text: str) -> str:

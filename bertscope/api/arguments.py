@@ -92,11 +92,11 @@ def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
 
 def function_of(settings: RunSettings) -> Loss | None:
     """Take the loss out of the settings if it is a function, and return it."""
-    found = settings.get("loss")
-    if isinstance(found, str):
+    loss = settings.get("loss")
+    if isinstance(loss, str):
         return None
     settings.pop("loss", None)
-    return found
+    return loss
 
 
 def inputs_on_device(inputs: Any, device: str) -> Any:
@@ -112,12 +112,12 @@ def batch_of(inputs: Any) -> int:
     return _size_of(inputs, 0, "first size is the batch")
 
 
-def _size_of(inputs: Any, place: int, what: str) -> int:
+def _size_of(inputs: Any, dimension: int, what: str) -> int:
     from bertscope import torch_access
 
     for item in torch_access.tree_leaves(inputs):
-        if isinstance(item, torch_access.torch.Tensor) and item.ndim > place:
-            return item.shape[place]
+        if isinstance(item, torch_access.torch.Tensor) and item.ndim > dimension:
+            return item.shape[dimension]
     raise SelectionError(f"the inputs have no tensor whose {what}")
 
 
@@ -131,13 +131,15 @@ def batched(inputs: Any, *, has_length: bool = False) -> Callable[[int, int], An
     from bertscope import torch_access
 
     torch = torch_access.torch
-    own = [batch_of(inputs), _size_of(inputs, 1, "second size is the length")] if has_length else [batch_of(inputs)]
+    sizes_now = (
+        [batch_of(inputs), _size_of(inputs, 1, "second size is the length")] if has_length else [batch_of(inputs)]
+    )
 
     def of_sizes(item: Any, wanted: Sequence[int]) -> Any:
         """Return a tensor on meta of another batch and length, and any other value as it is."""
         if not isinstance(item, torch.Tensor):
             return item
-        sizes = [new if size == old else size for size, old, new in zip(item.shape, own, wanted)]  # noqa: B905
+        sizes = [new if size == old else size for size, old, new in zip(item.shape, sizes_now, wanted)]  # noqa: B905
         return torch.empty((*sizes, *item.shape[len(sizes) :]), dtype=item.dtype, device="meta")
 
     return lambda batch, seq: torch_access.tree_map(partial(of_sizes, wanted=(batch, seq)), inputs)
@@ -158,14 +160,14 @@ def shapes_of_run(
     inputs: Any = None, input_size: Any = None, dtypes: Any = None, input_data: Any = None
 ) -> Mapping[str, InOut] | None:  # fmt: skip
     """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
-    given = inputs_of(inputs, {"input_size": input_size, "dtypes": dtypes, "input_data": input_data})
-    if given is not None or shapes is True:
+    tensors = inputs_of(inputs, {"input_size": input_size, "dtypes": dtypes, "input_data": input_data})
+    if tensors is not None or shapes is True:
         from bertscope.tracing.flops import source_shapes
 
-        source = source_of(model if given is None else built(model)[0], inputs=given)
-        if given is not None:
+        source = source_of(model if tensors is None else built(model)[0], inputs=tensors)
+        if tensors is not None:
             refuse_sizes(batch, seq, "on a module with inputs")
-        return source_shapes(source, batch, usual_length(*[source] * (given is None)) if seq is None else seq)
+        return source_shapes(source, batch, usual_length(*[source] * (tensors is None)) if seq is None else seq)
     refuse_sizes(batch, seq, "without shapes=True")
     return shapes or None
 
@@ -188,15 +190,17 @@ def longest_input(source: ModelSource, usual: int) -> int:
     return positions(source.build())
 
 
-def with_keywords_of(*others: Callable[..., Any]) -> Callable[[Function], Function]:
+def with_keywords_of(*functions: Callable[..., Any]) -> Callable[[Function], Function]:
     """Return a decorator that lists the keywords of other functions in the signature of one that passes them on."""
 
     def decorate(function: Function) -> Function:
-        own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
-        passed = [item for other in others for item in signature(other).parameters.values()]
+        parameters = [
+            item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD
+        ]
+        passed = [item for other in functions for item in signature(other).parameters.values()]
         listed = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in passed if item.default is not Parameter.empty]
-        listed += input_parameters([*own, *listed])
-        function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
+        listed += input_parameters([*parameters, *listed])
+        function.__signature__ = Signature([*parameters, *listed])  # type: ignore[attr-defined]
         return function
 
     return decorate

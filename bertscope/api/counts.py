@@ -43,9 +43,9 @@ def count(
     >>> bertscope.count(torch.nn.Linear(3, 4)).totals.distinct_params
     16
     """
-    given = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model"}
-    own = {"by": by, "dtype": dtype, "folded": folded, "sort": sort}
-    return _counted("count", model, name, run, given, {"by": by}, own)
+    named = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model"}
+    options = {"by": by, "dtype": dtype, "folded": folded, "sort": sort}
+    return _counted("count", model, name, run, named, {"by": by}, options)
 
 
 @with_keywords_of(shapes_of_run)
@@ -64,8 +64,8 @@ def tree(
     >>> report["0"].outputs[0].shape
     (1, 8, 222, 222)
     """
-    given = {"name": name, "folded": not folded, "beside_config": False}
-    return _counted("tree", model, name, run, given, {"by": "tree", "depth": depth}, {"depth": depth, "folded": folded})
+    named = {"name": name, "folded": not folded, "beside_config": False}
+    return _counted("tree", model, name, run, named, {"by": "tree", "depth": depth}, {"depth": depth, "folded": folded})
 
 
 def _counted(

@@ -61,10 +61,10 @@ def explain(
     ('hidden_size x hidden_size + hidden_size', 590592)
     """
     texts = isinstance(inputs, Sequence) and all(isinstance(item, str) for item in inputs)
-    given = inputs_of(None if texts else inputs, keywords)
-    if given is not None:
+    tensors = inputs_of(None if texts else inputs, keywords)
+    if tensors is not None:
         refuse_sizes(batch, seq, "on a module with inputs")
-        model, batch = source_of(built(model)[0], name=name, inputs=given), batch_of(given)
+        model, batch = source_of(built(model)[0], name=name, inputs=tensors), batch_of(tensors)
     elif isinstance(model, BertPreTrainedModel):
         has_pooler = not isinstance(model, BertModel) or model.pooler is not None
         architecture = type(model).__name__
@@ -109,18 +109,18 @@ def diagram(
       m0 --> m1
     <BLANKLINE>
     """
-    own = inputs_of(inputs, options)
+    tensors = inputs_of(inputs, options)
     module, shown = built(model, name)
     classes: Any = {key: value for key, value in options.items() if value is not None}
-    asked: dict[str, Any] = {"depth": depth, "direction": direction, "given": given, "inputs": own, **classes}
+    asked: dict[str, Any] = {"depth": depth, "direction": direction, "given": given, "inputs": tensors, **classes}
     kind = diagrams.diagram_kind(module, kind, classes.get("around"))
     if isinstance(given, Mapping):
         seq = given.get("seq") or usual_length(*[source_of(model)] * (kind == "forward"))
         given = Given(**{**given, "seq": seq})
         asked["given"] = given = given if kind == "forward" or given != Given() else None
-    if own is not None:
-        module = source_of(module, inputs=own).build()
-        given = given or Given(batch=batch_of(own))
+    if tensors is not None:
+        module = source_of(module, inputs=tensors).build()
+        given = given or Given(batch=batch_of(tensors))
     is_bert = isinstance(base_model_of(module), BertPreTrainedModel)
     used = {key for key in diagrams.KINDS[kind] if is_bert or key != "implementation"}
     if given is not None and (given.input if is_bert else given.cache or given.head_mask):
@@ -157,14 +157,14 @@ def flops(
     >>> report[""].forward.matmul_flops == 10 * 2 * 3 * 4
     True
     """
-    given = inputs_of(inputs, settings)
+    tensors = inputs_of(inputs, settings)
     request = requested("flops", model, settings)
-    if given is not None:
+    if tensors is not None:
         if unused := sorted(request.named - {"mode"}):
             raise SelectionError(f"{unused[0]} is for a run without inputs; a given module has its own")
         module, shown = built(request.subject, name)
         ((run_config, _),) = resolved(request).points
-        return work.flops(module, given, mode=run_config.mode, name=shown)
+        return work.flops(module, tensors, mode=run_config.mode, name=shown)
     source = source_of(request.subject, name=name)
     runs = request.resolved(**QUESTIONS["flops"].defaults, **default_length(request, source)).runs
     if runs[0].mode not in (INFERENCE, TRAINING):

@@ -70,17 +70,19 @@ class ModelRequest:
         self, known: Simulator | None = None, *, is_limited: bool = True, is_timed: bool | None = None
     ) -> Simulator:
         """Return the simulator under the limit; raises SettingError if there is neither a GPU nor a budget."""
-        memory, found = self.card or self.limit.budget, known or Simulator(self.source)
+        memory, simulator = self.card or self.limit.budget, known or Simulator(self.source)
         if memory is not None:
-            found = found.limited(self.run, memory, self.limit.context, self.limit.margin)
+            simulator = simulator.limited(self.run, memory, self.limit.context, self.limit.margin)
         elif is_limited:
             raise self.request.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
         if self.card is not None and (self.limit.time if is_timed is None else is_timed):
             from bertscope.memory.step_time import Timer
 
             calibration = self.calibration.report if self.calibration else None
-            found.timer = Timer(steps=found, card=self.card, calibration=calibration, sequences=self.limit.sequences)
-        return found
+            simulator.timer = Timer(
+                steps=simulator, card=self.card, calibration=calibration, sequences=self.limit.sequences
+            )
+        return simulator
 
     def finished(
         self, report: Report, rows: Sequence[Any], *, searched: str = "", is_timed: bool | None = None
@@ -107,8 +109,8 @@ def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> Tr
     for name, value in file.fields.items():
         used = list(dict.fromkeys(run.flat()[name] for run in runs))
         if name == searched or value not in used:
-            words = ", ".join(str(item).lower() for item in used)
-            effect = "it is searched" if name == searched else f"an option sets {words}"
+            values = ", ".join(str(item).lower() for item in used)
+            effect = "it is searched" if name == searched else f"an option sets {values}"
             replaced.append(TrainingKey(key=name, value=value, effect=effect))
     return replace(file, replaced=tuple(replaced))
 
@@ -130,7 +132,7 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
     return calibration_here(*here) if here else None
 
 
-def _card_for(limit: Limit, found: Calibration | None) -> Gpu | None:
+def _card_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
     """Return the card of a run with what a calibration measured; None if no GPU is named or calibrated.
 
     A card that is not named has as much memory as the budget, if there is one.
@@ -140,12 +142,12 @@ def _card_for(limit: Limit, found: Calibration | None) -> Gpu | None:
         raise SettingError("{context} has no effect without {gpu}; give it too, or leave {context} out", ["context"])
     if known is not None and limit.context is not None:
         known = replace(known, context_low_bytes=limit.context, context_high_bytes=limit.context)
-    if found is None:
+    if calibration is None:
         return known
     if known is not None:
-        return found.on(known)
-    card = card_of(found)
-    return card if limit.budget is None else replace(card, memory_bytes=limit.budget)
+        return calibration.on(known)
+    gpu = card_of(calibration)
+    return gpu if limit.budget is None else replace(gpu, memory_bytes=limit.budget)
 
 
 @with_settings
@@ -173,14 +175,14 @@ def estimate(
     >>> adam["none"].memory.peak.parts.optimizer_state == 2 * 4 * 1000 * 1000 + 4  # two moments and a counter
     True
     """
-    given, loss = inputs_of(inputs, settings), function_of(settings)
+    tensors, loss = inputs_of(inputs, settings), function_of(settings)
     request = requested("estimate", model, settings)
-    if given is not None:
+    if tensors is not None:
         module, shown = built(request.subject, name)
         run_config, limit = module_records(request, module, takes_limit=loss is None)
         if limit == Limit():
-            return _estimate_modules([(module, given, run_config)], loss, shown)
-        work = ModelRequest(request, source_of(module, name=shown, inputs=given), [(run_config, limit)])
+            return _estimate_modules([(module, tensors, run_config)], loss, shown)
+        work = ModelRequest(request, source_of(module, name=shown, inputs=tensors), [(run_config, limit)])
     else:
         work = ModelRequest.of(request, source_of(request.subject, name=name))
         if loss is not None:
@@ -188,7 +190,7 @@ def estimate(
     expect(len(work.runs))
     simulator = work.simulator(is_limited=False)
     report = with_largest(simulator, simulator.report(work.runs))
-    report = work.finished(replace(report, inputs_given=given is not None), report.variants)
+    report = work.finished(replace(report, inputs_given=tensors is not None), report.variants)
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)
     return request.answer(report, snapshot=snapshot(simulator.trace(on_card(work.runs[-1], work.card))))
@@ -234,7 +236,7 @@ def _estimate_modules(
 ) -> MemoryReport:
     from bertscope.memory.estimate import estimate
 
-    reports = [estimate(module, given, run_config, loss=loss, name=name) for module, given, run_config in steps]
+    reports = [estimate(module, tensors, run_config, loss=loss, name=name) for module, tensors, run_config in steps]
     return replace(reports[0], variants=tuple(variant for report in reports for variant in report.variants))
 
 
@@ -254,16 +256,16 @@ def profile(
     >>> abs(report["none"].error)
     0.0
     """
-    given, loss = inputs_of(inputs, settings), function_of(settings)
+    tensors, loss = inputs_of(inputs, settings), function_of(settings)
     request = requested("profile", model, settings)
     if is_module(request.subject):
-        return _profile_module(request, given, loss, name)
+        return _profile_module(request, tensors, loss, name)
     if loss is not None:
         raise SelectionError("a function cannot be sent to a new process; give a module, or the name of a loss")
-    return _profile_source(source_of(request.subject, name=name, inputs=given), request)
+    return _profile_source(source_of(request.subject, name=name, inputs=tensors), request)
 
 
-def _profile_module(request: Request, given: Any, loss: Loss | None, name: str | None) -> MemoryReport:
+def _profile_module(request: Request, tensors: Any, loss: Loss | None, name: str | None) -> MemoryReport:
     """Return the measurement of a module in this process."""
     from bertscope.measure import profiler_run
     from bertscope.memory.step import real_inputs
@@ -274,13 +276,13 @@ def _profile_module(request: Request, given: Any, loss: Loss | None, name: str |
             f"{{{unused[0]}}} is of a new process, which builds its model; a module runs in this one: leave it out",
             unused[0],
         )
-    if given is None:
+    if tensors is None:
         run_config, _, measurement, _ = resolved(request, None, precision=STORED, **loop_of(module)).points[0]
     else:
         run_config, _, measurement, _ = module_records(request, module)
     device = profiler_run.device_of(run_config)
-    given = real_inputs(module, run_config, device) if given is None else inputs_on_device(given, device)
-    return profiler_run.profile(module, given, run_config, loss=loss, steps=measurement.steps, name=name)
+    tensors = real_inputs(module, run_config, device) if tensors is None else inputs_on_device(tensors, device)
+    return profiler_run.profile(module, tensors, run_config, loss=loss, steps=measurement.steps, name=name)
 
 
 def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
@@ -290,9 +292,9 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
 
     if "nproc" not in request.named and request.named & {"strategy", "mesh", "world_size"}:
         raise request.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
-    found = resolved(request, source)
-    runs = [run for run, *_ in found.points]
-    _, _, measurement, launch = found.points[0]
+    records = resolved(request, source)
+    runs = [run for run, *_ in records.points]
+    _, _, measurement, launch = records.points[0]
     ranks, wants_card = launch.nproc or 1, "calibration" in (request.wants or ())
     if wants_card and (runs[0].device != CUDA or launch.nproc is not None):
         raise request.error("--save measures a CUDA card in one process: give {device} cuda, and no {nproc}", "device")
@@ -373,11 +375,11 @@ def fits(
     >>> [report.card.name for report in bertscope.fits("bert-tiny", gpu="t4,a10", seq=64, batch=4)]
     ['t4', 'a10']
     """
-    own = inputs_of(inputs, settings)
-    given = {**settings} if budget is None else {**settings, "budget": budget}
+    tensors = inputs_of(inputs, settings)
+    keywords = {**settings} if budget is None else {**settings, "budget": budget}
     searched = () if batch_total is None else ("strategy",)
-    request = requested("fits", model, given, compared=(*QUESTIONS["fits"].compared, *searched)).without("batch")
-    source = source_of(request.subject, name=name, inputs=batched(own))
+    request = requested("fits", model, keywords, compared=(*QUESTIONS["fits"].compared, *searched)).without("batch")
+    source = source_of(request.subject, name=name, inputs=batched(tensors))
     ranks: dict[str, Any] = {}
     if batch_total is not None:
         request, ranks = _without_ranks(request, batch), {"strategy": SEARCHED, "world_size": 2}
@@ -456,8 +458,8 @@ def plan(
     from bertscope.memory.plan import plan_report
 
     own_inputs = inputs_of(inputs, settings)
-    own = {key: value for key, value in (("budget", budget), ("batch", batch)) if value is not None}
-    request = requested("plan", model, {**settings, **own})
+    explicit = {key: value for key, value in (("budget", budget), ("batch", batch)) if value is not None}
+    request = requested("plan", model, {**settings, **explicit})
     if batch_total is not None:
         if request.named & {"batch", "accumulate"}:
             raise request.error(
@@ -471,8 +473,8 @@ def plan(
 
     def changed_run(changes: dict[str, Any]) -> RunConfig:
         """Return the run with other settings."""
-        others = read_settings({name: value for name, value in changes.items() if name != "lora"})
-        return resolved(request.over(others), source).runs[0]
+        changed = read_settings({name: value for name, value in changes.items() if name != "lora"})
+        return resolved(request.over(changed), source).runs[0]
 
     report = plan_report(
         simulator, work.run, changes=_changes(may_change, work.card), changed_run=changed_run, batch_total=batch_total
@@ -482,16 +484,16 @@ def plan(
     return work.finished(report, report.rows, is_timed=is_timed)
 
 
-def _changes(may_change: str | Sequence[str], card: Gpu | None) -> list[dict[str, Any]]:
+def _changes(may_change: str | Sequence[str], gpu: Gpu | None) -> list[dict[str, Any]]:
     """Return the changes of settings to try, for a card: each alone, then those that go together."""
     known: dict[str, dict[str, Any]] = {
-        "precision": {"precision": f"{AUTOCAST}{half_precision(card)}"},
+        "precision": {"precision": f"{AUTOCAST}{half_precision(gpu)}"},
         **{word: {"optimizer": name} for word, name in LEANER.items()},
         "freeze": {"freeze": ("embeddings",)},
         "lora": {"lora": LORA_EXAMPLE},
     }
-    words = may_change.split(",") if isinstance(may_change, str) else may_change
-    names = dict.fromkeys(word.strip() for word in words if word.strip())
+    texts = may_change.split(",") if isinstance(may_change, str) else may_change
+    names = dict.fromkeys(word.strip() for word in texts if word.strip())
     for name in names:
         if name not in known:
             raise SelectionError(f"{name_of('may_change')} has no {name[:40]!r}; {suggestion(name[:40], known)}")
@@ -528,13 +530,13 @@ def lengths(
     """
     from bertscope.memory import lengths as epochs
 
-    given = inputs_of(inputs, settings)
+    tensors = inputs_of(inputs, settings)
     request = requested("lengths", model, settings)
-    source = source_of(request.subject, name=name, inputs=batched(given, has_length=True))
-    work = ModelRequest.of(request, source, **({} if given is None else {"batch": batch_of(given)}))
+    source = source_of(request.subject, name=name, inputs=batched(tensors, has_length=True))
+    work = ModelRequest.of(request, source, **({} if tensors is None else {"batch": batch_of(tensors)}))
     if len(work.runs) > 1:
         raise SelectionError("lengths are for one run; give one value of each setting")
-    limit, card = work.limit, work.card
+    limit, gpu = work.limit, work.card
     simulator = work.simulator(is_limited=search)
     if search and tokens_per_batch:
         raise SelectionError(f"the search finds the tokens of a batch; leave {name_of('tokens_per_batch')} out")
@@ -542,7 +544,7 @@ def lengths(
     most = default_length(request, source, max(counts)).get("seq", max(counts))
     most = work.run.seq if request.has("seq") else most
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
-    data, run = epochs.Data(cut), on_card(work.run, card)
+    data, run = epochs.Data(cut), on_card(work.run, gpu)
     steps = epochs.LengthSteps(simulator, run, data, is_exact=exact)
     table = tuple(steps.table()) if search else ()
     sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
@@ -562,8 +564,8 @@ def lengths(
         traced=tuple(steps.traced),
         rows=rows,
         table=table,
-        budget_bytes=card.memory_bytes if card else limit.budget,
-        card=card,
+        budget_bytes=gpu.memory_bytes if gpu else limit.budget,
+        card=gpu,
         notes=() if steps.is_fused else (Note(key="lengths_scores"),),
     )
     return work.finished(report, rows, searched="batch" if search else "")

@@ -59,26 +59,29 @@ def report(
     >>> page["encoder"].params
     7087872
     """
-    given = inputs_of(inputs, settings)
+    tensors = inputs_of(inputs, settings)
     request = requested("report", model, settings)
-    module = request.subject if given is None else built(request.subject)[0]
-    sources = [source_of(module, name=name, inputs=batched(given)), *([] if compare is None else [source_of(compare)])]
-    own = {} if given is None else {"batch": batch_of(given)}
+    module = request.subject if tensors is None else built(request.subject)[0]
+    sources = [
+        source_of(module, name=name, inputs=batched(tensors)),
+        *([] if compare is None else [source_of(compare)]),
+    ]
+    batch = {} if tensors is None else {"batch": batch_of(tensors)}
     works = []
     for source in sources:
         takes = source.strategies(built_for_counting(source))
         usual = {"checkpointing": [name for name in (NONE, FULL) if name in takes]}
         usual["precision"] = [STORED if source.has_own_dtypes else FP32.name]
-        found = resolved(request, source, **own, **usual)
-        works.append(ModelRequest(request, source, found.points))
-    run, limit, card = works[0].run, works[0].limit, works[0].card
-    if len(found.limits) > 1 or any((other.batch, other.seq) != (run.batch, run.seq) for other in works[0].runs):
+        records = resolved(request, source, **batch, **usual)
+        works.append(ModelRequest(request, source, records.points))
+    run, limit, gpu = works[0].run, works[0].limit, works[0].card
+    if len(records.limits) > 1 or any((other.batch, other.seq) != (run.batch, run.seq) for other in works[0].runs):
         raise SelectionError("a page is about one batch, one length and one GPU; give one of each")
     if not fit and "budget" in request.named:
         raise request.error("{budget} is for the fit table, which is left out", "budget")
     expect(len(sources) * (len(STAGES) if fit else len(STAGES) - 1))
     variants = [work.by_precision for work in works]
-    page = page_report(sources, variants, card or limit.budget, limit.context, limit.margin, has_fit=fit)
+    page = page_report(sources, variants, gpu or limit.budget, limit.context, limit.margin, has_fit=fit)
     models = tuple(
         replace(part, memory=replace(part.memory, training_file=noted(request, work.runs)))
         for part, work in zip(page.models, works, strict=True)
@@ -109,18 +112,20 @@ def diff(
     (30522, 768)
     """
     stored = [side if isinstance(side, Checkpoint) else stored_alone(side) for side in (a, b)]
-    given = inputs_of(inputs, keywords)
+    tensors = inputs_of(inputs, keywords)
     if any(stored):
         refuse_sizes(batch, seq, "on a checkpoint")
-        if given is not None:
+        if tensors is not None:
             raise SelectionError("inputs have no effect on a checkpoint; leave them out")
     if stored.count(None) == 1:
         model: Any = a if stored[0] is None else b
         return verify(model, stored[0] or stored[1])
-    if given is not None:
+    if tensors is not None:
         refuse_sizes(batch, seq, "on a module with inputs")
-        batch = batch_of(given)
-    one, other = (found or source_of(side, inputs=given) for found, side in zip(stored, (a, b), strict=True))
+        batch = batch_of(tensors)
+    one, other = (
+        difference or source_of(side, inputs=tensors) for difference, side in zip(stored, (a, b), strict=True)
+    )
     usual = usual_length(*(side for side in (one, other) if not isinstance(side, Checkpoint)))
-    found = differences.diff(one, other, batch=batch, seq=usual if seq is None else seq)
-    return replace(found, inputs_given=given is not None)
+    difference = differences.diff(one, other, batch=batch, seq=usual if seq is None else seq)
+    return replace(difference, inputs_given=tensors is not None)

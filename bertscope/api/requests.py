@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 def with_settings(function: Function) -> Function:
     """List the settings of a public function in its signature and its docstring, with the defaults of QUESTIONS."""
     question = QUESTIONS[function.__name__]
-    own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
-    table = {name: row for name, row in question.table.items() if name not in {item.name for item in own}}
+    parameters = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+    table = {name: row for name, row in question.table.items() if name not in {item.name for item in parameters}}
     listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in question.files]
-    listed += [*input_parameters(own), *(
+    listed += [*input_parameters(parameters), *(
         Parameter(name, Parameter.KEYWORD_ONLY, default=question.defaults.get(name, row.default))
         for name, row in table.items()
     )]  # fmt: skip
-    function.__signature__ = Signature([*own, *listed])  # type: ignore[attr-defined]
+    function.__signature__ = Signature([*parameters, *listed])  # type: ignore[attr-defined]
     lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
     function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
     return function
@@ -42,12 +42,16 @@ def requested(question: str, model: Any, settings: Mapping[str, Any], **others: 
     A training file precedes the defaults of a project. The run of a plan is a default between both; its strategy is
     compared with others that are asked for. Raises SettingError for a setting that the function does not take.
     """
-    own, keywords = QUESTIONS[question], dict(settings)
+    question_row, keywords = QUESTIONS[question], dict(settings)
     request = model if isinstance(model, Request) else Request.of(question, model)
-    request = replace(request, **{"question": question, "records": own.records, "compared": own.compared} | others)
-    file, plan = (keywords.pop(name, None) if name in own.files else None for name in ("training_file", "plan"))
+    request = replace(
+        request, **{"question": question, "records": question_row.records, "compared": question_row.compared} | others
+    )
+    file, plan = (
+        keywords.pop(name, None) if name in question_row.files else None for name in ("training_file", "plan")
+    )
     file, plan = (request.training_file if file is None else file), (request.plan if plan is None else plan)
-    for name in own.unused:
+    for name in question_row.unused:
         if name in keywords:
             raise SelectionError(f"{question} does not depend on {name}; leave it out")
     request = request.over(read_settings(keywords, compared=request.compared, records=request.records, permit=True))
@@ -88,12 +92,12 @@ def module_records(request: Request, module: nn.Module, *, takes_limit: bool = F
     if fixed := next((name for source in request.sources for name in source if not table[name].of_modules), ""):
         allowed = ", ".join(key for key, row in table.items() if row.of_modules)
         raise SelectionError(f"{fixed} is determined by the module and its inputs; allowed: {allowed}")
-    ((run_config, limit, *others),) = request.resolved(precision=STORED, **loop_of(module)).points
+    ((run_config, limit, *further),) = request.resolved(precision=STORED, **loop_of(module)).points
     if run_config.precision != STORED and not run_config.autocast:
         raise SelectionError(f"the module determines its dtypes; precision is {STORED} or {AUTOCAST}...")
     if limit != Limit() and not takes_limit:
         raise SelectionError("gpu and budget are for an estimate without loss; leave them or loss out")
-    return run_config, limit, *others
+    return run_config, limit, *further
 
 
 def loop_of(module: nn.Module) -> dict[str, str]:

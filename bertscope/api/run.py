@@ -71,9 +71,9 @@ def run(
         wants_snapshot="snapshot" in (request.wants or ()),
     )  # fmt: skip
     if callable(code):
-        own = {"args": args, "module": module, "fit": fit}
-        own |= {name: name in request.named for name in ("network", "sandbox", "memory_limit", "timeout")}
-        if unused := next((name for name, given in own.items() if given), ""):
+        options = {"args": args, "module": module, "fit": fit}
+        options |= {name: name in request.named for name in ("network", "sandbox", "memory_limit", "timeout")}
+        if unused := next((name for name, value in options.items() if value), ""):
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
         from bertscope.dry_run.child import run_here  # imports torch
 

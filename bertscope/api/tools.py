@@ -37,14 +37,15 @@ def _preset(path: Path) -> PresetRow:
     """Return the row of a preset of bertscope, or of one that transformers builds."""
     if path.suffix != ".json":
         source = read_preset(path)
-        own, architecture = vars(source), source.architecture
+        fields, architecture = vars(source), source.architecture
     else:
         entries = read_mapping(path)
-        own, architecture = member_of(entries), entries["architectures"].value[0]
-    counts = {item.key: item.value for item in own["expected"]}
+        fields, architecture = member_of(entries), entries["architectures"].value[0]
+    counts = {item.key: item.value for item in fields["expected"]}
     return PresetRow(
         name=path.stem, architecture=architecture, distinct_params=counts["distinct_params"],
-        layer_params=counts["layer_params"], description=own["description"], hub_names=own["hub_names"], path=str(path),
+        layer_params=counts["layer_params"], description=fields["description"], hub_names=fields["hub_names"],
+        path=str(path),
     )  # fmt: skip
 
 

@@ -64,17 +64,17 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
         )
     source = source_of(request.subject)
     work = ModelRequest.of(request, source)
-    card, other = work.card, report.other_bytes
-    if card is not None and report.moment == OOM and report.source != MESSAGE and report.free_bytes is not None:
-        outside = report.free_bytes + (report.reserved_bytes or report.allocated_bytes) + card.context_high_bytes
-        other = max(card.memory_bytes - outside, 0)
-        report = replace(report, total_bytes=card.memory_bytes, other_bytes=other)
+    gpu, other = work.card, report.other_bytes
+    if gpu is not None and report.moment == OOM and report.source != MESSAGE and report.free_bytes is not None:
+        outside = report.free_bytes + (report.reserved_bytes or report.allocated_bytes) + gpu.context_high_bytes
+        other = max(gpu.memory_bytes - outside, 0)
+        report = replace(report, total_bytes=gpu.memory_bytes, other_bytes=other)
     return replace(_compared(report, work), training_file=noted(request, work.runs))
 
 
 def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     """Return the report with the estimate of a step, and with findings on what the step does not explain."""
-    run, card, simulator = on_card(work.run, work.card), work.card, work.simulator(is_limited=False)
+    run, gpu, simulator = on_card(work.run, work.card), work.card, work.simulator(is_limited=False)
     runs = [run, *([run.changed(checkpointing=FULL)] if run.checkpointing == NONE else [])]
     expect(len(runs))
     if len(runs) > 1 and FULL not in simulator.facts(run).strategies:
@@ -90,8 +90,8 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     )
     report = replace(report, parts=parts, subject=estimate.subject, run=run)
     needed = memories[0].cost.gpu_bytes
-    found = [*_kept(report, memories), *_beyond(report), *_fitting(report, work.source, run, card, needed)]
-    return replace(report, findings=main_first(found, report.allocated_bytes))
+    findings = [*_kept(report, memories), *_beyond(report), *_fitting(report, work.source, run, gpu, needed)]
+    return replace(report, findings=main_first(findings, report.allocated_bytes))
 
 
 def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]:
@@ -132,23 +132,23 @@ def _beyond(report: WhyReport) -> Iterator[WhyFinding]:
 
 
 def _fitting(
-    report: WhyReport, source: ModelSource, run: RunConfig, card: Gpu | None, needed: int
+    report: WhyReport, source: ModelSource, run: RunConfig, gpu: Gpu | None, needed: int
 ) -> Iterator[WhyFinding]:
     """Yield the largest batches of the step that fit on the GPU without other processes.
 
     That the step needs more than the card has is the first of all reasons.
     """
-    memory = card.memory_bytes if card else report.total_bytes
+    memory = gpu.memory_bytes if gpu else report.total_bytes
     if memory is None or report.moment != OOM:
         return
-    given: Any = {name: value for name, value in changed(run).items() if name not in ("batch", "reentrant")}
-    given |= {"seq": run.seq, "precision": run.precision}
-    given["checkpointing"] = [NONE, FULL] if run.checkpointing == NONE else [run.checkpointing]
+    settings: Any = {name: value for name, value in changed(run).items() if name not in ("batch", "reentrant")}
+    settings |= {"seq": run.seq, "precision": run.precision}
+    settings["checkpointing"] = [NONE, FULL] if run.checkpointing == NONE else [run.checkpointing]
     try:
-        found: FitReport = fit(source, memory, **given)
+        fits_report: FitReport = fit(source, memory, **settings)
     except BertscopeError:  # a strategy that the model does not have
         return
-    batches = {row.checkpointing: row.batch for row in found.rows}
+    batches = {row.checkpointing: row.batch for row in fits_report.rows}
     is_short = batches.get(run.checkpointing, run.batch) < run.batch
     values = {"size": needed, "size_total": memory, "asked": run.batch, "batches": batches}
     yield WhyFinding(key="why_fits", frees_bytes=needed if is_short else 0, values=values)

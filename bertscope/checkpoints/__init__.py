@@ -65,12 +65,12 @@ def refused(name: str) -> str:
 def weights_in(folder: Path) -> Path | None:
     """Return the weights in a folder that transformers would load, else those of another program, refused ones last."""
     with readable(folder):
-        found = next((folder / name for name in (*WEIGHTS, *_OTHERS) if (folder / name).exists()), None)
-        files = sorted(folder.glob("*.gguf")) if found is None and folder.is_dir() else []
+        path = next((folder / name for name in (*WEIGHTS, *_OTHERS) if (folder / name).exists()), None)
+        files = sorted(folder.glob("*.gguf")) if path is None and folder.is_dir() else []
         is_one = len(files) == 1 or (bool(files) and "-of-" in files[0].name)  # else one must be named
         if is_one:
             return files[0]
-        return found or next((folder / name for name in _REFUSED_NAMES if (folder / name).exists()), None)
+        return path or next((folder / name for name in _REFUSED_NAMES if (folder / name).exists()), None)
 
 
 def has_modules(folder: Path) -> bool:

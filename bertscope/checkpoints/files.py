@@ -92,12 +92,12 @@ class OpenFile:
         """Parse JSON; raise SourceError for other text, a repeated key, NaN or deep nesting."""
 
         def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            found = dict(pairs)
-            if len(found) < len(pairs):
+            entries = dict(pairs)
+            if len(entries) < len(pairs):
                 seen: set[str] = set()
                 twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
                 raise self.broken(f"{what} has the key {twice[:60]!r} twice")
-            return found
+            return entries
 
         def no_number(text: str) -> Any:
             raise self.broken(f"{what} holds {text}, which is not JSON")
@@ -111,11 +111,11 @@ class OpenFile:
         except ValueError as error:
             raise self.broken(f"{what} is not valid JSON: {error}") from None
 
-    def seek(self, place: int) -> None:
+    def seek(self, position: int) -> None:
         """Go to a place in the file; raise SourceError outside of it."""
-        if not 0 <= place <= self.size:
-            raise self.broken(f"it refers to byte {place:,}, and the file has {self.size:,}: truncated or wrong")
-        self.stream.seek(place)
+        if not 0 <= position <= self.size:
+            raise self.broken(f"it refers to byte {position:,}, and the file has {self.size:,}: truncated or wrong")
+        self.stream.seek(position)
 
     def skip(self, count: int) -> int:
         """Go behind the next bytes; return their number."""
@@ -138,9 +138,9 @@ class OpenFile:
             raise self.broken(f"a file of {self.size:,} bytes; at most {limit:,} are read")
         return self.take(self.size)
 
-    def at(self, place: int, count: int) -> bytes:
+    def at(self, position: int, count: int) -> bytes:
         """Return bytes of a header at a place."""
-        self.seek(place)
+        self.seek(position)
         return self.take(count)
 
     def number(self, size: int) -> int:
@@ -149,12 +149,12 @@ class OpenFile:
 
     def varint(self) -> int:
         """Return the next integer in groups of 7 bits, the lowest first, as in protobuf; at most 64 bits."""
-        found = 0
+        value = 0
         for shift in range(0, 70, 7):
             (byte,) = self.take(1)
-            found |= (byte & 0x7F) << shift
+            value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return found & (2**64 - 1)
+                return value & (2**64 - 1)
         raise self.broken("an integer of more than 10 bytes")
 
     def text(self, count: int) -> str:
@@ -211,9 +211,9 @@ class OpenFile:
             elif size < needed:
                 raise self.broken(f"{name} has {size:,} bytes, and its tensors {needed:,}: truncated")
             used[name] = {**sizes, _REST: max(size - needed, 0)}
-        found = (FilePart(file=name, what=what, bytes=count)
+        parts_with_bytes = (FilePart(file=name, what=what, bytes=count)
                  for name, sizes in used.items() for what, count in sizes.items() if count)  # fmt: skip
-        return StoredFile(format=form, tensors=tuple(tensors), parts=tuple(found),
+        return StoredFile(format=form, tensors=tuple(tensors), parts=tuple(parts_with_bytes),
                           **{"problems": tuple(problems)} | fields)  # fmt: skip
 
 

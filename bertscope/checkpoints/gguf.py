@@ -60,11 +60,11 @@ def name_in_torch(name: str) -> str:
 
 def splits(path: Path) -> list[Path]:
     """Return the files of a model that llama.cpp has split, by the name of one of them; else this file."""
-    found = _SPLIT.fullmatch(path.name)
-    count = int(found[3]) if found else 0
-    if found is None or not 0 < count <= MAX_SPLITS:
+    match = _SPLIT.fullmatch(path.name)
+    count = int(match[3]) if match else 0
+    if match is None or not 0 < count <= MAX_SPLITS:
         return [path]
-    return [path.with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    return [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
 
 
 def read_gguf(file: OpenFile) -> StoredFile:

@@ -42,16 +42,16 @@ def fields(file: OpenFile, end: int) -> Iterator[tuple[int, int, int]]:
 
     The stream is then at these bytes, and after the yield behind them.
     """
-    while (place := file.stream.tell()) < end:
+    while (position := file.stream.tell()) < end:
         file.budget.spend("instructions", 1)
         tag = file.varint()
         number, kind = tag >> 3, tag & 7
         if kind not in (0, 1, 2, 5) or not number:
-            raise file.broken(f"no protobuf: byte {place:,} begins no field")
+            raise file.broken(f"no protobuf: byte {position:,} begins no field")
         value = file.varint() if kind in (0, 2) else file.number(8 if kind == 1 else 4)
         after = file.stream.tell() + (value if kind == 2 else 0)
         if after > end:
-            raise file.broken(f"a field of {value:,} bytes at byte {place:,} ends after {end:,}: truncated or wrong")
+            raise file.broken(f"a field of {value:,} bytes at byte {position:,} ends after {end:,}: truncated or wrong")
         yield number, kind, value
         file.seek(after)
 
@@ -62,8 +62,8 @@ def read_onnx(file: OpenFile) -> StoredFile:
     tensors = list(reader.tensors("model", file.size, 0))
     if not reader.has_graph:
         raise file.broken("no ONNX: it has no graph")
-    others = {name: Counter(tensors=_union(ranges)) for name, ranges in reader.ranges.items()}
-    return file.stored("onnx", tensors, {"tensors": reader.inside}, others)
+    external = {name: Counter(tensors=_union(ranges)) for name, ranges in reader.ranges.items()}
+    return file.stored("onnx", tensors, {"tensors": reader.inside}, external)
 
 
 def _union(ranges: set[tuple[int, int]]) -> int:
@@ -141,8 +141,8 @@ class _Reader:
 
     def outside(self, tensor: StoredTensor, entries: dict[str, str], needed: int) -> StoredTensor:
         """Return a tensor whose bytes are in another file; raise SourceError unless it lies in the model's folder."""
-        name, given = entries.get("location", ""), (entries.get("offset", "0"), entries.get("length", str(needed)))
-        begin, length = (decimal(text, 19) for text in given)
+        name, numbers = entries.get("location", ""), (entries.get("offset", "0"), entries.get("length", str(needed)))
+        begin, length = (decimal(text, 19) for text in numbers)
         if begin is None or length is None:
             raise self.file.broken(f"the external data of tensor {tensor.name[:60]!r} has no offset or length")
         if name not in self.sizes:
@@ -177,15 +177,15 @@ def _external_size(file: OpenFile, name: str) -> int:
     if not name or "\0" in name or "\\" in name or location.is_absolute() or ".." in location.parts:
         raise file.broken(f"the external data {name[:60]!r} is outside of the model's folder")
     try:
-        found = Path(folder, location).resolve(strict=True)
-        status = found.stat()
+        path = Path(folder, location).resolve(strict=True)
+        status = path.stat()
     except (OSError, RuntimeError):  # absent, a loop of links, or a folder that may not be searched
         raise file.broken(f"the external data {name[:60]!r} is absent") from None
     # In the Hugging Face cache both are links into one folder of blobs.
-    if not found.is_relative_to(folder.resolve()) and found.parent != file.path.resolve().parent:
+    if not path.is_relative_to(folder.resolve()) and path.parent != file.path.resolve().parent:
         raise file.broken(f"the external data {name[:60]!r} is a link that leads outside of the model's folder")
     if not stat.S_ISREG(status.st_mode):
         raise file.broken(f"the external data {name[:60]!r} is not a regular file")
-    if found.samefile(file.path):
+    if path.samefile(file.path):
         raise file.broken(f"the external data {name[:60]!r} is the model's own file")
     return status.st_size

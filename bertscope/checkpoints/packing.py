@@ -159,33 +159,33 @@ _UNREAD = {".W_q": "HQQ", "._weight_qdata": "torchao", "._data": "quanto", ".sca
 def unread(tensors: Iterable[StoredTensor], method: str = "") -> str:
     """Return the packings of tensors that stay as they are, by their names, else the method of the configuration."""
     tensors = list(tensors)
-    found = dict.fromkeys(name for tensor in tensors for end, name in _UNREAD.items() if tensor.name.endswith(end))
+    suffixes = dict.fromkeys(name for tensor in tensors for end, name in _UNREAD.items() if tensor.name.endswith(end))
     is_packed = any(len(tensor.shape) > 1 and tensor.dtype.lstrip("u").startswith(("int8", "int32", "float8"))
                     for tensor in tensors)  # fmt: skip
     is_unread = is_packed and not any(tensor.packing for tensor in tensors)
-    return ", ".join(found) or (method if is_unread else "")
+    return ", ".join(suffixes) or (method if is_unread else "")
 
 
 def unpacked(tensors: Iterable[StoredTensor], values: Mapping[str, bytes], form: str) -> tuple[StoredTensor, ...]:
     """Return the tensors with each quantized weight as one tensor; those that belong to no weight stay."""
-    found = {tensor.name: tensor for tensor in tensors}
+    by_name = {tensor.name: tensor for tensor in tensors}
     for packing in _PACKINGS:
         for end in packing.needs if form in packing.forms else ():
-            for name in [name for name in found if name.endswith(end)]:
-                _unite(found, packing, name[: len(name) - len(end)], values)
-    return tuple(found.values())
+            for name in [name for name in by_name if name.endswith(end)]:
+                _unite(by_name, packing, name[: len(name) - len(end)], values)
+    return tuple(by_name.values())
 
 
-def _unite(found: dict[str, StoredTensor], packing: _Packing, front: str, values: Mapping[str, bytes]) -> None:
+def _unite(by_name: dict[str, StoredTensor], packing: _Packing, front: str, values: Mapping[str, bytes]) -> None:
     if front and packing.weight and not front.endswith("."):
         return  # `my_weight_scale` is no `weight_scale`
     ends = dict.fromkeys((packing.main, *packing.needs, *packing.also))
-    parts = {end: found[front + end] for end in ends if front + end in found}
+    parts = {end: by_name[front + end] for end in ends if front + end in by_name}
     if packing.main not in parts:
         return
     weight = packing.unpacked(parts, values)
     name = front + packing.weight
-    if weight is None or (name in found and packing.main != packing.weight):
+    if weight is None or (name in by_name and packing.main != packing.weight):
         return
     (dtype, shape), main = weight, parts[packing.main]
     if not is_size(math.prod(shape)):
@@ -194,5 +194,5 @@ def _unite(found: dict[str, StoredTensor], packing: _Packing, front: str, values
                      bytes=sum(part.bytes for part in parts.values()), tensors=len(parts))  # fmt: skip
     for end in parts:
         if end != packing.main or name != main.name:
-            del found[front + end]
-    found[name] = united
+            del by_name[front + end]
+    by_name[name] = united

@@ -82,13 +82,13 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 
 def _read(path: Path, budget: Budget) -> Checkpoint:
     """Read the checkpoint in a file or a folder, without other modules of sentence-transformers."""
-    found = weights_in(path) or path
-    found = zero_states(found.parent) or found if found.name == "latest" else found
-    if not found.exists() and (index := found.with_name(f"{found.name}.index")).exists():
-        found = index  # TensorFlow's users name the front of its files
-    if found.name.endswith(INDEX):
-        return _sharded(found, budget)
-    return _joined(path.name, found, [_read_file(shard, budget) for shard in splits(found)])
+    file = weights_in(path) or path
+    file = zero_states(file.parent) or file if file.name == "latest" else file
+    if not file.exists() and (index := file.with_name(f"{file.name}.index")).exists():
+        file = index  # TensorFlow's users name the front of its files
+    if file.name.endswith(INDEX):
+        return _sharded(file, budget)
+    return _joined(path.name, file, [_read_file(shard, budget) for shard in splits(file)])
 
 
 def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) -> Checkpoint:
@@ -112,30 +112,30 @@ def _method(folder: Path) -> str:
     path = folder / "config.json"
     with suppress(SourceError):
         _, config = json_in(path, Budget(path), MAX_INDEX_BYTES)
-        found = config.get("quantization_config") if isinstance(config, dict) else None
-        return str(found.get("quant_method", "")) if isinstance(found, dict) else ""
+        settings = config.get("quantization_config") if isinstance(config, dict) else None
+        return str(settings.get("quant_method", "")) if isinstance(settings, dict) else ""
     return ""
 
 
 def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
     """Read the modules of a folder of sentence-transformers; names of all but the first begin with their folder."""
-    found, kinds, fronts = list[StoredFile](), list[str](), list[str]()
-    for path, place, kind in modules_of(folder, budget):
+    files, kinds, fronts = list[StoredFile](), list[str](), list[str]()
+    for path, position, kind in modules_of(folder, budget):
         kinds.append(kind)
-        if weights_in(place) is None:
+        if weights_in(position) is None:
             continue
-        one = _read(place, budget)
-        front = f"{path}." if found else ""
+        one = _read(position, budget)
+        front = f"{path}." if files else ""
         fronts += [front] if front else []
         inside = f"{path}/" if path else ""
         tensors = (replace(tensor, name=front + tensor.name, file=inside + tensor.file,
                            shares=tensor.shares and front + tensor.shares) for tensor in one.tensors)  # fmt: skip
         parts = (replace(part, file=inside + part.file) for part in one.parts)
-        found.append(replace(one, tensors=tuple(tensors), parts=tuple(parts)))
-    if not found:
+        files.append(replace(one, tensors=tuple(tensors), parts=tuple(parts)))
+    if not files:
         raise SourceError("modules.json names no module with weights", where=str(folder))
     metadata = {"modules": ", ".join(kinds)}
-    return _joined(folder.name, folder, found, metadata=metadata, modules=tuple(fronts))
+    return _joined(folder.name, folder, files, metadata=metadata, modules=tuple(fronts))
 
 
 def _read_file(path: Path, budget: Budget) -> StoredFile:
@@ -247,10 +247,10 @@ def sums(checkpoint: Checkpoint) -> Stored:
         groups[tensor.dtype, tensor.packing or ""].append(tensor)
     dtypes = (
         DtypeRow(
-            dtype=dtype, tensors=sum(item.tensors for item in found), params=sum(item.params for item in found),
-            bytes=sum(item.bytes for item in found), packing=packing or None,
+            dtype=dtype, tensors=sum(item.tensors for item in members), params=sum(item.params for item in members),
+            bytes=sum(item.bytes for item in members), packing=packing or None,
         )
-        for (dtype, packing), found in sorted(groups.items())
+        for (dtype, packing), members in sorted(groups.items())
     )  # fmt: skip
     return Stored(
         name=checkpoint.name,
@@ -313,8 +313,8 @@ def read_distcp(file: OpenFile) -> StoredFile:
 def _distcp_tensor(file: OpenFile, name: str, entry: Opaque, stored_in: str) -> StoredTensor:
     shape, properties = entry.get("size"), entry.get("properties")
     state = properties.state if isinstance(properties, Opaque) else None
-    found = [state.get("dtype")] if isinstance(state, PickledDict) else state
-    dtype = found[0] if isinstance(found, (list, tuple)) and found else None
+    dtypes = [state.get("dtype")] if isinstance(state, PickledDict) else state
+    dtype = dtypes[0] if isinstance(dtypes, (list, tuple)) and dtypes else None
     if not isinstance(shape, tuple) or not isinstance(dtype, Global) or dtype.name not in ITEM_BYTES:
         raise file.broken(f"tensor {str(name)[:60]!r} has no shape or dtype")
     return file.tensor(str(name), dtype.name, shape, file=stored_in)
@@ -323,8 +323,8 @@ def _distcp_tensor(file: OpenFile, name: str, entry: Opaque, stored_in: str) -> 
 def _distcp_files(file: OpenFile, places: PickledDict) -> dict[str, Counter[str]]:
     """Return the bytes of each file by their use; a place is a file, an offset and a length."""
     used: dict[str, Counter[str]] = {}
-    for key, place in places.others:
-        record = place if isinstance(place, Opaque) else Opaque(Global("", ""), ())
+    for key, position in places.others:
+        record = position if isinstance(position, Opaque) else Opaque(Global("", ""), ())
         name, length = record.get("relative_path"), record.get("length")
         if not is_plain(name) or not is_size(length):
             raise file.broken("a record that is not in a file of the folder")
@@ -364,9 +364,9 @@ def read_zero(file: OpenFile) -> StoredFile:
     stored = {name: value for name, value in module.items() if isinstance(value, Tensor)}
     if not shapes or any(value.shape == shapes.get(name) for name, value in stored.items()):
         file.stream.seek(0)
-        found = read_zip(file)
-        others = [part for part in parts if part.file != file.path.name]
-        return replace(found, format="deepspeed", parts=(*found.parts, *others))
+        states = read_zip(file)
+        further = [part for part in parts if part.file != file.path.name]
+        return replace(states, format="deepspeed", parts=(*states.parts, *further))
     names = [name for name in _listed(top.get("buffer_names")) if isinstance(name, str)]
     rows = [(name, "float32", shape) for name, shape in shapes.items()]  # the copies of the optimizer
     rows += [(name, stored[name].dtype, stored[name].shape) for name in names if name in stored]
@@ -396,9 +396,9 @@ def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
         if not isinstance(path, str) or (path and not is_plain(path)):
             raise file.broken("a module that is not in the folder")
         yield path, folder / path, f"{kind}{_pooling(folder / path / 'config.json', budget)}"
-        for name, own in _routes(folder / path, budget).items() if kind == "Router" else ():
+        for name, routes in _routes(folder / path, budget).items() if kind == "Router" else ():
             inside = f"{path}/{name}" if path else name
-            yield inside, folder / inside, own.rpartition(".")[2]
+            yield inside, folder / inside, routes.rpartition(".")[2]
 
 
 def _routes(folder: Path, budget: Budget) -> dict[str, str]:
@@ -415,8 +415,8 @@ def _pooling(path: Path, budget: Budget) -> str:
     if not path.is_file():
         return ""
     _, config = json_in(path, budget, _MAX_TEXT_BYTES)
-    found = config if isinstance(config, dict) else {}
-    modes = [key.removeprefix("pooling_mode_").partition("_token")[0] for key, value in found.items()
+    settings = config if isinstance(config, dict) else {}
+    modes = [key.removeprefix("pooling_mode_").partition("_token")[0] for key, value in settings.items()
              if key.startswith("pooling_mode_") and value is True]  # fmt: skip
-    modes += [mode] if isinstance(mode := found.get("pooling_mode"), str) else []  # since version 6
+    modes += [mode] if isinstance(mode := settings.get("pooling_mode"), str) else []  # since version 6
     return f" ({', '.join(modes)})" if modes else ""

@@ -48,11 +48,11 @@ def read_safetensors(file: OpenFile) -> StoredFile:
     tensors = [item.tensor for item in placed]
     values = {item.tensor.name: file.at(start + item.begin, item.tensor.bytes)
               for item in placed if describes(item.tensor)}  # fmt: skip
-    found = file.stored("safetensors", tensors, parts, rest="gaps", metadata=metadata, values=values)
+    stored = file.stored("safetensors", tensors, parts, rest="gaps", metadata=metadata, values=values)
     if not (gap := file.size - sum(parts.values())):
-        return found
+        return stored
     problem = f"{file.path.name}: {gap:,} bytes belong to no tensor; safetensors' own reader refuses such a file"
-    return replace(found, problems=(problem,))
+    return replace(stored, problems=(problem,))
 
 
 def _placed(file: OpenFile, name: str, entry: Any, data_bytes: int) -> Placed:

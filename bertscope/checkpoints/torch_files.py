@@ -132,8 +132,8 @@ def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
         raise BadPickle("a tensor with a shape or stride that is no list of sizes")
     dtype = storage.dtype
     if with_dtype:
-        given = arguments[6]
-        dtype = given.name if isinstance(given, Global) and given.module == "torch" else ""
+        metadata = arguments[6]
+        dtype = metadata.name if isinstance(metadata, Global) and metadata.module == "torch" else ""
     if dtype not in ITEM_BYTES:
         raise BadPickle("a tensor of an unknown dtype")
     if not is_size(math.prod(shape)):
@@ -191,10 +191,10 @@ class _Machine:
             case "EMPTY_TUPLE":
                 stack.append(())
             case "GLOBAL" | "STACK_GLOBAL":
-                module, own = argument.split(" ", 1) if name == "GLOBAL" else self.last(2)
-                if not (isinstance(module, str) and isinstance(own, str)):
+                module, attribute = argument.split(" ", 1) if name == "GLOBAL" else self.last(2)
+                if not (isinstance(module, str) and isinstance(attribute, str)):
                     raise BadPickle("a global without a name")
-                stack.append(Global(module, own))
+                stack.append(Global(module, attribute))
             case "SETITEM":
                 self.set([stack.pop(-2), stack.pop()])
             case "SETITEMS":
@@ -213,25 +213,29 @@ class _Machine:
     def storage(self) -> Storage:
         """Return the storage for torch's tuple `("storage", type, key, location, elements)` on top, and pop it."""
         persistent = self.stack.pop()
-        kind, own, key, _, elements = persistent[:5]
-        dtype = _STORAGES.get(own.name) if isinstance(own, Global) and own.module.startswith("torch") else None
+        kind, dtype_class, key, _, elements = persistent[:5]
+        dtype = (
+            _STORAGES.get(dtype_class.name)
+            if isinstance(dtype_class, Global) and dtype_class.module.startswith("torch")
+            else None
+        )
         if kind != "storage" or dtype is None or not isinstance(key, str) or not is_size(elements):
             raise BadPickle("a storage that is none of torch's")
         if len(persistent) > 5 and persistent[5] is not None:
             raise BadPickle("a view into a storage, as torch wrote before 0.4")
-        found = Storage(key, dtype, elements)
-        self.storages.setdefault(key, found)
-        return found
+        stored = Storage(key, dtype, elements)
+        self.storages.setdefault(key, stored)
+        return stored
 
     def items(self) -> list[Any]:
         """Pop the values above the last mark, and the mark."""
-        place = len(self.stack) - 1
-        while self.stack[place] is not _MARK:
-            place -= 1
-            if place < 0:
+        start = len(self.stack) - 1
+        while self.stack[start] is not _MARK:
+            start -= 1
+            if start < 0:
                 raise BadPickle("an instruction without its mark")
-        items = self.stack[place + 1 :]
-        del self.stack[place:]
+        items = self.stack[start + 1 :]
+        del self.stack[start:]
         return items
 
     def last(self, count: int) -> tuple[Any, ...]:
@@ -275,8 +279,8 @@ class _Machine:
     def build(self) -> None:
         """Give an object its attributes; those of a state dict are its metadata."""
         state = self.stack.pop()
-        if isinstance(made := self.top(PickledDict), Opaque):
-            made.state = state
+        if isinstance(target := self.top(PickledDict), Opaque):
+            target.state = state
 
 
 def described(file: BytesIO, budget: Budget, storages: dict[str, Storage] | None = None) -> Any:
@@ -359,15 +363,15 @@ def read_legacy(file: OpenFile) -> StoredFile:
     is_list_of_names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not is_list_of_names or sorted(keys) != sorted(storages):
         raise file.broken("the keys of its storages are not those of its tensors")
-    pickles = place = start.tell()
+    pickles = position = start.tell()
     file.budget.spend("bytes of headers", pickles)
     for key in keys:
-        file.stream.seek(place)
+        file.stream.seek(position)
         if int.from_bytes(file.stream.read(8), "little") != storages[key].elements:
             raise file.broken(f"the storage {key[:40]} is not where it should be: truncated or wrong")
-        place += 8 + storages[key].bytes
-    if place > file.size:
-        raise file.broken(f"the file has {file.size:,} bytes and its tensors need {place:,}: truncated")
+        position += 8 + storages[key].bytes
+    if position > file.size:
+        raise file.broken(f"the file has {file.size:,} bytes and its tensors need {position:,}: truncated")
     parts = {"pickles": pickles, "storage lengths": 8 * len(keys),
              "tensors": sum(storage.bytes for storage in storages.values())}  # fmt: skip
     return file.stored("pytorch", [row for row, _ in tensors], parts, rest="after the end",
@@ -423,7 +427,7 @@ def _tables(top: Any) -> dict[str, dict[str, Tensor]]:
 
     A dictionary is at most 8 below the top; one that is at several places is at the first.
     """
-    found, waiting, seen = dict[str, dict[str, Tensor]](), [("", top, 0)], set[int]()
+    tables, waiting, seen = dict[str, dict[str, Tensor]](), [("", top, 0)], set[int]()
     while waiting:
         path, value, depth = waiting.pop(0)
         if id(value) in seen or depth > _MOST_DEPTH:
@@ -435,14 +439,14 @@ def _tables(top: Any) -> dict[str, dict[str, Tensor]]:
             if isinstance(item, Tensor):
                 tensors[str(key)] = item
             elif isinstance(item, (list, tuple)) and any(isinstance(part, Tensor) for part in item):
-                tensors |= {f"{key}.{place}": part for place, part in enumerate(item) if isinstance(part, Tensor)}
+                tensors |= {f"{key}.{index}": part for index, part in enumerate(item) if isinstance(part, Tensor)}
             elif isinstance(item, (PickledDict, list, tuple)):
                 waiting.append((f"{path}.{key}" if path else str(key), item, depth + 1))
         if tensors and isinstance(value, PickledDict):
-            while path in found:  # of the keys 1 and "1"
+            while path in tables:  # of the keys 1 and "1"
                 path += "'"
-            found[path] = tensors
-    return found
+            tables[path] = tensors
+    return tables
 
 
 def _is_array(value: Any) -> bool:
@@ -454,14 +458,14 @@ def _left_out(top: Any, networks: list[str], path: str = "") -> Iterator[str]:
     """Yield the keys beside the weights, and in them those of NumPy arrays."""
     items = top.items() if isinstance(top, PickledDict) else enumerate(top) if isinstance(top, (list, tuple)) else ()
     for key, value in items:
-        own = f"{path}.{key}" if path else str(key)
+        name = f"{path}.{key}" if path else str(key)
         is_weights = path in networks
-        if own in networks or any(network.startswith(f"{own}.") for network in networks):
-            yield from _left_out(value, networks, own)
+        if name in networks or any(network.startswith(f"{name}.") for network in networks):
+            yield from _left_out(value, networks, name)
         elif _is_array(value):
-            yield f"{own[:60]} (NumPy array)"
+            yield f"{name[:60]} (NumPy array)"
         elif not is_weights or isinstance(value, PickledDict):
-            yield own[:60]
+            yield name[:60]
 
 
 def _record(file: OpenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:

@@ -44,15 +44,15 @@ _OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download
 Result = TypeVar("Result")
 
 
-def execute(command: Command, given: dict[str, Any]) -> int | None:
+def execute(command: Command, options: dict[str, Any]) -> int | None:
     """Run a command with the values of its options; return its exit code. It first checks that outputs can be written.
 
     Each option of type Path names an output, but those of files that are read.
     """
     try:
-        check_outputs([value for name, value in given.items() if isinstance(value, Path) and name not in INPUTS])
+        check_outputs([value for name, value in options.items() if isinstance(value, Path) and name not in INPUTS])
         body = getattr(import_module(f"bertscope.commands.{command.body}"), command.name)
-        call = CommandLine(command, given)
+        call = CommandLine(command, options)
         with asked_by(call.further):
             code: int | None = body(call)
     except (EOFError, OSError, SystemExit) as error:  # Typer would end with exit codes that mean something else
@@ -63,16 +63,16 @@ def execute(command: Command, given: dict[str, Any]) -> int | None:
 class CommandLine(SimpleNamespace):
     """A parsed command line: an attribute for each option, and what commands do with them."""
 
-    def __init__(self, command: Command, given: Mapping[str, Any]) -> None:
-        super().__init__(**given)
-        self.command, self.given, self.project = command, given, project()
-        own = self.project
-        is_used = own and command.name in HEADED and not self.architecture and self.add_pooling_layer is None
-        self.usual_class = own.table.get("architecture", "") if own and is_used else ""
-        if own and self.usual_class:
-            own.note_used([self.usual_class])
+    def __init__(self, command: Command, options: Mapping[str, Any]) -> None:
+        super().__init__(**options)
+        self.command, self.given, self.project = command, options, project()
+        defaults = self.project
+        is_used = defaults and command.name in HEADED and not self.architecture and self.add_pooling_layer is None
+        self.usual_class = defaults.table.get("architecture", "") if defaults and is_used else ""
+        if defaults and self.usual_class:
+            defaults.note_used([self.usual_class])
         if command.settings:
-            self.request = _request(command, given, own)
+            self.request = _request(command, options, defaults)
 
     def about(self, subject: Any, wants: Collection[str] | None = None) -> Request:
         """Return the request about a model; with `wants` the answer is a pair, of the report and what is wanted."""
@@ -187,31 +187,35 @@ def refuse(options: Mapping[str, Any], why: str) -> None:
         raise SelectionError(why.format(option=option))
 
 
-def _request(command: Command, given: Mapping[str, Any], own: Project | None) -> Request:
+def _request(command: Command, options: Mapping[str, Any], defaults: Project | None) -> Request:
     """Return what options, --from and pyproject.toml ask for; print which settings of the project are used."""
     from bertscope.settings import request as requests
 
     question, names = QUESTIONS[command.name], command.settings
-    asked = {name: given[name] for name in names if given[name] is not None}
-    if given.get("no_calibration"):
-        if "calibration" in asked:
+    settings = {name: options[name] for name in names if options[name] is not None}
+    if options.get("no_calibration"):
+        if "calibration" in settings:
             raise SelectionError("--calibration FILE names a calibration and --no-calibration uses none; give one")
-        asked["calibration"] = False
+        settings["calibration"] = False
     sources = [
-        requests.read_settings(asked, compared=question.compared, is_text=True, records=question.records, permit=True)
+        requests.read_settings(
+            settings, compared=question.compared, is_text=True, records=question.records, permit=True
+        )
     ]
-    file = given.get("training_file")
+    file = options.get("training_file")
     if file is not None:
         from bertscope.sources.training_files import read_training_file
 
         file = read_training_file(file)
-    if own:
-        sources += [{name: value for name, value in own.source.items()
+    if defaults:
+        sources += [{name: value for name, value in defaults.source.items()
                      if name in names and (name in question.compared or len(value.values) == 1)}]  # fmt: skip
-    request = requests.Request.of(command.name, None, sources, training_file=file, plan=given.get("plan"))
-    if own and sources[1]:
+    request = requests.Request.of(command.name, None, sources, training_file=file, plan=options.get("plan"))
+    if defaults and sources[1]:
         values = (request if file is None else request.with_file(file)).values()
-        own.note_used([str(own.table[name]) for name, value in sources[1].items() if values.get(name) == value])
+        defaults.note_used(
+            [str(defaults.table[name]) for name, value in sources[1].items() if values.get(name) == value]
+        )
     return request
 
 
@@ -278,14 +282,14 @@ def _read(path: Path) -> Project | None:
 
     if not isinstance(table, dict):
         raise wrong("must be a table")
-    own = ("architecture", "check")
+    known = ("architecture", "check")
     if "lang" in table:
         raise wrong("lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'")
     for key, value in table.items():
-        if key not in own and key not in SETTINGS:
-            raise wrong(request.unknown_setting(key, [*own, *SETTINGS]))
-        words = value if key == "check" else [value]
-        if key in own and (not isinstance(words, list) or not all(isinstance(word, str) and word for word in words)):
+        if key not in known and key not in SETTINGS:
+            raise wrong(request.unknown_setting(key, [*known, *SETTINGS]))
+        items = value if key == "check" else [value]
+        if key in known and (not isinstance(items, list) or not all(isinstance(word, str) and word for word in items)):
             rule = "a list of files" if key == "check" else "a text"
             raise wrong(f"{key} must be {rule}; got {str(value)[:60]!r}")
     if table.get("architecture") not in (None, *ARCHITECTURES):
@@ -306,9 +310,9 @@ def print_notes(report: Any, *, has_file: bool = True) -> None:
     if has_file and file is not None:
         for line in footer.training_file_notes(file, report.run.device):
             note(line)
-    for found in getattr(report, "notes", ()):
-        if found.key != UNCOUNTED:  # which the answer says
-            note(footer.note_text(found))
+    for item in getattr(report, "notes", ()):
+        if item.key != UNCOUNTED:  # which the answer says
+            note(footer.note_text(item))
 
 
 def show(
@@ -354,7 +358,7 @@ def check_outputs(paths: Sequence[Path]) -> None:
         raise SourceError("the working directory was deleted; change to a folder that exists") from None
     if not paths:
         return
-    files = [found for path in paths if (found := check_writable(path))]
+    files = [target for path in paths if (target := check_writable(path))]
     for path in files:
         if files.count(path) > 1:
             raise SourceError(f"two outputs name {path.name}; give each its own file")
@@ -395,20 +399,20 @@ class Progress:
         if self.is_terminal and seconds >= 1:
             self._draw(one_line(text, limit=60))
             return
-        words = text if is_debug() else stage
-        if words != self.shown and (seconds >= self.next_seconds or is_debug()):
-            self.shown, self.next_seconds = words, seconds + _LINE_SECONDS
-            place = f"{len(self.begun)} of {max(self.total, len(self.begun))}, " if self.total else ""
-            shown = one_line(words, limit=60)
-            print(f"{shown} ({place}{seconds:.0f} s)", file=sys.stderr, flush=True)
+        label = text if is_debug() else stage
+        if label != self.shown and (seconds >= self.next_seconds or is_debug()):
+            self.shown, self.next_seconds = label, seconds + _LINE_SECONDS
+            position = f"{len(self.begun)} of {max(self.total, len(self.begun))}, " if self.total else ""
+            shown = one_line(label, limit=60)
+            print(f"{shown} ({position}{seconds:.0f} s)", file=sys.stderr, flush=True)
 
-    def _draw(self, words: str) -> None:
+    def _draw(self, label: str) -> None:
         if self.bar is None:
             self.bar = progress_bar()
-            self.bar.add_task(words, total=self.total or None, done_seconds=self.done_seconds)
+            self.bar.add_task(label, total=self.total or None, done_seconds=self.done_seconds)
             self.bar.tasks[0].start_time = self.started
             self.bar.start()
-        self.bar.update(self.bar.task_ids[0], description=words, completed=len(self.begun) - 1,
+        self.bar.update(self.bar.task_ids[0], description=label, completed=len(self.begun) - 1,
                         done_seconds=self.done_seconds)  # fmt: skip
 
     def note(self, text: str) -> None:

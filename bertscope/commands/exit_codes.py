@@ -107,8 +107,8 @@ def _as_json(message: str, code: int, where: str) -> str:
     named = None if where else re.match(r"(\S+:[0-9]+): ", message)
     where, message = (named[1], message[named.end() :]) if named else (where, message)
     what, _, remedy = one_line(message, limit=2000).replace("\uff1b", "; ", 1).partition("; ")  # a Chinese semicolon
-    place = re.fullmatch(r"(.*):([0-9]+)", where)
-    file, line = (place[1], int(place[2])) if place else (where or None, None)
+    location = re.fullmatch(r"(.*):([0-9]+)", where)
+    file, line = (location[1], int(location[2])) if location else (where or None, None)
     fields = {"code": code, "message": what, "file": file, "line": line, "remedy": remedy or None}
     return json.dumps({"error": fields}, ensure_ascii=False)
 
@@ -117,10 +117,10 @@ def _place(error: BaseException) -> str:
     """Return the file and line that raised, without the folders of the installation."""
     import traceback
 
-    place = "unknown place"
+    location = "unknown place"
     for frame, line in traceback.walk_tb(error.__traceback__):
-        place = f"{'/'.join(frame.f_code.co_filename.split(os.sep)[-3:])}:{line}"
-    return place
+        location = f"{'/'.join(frame.f_code.co_filename.split(os.sep)[-3:])}:{line}"
+    return location
 
 
 def _prepare() -> None:

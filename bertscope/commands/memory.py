@@ -31,10 +31,10 @@ def _check_timeline(call: CommandLine) -> None:
         check_suffix(call.timeline.suffix)
 
 
-def _write(path: Path | None, made: Callable[[Path], str | bytes], what: str) -> None:
+def _write(path: Path | None, content_of: Callable[[Path], str | bytes], what: str) -> None:
     """Write what is made for a path, if the user named one, and say where it is."""
     if path is not None:
-        write_file(path, made(path))
+        write_file(path, content_of(path))
         note(f"{what} in {path}")
 
 
@@ -52,19 +52,23 @@ def _check_svg(path: Path | None, what: str) -> None:
         raise SelectionError(f"{path.name}: {what} an .svg file")
 
 
-def _lengths(call: CommandLine, others: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
+def _lengths(call: CommandLine, excluded: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
     """Show and return the report on --lengths, None without any; raises SelectionError for options without effect."""
-    own = {"field": call.lengths_field, "tokenizer": call.tokenizer, "tokens_per_batch": call.tokens_per_batch}
+    keywords_of_file = {
+        "field": call.lengths_field,
+        "tokenizer": call.tokenizer,
+        "tokens_per_batch": call.tokens_per_batch,
+    }
     options = ("--lengths-field", "--tokenizer", "--tokens-per-batch")
-    given = dict(zip(options, own.values(), strict=True)) if call.lengths is None else others
-    if name := next((name for name, value in given.items() if value), ""):
-        words = "without" if call.lengths is None else "with"
-        raise SelectionError(f"{name} has no effect {words} --lengths")
+    named = dict(zip(options, keywords_of_file.values(), strict=True)) if call.lengths is None else excluded
+    if name := next((name for name, value in named.items() if value), ""):
+        preposition = "without" if call.lengths is None else "with"
+        raise SelectionError(f"{name} has no effect {preposition} --lengths")
     if call.lengths is None:
         return None
     source = call.source()
     with progress_shown():
-        report = bertscope.lengths(call.about(source), call.lengths, **own, **keywords)
+        report = bertscope.lengths(call.about(source), call.lengths, **keywords_of_file, **keywords)
     call.show_all(report)
     return report
 
@@ -77,9 +81,9 @@ def estimate(call: CommandLine) -> None:
     if call.show_script:
         write(bertscope.training_script(call.about(call.source())), call.output)
         return
-    others = {"--timeline": call.timeline, "--snapshot": call.snapshot, "--rows": call.rows,
+    excluded = {"--timeline": call.timeline, "--snapshot": call.snapshot, "--rows": call.rows,
               "a second MODEL": call.others}  # fmt: skip
-    if _lengths(call, others) is not None:
+    if _lengths(call, excluded) is not None:
         return
     wants = [] if call.snapshot is None else ["snapshot"]
 
@@ -167,10 +171,10 @@ def run(call: CommandLine) -> int:
 
 def fit(call: CommandLine) -> int:
     """Find the largest batch, or the settings with which a batch fits."""
-    own = {} if call.batch is None else {"batch": call.batch}
-    found = _lengths(call, {"--batch-total": call.batch_total}, search=call.batch is None, exact=call.exact, **own)
-    if found is not None:
-        return 0 if found.fits else 1
+    batch = {} if call.batch is None else {"batch": call.batch}
+    lengths = _lengths(call, {"--batch-total": call.batch_total}, search=call.batch is None, exact=call.exact, **batch)
+    if lengths is not None:
+        return 0 if lengths.fits else 1
     source = call.source()
     with progress_shown():
         reports = bertscope.fits(call.about(source), batch=call.batch, batch_total=call.batch_total, exact=call.exact)

@@ -31,12 +31,12 @@ _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "do
 
 def count(call: CommandLine) -> int:
     """Count the parameters of models, or of a checkpoint."""
-    given = {"--stored": call.stored, "--untie": call.untie, "--expect": call.expect is not None}
-    call.only_one({**given, "--untie": False, f"--by {call.by}": call.by in _OF_ONE})
+    named = {"--stored": call.stored, "--untie": call.untie, "--expect": call.expect is not None}
+    call.only_one({**named, "--untie": False, f"--by {call.by}": call.by in _OF_ONE})
     columns = _columns(call)
     if call.style == "torchinfo":
         call.only_one({"--style torchinfo": True})
-        _check_torchinfo(call, given | {f"--by {call.by}": call.by != "layer"})
+        _check_torchinfo(call, named | {f"--by {call.by}": call.by != "layer"})
         _show_as_torchinfo(call, None, columns)
         return 0
     expected = None if call.expect is None else _expected(call.expect)
@@ -107,8 +107,8 @@ def tree(call: CommandLine) -> None:
         _check_torchinfo(call, {})
     columns = _columns(call)
     options = {"--freeze": bool(call.freeze), "--shapes": call.shapes, "--unfold": call.unfold}
-    given = {f"--style {call.style}": call.style != "bertscope", **options}
-    if checkpoint := stored_alone(call.model, beside_config=False, **given):
+    named = {f"--style {call.style}": call.style != "bertscope", **options}
+    if checkpoint := stored_alone(call.model, beside_config=False, **named):
         if call.interactive:
             _browse(bertscope.tree(checkpoint), bertscope.count(checkpoint), call.depth)
         else:
@@ -121,11 +121,11 @@ def tree(call: CommandLine) -> None:
         _show_as_torchinfo(call, call.depth, columns)
     else:
         source, built = call.built()
-        own: dict[str, Any] = {"name": source.name, "folded": not call.unfold, "shapes": call.traced(source)}
+        arguments: dict[str, Any] = {"name": source.name, "folded": not call.unfold, "shapes": call.traced(source)}
         if call.interactive:
-            _browse(bertscope.tree(built, **own), bertscope.count(built, by="parameter", **own), call.depth)
+            _browse(bertscope.tree(built, **arguments), bertscope.count(built, by="parameter", **arguments), call.depth)
         else:
-            call.show(bertscope.tree(built, depth=call.depth, **own))
+            call.show(bertscope.tree(built, depth=call.depth, **arguments))
 
 
 def _browse(*reports: Any) -> None:
@@ -136,9 +136,9 @@ def _browse(*reports: Any) -> None:
 
 def check_interactive(call: CommandLine) -> None:
     """Raise an error if the tree cannot be browsed: other options of the output, no Textual, no terminal."""
-    given = {"style": call.style != "bertscope", "columns": call.columns, "output": call.output}
-    given |= {"format": call.fmt != "table", "verbose": call.verbose}
-    refuse(given, "--interactive shows the tree on the screen; leave --{option} out, or --interactive")
+    named = {"style": call.style != "bertscope", "columns": call.columns, "output": call.output}
+    named |= {"format": call.fmt != "table", "verbose": call.verbose}
+    refuse(named, "--interactive shows the tree on the screen; leave --{option} out, or --interactive")
     if find_spec("textual") is None:
         raise MissingExtraError("--interactive", "interactive")
     if os.environ.get("TERM") == "dumb" or not all(map(os.isatty, range(3))):
@@ -231,26 +231,26 @@ def diagram(call: CommandLine) -> None:
     """Draw one diagram of a model."""
     if call.class_name and (call.kind not in (None, "class") or call.path):
         raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
-    own = call.source(attention=None)
+    original = call.source(attention=None)
     for option in ("cross_attention", "position_embedding", "attention"):
         if getattr(call, option):
-            own.require(f"--{option.replace('_', '-')}")
+            original.require(f"--{option.replace('_', '-')}")
     changes: dict[str, object] = {"attn_implementation": call.attention or _STEP_BY_STEP}
     changes |= {"is_decoder": True, "add_cross_attention": True} if call.cross_attention else {}
     changes |= {"position_embedding_type": call.position_embedding} if call.position_embedding else {}
-    source = own.with_fields(changes)
+    source = original.with_fields(changes)
     kind = call.kind or ("class" if call.class_name or source.bert_config else "tree")
-    given = {name: getattr(call, name) for name in ("batch", "seq", "cache", "mask", "head_mask")}
+    inputs = {name: getattr(call, name) for name in ("batch", "seq", "cache", "mask", "head_mask")}
     with source.confined():
         report = bertscope.diagram(
             source, kind, call.path, depth=call.depth, direction=call.direction, around=call.class_name,
             implementation=call.implementation, nn_module=call.nn_module,
             config=call.config,
-            given=given | {"input": tuple(call.inputs or ())},
+            given=inputs | {"input": tuple(call.inputs or ())},
         )  # fmt: skip
     suffix = call.output.suffix.lower() if call.output else ""
     show(report, call.fmt or _SUFFIXES.get(suffix, "mermaid"), call.output)
-    kernel = own.bert_config.attn_implementation if own.bert_config else _STEP_BY_STEP
+    kernel = original.bert_config.attn_implementation if original.bert_config else _STEP_BY_STEP
     if kind == "forward" and call.attention is None and kernel != _STEP_BY_STEP:
         note(f"attention is drawn in steps ({_STEP_BY_STEP}); --attention {kernel} draws the model's, as one box")
 

@@ -47,8 +47,8 @@ def _output(written: str, *suffixes: str, text: str = "Write to FILE (atomically
     return _row(text, kind=Path, section="common", metavar="FILE", flag="-o", convert=check)
 
 
-def _format(help: str, words: tuple[str, ...], default: str | None = None) -> Row:
-    return _row(help, default, words=words, section="common", option="format", flag="-f", metavar="FORMAT")
+def _format(help: str, formats: tuple[str, ...], default: str | None = None) -> Row:
+    return _row(help, default, words=formats, section="common", option="format", flag="-f", metavar="FORMAT")
 
 
 def _emit() -> Row:
@@ -248,46 +248,46 @@ INPUTS = ("training_file", "plan")  # files that are read
 
 def option_row(command: str, name: str) -> Row:
     """Return the row of an option of a command."""
-    found: Any = OPTIONS.get(f"{command}.{name}") or OPTIONS[name]
-    return found() if callable(found) else found  # type: ignore[no-any-return]
+    row: Any = OPTIONS.get(f"{command}.{name}") or OPTIONS[name]
+    return row() if callable(row) else row  # type: ignore[no-any-return]
 
 
 def parameters(command: Command) -> list[inspect.Parameter]:
     """Return the parameters of a command: its own options, and the settings of its run instead of `*`."""
-    found: list[inspect.Parameter] = []
+    listed: list[inspect.Parameter] = []
     for name in command.options.split():
         if name == "*":
-            found += _setting_parameters(command)
+            listed += _setting_parameters(command)
         elif not name.startswith("-"):
-            found.append(_parameter(name, option_row(command.name, name)))
-    return found
+            listed.append(_parameter(name, option_row(command.name, name)))
+    return listed
 
 
 def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
     """Yield a parameter for each setting of the run, and for the files from which settings come."""
     question = QUESTIONS[command.name]
     for name in (names := command.settings):
-        own, is_compared = question.table[name], name in question.compared
-        usual = question.usual.get(name, question.defaults.get(name, own.default))
-        is_flag = own.kind is bool and not own.or_file
-        metavar = own.metavar or ("N" if own.kind is int else name.rpartition("_")[2].upper())
-        is_listed = not own.words or bool(own.bare) or all(word in own.help for word in own.words)
-        without_value = f"; without a value {own.bare}" if is_compared else ""
+        row, is_compared = question.table[name], name in question.compared
+        usual = question.usual.get(name, question.defaults.get(name, row.default))
+        is_flag = row.kind is bool and not row.or_file
+        metavar = row.metavar or ("N" if row.kind is int else name.rpartition("_")[2].upper())
+        is_listed = not row.words or bool(row.bare) or all(word in row.help for word in row.words)
+        without_value = f"; without a value {row.bare}" if is_compared else ""
         parts = [
-            own.help, "" if is_listed else f"One of {', '.join(own.words)}.",
-            f"Strategies: {STRATEGIES}{without_value}." if own.bare else "", "Repeatable." if own.is_list else "",
+            row.help, "" if is_listed else f"One of {', '.join(row.words)}.",
+            f"Strategies: {STRATEGIES}{without_value}." if row.bare else "", "Repeatable." if row.is_list else "",
             "" if usual in (None, (), "") or isinstance(usual, bool) else f"[default: {usual}]",
         ]  # fmt: skip
-        yield _parameter(name, own, help=" ".join(filter(None, parts)), show_default=False,
+        yield _parameter(name, row, help=" ".join(filter(None, parts)), show_default=False,
                          metavar=None if is_flag else f"{metavar}[,...]" if is_compared else metavar)  # fmt: skip
     for name in ("no_calibration",) * ("calibration" in names) + question.files:
         yield _parameter(name, option_row(command.name, name), show_default=False)
 
 
-def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:
+def _parameter(name: str, row: Row, **changes: Any) -> inspect.Parameter:
     """Return the parameter of a row; a setting of a run is text, which `read` checks, or None if it is not given."""
     is_setting, complete = bool(row.name), row.complete or (lambda: [*row.words, *filter(None, [row.bare])])
-    properties: dict[str, Any] = {"help": row.help, "metavar": row.metavar or None, **others}
+    properties: dict[str, Any] = {"help": row.help, "metavar": row.metavar or None, **changes}
     if row.words or row.complete:
         properties["autocompletion"] = lambda: list(complete())
     kind: Any = row.kind if not is_setting or (row.kind is bool and not row.or_file) else str
@@ -313,6 +313,6 @@ def _parameter(name: str, row: Row, **others: Any) -> inspect.Parameter:
 def commands_with(option: str) -> list[str]:
     """Return the commands that have an option."""
     infos = {name: [item.annotation.__metadata__[0] for item in parameters(row)] for name, row in COMMANDS.items()}
-    words = {name: [str(word) for info in found for word in (info.default, *(info.param_decls or ()))]
-             for name, found in infos.items()}  # fmt: skip
-    return [name for name, listed in words.items() if option in [one for word in listed for one in word.split("/")]]
+    names = {name: [str(word) for info in parameters_found for word in (info.default, *(info.param_decls or ()))]
+             for name, parameters_found in infos.items()}  # fmt: skip
+    return [name for name, listed in names.items() if option in [one for word in listed for one in word.split("/")]]

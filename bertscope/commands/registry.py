@@ -100,12 +100,12 @@ def typer_command(command: Command) -> Any:
 
     from bertscope.commands.options import parameters
 
-    def function(**given: Any) -> None:
+    def function(**options: Any) -> None:
         from bertscope.commands.call import execute
 
-        if given["color"] is not None:
-            choose_color(given["color"])
-        if code := execute(command, {name: value for name, value in given.items() if name not in OF_ALL}):
+        if options["color"] is not None:
+            choose_color(options["color"])
+        if code := execute(command, {name: value for name, value in options.items() if name not in OF_ALL}):
             raise typer.Exit(code)
 
     listed = [*parameters(command), *_OF_ALL_COMMANDS]
@@ -144,13 +144,13 @@ class TableCommand(TyperCommand):
         """Parse the words of a command whose `--checkpointing` may have no value, which means none and full."""
         from bertscope.settings import checkpointing
 
-        words, unclear = list(args), []  # a model or an unknown strategy
-        for place, (word, following) in enumerate(zip(args, [*args, ""][1:], strict=True)):
+        changed, unclear = list(args), []  # a model or an unknown strategy
+        for index, (word, following) in enumerate(zip(args, [*args, ""][1:], strict=True)):
             if word == "--checkpointing" and not checkpointing.are_strategies(following):
-                words[place] = f"{word}={checkpointing.COMPARED}"
+                changed[index] = f"{word}={checkpointing.COMPARED}"
                 unclear += [following] if following and not following.startswith("-") else []
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
-        rest = self._parsed(ctx, words)
+        rest = self._parsed(ctx, changed)
         if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
             near = near_word(unclear[0], [checkpointing.FULL])
             hint = f"did you mean {near!r}?" if near else "name several models before it"
@@ -217,17 +217,17 @@ def _in_lines(example: str, width: int) -> str:
     if len(example) <= width:
         return example
     rows = [""]
-    for words in re.split(r" (?=-)", example):
-        if rows[-1].strip() and len(f"{rows[-1]} {words} \\") > width:
+    for part in re.split(r" (?=-)", example):
+        if rows[-1].strip() and len(f"{rows[-1]} {part} \\") > width:
             rows.append("     ")
-        rows[-1] += f" {words}" if rows[-1] else words
+        rows[-1] += f" {part}" if rows[-1] else part
     return " \\\n".join(rows)
 
 
 def _joined(args: Sequence[str], params: Sequence[Any]) -> list[str]:
     """Return the words with one value for each option that takes a list: `--seq 128 --seq 512` is `--seq 128,512`."""
     lists = {option: param.name for param in params if "[," in str(param.metavar) for option in param.opts}
-    words: list[str] = []
+    joined: list[str] = []
     places: dict[str, int] = {}  # of the value of each such option
     awaiting = None  # the option whose value may be the next word
     for word in args:
@@ -236,13 +236,13 @@ def _joined(args: Sequence[str], params: Sequence[Any]) -> list[str]:
         if awaiting is None or word.startswith("-"):
             name = lists.get(option) if equals else None
         elif awaiting in places:
-            words.pop()  # the option
+            joined.pop()  # the option
             value = word
         awaiting = None if equals else lists.get(word)
         if name in places:
-            words[places[name]] += f",{value}"
+            joined[places[name]] += f",{value}"
             continue
         if name is not None:
-            places[name] = len(words)
-        words.append(word)
-    return words
+            places[name] = len(joined)
+        joined.append(word)
+    return joined

@@ -26,12 +26,12 @@ class Command:
     @property
     def settings(self) -> list[str]:
         """Return the settings that are options of the command."""
-        words = self.options.split()
-        if "*" not in words:
+        names = self.options.split()
+        if "*" not in names:
             return []
         from bertscope.settings.run_config import QUESTIONS  # which the list of commands needs not
 
-        listed = {word.lstrip("-") for word in words}
+        listed = {word.lstrip("-") for word in names}
         return [name for name in QUESTIONS[self.name].table if name not in listed]
 
     @property

@@ -101,8 +101,8 @@ def _note_searched(report: CheckReport) -> None:
 
 def _record(call: CommandLine) -> None:
     """Append the current counts to the file of --write; its content stays as it is."""
-    others, path = (call.files, call.presets, call.output, call.update, call.fmt != "text"), call.write_to
-    if any(others) or str(path).startswith("-"):
+    unused, path = (call.files, call.presets, call.output, call.update, call.fmt != "text"), call.write_to
+    if any(unused) or str(path).startswith("-"):
         raise SourceError("--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart")
     if is_expectation_file(path):
         model = read_expectation_file(path, allow_code=call.allow_code)
@@ -151,14 +151,14 @@ def _config_schema() -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for name, rule in RULES.items():
         kind, null = _TYPES[rule.kind], [None] if rule.optional else []
-        found: dict[str, Any] = {"description": rule.allowed(), "type": [kind, "null"] if rule.optional else kind}
+        schema: dict[str, Any] = {"description": rule.allowed(), "type": [kind, "null"] if rule.optional else kind}
         if rule.choices:
-            found["enum"] = [*rule.choices, *null]
+            schema["enum"] = [*rule.choices, *null]
         elif rule.kind in (int, float):
-            found |= {"minimum": rule.least, "maximum": rule.most}
+            schema |= {"minimum": rule.least, "maximum": rule.most}
         if name != "pruned_heads":  # which has none
-            found["default"] = defaults[name]
-        properties[name] = found
+            schema["default"] = defaults[name]
+        properties[name] = schema
     return {
         "$schema": report_json.DIALECT,
         "$id": f"urn:bertscope:{CONFIG}:{SCHEMA}",

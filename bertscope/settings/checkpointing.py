@@ -30,13 +30,13 @@ class Kept:
             name, _, number = operator.rpartition(".")
             numbers.setdefault(name, []).append(int(number))
         shown = [f"{name}.{part}" for name in sorted(numbers) for part in ranges_text(numbers[name]).split(",")]
-        place = "" if self.layers is None else f"@{ranges_text(self.layers)}"
-        return f"{self.path}{'=' if self.path else ''}{'+'.join(shown) or NONE}{place}"
+        layers = "" if self.layers is None else f"@{ranges_text(self.layers)}"
+        return f"{self.path}{'=' if self.path else ''}{'+'.join(shown) or NONE}{layers}"
 
     def is_of(self, path: str) -> bool:
         """Return True if the list at this path is meant: one path may be the end of the other."""
-        own, other = f".{self.path}", f".{path}"
-        return not self.path or own.endswith(other) or other.endswith(own)
+        end, other = f".{self.path}", f".{path}"
+        return not self.path or end.endswith(other) or other.endswith(end)
 
     @classmethod
     def parse(cls, text: str) -> Kept:
@@ -77,20 +77,20 @@ class Checkpointing:
         if not self.kept:
             covered = range(0, layers, self.every) if self.layers is None else self.layers
             return [frozenset() if layer in covered else None for layer in range(layers)]
-        groups = [kept for kept in reversed(self.kept) if kept.is_of(path)]
-        return [next((kept.operators for kept in groups if kept.layers is None or layer in kept.layers), None)
+        groups = [saved for saved in reversed(self.kept) if saved.is_of(path)]
+        return [next((saved.operators for saved in groups if saved.layers is None or layer in saved.layers), None)
                 for layer in range(layers)]  # fmt: skip
 
     def check_lists(self, lists: Collection[str]) -> None:
         """Raise ConfigError for a list that a model with these lists of layers does not have."""
-        for kept in self.kept:
-            if not any(map(kept.is_of, lists)):
+        for saved in self.kept:
+            if not any(map(saved.is_of, lists)):
                 names = ", ".join(lists) or "no lists of layers"
-                raise ConfigError(f"checkpointing names the layers {kept.path} and the model has {names}")
+                raise ConfigError(f"checkpointing names the layers {saved.path} and the model has {names}")
 
     def check_layers(self, path: str, layers: int) -> None:
         """Raise ConfigError for a named layer that the list at this path, of so many `layers`, does not have."""
-        named = [self.layers, *(kept.layers for kept in self.kept if kept.is_of(path))]
+        named = [self.layers, *(saved.layers for saved in self.kept if saved.is_of(path))]
         absent = sorted(layer for numbers in named for layer in numbers or () if layer >= layers)
         if absent:
             shown = ", ".join(map(str, absent[:5]))
@@ -123,7 +123,7 @@ def _eager(operators: Iterable[str]) -> Iterator[str]:
         yield operator
         name, _, number = operator.rpartition(".")
         if name == ATTENTION:
-            yield from (f"bmm.{2 * int(number) + place}" for place in (0, 1))
+            yield from (f"bmm.{2 * int(number) + part}" for part in (0, 1))
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
@@ -193,10 +193,10 @@ def _strategy(text: str) -> tuple[Strategy, re.Match[str]]:
 
 def parse_strategies(text: str) -> tuple[str, ...]:
     """Return the strategies of `none,full,layers:0-5,8`, each once; raises ConfigError for an unknown one."""
-    found = split_strategies(text)
-    for strategy in found:
+    strategies = split_strategies(text)
+    for strategy in strategies:
         Checkpointing.parse(strategy)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(strategies))
 
 
 def are_strategies(text: str) -> bool:
@@ -206,13 +206,13 @@ def are_strategies(text: str) -> bool:
 
 def split_strategies(text: str) -> list[str]:
     """Return the comma-separated parts; a number belongs to the part before it, as in `layers:0-5,8`."""
-    found: list[str] = []
+    strategies: list[str] = []
     for part in text.split(","):
-        if found and re.match(r"[0-9]+(-[0-9]+)?(;|$)", part, re.ASCII):
-            found[-1] += f",{part}"
+        if strategies and re.match(r"[0-9]+(-[0-9]+)?(;|$)", part, re.ASCII):
+            strategies[-1] += f",{part}"
         else:
-            found.append(part.strip())
-    return found
+            strategies.append(part.strip())
+    return strategies
 
 
 def takes_reentrant(strategy: str) -> bool:

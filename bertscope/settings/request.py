@@ -40,17 +40,17 @@ def read_settings(
     """
     table, source = rows(*records), Source()
     for name, value in given.items():
-        place = where if isinstance(where, str) else where.get(name, "")
+        origin = where if isinstance(where, str) else where.get(name, "")
         try:
             if name not in table:
                 raise SettingError(unknown_setting(name, table), [name])
             values = table[name].values(value, is_text=is_text, is_compared=name in compared)
         except SettingError as error:
-            if not place:
+            if not origin:
                 raise
-            raise SettingError(error.spelled({}), error.names, where=place) from None
+            raise SettingError(error.spelled({}), error.names, where=origin) from None
         values = tuple(map(CodeName, values)) if permit and table[name].names_code else values
-        source[name] = Value(values, place, is_default)
+        source[name] = Value(values, origin, is_default)
     return source
 
 
@@ -115,8 +115,8 @@ class Request:
     @classmethod
     def of(cls, name: str, subject: Any, sources: Sequence[Source] = (), **others: Any) -> Request:
         """Return the request of a public function about a subject."""
-        own = QUESTIONS[name]
-        others = {"records": own.records, "compared": own.compared, **others}
+        question = QUESTIONS[name]
+        others = {"records": question.records, "compared": question.compared, **others}
         return cls(question=name, subject=subject, sources=tuple(sources), **others)
 
     @property
@@ -142,13 +142,13 @@ class Request:
 
     def before_defaults(self, source: Source) -> Request:
         """Return the request with a source of defaults in front of the other defaults."""
-        asked = [own for own in self.sources if not all(value.is_default for value in own.values())]
-        return replace(self, sources=(*asked, source, *(own for own in self.sources if own not in asked)))
+        stronger = [own for own in self.sources if not all(value.is_default for value in own.values())]
+        return replace(self, sources=(*stronger, source, *(own for own in self.sources if own not in stronger)))
 
     def with_file(self, file: Any) -> Request:
         """Return the request with the settings of a training file, beside which a project has no precision."""
-        own = read_settings(file.fields, where=file.path, is_default=True)
-        return replace(self.without("precision").before_defaults(own), training_file=file)
+        source = read_settings(file.fields, where=file.path, is_default=True)
+        return replace(self.without("precision").before_defaults(source), training_file=file)
 
     def with_plan(self, plan: Any, *, permit: bool = False) -> Request:
         """Return the request with the run of a plan as a default, and its strategy after those asked for."""
@@ -161,8 +161,10 @@ class Request:
         if "checkpointing" not in self.compared:
             raise self.error("give {checkpointing} or a plan, which is such a strategy", "checkpointing")
         sources = list(request.sources)
-        found = [source.get("checkpointing") for source in sources]
-        number, value = next((number, value) for number, value in enumerate(found) if value and not value.is_default)
+        strategies = [source.get("checkpointing") for source in sources]
+        number, value = next(
+            (number, value) for number, value in enumerate(strategies) if value and not value.is_default
+        )
         value = value._replace(values=tuple(dict.fromkeys((*value.values, strategy))))
         sources[number] = sources[number] | {"checkpointing": value}
         return replace(request, sources=tuple(sources))
@@ -172,24 +174,26 @@ class Request:
 
         Raises SettingError for a name of code without a permit.
         """
-        table, kept = rows(*self.records), Source()
+        table, chosen = rows(*self.records), Source()
         for source in (*self.sources, *weakest):
-            own = {name: value for name, value in source.items() if not kept.keys() & {name, *table[name].yields_to}}
-            known = {name: value.values for name, value in (kept | own).items()}
+            effective = {
+                name: value for name, value in source.items() if not chosen.keys() & {name, *table[name].yields_to}
+            }
+            known = {name: value.values for name, value in (chosen | effective).items()}
             implied = Source()
-            for name in (name for name in table if name in own):
-                given = [value for value in own[name].values if value and value != table[name].default]
-                for other, implied_by in table[name].implies.items() if given else ():
-                    found = (implied_by(value, known) if callable(implied_by) else implied_by for value in given)
-                    values = tuple(dict.fromkeys(found))
+            for name in (name for name in table if name in effective):
+                nondefault = [value for value in effective[name].values if value and value != table[name].default]
+                for other, implied_by in table[name].implies.items() if nondefault else ():
+                    targets = (implied_by(value, known) if callable(implied_by) else implied_by for value in nondefault)
+                    values = tuple(dict.fromkeys(targets))
                     implied.setdefault(other, Value(values, is_default=True))
-            kept |= {name: value for name, value in (implied | own).items() if name not in kept}
-        for name, value in kept.items():
+            chosen |= {name: value for name, value in (implied | effective).items() if name not in chosen}
+        for name, value in chosen.items():
             is_code = table[name].names_code
             for item in value.values if is_code else ():
                 if is_code and not isinstance(item, CodeName) and is_code(item):
-                    raise placed(SettingError(f"{{{name}}} {quoted(item)} {NO_PERMIT}", [name]), kept)
-        return kept
+                    raise placed(SettingError(f"{{{name}}} {quoted(item)} {NO_PERMIT}", [name]), chosen)
+        return chosen
 
     def combinations(self, *weakest: Source) -> Iterator[Combination]:
         """Yield each combination of the values; the last setting varies first.
@@ -197,30 +201,33 @@ class Request:
         A setting is left out of a run on which it has no effect. Raises SettingError at the end if it has an effect
         on no run and is no default.
         """
-        table, kept, used = rows(*self.records), self.values(*weakest), set[str]()
-        first = {name: own.default for name, own in table.items()}
-        for combination in product(*(value.values for value in kept.values())):
-            effective = first | dict(zip(kept, combination, strict=True))
+        table, chosen, used = rows(*self.records), self.values(*weakest), set[str]()
+        first = {name: names.default for name, names in table.items()}
+        for combination in product(*(value.values for value in chosen.values())):
+            effective = first | dict(zip(chosen, combination, strict=True))
             idle: set[str] = set()
-            while further := [name for name in kept if effective[name] != first[name] and table[name].unmet(effective)]:
+            while further := [
+                name for name in chosen if effective[name] != first[name] and table[name].unmet(effective)
+            ]:
                 idle.update(further)
                 effective |= {name: first[name] for name in further}
-            own = frozenset(
-                name for name in kept.keys() - idle if effective[name] != first[name] or len(kept[name].values) == 1
+            names = frozenset(
+                name for name in chosen.keys() - idle if effective[name] != first[name] or len(chosen[name].values) == 1
             )
-            used |= own
+            used |= names
             try:
-                made = tuple(record.of(effective) for record in self.records)
-                yield Combination(effective, frozenset(idle), own, made)
+                records = tuple(record.of(effective) for record in self.records)
+                yield Combination(effective, frozenset(idle), names, records)
             except SettingError as error:
-                yield Combination(effective, frozenset(idle), own, error=error)
-        for name, value in kept.items():
+                yield Combination(effective, frozenset(idle), names, error=error)
+        for name, value in chosen.items():
             if name not in used and not value.is_default:
-                others = {
-                    other: kept[other].values[-1] if other in kept else first[other] for other in table[name].concerns
+                values = {
+                    other: chosen[other].values[-1] if other in chosen else first[other]
+                    for other in table[name].concerns
                 }
-                other = table[name].unmet(others)
-                raise placed(SettingError(no_effect(table[name], table[other], others[other]), [name, other]), kept)
+                other = table[name].unmet(values)
+                raise placed(SettingError(no_effect(table[name], table[other], values[other]), [name, other]), chosen)
 
     def resolved(self, **defaults: Any) -> Resolved:
         """Return the records that the sources ask for; `defaults` come after all. Raises SettingError with its place.
@@ -232,16 +239,16 @@ class Request:
         [8, 16]
         """
         weakest = read_settings(defaults, compared=self.compared, is_default=True, records=self.records)
-        found: dict[tuple[Any, ...], None] = {}
+        points: dict[tuple[Any, ...], None] = {}
         for point in self.combinations(weakest):
             if point.error is not None:
                 raise placed(point.error, self.values(weakest))
-            found[point.records] = None
-        return Resolved(tuple(found))
+            points[point.records] = None
+        return Resolved(tuple(points))
 
-    def answer(self, report: Report, **others: Any) -> Report:
+    def answer(self, report: Report, **extras: Any) -> Report:
         """Return the report, or for a front end that wants more the pair of it and of what is wanted."""
-        pair: Any = (report, {name: others.get(name) for name in self.wants or ()})
+        pair: Any = (report, {name: extras.get(name) for name in self.wants or ()})
         return report if self.wants is None else pair
 
     def error(self, text: str, *names: str) -> SettingError:

@@ -48,9 +48,11 @@ def permits_of(*records: object) -> tuple[str, ...]:
 
 def with_permits(record: Record, permits: Collection[str]) -> Record:
     """Return the record of another process; its texts among `permits` may be imported, as they may be there."""
-    own: Any = {key: CodeName(value) for key, value in vars(record).items() if type(value) is str and value in permits}
+    codes: Any = {
+        key: CodeName(value) for key, value in vars(record).items() if type(value) is str and value in permits
+    }
     changed: Any = record
-    return replace(changed, **own) if own else record
+    return replace(changed, **codes) if codes else record
 
 
 MAX_SIZE = 2**31
@@ -66,7 +68,7 @@ class SettingError(SelectionError):
 
     def __init__(self, text: str, names: Sequence[str] = (), *, where: str = "") -> None:
         self.names = tuple(names)
-        super().__init__(re.sub(r"\{(\w+)\}", lambda found: name_of(found[1]), text), where=where)
+        super().__init__(re.sub(r"\{(\w+)\}", lambda match: name_of(match[1]), text), where=where)
 
 
 def quoted(value: Any) -> str:
@@ -149,10 +151,10 @@ class Row:
             given = [self._number(part.strip()) if is_text else part.strip() for part in parts]
         elif not (is_compared and isinstance(given, list | tuple)):
             given = [given]
-        found = tuple(dict.fromkeys(map(self.read, given)))
-        if not found:
+        checked = tuple(dict.fromkeys(map(self.read, given)))
+        if not checked:
             raise SettingError(f"{self.form} has no value; it takes {self.takes}", [self.name])
-        return found
+        return checked
 
     def _number(self, text: str) -> Any:
         if self.is_size and (plain := re.fullmatch(r"\s*([0-9]{1,20})\s*", text, re.ASCII)) and int(plain[1]):
@@ -189,8 +191,8 @@ class Row:
 
     def unmet(self, values: Mapping[str, Any]) -> str:
         """Return another setting whose value leaves this one without effect; an empty text if there is none."""
-        others = ((name, test) for name, test in self.concerns.items() if name in values)
-        return next((name for name, test in others if not test(values[name])), "")
+        tests = ((name, test) for name, test in self.concerns.items() if name in values)
+        return next((name for name, test in tests if not test(values[name])), "")
 
 
 # A setting, or a value of one -> what other tools call it.
@@ -260,24 +262,24 @@ class Settings:
 
     def flat(self) -> dict[str, Any]:
         """Return a flat dictionary from setting names to values, nested records included."""
-        table, found = rows(type(self)), dict[str, Any]()
+        table, values = rows(type(self)), dict[str, Any]()
         for name, value in self.__dict__.items():
-            found |= value.flat() if isinstance(value, Settings) else {name: value} if name in table else {}
-        return found
+            values |= value.flat() if isinstance(value, Settings) else {name: value} if name in table else {}
+        return values
 
     def changed(self, **values: Any) -> Self:
         """Return the record with other values; further settings that have no effect with them take their defaults."""
-        table, found = rows(type(self)), self.flat() | values
-        while idle := [name for name in table.keys() - values if found[name] != table[name].default
-                       and table[name].unmet(found)]:  # fmt: skip
-            found |= {name: table[name].default for name in idle}
-        return self.of(self.__dict__ | found)
+        table, merged = rows(type(self)), self.flat() | values
+        while idle := [name for name in table.keys() - values if merged[name] != table[name].default
+                       and table[name].unmet(merged)]:  # fmt: skip
+            merged |= {name: table[name].default for name in idle}
+        return self.of(self.__dict__ | merged)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Return the record of these values, those of nested records too; other names are not used."""
         defaults = {item.name: item.default for item in fields(cls)}
-        nested = {name: type(own).of(values) for name, own in defaults.items() if isinstance(own, Settings)}
+        nested = {name: type(record).of(values) for name, record in defaults.items() if isinstance(record, Settings)}
         return cls(**{name: values[name] for name in defaults if name in values} | nested)
 
 
@@ -288,16 +290,16 @@ def rows(*records: type[Settings]) -> dict[str, Row]:
 
 @cache
 def _rows(records: tuple[type[Settings], ...]) -> dict[str, Row]:
-    found: dict[str, Row] = {}
+    table: dict[str, Row] = {}
     for item in (item for record in records for item in fields(record)):
-        own = item.metadata.get("row")
-        new = {item.name: replace(own, name=item.name)} if own else {}
+        declared = item.metadata.get("row")
+        new = {item.name: replace(declared, name=item.name)} if declared else {}
         if isinstance(item.default, Settings):
             new = _rows((type(item.default),))
-        if twice := found.keys() & new.keys():
+        if twice := table.keys() & new.keys():
             raise TypeError(f"settings declared twice: {', '.join(sorted(twice))}")
-        found |= new
-    return found
+        table |= new
+    return table
 
 
 class Rule(NamedTuple):
@@ -314,23 +316,23 @@ RULES: list[Rule] = []
 
 def check_values(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
     """Raise SettingError for a value without effect, and for a combination that no run has."""
-    for name, own in table.items():
-        if own.concerns and values[name] != own.default and (other := own.unmet(values)):
-            raise SettingError(no_effect(own, table[other], values[other]), [name, other])
+    for name, row in table.items():
+        if row.concerns and values[name] != row.default and (other := row.unmet(values)):
+            raise SettingError(no_effect(row, table[other], values[other]), [name, other])
     for rule in RULES:
-        if values.keys() >= set(rule.names) and (found := rule.is_broken(*(values[name] for name in rule.names))):
-            text = rule.text.replace("{found}", str(found))
+        if values.keys() >= set(rule.names) and (broken := rule.is_broken(*(values[name] for name in rule.names))):
+            text = rule.text.replace("{found}", str(broken))
             for name in rule.names:
                 text = text.replace(f"{{{name}_value}}", _plain(values[name]))
             raise SettingError(text, rule.names)
 
 
-def no_effect(own: Row, other: Row, value: Any) -> str:
+def no_effect(row: Row, other: Row, value: Any) -> str:
     """Return the message about a setting without effect, with the words of the other one that would give it one."""
-    words = [str(word) for word in other.words or (2,) * (other.kind is int) if own.concerns[other.name](word)]
+    choices = [str(word) for word in other.words or (2,) * (other.kind is int) if row.concerns[other.name](word)]
     if value is None:
-        return f"{own.form} has no effect without {other.form}; give it too, or leave {own.form} out"
+        return f"{row.form} has no effect without {other.form}; give it too, or leave {row.form} out"
     remedy = f"change {other.form}"
-    if words:
-        remedy = f"use {other.form} {either_of(words[:4])}"
-    return f"{own.form} has no effect with {other.form} {_plain(value)}; leave it out, or {remedy}"
+    if choices:
+        remedy = f"use {other.form} {either_of(choices[:4])}"
+    return f"{row.form} has no effect with {other.form} {_plain(value)}; leave it out, or {remedy}"

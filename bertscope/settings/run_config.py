@@ -80,8 +80,8 @@ def _strategy(text: str) -> str:
 
 def other_implementations(implementation: str, optimizer: str) -> str:
     """Return the implementations of an optimizer that does not have this one; empty if it has."""
-    own = OPTIMIZERS.get(optimizer)
-    return "" if own is None or own.has(implementation) else ", ".join(filter(own.has, IMPLEMENTATIONS))
+    row = OPTIMIZERS.get(optimizer)
+    return "" if row is None or row.has(implementation) else ", ".join(filter(row.has, IMPLEMENTATIONS))
 
 
 def _version_text(text: str) -> str:
@@ -100,11 +100,11 @@ def _takes(argument: str, optimizer: str) -> bool:
     return optimizer in takers(argument)
 
 
-def _decay(value: Any, given: Mapping[str, Any]) -> Any:
+def _decay(value: Any, keys: Mapping[str, Any]) -> Any:
     """Return the weight decay of an optimizer that takes it; that of AdamW changes the parameters in place."""
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise ValueError("a number")
-    name = TRAINER_OPTIMIZERS.get(str(given.get("optim")), ADAMW)
+    name = TRAINER_OPTIMIZERS.get(str(keys.get("optim")), ADAMW)
     return value or None if _takes("weight_decay", name) else None
 
 
@@ -339,10 +339,10 @@ class RunConfig(Settings):
     @property
     def optimizer_arguments(self) -> dict[str, Any]:
         """Return the arguments of the optimizer's class; `foreach` and `fused` are torch's choice for the device."""
-        own = OPTIMIZERS.get(self.optimizer)
+        row = OPTIMIZERS.get(self.optimizer)
         is_default = self.optimizer_implementation == "default" and self.torch_version >= FOREACH_FROM
-        is_foreach = is_default and self.device == CUDA and own and own.foreach_on_cuda
-        chosen = {name: getattr(self, name) for name in (own.takes if own else ()) if getattr(self, name)}
+        is_foreach = is_default and self.device == CUDA and row and row.foreach_on_cuda
+        chosen = {name: getattr(self, name) for name in (row.takes if row else ()) if getattr(self, name)}
         return IMPLEMENTATIONS["foreach" if is_foreach else self.optimizer_implementation] | chosen
 
 
@@ -423,9 +423,9 @@ class Measurement(Settings):
     )
 
 
-def timed_steps(asked: int | None, seconds: Iterable[float]) -> int:
+def timed_steps(steps: int | None, seconds: Iterable[float]) -> int:
     """Return the number of steps to time: the one asked for, or 2 to 10, of which one takes `seconds` in each child."""
-    return min(max(int(_TIMED_SECONDS / max(sum(seconds), 1e-9)), 2), 10) if asked is None else asked
+    return min(max(int(_TIMED_SECONDS / max(sum(seconds), 1e-9)), 2), 10) if steps is None else steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -483,7 +483,7 @@ class Question(NamedTuple):
     @property
     def table(self) -> dict[str, Row]:
         """Return the rows of the settings that the function takes."""
-        return {name: own for name, own in rows(*self.records).items() if name not in self.unused}
+        return {name: row for name, row in rows(*self.records).items() if name not in self.unused}
 
 
 _BATCH = {"batch": 8}  # checkpointing pays from batch 4 on

@@ -129,25 +129,25 @@ def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Ex
     from bertscope.settings import request  # which few files need
 
     key, measure = f"{kind}.{name}", MEASURES[kind]
-    found = entry.mapping(f"expected.{key}")
+    entries = entry.mapping(f"expected.{key}")
     known = (*_SETTINGS[kind], measure, "tolerance")
-    for setting, inner in found.items():
+    for setting, inner in entries.items():
         if setting not in known:
             raise inner.error(f"expected.{key}: {request.unknown_setting(setting, known)}")
     for needed in (*_NEEDED, measure):
-        if needed not in found:
+        if needed not in entries:
             raise entry.error(f"expected {key} needs {', '.join(_NEEDED)} and {measure}; {needed!r} is missing")
-    value = _number(key, found[measure], measure, in_bytes=kind == "memory")
-    given = {name: value for name, value in found.plain().items() if name in _SETTINGS[kind]}
+    value = _number(key, entries[measure], measure, in_bytes=kind == "memory")
+    settings = {name: value for name, value in entries.plain().items() if name in _SETTINGS[kind]}
     try:
-        places = {name: item.where for name, item in found.items()}
-        source = request.read_settings(given, where=places, records=(RunConfig,), permit=permit)
+        places = {name: item.where for name, item in entries.items()}
+        source = request.read_settings(settings, where=places, records=(RunConfig,), permit=permit)
         ((run_config,),) = request.Request.of("check", None, [source]).resolved(precision=precision).points
     except BertscopeError as error:
         raise ConfigError(f"expected {key}: {error.message}", where=error.where or entry.where) from None
     if kind == "flops" and run_config.mode == "forward":
-        raise found["mode"].error(f"expected {key}: FLOPs are those of mode inference or training")
-    return replace(value, tolerance=_tolerance(key, found.get("tolerance")), run=run_config)
+        raise entries["mode"].error(f"expected {key}: FLOPs are those of mode inference or training")
+    return replace(value, tolerance=_tolerance(key, entries.get("tolerance")), run=run_config)
 
 
 def _number(key: str, entry: Entry, what: str, *, in_bytes: bool = False) -> Expectation:
@@ -199,8 +199,8 @@ class BertSource(ModelSource):
 
     def expected_params(self, key: str) -> int | None:
         """Return the expected count under `key`, or None."""
-        found = next((item.value for item in self.expected if item.key == key), None)
-        return found if isinstance(found, int) else None
+        number = next((item.value for item in self.expected if item.key == key), None)
+        return number if isinstance(number, int) else None
 
     @property
     def notice(self) -> str:
@@ -231,8 +231,8 @@ class BertSource(ModelSource):
 
     @property
     def layer_path(self) -> str:
-        own = "encoder.layer" if self.architecture == "BertModel" else "bert.encoder.layer"
-        return f"base_model.model.{own}" if self.lora else own
+        stack = "encoder.layer" if self.architecture == "BertModel" else "bert.encoder.layer"
+        return f"base_model.model.{stack}" if self.lora else stack
 
     @property
     def has_equal_layers(self) -> bool:
@@ -390,8 +390,8 @@ def config_members(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         members = {name: value for name, value in data.items() if name != MEMBER}
     else:
-        own = {"architectures": [data["architecture"]], "model_type": "bert"}
-        members = own | data["config"] | data.get("extra", {})
+        head = {"architectures": [data["architecture"]], "model_type": "bert"}
+        members = head | data["config"] | data.get("extra", {})
     return dict(sorted(members.items()))
 
 

@@ -141,8 +141,8 @@ def expectation_files(folder: Path) -> Iterator[str]:
     while waiting:
         folder = waiting.pop()
         try:
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(folder) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         except OSError:
             yield str(folder)  # it is an error of the check, as a file that cannot be read
             continue
@@ -160,11 +160,11 @@ def files_to_check(names: list[str]) -> list[str]:
 
     A folder without such files stays: it may be a model's.
     """
-    found: list[str] = []
+    files: list[str] = []
     for name in names or ["."]:
         inside = list(expectation_files(Path(name))) if os.path.isdir(name) else []
-        found += inside or [name]
-    return list(dict.fromkeys(found))
+        files += inside or [name]
+    return list(dict.fromkeys(files))
 
 
 def load_expected(name: str, *, architecture: str | None = None, allow_code: bool = False) -> ExpectedModel:
@@ -173,22 +173,22 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
     Raises the errors of both, and SourceError for a model without expectations.
     """
     if is_expectation_file(name):
-        found = read_expectation_file(Path(name), allow_code=allow_code)
+        model = read_expectation_file(Path(name), allow_code=allow_code)
     else:
         if os.path.isdir(name) and name not in preset_paths():
             _require_model(name)
         if is_code(name):  # it has no expectations, wherever it is named
             raise SourceError(f"{name[:100]} expects nothing: {_REMEDY}")
         source = find(name)
-        found = ExpectedModel(name=source.name, source=source, path=Path(name))
+        model = ExpectedModel(name=source.name, source=source, path=Path(name))
         if isinstance(source, BertSource):
-            found = replace(found, path=source.path or found.path, expected=source.expected)
+            model = replace(model, path=source.path or model.path, expected=source.expected)
         elif (preset := config_paths().get(Path(name).stem)) and name in (preset.stem, str(preset)):
-            found = replace(found, path=preset, expected=member_of(read_mapping(preset))["expected"])
-    if not found.expected:
-        remedy = found.how_to_record if found.path.suffix in (".yaml", ".yml") else _REMEDY
-        raise SourceError(f"{found.path} expects nothing: {remedy}")
-    return found if architecture is None else found.with_architecture(architecture)
+            model = replace(model, path=preset, expected=member_of(read_mapping(preset))["expected"])
+    if not model.expected:
+        remedy = model.how_to_record if model.path.suffix in (".yaml", ".yml") else _REMEDY
+        raise SourceError(f"{model.path} expects nothing: {remedy}")
+    return model if architecture is None else model.with_architecture(architecture)
 
 
 def _require_model(folder: str) -> None:
@@ -248,8 +248,8 @@ def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
     (node,) = (value for key, value in root.value if key.value == "expected")  # type: ignore[union-attr]
     new, done = "", 0
     with suppress(SourceError):
-        for start, end, words in sorted(_edits(text, node, old["expected"], expected, renamed)):
-            new += text[done:start] + words
+        for start, end, replacement in sorted(_edits(text, node, old["expected"], expected, renamed)):
+            new += text[done:start] + replacement
             done = max(done, end)
         new += text[done:]
         if read_yaml(new, path).plain() == data:
@@ -296,24 +296,24 @@ def _in_braces(text: str, node: yaml.MappingNode, is_kept: Sequence[bool], added
             yield start, _COMMA.match(text, end).end(), ""  # type: ignore[union-attr]
         previous = end
     if added:
-        place = text.index("{", node.start_mark.index) + 1 if last is None else last
-        yield place, place, f"{'' if last is None else ', '}{', '.join(added)}"
+        position = text.index("{", node.start_mark.index) + 1 if last is None else last
+        yield position, position, f"{'' if last is None else ', '}{', '.join(added)}"
 
 
 def _in_lines(text: str, node: yaml.MappingNode, is_kept: Sequence[bool], added: Sequence[str]) -> Iterator[_Edit]:
     """Yield the edits that remove and add lines `a: 1`."""
     newline = "\r\n" if "\r\n" in text else "\n"
     first = node.value[0][0].start_mark.index
-    place = text.rfind("\n", 0, first) + 1
-    indent = text[place:first]
+    position = text.rfind("\n", 0, first) + 1
+    indent = text[position:first]
     for (key, value), is_one_kept in zip(node.value, is_kept, strict=True):
         end = value.end_mark.index
         is_block = getattr(value, "style", None) in _BLOCKS and text[:end].endswith("\n")
         after = end if is_block else text.find("\n", end) + 1 or len(text)
         if is_one_kept:
-            place = after
+            position = after
         else:
             yield text.rfind("\n", 0, key.start_mark.index) + 1, after, ""
     if added:
         lines = "".join(f"{indent}{line}{newline}" for line in added)
-        yield place, place, lines if text[:place].endswith("\n") else newline + lines.removesuffix(newline)
+        yield position, position, lines if text[:position].endswith("\n") else newline + lines.removesuffix(newline)

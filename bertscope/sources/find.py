@@ -96,9 +96,9 @@ def _caches() -> Iterator[Path]:
     """
     get = os.environ.get
     home = get("HF_HOME", os.path.join(get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
-    own = get("HF_HUB_CACHE", get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub")))
-    others = map(get, ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE"))
-    yield from (Path(os.path.expandvars(os.path.expanduser(cache))) for cache in (own, *others) if cache)
+    hub = get("HF_HUB_CACHE", get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub")))
+    former = map(get, ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE"))
+    yield from (Path(os.path.expandvars(os.path.expanduser(cache))) for cache in (hub, *former) if cache)
 
 
 def fetched_folder(name: str, *, weights: bool = False) -> Path:
@@ -160,8 +160,8 @@ def load(
     >>> source.config.num_hidden_layers, source.build().num_labels
     (12, 2)
     """
-    found = _find(CodeName(os.fspath(model)), download).require("this")
-    return found.with_options(
+    source = _find(CodeName(os.fspath(model)), download).require("this")
+    return source.with_options(
         architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer, lora=lora
     )
 
@@ -189,8 +189,8 @@ def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> Mod
         return GivenModule(name=name or type(model).__name__, module=model, inputs=inputs)
     if inputs is not None:
         raise SelectionError("inputs are for a module; this model has those that its forward takes at batch and seq")
-    found = model if callable(getattr(model, "with_layers", None)) else _named_or_configured(model)
-    return replace(found, name=name) if name else found
+    source = model if callable(getattr(model, "with_layers", None)) else _named_or_configured(model)
+    return replace(source, name=name) if name else source
 
 
 def _named_or_configured(model: Any) -> _Found:
@@ -240,14 +240,14 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     configs = config_paths()
     if name in configs:
         return replace(_read(_place(configs[name]), is_base), name=name)
-    place = _place(name)
-    if not place.exists and is_code(name):
+    location = _place(name)
+    if not location.exists and is_code(name):
         if not isinstance(name, CodeName):
             raise SourceError(f"model {name[:100]!r} {NO_PERMIT}")
         return FactorySource(name=name, code=name)
-    is_path = place.path.suffix in _SUFFIXES or place.has_weights or name.startswith((".", "~", os.sep))
-    if place.exists or is_path:
-        return _read(place, is_base)
+    is_path = location.path.suffix in _SUFFIXES or location.has_weights or name.startswith((".", "~", os.sep))
+    if location.exists or is_path:
+        return _read(location, is_base)
     for preset in presets.values():
         if name in preset.read_text(encoding="utf-8") and name in (source := read_preset(preset)).hub_names:
             return source
@@ -263,13 +263,13 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
 
 def weights_path(model: str, *, download: bool = False) -> Path:
     """Return the file, index or folder of the checkpoint of a path or hub name; raises SourceError for none."""
-    place = _place(model)
-    if place.exists and place.path.name == _CONFIG:  # the weights are beside it
-        place = _place(place.path.parent)
-        if not place.has_weights:
+    location = _place(model)
+    if location.exists and location.path.name == _CONFIG:  # the weights are beside it
+        location = _place(location.path.parent)
+        if not location.has_weights:
             raise SourceError(f"{model} has no weights beside it; name a file with tensors, an index, or a folder")
-    if place.exists or place.has_weights:
-        return place.path
+    if location.exists or location.has_weights:
+        return location.path
     folder = fetched_folder(model, weights=True) if download else cached_folder(model)
     if folder is None:
         raise SourceError(
@@ -289,17 +289,17 @@ def stored_alone(model: Any, *, beside_config: bool = True, **options: object) -
     if not isinstance(model, (str, os.PathLike)):
         reading: Any = sys.modules.get("bertscope.checkpoints.reading")  # without it there are no checkpoints
         return model if reading and isinstance(model, reading.Checkpoint) else None
-    place = _place(model)
-    uses_config = place.is_folder or not beside_config
-    is_model = uses_config and place.config and not (place.is_folder and has_modules(place.path))
-    if not place.has_weights or is_model or os.fspath(model) in preset_paths():
+    location = _place(model)
+    uses_config = location.is_folder or not beside_config
+    is_model = uses_config and location.config and not (location.is_folder and has_modules(location.path))
+    if not location.has_weights or is_model or os.fspath(model) in preset_paths():
         return None
     for option, value in options.items():
         if value is not None and value is not False:
-            raise SelectionError(f"{option} is for models, and {place.path} has only tensors")
+            raise SelectionError(f"{option} is for models, and {location.path} has only tensors")
     from bertscope.checkpoints.reading import read_checkpoint
 
-    return read_checkpoint(place.path)
+    return read_checkpoint(location.path)
 
 
 @dataclass(frozen=True)
@@ -324,16 +324,18 @@ def _place(name: str | os.PathLike[str]) -> _Place:
         has_weights = weights_in(path) is not None or has_modules(path) if is_folder else is_weights(path)
         folders = (path, path / "0_Transformer") if is_folder else (path.parent,)  # of sentence-transformers before 2.0
         configs = [folder / name for folder in folders for name in (ADAPTER_CONFIG, _CONFIG)]
-        found = next(filter(Path.exists, configs), None) if exists and (is_folder or has_weights) else None
-        return _Place(path, exists, is_folder, has_weights, found)
+        config = next(filter(Path.exists, configs), None) if exists and (is_folder or has_weights) else None
+        return _Place(path, exists, is_folder, has_weights, config)
 
 
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     """Return the error for an unknown name, with the places that were searched."""
     classes = {known.lower(): known for known in ARCHITECTURES}
-    if found := classes.get(name.lower()):
-        example = f"such as bert-base-uncased {name_of('architecture')} {found}"
-        return SourceError(f"no preset or file named {name!r}; {found} is a class: give a model with it, {example}")
+    if class_name := classes.get(name.lower()):
+        example = f"such as bert-base-uncased {name_of('architecture')} {class_name}"
+        return SourceError(
+            f"no preset or file named {name!r}; {class_name} is a class: give a model with it, {example}"
+        )
     if re.fullmatch("[0-9]+", name):
         return SourceError(f"no preset or file named {name[:100]!r}; write a list with commas, such as 128,{name[:9]}")
     if re.fullmatch(r"[a-z_]+=.*", name):
@@ -354,14 +356,14 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     return SourceError(f"no preset or file named {name[:100]!r}; {near} ({presets_shown}{more})")
 
 
-def _read(place: _Place, is_base: bool) -> _Found:
+def _read(location: _Place, is_base: bool) -> _Found:
     """Return the source in a preset file, an `adapter_config.json` or a `config.json`, named after its folder."""
-    path = place.config or place.path
-    if place.exists and place.has_weights and not place.config:
+    path = location.config or location.path
+    if location.exists and location.has_weights and not location.config:
         raise SourceError(
             f"{path} has no config.json next to it; add the model's, or count its tensors with 'bertscope count {path}'"
         )
-    if place.is_folder and not place.config:
+    if location.is_folder and not location.config:
         raise SourceError(
             f"{path} has no config.json, adapter_config.json or checkpoint; name a folder or file with one"
         )
@@ -377,8 +379,8 @@ def _read(place: _Place, is_base: bool) -> _Found:
     entries = read_mapping(path)
     name = path.stem
     if path.name == _CONFIG:  # a file has the name that it gives itself, and a folder its own
-        own = "" if place.config else _own_name(entries)
-        name = own or Path(os.path.abspath(path)).parent.name
+        given_name = "" if location.config else _own_name(entries)
+        name = given_name or Path(os.path.abspath(path)).parent.name
     if TYPE in entries and is_base:
         raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
     if TYPE in entries:
@@ -410,8 +412,8 @@ def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
     if "model_type" in entries and entries["model_type"].value != "bert":
         plain = Entries((key, entry) for key, entry in entries.items() if key != MEMBER or not member_of(entries))
         return from_config(plain, name or str(entries["model_type"].value))
-    lines, own, members = entries.lines(), member_of(entries), entries.plain()
-    if own:
+    lines, member, members = entries.lines(), member_of(entries), entries.plain()
+    if member:
         del members[MEMBER]
     if flash := flash_kernel(members):  # of transformers' BERT
         members.pop("attn_implementation", None)
@@ -421,5 +423,5 @@ def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
         check_complete(members)
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
-    own |= {"path": path, "config_lines": lines, "stored_dtype": stored_dtype(members), "flash": flash}
-    return _bert(config, name or "bert", file_note=file_notes(members), **own)
+    member |= {"path": path, "config_lines": lines, "stored_dtype": stored_dtype(members), "flash": flash}
+    return _bert(config, name or "bert", file_note=file_notes(members), **member)

@@ -48,26 +48,26 @@ def read_lengths(
             if path.exists() and not path.is_file():
                 raise SourceError(f"{path} is no regular file; {_WANTED}")
             rows = _READERS.get(path.suffix.lower(), _lines)(path, field)
-        found = _counted(rows, tokenizer)
-    if not found:
+        counts = _counted(rows, tokenizer)
+    if not counts:
         raise SourceError(f"{name} has no lengths; {_WANTED}")
-    return dict(sorted(found.items()))
+    return dict(sorted(counts.items()))
 
 
 def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     texts: list[str] = []
     count = _tokenizer(tokenizer) if tokenizer else None
     for number, (where, value) in enumerate(rows, 1):
         if number > MAX_LENGTHS:
             raise SourceError(f"there are more than {MAX_LENGTHS:,} lengths; give a sample of them")
-        own = value if isinstance(value, list) else [value]
-        if own is value and all(type(item) is int for item in own):
-            value = len(own)
+        items = value if isinstance(value, list) else [value]
+        if items is value and all(type(item) is int for item in items):
+            value = len(items)
         if length := _length(value):
-            found[length] += 1
-        elif count and all(isinstance(item, str) for item in own):
-            texts += own
+            counts[length] += 1
+        elif count and all(isinstance(item, str) for item in items):
+            texts += items
         else:
             raise SourceError(
                 f"{repr(value)[:60]} is no length, a whole number from 1 to below 2**31; of texts "
@@ -75,9 +75,9 @@ def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:
                 where=where,
             )
         if count and len(texts) >= _AT_ONCE:
-            found.update(count(texts))
+            counts.update(count(texts))
             texts.clear()
-    return found + Counter(count(texts)) if count else found
+    return counts + Counter(count(texts)) if count else counts
 
 
 def _length(value: Any) -> int:  # 0 for what is none
@@ -175,4 +175,4 @@ def _tokenizer(name: str) -> Callable[[list[str]], Iterable[int]]:
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return lambda texts: [max(len(found.ids), 1) for found in tokenizer.encode_batch(texts)]
+    return lambda texts: [max(len(encoding.ids), 1) for encoding in tokenizer.encode_batch(texts)]

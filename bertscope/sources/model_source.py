@@ -238,8 +238,8 @@ class GivenModule(ModelSource):
 
         built = copied(self.module, device)
         if self.inputs is not None:
-            own = self.inputs
-            built.example_inputs = lambda batch, seq: own(batch, seq) if callable(own) else own  # type: ignore[assignment]
+            inputs = self.inputs
+            built.example_inputs = lambda batch, seq: inputs(batch, seq) if callable(inputs) else inputs  # type: ignore[assignment]
         return built
 
 
@@ -275,23 +275,25 @@ class FactorySource(ModelSource):
             for name in set(sys.modules) - known:
                 if name.partition(".")[0] == place.partition(".")[0]:
                     del sys.modules[name]
-            found: Any = importlib.import_module(place)
+            target: Any = importlib.import_module(place)
             for name in attribute.split("."):
-                if not hasattr(found, name):
-                    own = [key for key, item in vars(found).items() if getattr(item, "__module__", "") == place]
-                    raise SourceError(f"{self.name}: {place} has no attribute {name!r}; {suggestion(name, own)[:300]}")
-                found = getattr(found, name)
-            if isinstance(found, nn.Module):  # one object for all builds, which runs would change
-                if device != "meta" and any(param.is_meta for param in found.parameters()):
+                if not hasattr(target, name):
+                    inputs = [key for key, item in vars(target).items() if getattr(item, "__module__", "") == place]
+                    raise SourceError(
+                        f"{self.name}: {place} has no attribute {name!r}; {suggestion(name, inputs)[:300]}"
+                    )
+                target = getattr(target, name)
+            if isinstance(target, nn.Module):  # one object for all builds, which runs would change
+                if device != "meta" and any(param.is_meta for param in target.parameters()):
                     raise SelectionError(
                         f"{self.name} is a module that its import builds; a real run needs a function or class that "
                         "returns it"
                     )
-                return GivenModule(name=self.name, module=found).build(device=device)
-            if not callable(found):
-                return found
-            self._check_arguments(found)
-            return found()
+                return GivenModule(name=self.name, module=target).build(device=device)
+            if not callable(target):
+                return target
+            self._check_arguments(target)
+            return target()
 
         with as_source_error(self.name), contextlib.redirect_stdout(sys.stderr):
             module, how = built_on(device, make, self.name)
@@ -319,21 +321,21 @@ class FactorySource(ModelSource):
             folder, place = path.parent, path.stem
             while (folder / "__init__.py").is_file() and folder.name.isidentifier():  # of a package
                 folder, place = folder.parent, f"{folder.name}.{place}"
-            others = tuple(os.path.join(other, "") for other in _folders_of_files - {folder})
+            folders = tuple(os.path.join(other, "") for other in _folders_of_files - {folder})
             for name, module in list(sys.modules.items()):
-                if str(getattr(module, "__file__", None)).startswith(others):
+                if str(getattr(module, "__file__", None)).startswith(folders):
                     del sys.modules[name]
             _folders_of_files.add(folder)
-            found = sys.modules.get(place)
-            if found is not None and getattr(found, "__file__", None) != str(path):
+            loaded = sys.modules.get(place)
+            if loaded is not None and getattr(loaded, "__file__", None) != str(path):
                 raise SourceError(f"{self.name}: a module named {place} is imported already; rename the file")
         if str(folder) not in sys.path[:1]:
             sys.path.insert(0, str(folder))
         return place, attribute
 
-    def _check_arguments(self, found: Any) -> None:
+    def _check_arguments(self, factory: Any) -> None:
         try:
-            takes = inspect.signature(found).parameters.values()
+            takes = inspect.signature(factory).parameters.values()
         except (ValueError, TypeError):  # some callables have no signature
             return
         required = required_names(takes)
@@ -372,9 +374,9 @@ def as_source_error(what: str, remedy: Callable[[], str] = str) -> Iterator[None
 
 def _place(error: BaseException) -> str:
     """Return the file and line of the innermost code that is neither torch's nor of this package."""
-    place, torch = "", getattr(sys.modules.get("torch"), "__file__", None) or __file__
+    location, torch = "", getattr(sys.modules.get("torch"), "__file__", None) or __file__
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)
         if not {Path(torch).parent, Path(__file__).parents[1]} & {*file.parents} and file.name[0] != "<":
-            place = f" ({file.name}:{line})"
-    return place
+            location = f" ({file.name}:{line})"
+    return location

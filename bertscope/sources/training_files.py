@@ -40,9 +40,9 @@ Rule = Callable[[Any, Mapping[str, Any]], Fields]  # of a key's value and all va
 def _rule_of(key: str) -> Rule:
     rules = {name: row.trainer[key] for name, row in SETTINGS.items() if key in row.trainer}
 
-    def fields(value: Any, given: Mapping[str, Any]) -> Fields:
-        found = {name: rule(value, given) for name, rule in rules.items()}
-        return {name: item for name, item in found.items() if item is not None}
+    def fields(value: Any, keys: Mapping[str, Any]) -> Fields:
+        results = {name: rule(value, keys) for name, rule in rules.items()}
+        return {name: item for name, item in results.items() if item is not None}
 
     return fields
 
@@ -73,11 +73,11 @@ class _Format:
 
 
 def _when(values: tuple[Any, ...], **fields: Any) -> Rule:
-    return lambda value, given: fields if value in values else {}
+    return lambda value, keys: fields if value in values else {}
 
 
-def _length(value: Any, given: Mapping[str, Any]) -> Fields:
-    return {"seq": whole_number(value, given)}
+def _length(value: Any, keys: Mapping[str, Any]) -> Fields:
+    return {"seq": whole_number(value, keys)}
 
 
 # What a file of a format sets beside the keys of training_keys.yaml. axolotl loads the weights in the dtype in which it
@@ -102,17 +102,17 @@ _OWN: dict[str, dict[str, Any]] = {
 def _formats() -> tuple[_Format, ...]:
     """Return the formats in the order in which a file is tried; trainers have the keys of TrainingArguments."""
     listed = yaml.safe_load(Path(__file__).with_name("training_keys.yaml").read_text(encoding="utf-8"))
-    found = []
-    for name, own in _OWN.items():
+    formats = []
+    for name, form in _OWN.items():
         rows = [listed[name]] if name == "accelerate config" else [listed["TrainingArguments"], listed[name]]
         parts = {
             "identifying": tuple(listed[name]["identifying"]), "renamed": listed[name].get("renamed", {}),
             "absent": {key: row for one in rows for key, row in one["absent"].items()},
             "no_effect": frozenset(key for one in rows for key in one["no_effect"]),
-            "rules": _RULES | own.get("rules", {}),
+            "rules": _RULES | form.get("rules", {}),
         }  # fmt: skip
-        found.append(_Format(name, **own | parts))
-    return tuple(found)
+        formats.append(_Format(name, **form | parts))
+    return tuple(formats)
 
 
 def read_training_file(path: Path | str) -> TrainingFile:
@@ -153,19 +153,19 @@ def _refuse_archive(path: Path) -> None:
 
 def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
     """Return the effect of each key; raise ConfigError with file and line for an impossible value."""
-    given = {form.renamed.get(key, key): value for key, value in entries.plain().items()}
+    values = {form.renamed.get(key, key): value for key, value in entries.plain().items()}
     fields: Fields = dict(form.fields)
     lists: dict[str, list[TrainingKey]] = {"used": [], "no_effect": [], "not_modelled": [], "unknown": []}
     for key, entry in entries.items():
         own = form.renamed.get(key, key)
-        value = _finite(given[own])
+        value = _finite(values[own])
         if form.offloads and key == "gradient_checkpointing" and str(value).startswith("offload"):
-            value = given[own] = True
+            value = values[own] = True
         rule, absent = form.rules.get(key) or form.rules.get(own), form.absent.get(key)
         if value is None and form.skips_null:
             kind, effect = "no_effect", ""
         elif rule is not None:
-            kind, effect = _apply(key, rule, value, given, fields, entry)
+            kind, effect = _apply(key, rule, value, values, fields, entry)
         elif absent is not None and (_is_off(value) or value in absent.get("unused", ())):
             kind, effect = "no_effect", "not used"
         elif absent is not None:
@@ -180,30 +180,30 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
 
 
 def _apply(
-    key: str, rule: Rule, value: Any, given: Mapping[str, Any], fields: Fields, entry: Entry
+    key: str, rule: Rule, value: Any, values: Mapping[str, Any], fields: Fields, entry: Entry
 ) -> tuple[str, str]:  # fmt: skip
     """Add the fields that a key sets to `fields`; return the list that it belongs to, and its effect."""
     try:
-        found = rule(value, given)
+        result = rule(value, values)
     except ValueError as error:
         raise entry.error(f"{key} must be {error}; got {value!r:.40}", key) from None
     except NotModelledError as reason:
         return "not_modelled", str(reason)
-    if "precision" in fields.keys() & found.keys() and fields["precision"] != found["precision"]:
+    if "precision" in fields.keys() & result.keys() and fields["precision"] != result["precision"]:
         raise entry.error(f"{key} contradicts {fields['precision']}, which is set too; keep one", key)
-    fields |= found
+    fields |= result
     try:
-        read_settings(found)
+        read_settings(result)
     except BertscopeError as error:
         raise entry.error(f"{key}: {error.message}", key) from None
-    return ("used", effect_text(found)) if found else ("no_effect", "")
+    return ("used", effect_text(result)) if result else ("no_effect", "")
 
 
 def effect_text(fields: Fields) -> str:
     """Return settings in words: `batch 16`, `precision autocast-fp16, grad_scaler`, `no clip_grad_norm`."""
-    words = {True: "{0}", False: "no {0}"}
+    forms = {True: "{0}", False: "no {0}"}
     return ", ".join(
-        words[value].format(name) if isinstance(value, bool) else f"{name} {value}" for name, value in fields.items()
+        forms[value].format(name) if isinstance(value, bool) else f"{name} {value}" for name, value in fields.items()
     )
 
 

@@ -99,7 +99,7 @@ def check_setting(key: str, value: Any, where: str) -> None:
         for item in value:
             check_setting(key, item, where)
     elif isinstance(value, int):
-        most = next((limit for words, limit in _LIMITS if words.search(key)), _MAX_INTEGER)
+        most = next((limit for pattern, limit in _LIMITS if pattern.search(key)), _MAX_INTEGER)
         if abs(value) > most:
             shown = f"{value:,}" if value.bit_length() < 100 else "an integer of more than 30 digits"
             raise ConfigError(f"{key[:60]} may be at most {most:,} here; got {shown}", where=where, field=key)
@@ -161,8 +161,8 @@ _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_siz
 
 @cache
 def _keys() -> tuple[frozenset[str], dict[str, str]]:
-    found = yaml.safe_load(Path(__file__).with_name("family_keys.yaml").read_text(encoding="utf-8"))
-    return frozenset(found["common"]), found["families"]
+    table = yaml.safe_load(Path(__file__).with_name("family_keys.yaml").read_text(encoding="utf-8"))
+    return frozenset(table["common"]), table["families"]
 
 
 def check_family(members: Mapping[str, Any]) -> None:
@@ -194,16 +194,16 @@ def check_complete(members: Mapping[str, Any]) -> None:
 
 def file_notes(members: Mapping[str, Any]) -> str:
     """Return notes on what a configuration says and bertscope does not follow; an empty text without any."""
-    found = []
+    notes = []
     if members.get("auto_map"):
-        found.append(
+        notes.append(
             "auto_map names code in the model's repository, which is not run: its network may differ from this"
         )
     if quantized := members.get("quantization_config"):
         method = str(quantized.get("quant_method", "")) if isinstance(quantized, Mapping) else ""
         method = f" ({visible(method[:40])})" if method else ""
-        found.append(f"quantization_config{method} is not followed: all weights are taken as before quantization")
-    return "\n".join(found)
+        notes.append(f"quantization_config{method} is not followed: all weights are taken as before quantization")
+    return "\n".join(notes)
 
 
 _REFUSE = object()
@@ -233,9 +233,9 @@ def confined() -> Iterator[None]:
     Settings change for the whole process; functions are refused in this thread only. The end restores both.
     """
     with _LOCK, ExitStack() as stack:
-        for place, name, value in _CHANGES:
+        for module, name, value in _CHANGES:
             with contextlib.suppress(ImportError, AttributeError):  # not in every version
-                _change(stack, place, name, value)
+                _change(stack, module, name, value)
         _forget_connections()
         stack.callback(_forget_connections)
         yield
@@ -300,10 +300,10 @@ class TransformersSource(ModelSource):
         with quiet_transformers(stands_in=kernel in FLASH_KERNELS) as transformers:
             known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
             if self.model_type not in known:
-                own = "; the code in its repository (auto_map) is not run" if "auto_map" in self.settings else ""
+                remark = "; the code in its repository (auto_map) is not run" if "auto_map" in self.settings else ""
                 raise SourceError(
                     f"transformers {transformers.__version__} does not know the model type {self.model_type!r}; "
-                    f"a newer one may{own}",
+                    f"a newer one may{remark}",
                     where=str(self.path),
                 )
             config_class = known[self.model_type]
@@ -321,8 +321,8 @@ class TransformersSource(ModelSource):
                     for part in parts:
                         if getattr(part, "pad_token_id", 0) is None:  # without one it refuses batches above 1
                             part.pad_token_id = part.eos_token_id if isinstance(part.eos_token_id, int) else 0
-                made: nn.Module = model.eval()
-                return made
+                built: nn.Module = model.eval()
+                return built
 
             built: nn.Module
             with as_source_error(what):
