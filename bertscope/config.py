@@ -1,6 +1,6 @@
 """BertConfig: the configuration of a BERT, flat, frozen and validated once.
 
-Field names and defaults are those of Hugging Face's `config.json` (transformers 4.43.4). `lora` has that of adapters.
+Field names and defaults are as in Hugging Face's `config.json` (transformers 4.43.4). `lora` configures adapters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ATTENTION_KERNELS = ("eager", "sdpa")
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """A class of BERT: what its forward takes and returns, and its counterparts in other tools."""
+    """A BERT class: what its forward takes and returns, and its counterparts in other tools."""
 
     logits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the outputs after the loss, and their sizes
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the arguments of the loss, and their sizes
@@ -282,7 +282,7 @@ class BertConfig:
 
 
 def rules_of(config_class: type) -> dict[str, FieldRule]:
-    """Return the rule of each field of a configuration."""
+    """Return each configuration field's rule."""
     return {item.name: item.metadata["rule"] for item in dataclasses.fields(config_class) if "rule" in item.metadata}
 
 
@@ -380,9 +380,9 @@ ALL_LINEAR = "all-linear"  # peft's word for every Linear layer
 class Lora:
     """The settings of LoRA adapters; raises ConfigError for a value that they cannot have.
 
-    `target` are the ends of the paths of the Linear layers that get an adapter, in whole parts (`query`,
+    `target` are the ends of the paths of the Linear layers that get an adapter, in complete parts (`query`,
     `attention.output.dense`), or `all-linear`. `save` are the ends of the paths of modules that are copied and trained
-    as a whole. `bias` names the other biases that are trained; `rslora` scales by alpha / sqrt(r) instead of alpha / r.
+    completely. `bias` names the other biases that are trained; `rslora` scales by alpha / sqrt(r) instead of alpha / r.
 
     Source: Hu et al. 2021, arXiv:2106.09685; peft 0.12.0, `LoraConfig`, whose defaults these are.
 
@@ -419,7 +419,7 @@ class Lora:
 
     @property
     def has_equal_layers(self) -> bool:
-        """Return True if no name has the number of a layer, so that all layers get the same adapters."""
+        """Return True if no name has a layer's number, so that all layers get the same adapters."""
         parts = (part for name in (*self.target, *self.save) for part in name.split("."))
         return all(LayerRange.parse(part) is None for part in parts)
 

@@ -139,7 +139,7 @@ def readable(path: object) -> Iterator[None]:
         raise SourceError(f"{path} needs {name}, which cannot be imported: pip install --upgrade {name}") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}".removesuffix(": ")
-        raise SourceError(f"{path} cannot be read: {reason}; check the path, and that the file is whole") from error
+        raise SourceError(f"{path} cannot be read: {reason}; check the path, and that the file is complete") from error
 
 
 def read_text(path: Path) -> str:
@@ -341,7 +341,7 @@ def check_writable(path: Path) -> Path | None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all; raises SourceError if it cannot be written.
+    """Write a file atomically; raises SourceError if it cannot be written.
 
     A device or a pipe, such as /dev/stdout, is written to directly.
     """

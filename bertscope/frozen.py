@@ -1,8 +1,8 @@
-"""Dataclasses that take a quarter of the time to make: with frozen ones of the standard library, making a hundred
-classes is a quarter of a command that counts nothing.
+"""Dataclasses that take a quarter as long to make: with the standard library's frozen ones, making a hundred
+classes takes a quarter as long as a command that counts nothing.
 
-`dataclasses` compiles six methods for each frozen class. Here one of them is, `__init__`; the others are the same
-functions for all classes. Equality, hash, text and `dataclasses.replace` are those of the standard library.
+`dataclasses` compiles six methods for each frozen class. Here only `__init__` is; the others are the same
+functions for all classes. Equality, hash, text and `dataclasses.replace` are as in the standard library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ else:
 
 @functools.cache
 def _names(cls: Hashable, use: str) -> tuple[str, ...]:
-    """Return the names of the fields of a class that are used for this: `compare`, `hash` or `repr`."""
+    """Return the field names that are used for `compare`, `hash` or `repr`."""
     of_class: Any = cls
     fields = dataclasses.fields(of_class)
     return tuple(field.name for field in fields if (field.compare if (flag := getattr(field, use)) is None else flag))

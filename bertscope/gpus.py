@@ -57,9 +57,9 @@ class _Row:
     bandwidth_gb_per_second: float = 0  # of memory
 
 
-def _row(*, source: str, capability: list[int], processors: int, **others: Any) -> _Row:
-    (memory,) = (others.pop(unit) * size for unit, size in _UNITS.items() if unit in others)
-    return _Row(memory, source, (capability[0], capability[1]), processors, **others)
+def _row(*, source: str, capability: list[int], processors: int, **rates: Any) -> _Row:
+    (memory,) = (rates.pop(unit) * size for unit, size in _UNITS.items() if unit in rates)
+    return _Row(memory, source, (capability[0], capability[1]), processors, **rates)
 
 
 _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -79,16 +79,16 @@ CONTEXT_BYTES: tuple[int, int] = (
 
 
 def _context(name: str, row: _Row) -> tuple[int, int, str]:
-    """Return the CUDA context of a GPU in MiB, and its source: its own, that of its compute capability, or of all.
+    """Return a GPU's CUDA context in MiB, and its source: the GPU, its compute capability, or all GPUs.
 
     A single figure is no range.
     """
     low, high, published = _CONTEXTS.get(name, (0, 0, ""))
     if low < high:
         return low, high, published
-    known = _OTHERS | {card: other.capability for card, other in _ROWS.items()}
-    alike = [card for card in _CONTEXTS if known[card] == row.capability]
-    least, most = (choose(alike, key=lambda card: _CONTEXTS[card][at], default="")
+    known = _OTHERS | {gpu: other.capability for gpu, other in _ROWS.items()}
+    alike = [gpu for gpu in _CONTEXTS if known[gpu] == row.capability]
+    least, most = (choose(alike, key=lambda gpu: _CONTEXTS[gpu][at], default="")
                    for at, choose in enumerate((min, max)))  # fmt: skip
     if not alike or _CONTEXTS[least][0] == _CONTEXTS[most][1]:
         return CONTEXT_BYTES[0] // _MIB, CONTEXT_BYTES[1] // _MIB, ""
@@ -107,12 +107,12 @@ GPUS = {
 
 
 def capability(gpu: Gpu) -> Capability | None:
-    """Return the compute capability of a GPU; None for one that is not in the table."""
+    """Return a GPU's compute capability; None outside the table."""
     return _ROWS[gpu.name].capability if gpu.name in _ROWS else None
 
 
 def processors(gpu: Gpu) -> int | None:
-    """Return the number of a GPU's multiprocessors; None for one that is not in the table."""
+    """Return a GPU's multiprocessor count; None outside the table."""
     return _ROWS[gpu.name].processors if gpu.name in _ROWS else None
 
 
@@ -190,9 +190,9 @@ def find_device(name: str, memory_bytes: int) -> Gpu | None:
 
 
 def peak_flops(gpu: Gpu, precision: str) -> tuple[float, str] | None:
-    """Return the dense peak of a GPU in FLOP/s and its source; None without a published one.
+    """Return a GPU's dense peak in FLOP/s and its source; None without a published one.
 
-    That of fp32 is without tensor cores.
+    The fp32 peak is without tensor cores.
     """
     row = _ROWS.get(gpu.name)
     is_half = precision in (BF16.name, FP16.name)
@@ -203,7 +203,7 @@ def peak_flops(gpu: Gpu, precision: str) -> tuple[float, str] | None:
 
 
 def bandwidth(gpu: Gpu) -> float | None:
-    """Return the memory bandwidth of a GPU in bytes per second by its data sheet; None without a published one."""
+    """Return a GPU's memory bandwidth in bytes per second by its data sheet; None without a published one."""
     row = _ROWS.get(gpu.name)
     return row.bandwidth_gb_per_second * 1e9 if row and row.bandwidth_gb_per_second else None
 

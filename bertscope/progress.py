@@ -1,4 +1,4 @@
-"""The progress of long work: an analysis reports its stages, and a front end that listens shows them."""
+"""Progress in long work: an analysis reports its stages, and a front end that listens shows them."""
 
 import warnings
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class Listener(Protocol):
         """Show a stage of the work, with details after a colon."""
 
     def expect(self, stages: int) -> None:
-        """Add to the number of stages of the whole work."""
+        """Add to the number of stages."""
 
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -60,13 +60,13 @@ def notify(text: str) -> None:
 
 
 def progress(text: str) -> None:
-    """Report what runs now; inside a stage it is a detail of the stage."""
+    """Report what runs now; inside a stage it is a detail."""
     if (listener := _listener.get()) is not None:
         listener(detailed(_stage.get(), text) if _stage.get() else text)
 
 
 def detailed(name: str, text: str) -> str:
-    """Return a stage with a detail of it."""
+    """Return a stage with a detail."""
     return f"{name}: {text}"
 
 

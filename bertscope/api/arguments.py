@@ -1,4 +1,4 @@
-"""The arguments of a public function: models of any kind, and the inputs of modules."""
+"""Arguments that public functions share: any kind of model, and inputs for modules."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def is_module(model: Model) -> TypeGuard[nn.Module]:
 
 
 def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]:
-    """Return the given module itself, or the model of a source on meta, and the name for its report."""
+    """Return the given module itself, or a source's model on meta, and the name for its report."""
     if is_module(model):
         return model, name
     source = source_of(model, name=name)
@@ -66,7 +66,7 @@ def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]
 
 
 def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
-    """Take the inputs of a module out of the keywords of a function, and return them; None without any.
+    """Take a module's inputs out of a function's keywords, and return them; None without any.
 
     They are `inputs`, or `input_data` as torchinfo calls them, or tensors on meta of `input_size`, a size or several,
     whose `dtypes` are by default float32. Raises SelectionError for two of these, and for a size that is none.
@@ -77,7 +77,7 @@ def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
     inputs = data if inputs is None else inputs
     if input_size is None:
         if dtypes is not None:
-            raise SelectionError("dtypes are those of input_size; give it too, or leave dtypes out")
+            raise SelectionError("dtypes belong to input_size; give it too, or leave dtypes out")
         return inputs
     from bertscope.torch_access import torch
 
@@ -108,7 +108,7 @@ def inputs_on_device(inputs: Any, device: str) -> Any:
 
 
 def batch_of(inputs: Any) -> int:
-    """Return the first size of the first tensor of the inputs; raises SelectionError if none has one."""
+    """Return the first tensor's first size; raises SelectionError if none has one."""
     return _size_of(inputs, 0, "first size is the batch")
 
 
@@ -178,7 +178,7 @@ def usual_length(*sources: ModelSource) -> int:
 
 
 def longest_input(source: ModelSource, usual: int) -> int:
-    """Return the length limit of a model; of one whose file shows that it takes the usual length, that one."""
+    """Return the longest input, or the usual length if the model's file shows that it takes it."""
     if source.bert_config is not None:
         return source.bert_config.max_position_embeddings
     parts = [source.settings, *(part for part in source.settings.values() if isinstance(part, Mapping))]
@@ -191,7 +191,7 @@ def longest_input(source: ModelSource, usual: int) -> int:
 
 
 def with_keywords_of(*functions: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Return a decorator that lists the keywords of other functions in the signature of one that passes them on."""
+    """Return a decorator that adds the keywords of other functions, which it passes on, to a signature."""
 
     def decorate(function: Function) -> Function:
         parameters = [

@@ -32,9 +32,9 @@ def count(
 ) -> CountReport | Any:
     """Count the parameters of any model from the shapes of its tensors, without running it.
 
-    `by` is one of group, layer, module, parameter. Equal layers are folded unless `by="parameter"`; `folded`
-    overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default they are those of the tensors. The inputs and
-    outputs of a run on meta are shown with `shapes=True`, at `batch` and `seq`, or with the inputs of a module, by
+    `by` is group, layer, module or parameter. Equal layers are folded unless `by="parameter"`; `folded`
+    overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default the tensors' own dtypes do. The inputs and
+    outputs in a run on meta are shown with `shapes=True`, at `batch` and `seq`, or with a module's inputs, by
     their `input_size` (and `dtypes`) or as `inputs`. A file with tensors and no configuration is counted by its header.
 
     >>> report = bertscope.count("bert-base-cased")
@@ -54,8 +54,8 @@ def tree(
 ) -> TreeReport | Any:
     """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
 
-    The root has depth 0, so the totals are the same for every `depth`. The other arguments are those of `count`. A file
-    with tensors and no configuration has the modules of its names.
+    The root has depth 0, so the totals are the same for every `depth`. The other arguments are as for `count`. A file
+    with tensors and no configuration has the modules in its names.
 
     >>> report = bertscope.tree("bert-base-cased", depth=2)
     >>> report["encoder"].params
@@ -69,17 +69,17 @@ def tree(
 
 
 def _counted(
-    question: str, model: Model, name: str | None, run: Any, given: dict[str, Any], stored: Any, own: dict[str, Any]
+    question: str, model: Model, name: str | None, run: Any, named: dict[str, Any], stored: Any, options: dict[str, Any]
 ) -> Any:
     """Return the report on a file with tensors and no configuration by its header, else that on a model."""
-    if checkpoint := stored_alone(model, **given, **run):
+    if checkpoint := stored_alone(model, **named, **run):
         from bertscope.checkpoints.reading import stored_report
 
         return stored_report(checkpoint, **stored)
     from bertscope.analyses import params  # torch, which the header of a checkpoint needs not
 
     module, shown = built(model, name)
-    return getattr(params, question)(module, name=shown, shapes=shapes_of_run(model, **run), **own)
+    return getattr(params, question)(module, name=shown, shapes=shapes_of_run(model, **run), **options)
 
 
 # ---- `bertscope.verify` ----
@@ -96,8 +96,8 @@ def verify(
 ) -> VerifyReport:
     """Compare a model with a checkpoint's header: it fits if it has exactly the model's tensors, shapes and dtypes.
 
-    `checkpoint` is a file, an index, a folder with one, or a model in the Hugging Face cache; by default that of the
-    model's path. `dtype` (fp32, bf16, fp16) is the expected one of floating-point tensors, by default that of the
+    `checkpoint` is a file, an index, a folder with one, or a model in the Hugging Face cache; by default the one at the
+    model's path. `dtype` (fp32, bf16, fp16) is expected for floating-point tensors, by default the one in the
     config.json, if any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype.
     `strip_prefix` is left out of the file's names; "auto" finds one such as `module.`.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import GivenInputs, RunSettings
 
     class DiagramOptions(GivenInputs, total=False):
-        """Keywords of a class diagram, and of the inputs of a forward pass."""
+        """Keywords for a class diagram and for a forward pass's inputs."""
 
         around: str | None
         implementation: str
@@ -48,11 +48,11 @@ def explain(
     name: str | None = None,
     **keywords: Unpack[GivenInputs],
 ) -> ExplainReport:
-    """Return the steps of a model, or those under `path` (in any of the three namings), and the sums of its levels.
+    """Return a model's steps, or those under `path` (in any naming), with the sums at each level.
 
     A `path` may also be a module, or a section of a BERT: config, inputs, outputs, caches, positions, checkpointing.
-    FLOPs are those of the matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no
-    BERT, or that has adapters, are its modules. It runs with `inputs`, or tensors of `input_size` and `dtypes`; texts
+    FLOPs count the matrix products in a forward pass, 2 for a multiply-add. The steps in a model that is no
+    BERT, or that has adapters, are its modules. It runs with `inputs`, or tensors with `input_size` and `dtypes`; texts
     such as `pixel_values=Bx3x224x224:float32` are those that cannot be derived. Raises SelectionError for a path that
     no step has.
 
@@ -90,14 +90,13 @@ def diagram(
     inputs: Any = None,
     **options: Unpack[DiagramOptions],
 ) -> ClassReport | GraphReport:
-    """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
+    """Return one diagram, by default `class` for a BERT and `tree` for any other module.
 
-    `class` draws the classes of the whole model in an `implementation` (bertscope, transformers), or those around one
-    class: `around`, or the class of the module at `path`; with `nn_module` also their base torch.nn.Module, with
-    `config` the configuration. `forward` draws the dataflow of the module at `path` for the inputs `given` (a mapping
-    of the fields of Given, in which a length None is the usual one), the own `inputs` of a module, or tensors of
-    `input_size` and `dtypes`. `tree` draws the modules at and below `path`. Raises SelectionError for another kind, and
-    for a path or class that the model does not have.
+    `class` draws all classes in an `implementation` (bertscope, transformers), or those around one class: `around`, or
+    the module's at `path`; with `nn_module` also their base torch.nn.Module, with `config` the configuration. `forward`
+    draws the dataflow in the module at `path` for the inputs `given` (a mapping with the fields of Given, in which a
+    length None is the usual one), a module's `inputs`, or tensors with `input_size` and `dtypes`. `tree` draws the
+    modules at and below `path`. Raises SelectionError for another kind, and for an unknown path or class.
 
     >>> print(bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree"))
     ---
@@ -112,12 +111,12 @@ def diagram(
     tensors = inputs_of(inputs, options)
     module, shown = built(model, name)
     classes: Any = {key: value for key, value in options.items() if value is not None}
-    asked: dict[str, Any] = {"depth": depth, "direction": direction, "given": given, "inputs": tensors, **classes}
+    arguments: dict[str, Any] = {"depth": depth, "direction": direction, "given": given, "inputs": tensors, **classes}
     kind = diagrams.diagram_kind(module, kind, classes.get("around"))
     if isinstance(given, Mapping):
         seq = given.get("seq") or usual_length(*[source_of(model)] * (kind == "forward"))
         given = Given(**{**given, "seq": seq})
-        asked["given"] = given = given if kind == "forward" or given != Given() else None
+        arguments["given"] = given = given if kind == "forward" or given != Given() else None
     if tensors is not None:
         module = source_of(module, inputs=tensors).build()
         given = given or Given(batch=batch_of(tensors))
@@ -128,7 +127,7 @@ def diagram(
         if not is_bert:
             unused = f"{name_of('cache')} and {name_of('head_mask')} have an effect on a BERT only"
         raise SelectionError(f"{unused}; leave them out")
-    for key, value in asked.items():
+    for key, value in arguments.items():
         if value is not None and value is not False and key not in used:
             raise SelectionError(
                 f"{name_of(key)} has no effect on a diagram of kind {kind} of this model; leave it out"
@@ -143,7 +142,7 @@ def diagram(
 def flops(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> FlopsReport:
-    """Count the work of one run of any model; mode "training" adds the operators of the backward pass.
+    """Count the FLOPs in one run of any model; mode "training" adds backward.
 
     A module runs with its `inputs`: a tensor, a tuple, or a dictionary of keywords; `input_size` and `dtypes` describe
     them. Without inputs, and for any other model, they are derived from its forward at `batch` and `seq`, of which
@@ -161,13 +160,13 @@ def flops(
     request = requested("flops", model, settings)
     if tensors is not None:
         if unused := sorted(request.named - {"mode"}):
-            raise SelectionError(f"{unused[0]} is for a run without inputs; a given module has its own")
+            raise SelectionError(f"{unused[0]} is for a run without inputs; a given module already has some")
         module, shown = built(request.subject, name)
         ((run_config, _),) = resolved(request).points
         return work.flops(module, tensors, mode=run_config.mode, name=shown)
     source = source_of(request.subject, name=name)
     runs = request.resolved(**QUESTIONS["flops"].defaults, **default_length(request, source)).runs
     if runs[0].mode not in (INFERENCE, TRAINING):
-        raise SelectionError(f"FLOPs are those of mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
+        raise SelectionError(f"FLOPs depend on mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
     return work.flops_model(work.FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)

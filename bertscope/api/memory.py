@@ -62,7 +62,7 @@ class ModelRequest:
 
     @property
     def by_precision(self) -> list[RunConfig]:
-        """Return the runs, those of the first precision before the others."""
+        """Return the runs ordered by precision."""
         precisions = dict.fromkeys(run.precision for run in self.runs)
         return [run for precision in precisions for run in self.runs if run.precision == precision]
 
@@ -92,7 +92,7 @@ class ModelRequest:
         if (self.limit.time if is_timed is None else is_timed) and not any(row.cost and row.cost.time for row in rows):
             key = "no_time_precision" if self.calibration else "no_time_uncalibrated"
             key = key if self.run.device == CUDA else "no_time_cpu"
-            values = {"card": self.limit.gpu or "a card here"} if key == "no_time_uncalibrated" else {}
+            values = {"card": self.limit.gpu or "a GPU here"} if key == "no_time_uncalibrated" else {}
             notes = (*notes, Note(key=key, values=values))
         return replace(report, notes=notes, training_file=noted(self.request, self.runs, searched))
 
@@ -116,7 +116,7 @@ def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> Tr
 
 
 def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
-    """Return the calibration of the limit, its GPU or, for a run on cuda, this machine's card; None without one."""
+    """Return the calibration of the limit, its GPU or, for a run on cuda, this machine's GPU; None without one."""
     if isinstance(limit.calibration, str):
         if run_config.device != CUDA:
             device = run_config.device
@@ -133,9 +133,9 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
 
 
 def _card_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
-    """Return the card of a run with what a calibration measured; None if no GPU is named or calibrated.
+    """Return the run's GPU with what a calibration measured; None if no GPU is named or calibrated.
 
-    A card that is not named has as much memory as the budget, if there is one.
+    A GPU without a name has the budget's memory, if there is one.
     """
     known = find_gpu(limit.gpu) if limit.gpu is not None else None
     if known is None and limit.budget is None and limit.context is not None:
@@ -154,11 +154,11 @@ def _card_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
 def estimate(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> MemoryReport:
-    """Estimate the memory of a step of any model, without allocating it.
+    """Estimate the memory that a step needs, for any model, without allocating it.
 
     A module runs with its `inputs`, a tensor, a tuple, or a dictionary of keywords, real or on meta; `input_size` and
     `dtypes` describe them. Without inputs, and for any other model, they are derived from its forward at `batch` and
-    `seq`. Backward starts from the output's loss, or the sum of its first tensor; a `loss` of another name embeds texts
+    `seq`. Backward starts from the output's loss, or its first tensor's sum; a `loss` with another name embeds texts
     or ranks pairs, and a function is called as `loss(module, inputs)`. With a `gpu` each variant has the answer whether
     it fits there. `training_file` has TrainingArguments whose values keywords replace.
     Raises SelectionError for a setting that no run has, for a module that cannot be copied, and for one whose operators
@@ -199,7 +199,7 @@ def estimate(
 def training_script(model: Model | Request, *, name: str | None = None, **settings: Unpack[RunSettings]) -> str:
     """Return the training loop that `estimate` with the same settings means, as a script to copy, change and run.
 
-    On CUDA, `run` of the script has the peak of the estimate. Raises SelectionError for a model that is no BERT, and
+    On CUDA, `run` reports the same peak for the script. Raises SelectionError for a model that is no BERT, and
     for a setting that the script cannot have.
 
     >>> print(bertscope.training_script("bert-tiny", device="cuda", accumulate=4).partition("for step")[2])
@@ -244,12 +244,12 @@ def _estimate_modules(
 def profile(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[MeasurementSettings]
 ) -> MemoryReport:
-    """Run steps of any model, and measure memory and time next to the estimate.
+    """Run steps and measure memory and time next to the estimate, for any model.
 
-    A module runs in this process with `inputs` and `loss` as in `estimate`; module and inputs must be on the device of
-    the run. The optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a forward
+    A module runs in this process with `inputs` and `loss` as in `estimate`; module and inputs must be on the device in
+    use. The optimizer's learning rate is 0. The module's gradients and mode are restored, but what a forward
     pass changes by itself (running statistics, the random state) stays changed. Any other model is built in a new
-    process for each strategy; with `nproc` and a `strategy`, as so many real ranks of this machine. Raises
+    process for each strategy; with `nproc` and a `strategy`, as that many real ranks on this machine. Raises
     SelectionError for a setting that no run has, and for a device that torch does not find.
 
     >>> report = bertscope.profile(torch.nn.Linear(100, 10), torch.randn(8, 100), steps=1)
@@ -297,7 +297,7 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     _, _, measurement, launch = records.points[0]
     ranks, wants_card = launch.nproc or 1, "calibration" in (request.wants or ())
     if wants_card and (runs[0].device != CUDA or launch.nproc is not None):
-        raise request.error("--save measures a CUDA card in one process: give {device} cuda, and no {nproc}", "device")
+        raise request.error("--save measures a CUDA GPU in one process: give {device} cuda, and no {nproc}", "device")
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
         raise request.error(
             "torch finds no CUDA device here; use {device} cpu, or estimate with {device} cuda", "device"
@@ -339,11 +339,11 @@ def fit(
 ) -> FitReport:
     """Find the largest batch that fits in a budget (bytes, or text such as `16GiB`) or on a `gpu`, for each setting.
 
-    The settings are lengths, precisions and strategies of checkpointing: lists, or text such as `fp32,autocast-bf16`.
+    The settings are lengths, precisions and checkpointing strategies: lists, or text such as `fp32,autocast-bf16`.
     With `batch`, find the settings with which it fits; with `batch_total`, the fewest GPUs whose batches add up to it,
-    by one `strategy` or several. With `world_size` the batch is that of one rank. A step that fits leaves the share
+    by one `strategy` or several. With `world_size` the batch is one rank's. A step that fits leaves the share
     `margin` of the memory free, and a batch above 16 is rounded down to a multiple of 8 unless the `exact` one is
-    wanted. A module runs with `inputs`, or tensors of `input_size` and `dtypes`, whose first size is the batch that is
+    wanted. A module runs with `inputs`, or tensors with `input_size` and `dtypes`, whose first size is the batch that is
     searched. Raises SelectionError for a length or a setting that the model does not have; `fits` takes several GPUs.
 
     >>> report = bertscope.fit("bert-tiny", "1GiB", seq=64, batch=4, checkpointing="none", precision="fp32")
@@ -421,12 +421,12 @@ def _without_ranks(request: Request, batch: int | None) -> Request:
     """
     request = request.without("strategy", "world_size", "mesh", "rank")
     if batch is not None:
-        raise request.error("{batch} is that of one rank and {batch_total} that of all; give one of them")
+        raise request.error("{batch} is per rank and {batch_total} is global; give one of them")
     strategies = {name for source in request.sources if "strategy" in source for name in source["strategy"].values}
     if request.named & {"mesh", "rank"} or not strategies <= set(SEARCHED):
         raise request.error(
             f"{{batch_total}} searches the number of ranks of {', '.join(SEARCHED)}; for others, for a mesh or a rank "
-            "give {batch}, that of a rank"
+            "give {batch}, which is per rank"
         )
     return request
 
@@ -443,10 +443,10 @@ def plan(
     name: str | None = None,
     **settings: Unpack[FitSettings],
 ) -> PlanReport:
-    """Find which operators to keep for backward so that a step fits in a budget or on a `gpu` with the fewest FLOPs.
+    """Choose which activations to save and which to recompute so that a step fits at the lowest recompute cost.
 
-    On a calibrated card it is with the least time. The layers of any model whose layers repeat keep the outputs of some
-    matrix products and compute the rest again. With `batch_total`, the batch of an optimizer step, the micro-batch is
+    On a calibrated GPU the cost is time, else FLOPs. In any model whose layers repeat, each layer saves the outputs of
+    some matrix products and recomputes the rest. With `batch_total`, the batch in an optimizer step, the micro-batch is
     chosen too. `may_change` names what else may change: lora, freeze, 8bit, precision, sgd. `report.apply(module)`
     installs the answer on a live module; `report.emitted("torch")` is code that does so. Raises SelectionError for a
     setting that the model does not have.
@@ -462,9 +462,7 @@ def plan(
     request = requested("plan", model, {**settings, **explicit})
     if batch_total is not None:
         if request.named & {"batch", "accumulate"}:
-            raise request.error(
-                "{batch} is the micro-batch and {batch_total} that of an optimizer step; give one of them"
-            )
+            raise request.error("{batch} is the micro-batch and {batch_total} is per optimizer step; give one of them")
         request = request.without("batch", "accumulate")
     source = source_of(request.subject, name=name, inputs=own_inputs)
     work = ModelRequest.of(request, source)
@@ -485,7 +483,7 @@ def plan(
 
 
 def _changes(may_change: str | Sequence[str], gpu: Gpu | None) -> list[dict[str, Any]]:
-    """Return the changes of settings to try, for a card: each alone, then those that go together."""
+    """Return the settings to change, for a GPU: each alone, then those that go together."""
     known: dict[str, dict[str, Any]] = {
         "precision": {"precision": f"{AUTOCAST}{half_precision(gpu)}"},
         **{word: {"optimizer": name} for word, name in LEANER.items()},
@@ -516,12 +514,12 @@ def lengths(
     inputs: Any = None,
     **settings: Unpack[RunSettings],
 ) -> LengthsReport:
-    """Estimate the steps of an epoch of sequences of real lengths, for each way to make batches.
+    """Estimate the steps in an epoch with real sequence lengths, for each batching strategy.
 
-    `lengths` are numbers of tokens, a file of them, or `normal:256,64,16,512` (mean, deviation, least, most); the
-    `field` of a JSONL, CSV or Parquet file may have texts for a `tokenizer`. `seq` cuts longer sequences. With
-    `search` find the largest batches in a `budget` or on a `gpu`, and those for each length. A module runs with
-    `inputs`, or tensors of `input_size` and `dtypes`, whose first size is the batch and whose second is the length.
+    `lengths` are token counts, a file with them, or `normal:256,64,16,512` (mean, deviation, least, most); the
+    `field` in a JSONL, CSV or Parquet file may have texts for a `tokenizer`. `seq` cuts longer sequences. With
+    `search` find the largest batches in a `budget` or on a `gpu`, also for each length. A module runs with
+    `inputs`, or tensors with `input_size` and `dtypes`, whose first size is the batch and whose second is the length.
     Raises SourceError for a file without lengths, and SelectionError for a setting that no run has.
 
     >>> report = bertscope.lengths("bert-tiny", [64, 64, 128], batch=2, device="cuda")

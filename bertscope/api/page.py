@@ -49,10 +49,10 @@ def report(
 ) -> PageReport:
     """Return every report about a model, or about two; `to_html()` of the result is the page of `bertscope report`.
 
-    The fit table has the precisions and strategies that are asked for, in a budget of 16 GiB unless a `budget` or a
+    The fit table has the precisions and strategies that are asked for, in a 16 GiB budget unless a `budget` or a
     `gpu` is given; `fit=False` leaves it out. The other parts describe the step in the first precision. A module runs
-    with `inputs`, or tensors of `input_size` and `dtypes`; without them with the result of its method
-    `example_inputs(batch, seq)`, or with inputs derived from its forward.
+    with `inputs`, or tensors with `input_size` and `dtypes`; without them with what its method
+    `example_inputs(batch, seq)` returns, or with inputs derived from its forward.
 
     >>> config = bertscope.BertConfig(num_hidden_layers=1, max_position_embeddings=32)
     >>> page = bertscope.report(config, batch=1, seq=16, fit=False)
@@ -101,9 +101,9 @@ def diff(
 ) -> DiffReport | Any:
     """Return the differences between two models: settings, parameters, totals, and forward FLOPs at one size.
 
-    Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
-    the same model without one, and without the wrappers of peft, so that only adapters differ. Modules run with the
-    same `inputs`, or tensors of `input_size` and `dtypes`; without them as in `report`. A model and a checkpoint (a
+    Paths are compared without their prefix (`bert.` or another family's), so that a model with a head matches
+    the same model without one, and without peft's wrappers, so that only adapters differ. Modules run with the
+    same `inputs`, or tensors with `input_size` and `dtypes`; without them as in `report`. A model and a checkpoint (a
     file with tensors, or a folder with one and no config.json) are compared by `verify`, and two checkpoints by their
     headers.
 

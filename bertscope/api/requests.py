@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def with_settings(function: Function) -> Function:
-    """List the settings of a public function in its signature and its docstring, with the defaults of QUESTIONS."""
+    """List a public function's settings in its signature and docstring, with the defaults in QUESTIONS."""
     question = QUESTIONS[function.__name__]
     parameters = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
     table = {name: row for name, row in question.table.items() if name not in {item.name for item in parameters}}
@@ -37,9 +37,9 @@ def with_settings(function: Function) -> Function:
 
 
 def requested(question: str, model: Any, settings: Mapping[str, Any], **others: Any) -> Request:
-    """Return the request of a public function: the keywords, and behind them what a front end passes as `model`.
+    """Return a public function's request: the keywords, and behind them what a front end passes as `model`.
 
-    A training file precedes the defaults of a project. The run of a plan is a default between both; its strategy is
+    A training file precedes a project's defaults. The run of a plan is a default between both; its strategy is
     compared with others that are asked for. Raises SettingError for a setting that the function does not take.
     """
     question_row, keywords = QUESTIONS[question], dict(settings)
@@ -67,7 +67,7 @@ def requested(question: str, model: Any, settings: Mapping[str, Any], **others: 
 
 
 def resolved(request: Request, source: ModelSource | None = None, **defaults: Any) -> Resolved:
-    """Return the runs and limits, with the defaults of the function; parameters of own code keep their dtypes."""
+    """Return the runs and limits, with the function's defaults; parameters of own code keep their dtypes."""
     defaults = {**QUESTIONS[request.question].defaults, **defaults}
     if source is not None:
         defaults |= default_length(request, source, defaults.get("seq", RunConfig.seq))

@@ -32,13 +32,13 @@ def run(
     fit: str = "",
     **settings: Unpack[DryRunSettings],
 ) -> RunReport | RunFitReport:
-    """Run a training script, unchanged, on a card that is not there, and return what it would hold at which line.
+    """Run a training script, unchanged, on a simulated GPU, and return its peak memory with the line of code.
 
-    The script's code runs in a process of its own, with `args`; with `module` it is the name of a module. What it puts
+    The script's code runs in its process, with `args`; with `module` it is a module's name. What it puts
     on `cuda` has no values there. A function runs in this process, which must not have run a backward pass before, and
-    without a sandbox. `fit` is `NAME=low..high`: the largest value of an argument of the script that fits. Raises
-    SelectionError and SourceError for a wrong question, BertscopeError with the line for an error of the script, and
-    WorkerError where the card cannot be installed, an operator has no rule, or the time ends.
+    without a sandbox. `fit` is `NAME=low..high`: find a script argument's largest value that fits. Raises
+    SelectionError and SourceError for a wrong question, BertscopeError with the line for an error in the script, and
+    WorkerError where the simulated GPU cannot be installed, an operator has no rule, or the time ends.
 
     >>> report = bertscope.run("train.py", gpu="t4")
     >>> report.answer, report.peak.phase, report.peak.line

@@ -34,7 +34,7 @@ def presets(name: str | None = None) -> PresetsReport:
 
 
 def _preset(path: Path) -> PresetRow:
-    """Return the row of a preset of bertscope, or of one that transformers builds."""
+    """Return the row for a preset that bertscope or transformers builds."""
     if path.suffix != ".json":
         source = read_preset(path)
         fields, architecture = vars(source), source.architecture
@@ -59,10 +59,10 @@ def sweep(
     plan: PlanReport | str | PathLike[str] | None = None,
     allow_code: bool = False,
 ) -> SweepReport:
-    """Estimate memory and FLOPs of every point of a grid: a YAML file, or a value or a list for each setting.
+    """Estimate memory and FLOPs at every point in a grid: a YAML file, or a value or a list for each setting.
 
     A row is in the file `output` (.jsonl) as soon as its point is computed; a later call goes on after an interruption
-    and computes no point twice. The points are computed by `workers` processes of this machine, or on a cluster of dask
+    and computes no point twice. The points are computed by `workers` processes on this machine, or on a dask cluster
     at `address`. `allow_code` imports the `module:attribute` that a file names. Raises SettingError with file and line.
 
     >>> report = bertscope.sweep({"model": "bert-tiny", "batch": [1, 2], "seq": 8})
@@ -75,7 +75,7 @@ def sweep(
     if address is not None and engine == "local":
         raise SelectionError(f"{name_of('address')} names a cluster; give {name_of('engine')} dask too")
     if engine != "local" and workers is not None:
-        raise SelectionError(f"the cluster has its own workers; leave {name_of('workers')} out")
+        raise SelectionError(f"the cluster already has workers; leave {name_of('workers')} out")
     if engine != "local" and find_spec("distributed") is None:
         raise MissingExtraError(f"{name_of('engine')} dask", "dask")
     cluster = "" if engine == "local" else pool.cluster_address(address)
@@ -86,7 +86,7 @@ def sweep(
     points = grids.tasks_of(request)
     keys = [point.key for point in points]
     name = "" if isinstance(grid, Mapping) else Path(grid).name
-    found = SweepReport(grid=name, varied=grids.varied(request), rows=())
+    header = SweepReport(grid=name, varied=grids.varied(request), rows=())
 
     def rows(left: Sequence[grids.Task | SweepRow]) -> Iterator[SweepRow]:
         """Yield at once the points that have no task, then the others in the order of their completion."""
@@ -105,7 +105,7 @@ def sweep(
 
     if output is None:
         done = {row.key: row for row in rows(points)}
-        return replace(found, rows=tuple(done[key] for key in keys))
+        return replace(header, rows=tuple(done[key] for key in keys))
     with pool.results_file(Path(output), {point.key: point.point for point in points}) as file:
         known = file.done()
         left = [point for point in points if point.key not in known]
@@ -115,4 +115,4 @@ def sweep(
         for row in rows(left):
             file.append(row)
         file.finish(keys)
-        return replace(found, rows=tuple(file.rows[key] for key in keys))
+        return replace(header, rows=tuple(file.rows[key] for key in keys))

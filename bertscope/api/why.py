@@ -41,7 +41,7 @@ _EXPLAINED = {  # parts whose excess a finding explains
 
 @with_settings
 def why(file: str | PathLike[str], model: Model | Request | None = None, **settings: Unpack[RunSettings]) -> WhyReport:
-    """Explain what filled a card: a memory snapshot, or a log with the error message.
+    """Explain what filled a GPU: a memory snapshot, or a log with the error message.
 
     The snapshot is what `torch.cuda.memory._dump_snapshot` wrote; `-` reads a message from standard input. With a
     model, the report has the estimate of its step with the settings, and names what the step does not explain. Raises
@@ -56,11 +56,11 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
     has_file = request.training_file is not None or request.plan is not None
     if request.subject is None:
         if request.named or has_file:
-            raise SelectionError("settings are those of the step of a model; name it after FILE, or leave them out")
+            raise SelectionError("settings describe a model's step; name the model after FILE, or leave them out")
         return report
     if report.source == MESSAGE and not has_file and not {"batch", "seq"} <= request.named:
         raise request.error(
-            "the step of a model depends on {batch} and {seq}; give those of the run that failed", "batch", "seq"
+            "the step of a model depends on {batch} and {seq}; give the values that failed", "batch", "seq"
         )
     source = source_of(request.subject)
     work = ModelRequest.of(request, source)
@@ -73,7 +73,7 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
 
 
 def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
-    """Return the report with the estimate of a step, and with findings on what the step does not explain."""
+    """Return the report with a step's estimate, and with findings on what the step does not explain."""
     run, gpu, simulator = on_card(work.run, work.card), work.card, work.simulator(is_limited=False)
     runs = [run, *([run.changed(checkpointing=FULL)] if run.checkpointing == NONE else [])]
     expect(len(runs))
@@ -95,7 +95,7 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
 
 
 def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]:
-    """Yield the findings of the file, with what checkpointing frees by the estimates; they say how full the GPU is."""
+    """Yield the file's findings, with what checkpointing frees by the estimates; they say how full the GPU is."""
     peaks = [memory.cost.peak_bytes for memory in memories]
     for finding in report.findings:
         if finding.key == "why_activations" and len(peaks) > 1:
@@ -134,9 +134,9 @@ def _beyond(report: WhyReport) -> Iterator[WhyFinding]:
 def _fitting(
     report: WhyReport, source: ModelSource, run: RunConfig, gpu: Gpu | None, needed: int
 ) -> Iterator[WhyFinding]:
-    """Yield the largest batches of the step that fit on the GPU without other processes.
+    """Yield the largest batches that fit on the GPU without other processes.
 
-    That the step needs more than the card has is the first of all reasons.
+    That the step needs more than the GPU has comes first.
     """
     memory = gpu.memory_bytes if gpu else report.total_bytes
     if memory is None or report.moment != OOM:

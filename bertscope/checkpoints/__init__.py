@@ -1,7 +1,7 @@
-"""Checkpoint headers: names, shapes and dtypes of the tensors in a file, read without loading a tensor or running code.
+"""Checkpoint headers: tensors' names, shapes and dtypes, read without loading a tensor or running code.
 
-A checkpoint is `model.safetensors`, `pytorch_model.bin`, shards of either with an index, the weights of an adapter of
-peft, a file of GGUF or ONNX, or a folder with one of these. This module has the file names; `reading` reads the files.
+A checkpoint is `model.safetensors`, `pytorch_model.bin`, shards with an index, the weights of a peft
+adapter, a GGUF or ONNX file, or a folder with one of these. This module has the file names; `reading` reads the files.
 """
 
 import re
@@ -40,7 +40,7 @@ _REFUSED = {
 
 
 def is_weights(path: Path) -> bool:
-    """Return True for the file name of weights or of an index of shards, and for a file that begins as one does."""
+    """Return True for the file name of weights or a shard index, and for a file that begins like one."""
     is_known = path.suffix in (*SUFFIXES, *_OTHER_SUFFIXES) or path.name.endswith(INDEX) or path.name == _OTHERS[0]
     return is_known or bool(refused(path.name)) or (path.suffix not in _TEXTS and _begins_as_weights(path))
 
@@ -55,7 +55,7 @@ def _begins_as_weights(path: Path) -> bool:
 
 
 def refused(name: str) -> str:
-    """Return what a file of another framework is and how to convert it, by its name; empty for any other file."""
+    """Return what another framework's file is and how to convert it, by its name; empty for any other file."""
     for end, (what, how) in _REFUSED.items():
         if re.search(rf"({end})\Z", name):
             return f"{what}; only safetensors, PyTorch, GGUF and ONNX files are read; {how}"
@@ -63,7 +63,7 @@ def refused(name: str) -> str:
 
 
 def weights_in(folder: Path) -> Path | None:
-    """Return the weights in a folder that transformers would load, else those of another program, refused ones last."""
+    """Return the weights in a folder that transformers would load, else another program's, refused ones last."""
     with readable(folder):
         path = next((folder / name for name in (*WEIGHTS, *_OTHERS) if (folder / name).exists()), None)
         files = sorted(folder.glob("*.gguf")) if path is None and folder.is_dir() else []
@@ -74,7 +74,7 @@ def weights_in(folder: Path) -> Path | None:
 
 
 def has_modules(folder: Path) -> bool:
-    """Return True for a folder of sentence-transformers with weights behind the first module, such as a Dense."""
+    """Return True for a sentence-transformers folder with weights behind the first module, such as a Dense."""
     with readable(folder):
         is_listed = (folder / "modules.json").is_file()
         return is_listed and any(weights_in(module) is not None for module in folder.iterdir() if module.is_dir())

@@ -1,4 +1,4 @@
-"""The parts that all checkpoint readers share: limits, the open file, and the contents of a file."""
+"""The parts that all checkpoint readers share: limits, the open file, and a file's contents."""
 
 import json
 import math
@@ -57,7 +57,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """One file of weights: its tensors in file order, and the use of each byte."""
+    """A weights file: its tensors in file order, and each byte's use."""
 
     format: str
     tensors: tuple[StoredTensor, ...]
@@ -68,7 +68,7 @@ class StoredFile:
 
 
 class Placed(NamedTuple):
-    """A tensor and its range of bytes."""
+    """A tensor and its byte range."""
 
     begin: int
     end: int
@@ -77,7 +77,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenFile:
-    """An open file of a checkpoint, its size in bytes, and the budget of the checkpoint."""
+    """An open checkpoint file, its size in bytes, and the checkpoint's budget."""
 
     path: Path
     stream: BinaryIO
@@ -112,7 +112,7 @@ class OpenFile:
             raise self.broken(f"{what} is not valid JSON: {error}") from None
 
     def seek(self, position: int) -> None:
-        """Go to a place in the file; raise SourceError outside of it."""
+        """Go to a place in the file; raise SourceError outside it."""
         if not 0 <= position <= self.size:
             raise self.broken(f"it refers to byte {position:,}, and the file has {self.size:,}: truncated or wrong")
         self.stream.seek(position)
@@ -123,7 +123,7 @@ class OpenFile:
         return count
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes of a header; raise SourceError at the end of the file."""
+        """Return the header's next bytes; raise SourceError at the file's end."""
         if not 0 <= count <= self.size:  # also before memory is allocated for them
             raise self.broken(f"it refers to {count:,} bytes, and the file has {self.size:,}: truncated or wrong")
         self.budget.spend("bytes of headers", count)
@@ -133,22 +133,22 @@ class OpenFile:
         return raw
 
     def whole(self, limit: int) -> bytes:
-        """Return all bytes of the file; raise SourceError for more than the limit."""
+        """Return the file's bytes; raise SourceError for more than the limit."""
         if self.size > limit:
             raise self.broken(f"a file of {self.size:,} bytes; at most {limit:,} are read")
         return self.take(self.size)
 
     def at(self, position: int, count: int) -> bytes:
-        """Return bytes of a header at a place."""
+        """Return header bytes at a position."""
         self.seek(position)
         return self.take(count)
 
     def number(self, size: int) -> int:
-        """Return the next little-endian unsigned integer of `size` bytes."""
+        """Return the next little-endian unsigned integer with `size` bytes."""
         return int.from_bytes(self.take(size), "little")
 
     def varint(self) -> int:
-        """Return the next integer in groups of 7 bits, the lowest first, as in protobuf; at most 64 bits."""
+        """Return the next integer in 7-bit groups, the lowest first, as in protobuf; at most 64 bits."""
         value = 0
         for shift in range(0, 70, 7):
             (byte,) = self.take(1)
@@ -169,7 +169,7 @@ class OpenFile:
     def tensor(
         self, name: str, dtype: str, shape: Iterable[Any], stored: int | None = None, **fields: Any
     ) -> StoredTensor:
-        """Return a tensor, by default with the bytes of its dtype; raise SourceError for a wrong name or shape."""
+        """Return a tensor, by default with its dtype's bytes; raise SourceError for a wrong name or shape."""
         self.budget.spend("tensors", 1)
         shape = tuple(shape)
         if not name or len(name) > MAX_NAME or len(shape) > 64 or not all(map(is_size, shape)):
@@ -181,7 +181,7 @@ class OpenFile:
                             **{"file": self.path.name} | fields)  # fmt: skip
 
     def in_order(self, placed: Iterable[Placed]) -> list[Placed]:
-        """Return the tensors in the order of their places; raise SourceError if two overlap."""
+        """Return the tensors ordered by position; raise SourceError if two overlap."""
         ordered = sorted(placed, key=lambda item: item[:2])
         for one, other in pairwise(item for item in ordered if item.end > item.begin):
             if other.begin < one.end:
@@ -197,9 +197,9 @@ class OpenFile:
         rest: str = _REST,
         **fields: Any,
     ) -> StoredFile:
-        """Return the contents of this file, and of the files of its folder with tensors: bytes by their use.
+        """Return the contents: bytes by their use, in this file and in the folder's files with tensors.
 
-        The bytes outside of `parts` are the `rest`; of `others` only the sizes are read.
+        The bytes outside `parts` are the `rest`; for `others` only the sizes are read.
         """
         used = {self.path.name: {**parts, rest: self.size - sum(parts.values())}}
         problems = list[str]()
@@ -218,24 +218,24 @@ class OpenFile:
 
 
 def use_of(name: str) -> str:
-    """Return the use of the bytes of a tensor, by its name: it is one of the model, or state of an optimizer."""
+    """Return what a tensor's bytes are for, by its name: the model or optimizer state."""
     return "optimizer state" if _OPTIMIZER.search(name) else "tensors"
 
 
 def is_plain(name: Any) -> bool:
-    """Return True for the name of a file in the same folder."""
+    """Return True for a file name in the same folder."""
     is_name = isinstance(name, str) and PurePosixPath(name).name == name and not set(name) & set("\\\0:")
     return is_name and name not in ("", "..")
 
 
 def is_size(value: Any) -> bool:
-    """Return True for a header value that is an integer in the range of sizes and offsets, 64 bits in torch."""
+    """Return True for a header value that is an integer in torch's 64-bit range for sizes and offsets."""
     return type(value) is int and 0 <= value < 2**63
 
 
 @contextmanager
 def opened(path: Path, budget: Budget) -> Iterator[OpenFile]:
-    """Open a regular file; raise SourceError for a folder, a pipe, or a second name of an open file."""
+    """Open a regular file; raise SourceError for a folder, a pipe, or a second name for an open file."""
     with readable(path):
         if path.is_dir():
             raise SourceError(

@@ -1,4 +1,4 @@
-"""The header of a GGUF file of llama.cpp: metadata by key, then name, shape, type and offset of each tensor.
+"""The header of llama.cpp's GGUF files: metadata by key, then each tensor's name, shape, type and offset.
 
 Source: the specification in ggml's `docs/gguf.md`, versions 2 and 3; integers are little-endian.
 """
@@ -49,7 +49,7 @@ _MODULES = {
 
 
 def name_in_torch(name: str) -> str:
-    """Return the name of a tensor of BERT in transformers by its name in llama.cpp; any other name as it is."""
+    """Return the transformers name for a BERT tensor's name in llama.cpp; any other name as it is."""
     module, _, end = name.rpartition(".")
     layer = re.fullmatch(r"blk\.([0-9]+)\.(\w+)", module)
     inner = _MODULES.get(layer[2] if layer else module)
@@ -59,7 +59,7 @@ def name_in_torch(name: str) -> str:
 
 
 def splits(path: Path) -> list[Path]:
-    """Return the files of a model that llama.cpp has split, by the name of one of them; else this file."""
+    """Return the files that llama.cpp has split a model into, by the name of one; else this file."""
     match = _SPLIT.fullmatch(path.name)
     count = int(match[3]) if match else 0
     if match is None or not 0 < count <= MAX_SPLITS:
@@ -68,7 +68,7 @@ def splits(path: Path) -> list[Path]:
 
 
 def read_gguf(file: OpenFile) -> StoredFile:
-    """Return the tensors of an open GGUF file; raise SourceError for any other file."""
+    """Return the tensors in an open GGUF file; raise SourceError for any other file."""
     file.take(4)
     version = file.number(4)
     if version not in (2, 3):
@@ -97,13 +97,13 @@ def read_gguf(file: OpenFile) -> StoredFile:
     file.in_order(placed)
     if len({item.tensor.name for item in placed}) < len(placed):
         raise file.broken("two tensors have one name")
-    found = [item.tensor for item in placed]
-    return file.stored("gguf", found, {"header": header, "tensors": sum(item.bytes for item in found)},
+    stored = [item.tensor for item in placed]
+    return file.stored("gguf", stored, {"header": header, "tensors": sum(item.bytes for item in stored)},
                        metadata=metadata)  # fmt: skip
 
 
 def _entry(file: OpenFile) -> tuple[int, StoredTensor]:
-    """Return the offset of the next tensor, and the tensor; GGUF has its innermost dimension first."""
+    """Return the next tensor's offset, and the tensor; GGUF has its innermost dimension first."""
     name, dimensions = file.text(file.number(8)), file.number(4)
     if dimensions > 8:  # GGML_MAX_DIMS is 4
         raise file.broken(f"tensor {name[:60]!r} has {dimensions:,} dimensions")

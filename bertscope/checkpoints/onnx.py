@@ -1,6 +1,6 @@
-"""The weights of an ONNX file: a protobuf whose fields are walked by their lengths; no bytes of tensors are read.
+"""The weights in an ONNX file: a protobuf whose fields are walked by length; no tensor is read.
 
-External data is a file in the folder of the model, of which only the size is read. Source: `onnx.proto` of ONNX 1.23.
+External data is a file in the model's folder, whose size alone is read. Source: `onnx.proto` in ONNX 1.23.
 """
 
 import stat
@@ -38,7 +38,7 @@ _DATA, _VARIED, _TEXT = (4, 5, 6, 7, 9, 10, 11), {5, 7, 11}, 8  # float_data ...
 
 
 def fields(file: OpenFile, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, type and value of each field up to `end`; the value of bytes (type 2) is their length.
+    """Yield each field's number, type and value up to `end`; for bytes (type 2) the value is their length.
 
     The stream is then at these bytes, and after the yield behind them.
     """
@@ -57,7 +57,7 @@ def fields(file: OpenFile, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def read_onnx(file: OpenFile) -> StoredFile:
-    """Return the weights of an open ONNX file and of the graphs in its nodes; raise SourceError for others."""
+    """Return the weights in an open ONNX file and in its nodes' graphs; raise SourceError for others."""
     reader = _Reader(file)
     tensors = list(reader.tensors("model", file.size, 0))
     if not reader.has_graph:
@@ -67,7 +67,7 @@ def read_onnx(file: OpenFile) -> StoredFile:
 
 
 def _union(ranges: set[tuple[int, int]]) -> int:
-    """Return the bytes in ranges; those of two tensors count once."""
+    """Return the bytes in ranges; bytes that two tensors share count once."""
     used = last = 0
     for begin, end in sorted(ranges):
         used += max(0, end - max(begin, last))
@@ -84,9 +84,9 @@ class _Reader:
         self.ranges: dict[str, set[tuple[int, int]]] = {}  # that tensors have in them
 
     def tensors(self, message: str, end: int, depth: int, name: str = "") -> Iterator[StoredTensor]:
-        """Yield the tensors in a message: initializers, and those of a `Constant` node under the node's output.
+        """Yield the tensors in a message: initializers, and a `Constant` node's under the node's output.
 
-        A constant of one element is a number of a formula, and no weight.
+        A constant with one element is a number in a formula, not a weight.
         """
         if depth > _MAX_DEPTH:
             raise self.file.broken("graphs in graphs, nested too deeply")
@@ -104,7 +104,7 @@ class _Reader:
                 yield from self.tensors(inner, after, depth + 1, name)
 
     def tensor(self, end: int, node: str | None) -> Iterator[StoredTensor]:
-        """Yield the tensor in a TensorProto; raise SourceError unless its bytes are those of its shape."""
+        """Yield the tensor in a TensorProto; raise SourceError unless its bytes fit its shape."""
         file, dtype, name, is_external = self.file, 0, "", False
         shape, sizes, external = list[int](), dict[int, int](), dict[str, str]()
         for number, kind, value in fields(file, end):
@@ -124,20 +124,24 @@ class _Reader:
                 sizes[number] = sizes.get(number, 0) + (value if kind == 2 else 8 if kind == 1 else 4)
         if dtype not in _TYPES:
             raise file.broken(f"tensor {name[:60]!r} has the unknown type {dtype:,}")
-        found = file.tensor(node or name or "(no name)", _TYPES[dtype][0], shape, 0)
-        needed = -(-found.params * _TYPES[dtype][1] // 8)
-        if node is not None and found.params < 2:
+        result = file.tensor(node or name or "(no name)", _TYPES[dtype][0], shape, 0)
+        needed = -(-result.params * _TYPES[dtype][1] // 8)
+        if node is not None and result.params < 2:
             return
         if is_external:
-            yield self.outside(found, external, needed)
+            yield self.outside(result, external, needed)
             return
         stored = sum(sizes.values())
         # An integer of its own length has 1 to 10 bytes, and may be two of 4 bits; of text only the length is known.
         is_varied = bool(sizes.keys() & _VARIED)
-        if dtype != _TEXT and not (found.params // 8 <= stored <= 10 * found.params if is_varied else stored == needed):
-            raise file.broken(f"tensor {name[:60]!r} has {stored:,} bytes, and {shape} of {found.dtype} has {needed:,}")
+        if dtype != _TEXT and not (
+            result.params // 8 <= stored <= 10 * result.params if is_varied else stored == needed
+        ):
+            raise file.broken(
+                f"tensor {name[:60]!r} has {stored:,} bytes, and {shape} of {result.dtype} has {needed:,}"
+            )
         self.inside += stored
-        yield replace(found, bytes=stored)
+        yield replace(result, bytes=stored)
 
     def outside(self, tensor: StoredTensor, entries: dict[str, str], needed: int) -> StoredTensor:
         """Return a tensor whose bytes are in another file; raise SourceError unless it lies in the model's folder."""
@@ -166,13 +170,13 @@ def _packed(file: OpenFile, length: int) -> list[int]:
 
 
 def _entry(file: OpenFile, end: int) -> tuple[str, str]:
-    """Return key and value of a StringStringEntryProto."""
+    """Return a StringStringEntryProto's key and value."""
     entry: Any = {number: file.text(length) for number, kind, length in fields(file, end) if kind == 2}
     return entry.get(1, ""), entry.get(2, "")
 
 
 def _external_size(file: OpenFile, name: str) -> int:
-    """Return the size of a regular file below the folder of the model, or next to the file that the model links to."""
+    """Return a regular file's size below the model's folder, or next to the file that the model links to."""
     location, folder = PurePosixPath(name), file.path.parent
     if not name or "\0" in name or "\\" in name or location.is_absolute() or ".." in location.parts:
         raise file.broken(f"the external data {name[:60]!r} is outside of the model's folder")

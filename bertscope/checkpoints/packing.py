@@ -1,7 +1,7 @@
-"""Quantized weights: the tensors of a file that store one weight become one tensor of its shape.
+"""Quantized weights: the tensors that store one weight become one tensor with its shape.
 
-A packing is a row: the name of the packed tensor, those of its scales and zero points, and a function that derives the
-shape and the dtype of the weight. Sources: bitsandbytes 0.50 (`QuantState`, `Int8Params`), AutoGPTQ 0.7 and GPTQModel
+A packing is a row: the packed tensor's name, its scales' and zero points' names, and a function that derives the
+weight's shape and dtype. Sources: bitsandbytes 0.50 (`QuantState`, `Int8Params`), AutoGPTQ 0.7 and GPTQModel
 (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`, `WQLinear_GEMV`), compressed-tensors 0.20 (`compressors`), transformers'
 `Mxfp4`, modelopt's NVFP4, torchao 0.15 (`flatten_tensor_state_dict`), optimum-quanto 0.2 (`QTensor`), onnxruntime 1.32
 (`quantize_dynamic`, `MatMulNBitsQuantizer`).
@@ -24,13 +24,13 @@ Weight = tuple[str, tuple[int, ...]]  # dtype and shape
 
 
 def describes(tensor: StoredTensor) -> bool:
-    """Return True for a small tensor whose values are the shape of a packed weight."""
+    """Return True for a small tensor whose values are a packed weight's shape."""
     return tensor.bytes <= MAX_VALUE_BYTES and tensor.name.endswith(_DESCRIBES)
 
 
 @dataclass(frozen=True)
 class _Packing:
-    """A way to store weights. A name is that of the weight with the end `main` in place of the end `weight`."""
+    """A way to store weights. A name is the weight's, with `main` at the end instead of `weight`."""
 
     name: str
     main: str
@@ -42,7 +42,7 @@ class _Packing:
 
 
 def _bitsandbytes(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    """Return dtype and shape in the quantization state, a record of JSON; without it the weights in one dimension."""
+    """Return dtype and shape in the quantization state, a JSON record; without it the weights in one dimension."""
     packed = parts[""]
     kind, state = next((end[-3:], tensor) for end, tensor in parts.items() if "bitsandbytes__" in end)
     try:
@@ -55,7 +55,7 @@ def _bitsandbytes(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
 
 
 def _whole(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    """Return a weight of an integer an element; its scales are in other tensors."""
+    """Return a weight with an integer per element; its scales are in other tensors."""
     packed = next(iter(parts.values()))
     return (packed.dtype, packed.shape) if packed.dtype.lstrip("u") in ("int8", "int4") else None
 
@@ -103,7 +103,7 @@ def _compressed(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
 
 
 def _scaled(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    """Return a weight of 8 bits; of modelopt's NVFP4, with two scales, two elements are in a byte."""
+    """Return an 8-bit weight; modelopt's NVFP4, with two scales, has two elements in a byte."""
     packed = next(iter(parts.values()))
     if packed.dtype == "uint8" and "weight_scale_2" in parts and packed.shape:
         return "fp4", (*packed.shape[:-1], packed.shape[-1] * 2)
@@ -111,7 +111,7 @@ def _scaled(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
 
 
 def _quanto(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    """Return the groups of a weight: two or four elements of a column in a byte, with a scale a row."""
+    """Return a weight's groups: two or four elements in a byte by column, with a scale per row."""
     packed, scales = parts["weight._data._data"], parts["weight._scale"]
     if packed.dtype != "uint8" or len(packed.shape) != 2 or not packed.shape[0]:
         return None
@@ -120,7 +120,7 @@ def _quanto(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
 
 
 def _blocks(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    """Return the rows of blocks of two elements a byte: (..., blocks, bytes), in MXFP4 with a scale (..., blocks)."""
+    """Return the rows of blocks with two elements a byte: (..., blocks, bytes), in MXFP4 with a scale (..., blocks)."""
     main, packed = next(iter(parts.items()))
     is_mxfp4 = main == "_blocks"
     if packed.dtype != "uint8" or len(packed.shape) < 3 or (is_mxfp4 and packed.shape[:-1] != parts["_scales"].shape):
@@ -157,7 +157,7 @@ _UNREAD = {".W_q": "HQQ", "._weight_qdata": "torchao", "._data": "quanto", ".sca
 
 
 def unread(tensors: Iterable[StoredTensor], method: str = "") -> str:
-    """Return the packings of tensors that stay as they are, by their names, else the method of the configuration."""
+    """Return the packings for tensors that stay as they are, by their names, else the configuration's method."""
     tensors = list(tensors)
     suffixes = dict.fromkeys(name for tensor in tensors for end, name in _UNREAD.items() if tensor.name.endswith(end))
     is_packed = any(len(tensor.shape) > 1 and tensor.dtype.lstrip("u").startswith(("int8", "int32", "float8"))

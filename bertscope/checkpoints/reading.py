@@ -1,6 +1,6 @@
-"""The entry point for checkpoints of every format: a file, shards with an index, or a folder.
+"""The entry point for checkpoints in every format: a file, shards with an index, or a folder.
 
-Folders of trainers and of sentence-transformers have their own forms: DeepSpeed's ZeRO, FSDP's `.distcp` files,
+Trainers and sentence-transformers write special folders: DeepSpeed's ZeRO, FSDP's `.distcp` files,
 `modules.json`. Sources: `deepspeed/runtime/engine.py` and `utils/zero_to_fp32.py` of DeepSpeed 0.19; `metadata.py` in
 `torch.distributed.checkpoint` of torch 2.13; `SentenceTransformer.save` of sentence-transformers 6.
 """
@@ -59,7 +59,7 @@ _FOREIGN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(StoredFile):
-    """The contents of a checkpoint over all its files."""
+    """A checkpoint's contents over all its files."""
 
     name: str
     path: Path
@@ -81,7 +81,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def _read(path: Path, budget: Budget) -> Checkpoint:
-    """Read the checkpoint in a file or a folder, without other modules of sentence-transformers."""
+    """Read the checkpoint in a file or a folder, without other sentence-transformers modules."""
     file = weights_in(path) or path
     file = zero_states(file.parent) or file if file.name == "latest" else file
     if not file.exists() and (index := file.with_name(f"{file.name}.index")).exists():
@@ -92,7 +92,7 @@ def _read(path: Path, budget: Budget) -> Checkpoint:
 
 
 def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) -> Checkpoint:
-    """Return the contents of all files; a quantized weight is one tensor."""
+    """Return all files' contents; a quantized weight is one tensor."""
     files = list(shards)
     values = {name: value for file in files for name, value in file.values.items()}
     parts = tuple(part for file in files for part in file.parts)
@@ -108,7 +108,7 @@ def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) 
 
 
 def _method(folder: Path) -> str:
-    """Return the method of quantization in the configuration of a folder; empty without one."""
+    """Return the quantization method in a folder's configuration; empty without one."""
     path = folder / "config.json"
     with suppress(SourceError):
         _, config = json_in(path, Budget(path), MAX_INDEX_BYTES)
@@ -118,7 +118,7 @@ def _method(folder: Path) -> str:
 
 
 def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
-    """Read the modules of a folder of sentence-transformers; names of all but the first begin with their folder."""
+    """Read the modules in a sentence-transformers folder; names in all but the first begin with their folder."""
     files, kinds, fronts = list[StoredFile](), list[str](), list[str]()
     for path, position, kind in modules_of(folder, budget):
         kinds.append(kind)
@@ -171,9 +171,9 @@ def _refuse_foreign(file: OpenFile, start: bytes) -> None:
 
 
 def _sharded(path: Path, budget: Budget) -> Checkpoint:
-    """Read all shards of an index; raise SourceError unless each tensor is in the shard that the index names."""
-    index, found = json_in(path, budget, MAX_INDEX_BYTES, "the index")
-    places = found.get("weight_map") if isinstance(found, dict) else None
+    """Read all shards in an index; raise SourceError unless each tensor is in the shard that the index names."""
+    index, names = json_in(path, budget, MAX_INDEX_BYTES, "the index")
+    places = names.get("weight_map") if isinstance(names, dict) else None
     if not isinstance(places, dict) or not places:
         raise index.broken("an index needs a weight_map of tensors and their files")
     if not all(is_plain(name) and name.endswith(SUFFIXES) for name in places.values()):
@@ -227,7 +227,7 @@ def stored_report(checkpoint: Checkpoint, *, by: str = "layer", depth: int | Non
 
 
 def _tree(tensors: list[StoredTensor], depth: int) -> Iterator[StoredRow]:
-    """Yield the modules with their sums, equal ones of neighbouring layers as one row; the first row is everything."""
+    """Yield the modules with their sums, equal ones in neighbouring layers as one row; the first row is everything."""
     modules: dict[str, list[StoredTensor]] = defaultdict(list)
     for tensor in tensors:
         parts = re.split(r"[./]", tensor.name)[:-1]
@@ -293,7 +293,7 @@ _RANK = re.compile(r"(mp_rank_[0-9]+)_model_states\.pt$")
 
 
 def read_distcp(file: OpenFile) -> StoredFile:
-    """Return the tensors in an open `.metadata` of torch.distributed.checkpoint, without those of an optimizer."""
+    """Return the tensors in an open `.metadata` of torch.distributed.checkpoint, without optimizer state."""
     metadata = described_in(file, BytesIO(file.whole(MAX_PICKLE_BYTES)))
     if not isinstance(metadata, Opaque) or metadata.function.name != "Metadata":
         raise file.broken("not the metadata of torch.distributed.checkpoint")
@@ -321,7 +321,7 @@ def _distcp_tensor(file: OpenFile, name: str, entry: Opaque, stored_in: str) -> 
 
 
 def _distcp_files(file: OpenFile, places: PickledDict) -> dict[str, Counter[str]]:
-    """Return the bytes of each file by their use; a place is a file, an offset and a length."""
+    """Return each file's bytes by use; a position is a file, an offset and a length."""
     used: dict[str, Counter[str]] = {}
     for key, position in places.others:
         record = position if isinstance(position, Opaque) else Opaque(Global("", ""), ())
@@ -336,7 +336,7 @@ def _distcp_files(file: OpenFile, places: PickledDict) -> dict[str, Counter[str]
 
 
 def zero_states(folder: Path) -> Path | None:
-    """Return the file with the model's states in a folder of DeepSpeed, or in that which its file `latest` names."""
+    """Return the file with the model's states in a DeepSpeed folder, or in the folder that its file `latest` names."""
     latest = folder / "latest"
     if latest.is_file() and latest.stat().st_size <= 256:
         name = latest.read_text(errors="replace").strip()
@@ -346,7 +346,7 @@ def zero_states(folder: Path) -> Path | None:
 
 
 def read_zero(file: OpenFile) -> StoredFile:
-    """Return the tensors of a model trained by DeepSpeed: stored as they are, or by their shapes (ZeRO-3)."""
+    """Return the tensors that DeepSpeed trained: stored as they are, or by their shapes (ZeRO-3)."""
     top = top_level(file)
     module = top.get("module") if isinstance(top, PickledDict) else None
     if not isinstance(module, PickledDict):
@@ -387,7 +387,7 @@ def _use(path: Path) -> str:
 
 
 def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
-    """Yield path in the folder, folder and description of each module in a `modules.json`."""
+    """Yield each module's path in the folder, folder and description from a `modules.json`."""
     file, listed = json_in(folder / MODULES, budget, _MAX_TEXT_BYTES)
     if not isinstance(listed, list) or len(listed) > MAX_MODULES or not all(isinstance(item, dict) for item in listed):
         raise file.broken(f"it is no list of at most {MAX_MODULES} modules")
@@ -402,7 +402,7 @@ def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
 
 
 def _routes(folder: Path, budget: Budget) -> dict[str, str]:
-    """Return the folders of the modules of a Router, each with its class."""
+    """Return a Router's module folders, each with its class."""
     file, config = json_in(folder / "router_config.json", budget, _MAX_TEXT_BYTES)
     types = config.get("types") if isinstance(config, dict) else None
     if not isinstance(types, dict) or len(types) > MAX_MODULES or not all(map(is_plain, types)):
@@ -411,7 +411,7 @@ def _routes(folder: Path, budget: Budget) -> dict[str, str]:
 
 
 def _pooling(path: Path, budget: Budget) -> str:
-    """Return the modes of a Pooling module by its configuration: ` (mean)`; empty for another module."""
+    """Return a Pooling module's modes by its configuration: ` (mean)`; empty for another module."""
     if not path.is_file():
         return ""
     _, config = json_in(path, budget, _MAX_TEXT_BYTES)

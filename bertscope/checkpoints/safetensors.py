@@ -1,7 +1,7 @@
-"""The header of a safetensors file: 8 bytes of length, then JSON. This module reads no tensor and needs no torch.
+"""A safetensors header: 8 bytes for the length, then JSON. This module reads no tensor and needs no torch.
 
-The offsets of tensors are checked as in the official reader (safetensors 0.8). A header of more than 16 MiB is
-refused: with the official limit of 100 MB, a file of that size takes gigabytes of memory. Bytes that belong to no
+Tensor offsets are checked as in the official reader (safetensors 0.8). A header above 16 MiB is
+refused: with the official 100 MB limit, such a file takes gigabytes of memory. Bytes that belong to no
 tensor are reported as a problem; the official reader refuses such a file.
 """
 
@@ -27,7 +27,7 @@ DTYPES = {
 
 
 def read_safetensors(file: OpenFile) -> StoredFile:
-    """Return the tensors of an open safetensors file; raises SourceError for any other file."""
+    """Return the tensors in an open safetensors file; raises SourceError for any other file."""
     if file.size < 8:
         raise file.broken(f"the file ends after {file.size} bytes, before the header's length")
     length = file.number(8)

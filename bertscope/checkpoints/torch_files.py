@@ -1,4 +1,4 @@
-"""Files of `torch.save`: a zip since torch 1.6, consecutive pickles before. This module unpickles neither."""
+"""Files from `torch.save`: a zip since torch 1.6, consecutive pickles before. This module unpickles neither."""
 
 import math
 import pickletools
@@ -38,7 +38,7 @@ class Global:
 
 @dataclass(frozen=True)
 class Storage:
-    """The storage of tensors: key of the record, number of elements, dtype (`""`: plain bytes)."""
+    """Storage for tensors: the record's key, element count, dtype (`""`: plain bytes)."""
 
     key: str
     dtype: str
@@ -46,13 +46,13 @@ class Storage:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the record in bytes."""
+        """Return the record's size in bytes."""
         return self.elements * ITEM_BYTES.get(self.dtype, 1)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """The description of a tensor that the pickle rebuilds."""
+    """A tensor's description that the pickle rebuilds."""
 
     storage: Storage
     offset: int
@@ -68,7 +68,7 @@ class PickledDict(dict[Any, Any]):
 
 
 class Opaque:
-    """An object of a class that is not imported: the name of the class, its arguments and its attributes."""
+    """An object whose class is not imported: the class's name, its arguments and its attributes."""
 
     def __init__(self, function: Global, arguments: tuple[Any, ...]) -> None:
         self.function = function
@@ -76,7 +76,7 @@ class Opaque:
         self.state: Any = None
 
     def append(self, item: Any) -> None:
-        """Pass over an item of a list."""
+        """Pass over a list item."""
 
     extend = append
 
@@ -99,7 +99,7 @@ _KEPT_NAMES = (
 
 
 def called(function: Global, arguments: tuple[Any, ...]) -> Any:
-    """Return the result of a call, for the few calls that occur in state dicts; raise BadPickle for others."""
+    """Return a call's result, for the few calls that occur in state dicts; raise BadPickle for others."""
     if function == Global("collections", "OrderedDict") and len(arguments) < 2:
         pairs = arguments[0] if arguments else ()  # empty, as Python 3 pickles it; Python 2 wrote pairs
         if not isinstance(pairs, (tuple, list)) or not all(isinstance(key, str) for key, _ in pairs):
@@ -249,7 +249,7 @@ class _Machine:
         self.top(list).extend(items)
 
     def set(self, items: list[Any]) -> None:
-        """Put keys and values into the table on top; those of an object are passed over."""
+        """Put keys and values into the table on top; an object's are passed over."""
         table = self.top(PickledDict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(table, Opaque):
@@ -277,7 +277,7 @@ class _Machine:
         return called(function, arguments)
 
     def build(self) -> None:
-        """Give an object its attributes; those of a state dict are its metadata."""
+        """Give an object its attributes; a state dict's are its metadata."""
         state = self.stack.pop()
         if isinstance(target := self.top(PickledDict), Opaque):
             target.state = state
@@ -309,7 +309,7 @@ _OPTIMIZER = re.compile(r"(?:^|[._])opt", re.IGNORECASE)  # a key with its state
 
 
 def top_level(file: OpenFile) -> Any:
-    """Return the whole value that `torch.save` wrote as a zip, such as what a trainer saves."""
+    """Return the value that `torch.save` wrote as a zip, such as what a trainer saves."""
     return described_in(file, BytesIO(_pickled(file)[1]))
 
 
@@ -329,7 +329,7 @@ def _pickled(file: OpenFile) -> tuple[str, bytes, dict[str, zipfile.ZipInfo]]:
 
 
 def read_zip(file: OpenFile) -> StoredFile:
-    """Return the tensors of an open zip that `torch.save` wrote; raise SourceError for any other zip."""
+    """Return the tensors in an open zip that `torch.save` wrote; raise SourceError for any other zip."""
     folder, raw, entries = _pickled(file)
     tensors, storages, left_out = _tensors(file, BytesIO(raw))
     for storage in storages.values():
@@ -354,7 +354,7 @@ def read_zip(file: OpenFile) -> StoredFile:
 
 
 def read_legacy(file: OpenFile) -> StoredFile:
-    """Return the tensors of a file of torch before 1.6: magic, version, system, state dict, keys, then the bytes."""
+    """Return the tensors in a file from torch before 1.6: magic, version, system, state dict, keys, then the bytes."""
     start = BytesIO(file.stream.read(MAX_PICKLE_BYTES))
     for _ in range(3):
         described_in(file, start)
@@ -362,7 +362,7 @@ def read_legacy(file: OpenFile) -> StoredFile:
     keys = described_in(file, start)
     is_list_of_names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not is_list_of_names or sorted(keys) != sorted(storages):
-        raise file.broken("the keys of its storages are not those of its tensors")
+        raise file.broken("the keys of its storages differ from its tensors' keys")
     pickles = position = start.tell()
     file.budget.spend("bytes of headers", pickles)
     for key in keys:
@@ -379,7 +379,7 @@ def read_legacy(file: OpenFile) -> StoredFile:
 
 
 def described_in(file: OpenFile, pickle: BytesIO, storages: dict[str, Storage] | None = None) -> Any:
-    """Return the next pickle of a file as plain values; raise SourceError for what weights do not need."""
+    """Return a file's next pickle as plain values; raise SourceError for what weights do not need."""
     try:
         return described(pickle, file.budget, storages)
     except BadPickle as error:
@@ -387,9 +387,9 @@ def described_in(file: OpenFile, pickle: BytesIO, storages: dict[str, Storage] |
 
 
 def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, Tensor]], dict[str, Storage], str]:
-    """Return the tensors of the weights in the pickle, all its storages, and what beside the weights is left out.
+    """Return the weights in the pickle, all its storages, and what is left out next to the weights.
 
-    The weights are the largest table of tensors, wherever it is, and those that are the weights of other modules.
+    The weights are the largest table with tensors, wherever it is, and other modules' weights.
     """
     storages: dict[str, Storage] = {}
     top = described_in(file, pickle, storages)
@@ -423,9 +423,9 @@ def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, 
 
 
 def _tables(top: Any) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each dictionary, also those in its lists, by its path of keys and numbers with dots.
+    """Return each dictionary's tensors, also in its lists, by its dotted path.
 
-    A dictionary is at most 8 below the top; one that is at several places is at the first.
+    A dictionary is at most 8 below the top; one with several paths has the first.
     """
     tables, waiting, seen = dict[str, dict[str, Tensor]](), [("", top, 0)], set[int]()
     while waiting:
@@ -455,7 +455,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _left_out(top: Any, networks: list[str], path: str = "") -> Iterator[str]:
-    """Yield the keys beside the weights, and in them those of NumPy arrays."""
+    """Yield the keys next to the weights, and in them the NumPy arrays' keys."""
     items = top.items() if isinstance(top, PickledDict) else enumerate(top) if isinstance(top, (list, tuple)) else ()
     for key, value in items:
         name = f"{path}.{key}" if path else str(key)
@@ -469,7 +469,7 @@ def _left_out(top: Any, networks: list[str], path: str = "") -> Iterator[str]:
 
 
 def _record(file: OpenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Return a record of bounded size, without trusting the size in the directory."""
+    """Return a record within a limit, without trusting the directory's size."""
     if info.file_size > MAX_PICKLE_BYTES:
         raise file.broken(f"a pickle of {info.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
     if info.compress_type != zipfile.ZIP_STORED:
@@ -483,7 +483,7 @@ def _record(file: OpenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
 
 
 def _refuse_large_directories(file: OpenFile) -> None:
-    """Raise SourceError for a directory above the limit, since zipfile makes an object of every entry."""
+    """Raise SourceError for a directory above the limit, since zipfile makes an object for every entry."""
     file.stream.seek(max(0, file.size - (1 << 16) - 98))
     tail = file.stream.read()
     end = tail.rfind(b"PK\x05\x06")

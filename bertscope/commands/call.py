@@ -1,4 +1,4 @@
-"""A parsed command line: the values of its options, the request that they are, its models, its output."""
+"""A parsed command line: its options, request, models and output."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 def execute(command: Command, options: dict[str, Any]) -> int | None:
     """Run a command with the values of its options; return its exit code. It first checks that outputs can be written.
 
-    Each option of type Path names an output, but those of files that are read.
+    Each Path option names an output, unless it is in INPUTS.
     """
     try:
         check_outputs([value for name, value in options.items() if isinstance(value, Path) and name not in INPUTS])
@@ -75,11 +75,11 @@ class CommandLine(SimpleNamespace):
             self.request = _request(command, options, defaults)
 
     def about(self, subject: Any, wants: Collection[str] | None = None) -> Request:
-        """Return the request about a model; with `wants` the answer is a pair, of the report and what is wanted."""
+        """Return the request about a model; with `wants` the answer is a pair: the report and what is wanted."""
         return replace(self.request, subject=subject, wants=wants)
 
     def found(self, model: str | None = None, **changes: Any) -> ModelSource:
-        """Return the source that MODEL, or another name that was typed, means with the options of models."""
+        """Return the source that MODEL, or another name that was typed, means with the model options."""
         options = {name: getattr(self, name) for name in _OF_MODEL if hasattr(self, name)} | changes
         source = find(CodeName(self.model if model is None else model), **options)
         is_bert = source.bert_config is not None
@@ -106,7 +106,7 @@ class CommandLine(SimpleNamespace):
         return source, built
 
     def traced(self, source: ModelSource, *, is_needed: bool = False) -> dict[str, Any] | None:
-        """Return the shapes of a forward pass on meta, if they are wanted or needed."""
+        """Return a forward pass's shapes on meta, if they are wanted or needed."""
         if not self.shapes and not is_needed:
             return None
         from bertscope.api.arguments import usual_length
@@ -159,7 +159,7 @@ class CommandLine(SimpleNamespace):
         show(report, self.fmt, self.output, verbose=getattr(self, "verbose", False), **options)
 
     def show_all(self, *reports: Any, has_notes: bool = True, **options: Any) -> None:
-        """Print the notes of the first report; write the only report, or several of one kind as one comparison."""
+        """Print the first report's notes; write the only report, or several as one comparison."""
         if has_notes:
             print_notes(reports[0])
         if len(reports) == 1:
@@ -188,7 +188,7 @@ def refuse(options: Mapping[str, Any], why: str) -> None:
 
 
 def _request(command: Command, options: Mapping[str, Any], defaults: Project | None) -> Request:
-    """Return what options, --from and pyproject.toml ask for; print which settings of the project are used."""
+    """Return what options, --from and pyproject.toml ask for; print which project settings are used."""
     from bertscope.settings import request as requests
 
     question, names = QUESTIONS[command.name], command.settings
@@ -220,12 +220,12 @@ def _request(command: Command, options: Mapping[str, Any], defaults: Project | N
 
 
 class Project(NamedTuple):
-    """The table `[tool.bertscope]` of the nearest pyproject.toml: defaults of the command line only.
+    """The table `[tool.bertscope]` in the nearest pyproject.toml: defaults for the command line only.
 
-    gpu = "t4"                              # a setting of a run: of each command that takes it
+    gpu = "t4"                              # any setting, in each command that takes it
     precision = "autocast-bf16"
-    architecture = "BertForSequenceClassification"  # the class of a BERT in the commands of HEADED
-    check = ["models.bertscope.yaml"]       # the files of check, relative to pyproject.toml
+    architecture = "BertForSequenceClassification"  # a BERT's class, in HEADED commands
+    check = ["models.bertscope.yaml"]       # files to check, relative to pyproject.toml
     """
 
     path: Path
@@ -233,7 +233,7 @@ class Project(NamedTuple):
     source: Source  # the settings of a run in it; a command that takes one value refuses several
 
     def note_used(self, values: list[str]) -> None:
-        """Print which values of the table a command uses."""
+        """Print which values from the table a command uses."""
         if values:
             text = f"{one_line(str(self.path), limit=200)} sets {one_line(', '.join(values))}"
             print(f"note: {text}", file=sys.stderr)
@@ -303,7 +303,7 @@ def _read(path: Path) -> Project | None:
 
 
 def print_notes(report: Any, *, has_file: bool = True) -> None:
-    """Print on stderr the effects of the keys of a training file, and what the report could not give."""
+    """Print on stderr what a training file's keys do, and what the report could not give."""
     from bertscope.views import footer
 
     file = getattr(report, "training_file", None)
@@ -325,9 +325,9 @@ def show(
     lang: str = "",
     **table_options: Any,
 ) -> None:
-    """Write the report as a table (with the options), or in another form of its view, or as JSON.
+    """Write the report as a table (with the options), or in another format, or as JSON.
 
-    `lang` is the language of a view that has several.
+    `lang` is for a view with several languages.
     """
     if fmt == "json":
         write(report.to_json(), output)
@@ -342,7 +342,7 @@ def show(
 
 
 def write(text: str, output: Path | None) -> None:
-    """Write the text to stdout, or to a file that is replaced whole."""
+    """Write the text to stdout, or replace a file atomically."""
     if output is not None:
         write_file(output, text)
     else:
@@ -361,7 +361,7 @@ def check_outputs(paths: Sequence[Path]) -> None:
     files = [target for path in paths if (target := check_writable(path))]
     for path in files:
         if files.count(path) > 1:
-            raise SourceError(f"two outputs name {path.name}; give each its own file")
+            raise SourceError(f"two outputs name {path.name}; give each a different file")
 
 
 def note(text: str) -> None:
@@ -433,6 +433,6 @@ class Progress:
 
 @contextmanager
 def progress_shown() -> Iterator[None]:
-    """Show the progress of the work inside the block."""
+    """Show progress inside the block."""
     with Progress() as shown, listening(shown):
         yield

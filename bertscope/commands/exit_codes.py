@@ -70,7 +70,7 @@ def failure(error: BaseException) -> int:
 
 
 def option_forms() -> dict[str, str]:
-    """Return the options of settings, by which the messages of a command line name them."""
+    """Return each setting's option, by which command-line messages name it."""
     with contextlib.suppress(Exception):  # the package may be what is broken
         from bertscope.settings.generate import FORMS
 
@@ -114,7 +114,7 @@ def _as_json(message: str, code: int, where: str) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return the file and line that raised, without the folders of the installation."""
+    """Return the file and line that raised, without the installation's folders."""
     import traceback
 
     location = "unknown place"
@@ -180,7 +180,7 @@ class _Stderr(io.FileIO):
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit without freeing the million objects of torch one by one, which takes 0.1 s or more."""
+    """Exit without freeing torch's million objects one by one, which takes 0.1 s or more."""
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

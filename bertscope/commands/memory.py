@@ -74,7 +74,7 @@ def _lengths(call: CommandLine, excluded: Mapping[str, Any], **keywords: Any) ->
 
 
 def estimate(call: CommandLine) -> None:
-    """Estimate the memory of a step of models, or of an epoch of lengths."""
+    """Estimate the memory for a step or an epoch."""
     one = {"--timeline": call.timeline is not None, "--snapshot": call.snapshot is not None}
     call.only_one(one | {"--show-script": call.show_script})
     _check_timeline(call)
@@ -88,7 +88,7 @@ def estimate(call: CommandLine) -> None:
     wants = [] if call.snapshot is None else ["snapshot"]
 
     def answer_of(model: str) -> Any:
-        """Return the report of one model, with its snapshot if it is wanted."""
+        """Return one model's report, with its snapshot if it is wanted."""
         source = call.source(model)
         if wants:
             source.require("--snapshot")
@@ -229,7 +229,7 @@ def why(call: CommandLine) -> None:
 
 
 def sweep(call: CommandLine) -> int:
-    """Estimate every point of a grid, or write a sample of one."""
+    """Estimate every point in a grid, or write a sample grid."""
     from bertscope.views.sweep import ordered
 
     if call.init:

@@ -30,7 +30,7 @@ _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "do
 
 
 def count(call: CommandLine) -> int:
-    """Count the parameters of models, or of a checkpoint."""
+    """Count parameters in models or a checkpoint."""
     named = {"--stored": call.stored, "--untie": call.untie, "--expect": call.expect is not None}
     call.only_one({**named, "--untie": False, f"--by {call.by}": call.by in _OF_ONE})
     columns = _columns(call)
@@ -45,7 +45,7 @@ def count(call: CommandLine) -> int:
         return _count_stored(call, checkpoint, expected)
 
     def report_of(model: str) -> CountReport:
-        """Return the report of one model."""
+        """Return one model's report."""
         source, built = call.built(model)
         shapes = call.traced(source)
         if call.untie:
@@ -100,7 +100,7 @@ def _judge(expected: int | None, unique: int, other: int, convention: str) -> in
 
 
 def tree(call: CommandLine) -> None:
-    """Show the module tree as a table, in the layout of torchinfo or torch, or on the screen."""
+    """Show the module tree as a table, in torchinfo's or torch's layout, or on the screen."""
     if call.interactive:
         check_interactive(call)
     if call.style == "torchinfo":
@@ -135,7 +135,7 @@ def _browse(*reports: Any) -> None:
 
 
 def check_interactive(call: CommandLine) -> None:
-    """Raise an error if the tree cannot be browsed: other options of the output, no Textual, no terminal."""
+    """Raise an error if the tree cannot be browsed: other output options, no Textual, no terminal."""
     named = {"style": call.style != "bertscope", "columns": call.columns, "output": call.output}
     named |= {"format": call.fmt != "table", "verbose": call.verbose}
     refuse(named, "--interactive shows the tree on the screen; leave --{option} out, or --interactive")
@@ -146,7 +146,7 @@ def check_interactive(call: CommandLine) -> None:
 
 
 def _columns(call: CommandLine) -> list[str] | None:
-    """Return the names of the columns; None for the usual ones. Raises SelectionError in another style."""
+    """Return the column names; None for the usual ones. Raises SelectionError in another style."""
     if call.columns is None:
         return None
     if call.style != "torchinfo":
@@ -161,7 +161,7 @@ def _check_torchinfo(call: CommandLine, options: Mapping[str, bool]) -> None:
 
 
 def _show_as_torchinfo(call: CommandLine, depth: int | None, columns: list[str] | None) -> None:
-    """Show the tree of a model in torchinfo's layout, and in a note the unique parameters if its total differs."""
+    """Show a model's tree in torchinfo's layout, and in a note the unique parameters if its total differs."""
     from bertscope.reports.modules import TORCHINFO_OF_A_RUN
 
     source, built = call.built()
@@ -199,11 +199,11 @@ def _show_as_torch(call: CommandLine) -> None:
 
 
 def flops(call: CommandLine) -> None:
-    """Count FLOPs: a table of modules, operators or conventions."""
+    """Count FLOPs by module, operator or convention."""
     call.only_one({"--operators": call.operators, "--convention": call.convention is not None})
 
     def report_of(model: str) -> FlopsReport:
-        """Return the report of one model, to the depth."""
+        """Return one model's report, to the depth."""
         report = bertscope.flops(call.about(call.source(model)))
         rows = tuple(row for row in report.rows if call.depth is None or row.depth <= call.depth)
         return replace(report, rows=rows)
@@ -228,7 +228,7 @@ def explain(call: CommandLine) -> None:
 
 
 def diagram(call: CommandLine) -> None:
-    """Draw one diagram of a model."""
+    """Draw one diagram."""
     if call.class_name and (call.kind not in (None, "class") or call.path):
         raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
     original = call.source(attention=None)

@@ -1,4 +1,4 @@
-"""The options of commands that are no settings of a run, a row for each; `command.option` is a row for one command.
+"""The options that are no settings, a row each; `command.option` is a row for one command.
 
 Typer checks their values: a whole number, one of the words, a path.
 """
@@ -27,7 +27,7 @@ _OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|
 
 
 def checked_output(path: Path | None, *, written: str, suffixes: Sequence[str]) -> Path | None:
-    """Return the path of --output; raise SelectionError for a name that claims a format that is not written."""
+    """Return the path in --output; raise SelectionError for a name that claims a format that is not written."""
     if path is not None and _OTHER_FORMATS.fullmatch(path.suffix) and path.suffix.lower() not in suffixes:
         raise SelectionError(f"{path.name}: this command writes no {path.suffix}; it writes {written}")
     return path
@@ -42,7 +42,7 @@ def _flag(help: str, **properties: Any) -> Row:
 
 
 def _output(written: str, *suffixes: str, text: str = "Write to FILE (atomically).") -> Row:
-    """Return the option --output of a command that writes these formats, among them files with these suffixes."""
+    """Return the option --output for a command that writes these formats and suffixes."""
     check = partial(checked_output, written=written, suffixes=suffixes)
     return _row(text, kind=Path, section="common", metavar="FILE", flag="-o", convert=check)
 
@@ -65,7 +65,7 @@ def _columns() -> Row:
 
 
 def _models() -> list[str]:
-    """Return the names of presets; the shell completes file names itself if none matches."""
+    """Return preset names; the shell completes file names itself if none matches."""
     return list(preset_paths())
 
 
@@ -247,13 +247,13 @@ INPUTS = ("training_file", "plan")  # files that are read
 
 
 def option_row(command: str, name: str) -> Row:
-    """Return the row of an option of a command."""
+    """Return a command's row for an option."""
     row: Any = OPTIONS.get(f"{command}.{name}") or OPTIONS[name]
     return row() if callable(row) else row  # type: ignore[no-any-return]
 
 
 def parameters(command: Command) -> list[inspect.Parameter]:
-    """Return the parameters of a command: its own options, and the settings of its run instead of `*`."""
+    """Return a command's parameters: its options, with its settings instead of `*`."""
     listed: list[inspect.Parameter] = []
     for name in command.options.split():
         if name == "*":
@@ -264,7 +264,7 @@ def parameters(command: Command) -> list[inspect.Parameter]:
 
 
 def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each setting of the run, and for the files from which settings come."""
+    """Yield a parameter for each setting and for the files from which settings come."""
     question = QUESTIONS[command.name]
     for name in (names := command.settings):
         row, is_compared = question.table[name], name in question.compared
@@ -285,7 +285,7 @@ def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
 
 
 def _parameter(name: str, row: Row, **changes: Any) -> inspect.Parameter:
-    """Return the parameter of a row; a setting of a run is text, which `read` checks, or None if it is not given."""
+    """Return a row's parameter; a setting is text, which `read` checks, or None by default."""
     is_setting, complete = bool(row.name), row.complete or (lambda: [*row.words, *filter(None, [row.bare])])
     properties: dict[str, Any] = {"help": row.help, "metavar": row.metavar or None, **changes}
     if row.words or row.complete:

@@ -1,4 +1,4 @@
-"""Typer commands made of the rows of table.py: options, help, and what happens to words before they are parsed."""
+"""Typer commands made from the rows in table.py: options, help, and words before parsing."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _OF_ALL_COMMANDS = [
 
 
 class CommandGroup(TyperGroup):
-    """The commands of the table. Only the modules that a called command needs are imported."""
+    """The commands in the table. Only the modules that a called command needs are imported."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands in their order."""
+        """Return the names of all commands in order."""
         return [*COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -76,7 +76,7 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return the completions of a command's name with their lines, for which no command is made."""
+        """Complete a command's name, for which no command is made."""
         self.commands = {name: TyperCommand(name, short_help=row.line) for name, row in COMMANDS.items()}
         return super().shell_complete(ctx, incomplete)
 
@@ -87,7 +87,7 @@ class CommandGroup(TyperGroup):
             formatter.write_dl([record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))])
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands by group, for which no command is made."""
+        """List the commands by group, for which no command is made."""
         width = max(map(len, COMMANDS))
         for group in dict.fromkeys(row.group for row in COMMANDS.values()):
             with formatter.section(group):
@@ -96,7 +96,7 @@ class CommandGroup(TyperGroup):
 
 
 def typer_command(command: Command) -> Any:
-    """Return the command for Typer, which calls the function of its name in the module `body`."""
+    """Return the Typer command, which calls the function with its name in the module `body`."""
 
     from bertscope.commands.options import parameters
 
@@ -118,7 +118,7 @@ def typer_command(command: Command) -> Any:
 
 
 class TableCommand(TyperCommand):
-    """A command of the table: what it does with its words before Typer parses them, and its help."""
+    """A command in the table: what it does with its words before Typer parses them, and its help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words; an error names this command."""
@@ -141,7 +141,7 @@ class TableCommand(TyperCommand):
         return super().parse_args(ctx, _joined(args, self.params))
 
     def _with_bare(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of a command whose `--checkpointing` may have no value, which means none and full."""
+        """Parse a command line whose `--checkpointing` may have no value, which means none and full."""
         from bertscope.settings import checkpointing
 
         changed, unclear = list(args), []  # a model or an unknown strategy
@@ -163,7 +163,7 @@ class TableCommand(TyperCommand):
         return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the usage, the text, the examples and the options; without --help-all at most 25 lines of options."""
+        """Write the usage, the text, the examples and the options; without --help-all at most 25 option lines."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         self.format_epilog(ctx, formatter)
@@ -175,7 +175,7 @@ class TableCommand(TyperCommand):
         formatter.write(f"\n{shown}")
 
     def _options(self, ctx: Any, sections: Iterable[str], *, has_details: bool = False) -> str:
-        """Return the options of these sections under their headings: the first sentence of each, or all sentences."""
+        """Return the options in these sections under headings, each with its first or all sentences."""
         formatter = ctx.make_formatter()
         records: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -190,7 +190,7 @@ class TableCommand(TyperCommand):
         return str(formatter.getvalue())
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples; those that are wider than the help take several lines of the shell."""
+        """Write the examples; wide ones take several shell lines."""
         whole = self.epilog
         try:
             self.epilog = "\n".join(_in_lines(line, formatter.width - 2) for line in (whole or "").split("\n"))
@@ -205,7 +205,7 @@ def is_argument(param: Any) -> bool:
 
 
 def _help_text(text: str, has_details: bool) -> str:
-    """Return the help of an option without the ranges that Typer adds: its first sentence and default, or all of it."""
+    """Return an option's help without Typer's ranges: its first sentence and default, or everything."""
     text = re.sub(r"; x>=[0-9]+|x>=[0-9]+; |  \[x>=[0-9]+\]", "", text).replace("  [", " [")
     first, end, rest = text.partition(". ")
     default = re.search(r"\[default: [^]]*\]$", rest)

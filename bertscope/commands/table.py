@@ -4,9 +4,9 @@
 
 
 class Command:
-    """A command, which calls the public function of its name.
+    """A command, which calls the public function with its name.
 
-    `options` names rows of options.py in the order of the help; `*` stands for the settings in its row of QUESTIONS.
+    `options` names rows in options.py, ordered as in the help; `*` means the settings in its row in QUESTIONS.
     `text` is the help: the line in the list of commands, paragraphs, examples.
     """
 
@@ -25,7 +25,7 @@ class Command:
 
     @property
     def settings(self) -> list[str]:
-        """Return the settings that are options of the command."""
+        """Return the settings that are options."""
         names = self.options.split()
         if "*" not in names:
             return []
@@ -36,7 +36,7 @@ class Command:
 
     @property
     def line(self) -> str:
-        """Return the line in the list of commands."""
+        """Return the line in the command list."""
         return self.text.strip().partition("\n")[0]
 
 

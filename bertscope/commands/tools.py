@@ -61,7 +61,7 @@ def check(call: CommandLine) -> int:
 
 
 def _names(call: CommandLine) -> list[str]:
-    """Return the files to check: those that are named, those of pyproject.toml with a note, or the packaged presets."""
+    """Return the files to check: as named, from pyproject.toml with a note, or the packaged presets."""
     files, project = call.files, call.project
     if call.presets:
         if files or call.update:
@@ -100,7 +100,7 @@ def _note_searched(report: CheckReport) -> None:
 
 
 def _record(call: CommandLine) -> None:
-    """Append the current counts to the file of --write; its content stays as it is."""
+    """Append the current counts to the file in --write; its content stays."""
     unused, path = (call.files, call.presets, call.output, call.update, call.fmt != "text"), call.write_to
     if any(unused) or str(path).startswith("-"):
         raise SourceError("--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart")
@@ -124,8 +124,8 @@ def _record(call: CommandLine) -> None:
         read_yaml(content.decode("utf-8-sig"), path)
     except SourceError:
         raise SourceError(
-            f"{path} is not in the form of plain 'key: value' lines from the first column without an 'expected' of "
-            "its own; rewrite it so, and the counts can be appended"
+            f"{path} is not in the form of plain 'key: value' lines from the first column without a further "
+            "'expected'; rewrite it so, and the counts can be appended"
         ) from None
     if len(content) > MAX_YAML_BYTES:
         raise SourceError(f"{path} has no room for the counts: {MAX_YAML_BYTES >> 10} KiB are the most; shorten it")
@@ -134,7 +134,7 @@ def _record(call: CommandLine) -> None:
 
 
 def schema(call: CommandLine) -> None:
-    """Print the JSON Schema of a kind of report, or list the kinds."""
+    """Print a report's JSON Schema, or list the kinds."""
     if call.kind is None:
         show(report_json.schemas(), call.fmt or "table", call.output)
     elif call.fmt not in (None, "json"):
@@ -146,7 +146,7 @@ def schema(call: CommandLine) -> None:
 
 
 def _config_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the keys of a config.json, from the rules of BertConfig; other keys are allowed."""
+    """Return a config.json's JSON Schema, from BertConfig's rules; other keys are allowed."""
     defaults = {field.name: field.default for field in fields(BertConfig)}
     properties: dict[str, Any] = {}
     for name, rule in RULES.items():
@@ -170,7 +170,7 @@ def _config_schema() -> dict[str, Any]:
 
 
 def presets(call: CommandLine) -> None:
-    """List the presets, or print the config.json of one."""
+    """List the presets, or print one's config.json."""
     report = bertscope.presets(call.name)
     if not call.config:
         call.show(report)

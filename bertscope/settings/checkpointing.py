@@ -15,7 +15,7 @@ from bertscope.frozen import dataclass
 class Kept:
     """The operators of each layer of a list that are not recomputed, such as `addmm.0`, the first addmm of a layer.
 
-    `path` is that of the list, empty for every list of layers; other layers than `layers` are kept whole.
+    `path` is that of the list, empty for every list of layers; layers outside `layers` save everything.
     """
 
     path: str = ""
@@ -40,12 +40,12 @@ class Kept:
 
     @classmethod
     def parse(cls, text: str) -> Kept:
-        """Return what a text with the syntax of a strategy means."""
+        """Return what a text with a strategy's syntax means."""
         path, _, rest = text.rpartition("=")
         names, _, layers = rest.partition("@")
         operators = frozenset(
             f"{name}.{number}" for part in names.split("+") if part != NONE
-            for name, _, place in [part.rpartition(".")] for number in _numbers(place)
+            for name, _, listed in [part.rpartition(".")] for number in _numbers(listed)
         )  # fmt: skip
         return cls(path=path, operators=operators, layers=_numbers(layers) if layers else None)
 
@@ -89,7 +89,7 @@ class Checkpointing:
                 raise ConfigError(f"checkpointing names the layers {saved.path} and the model has {names}")
 
     def check_layers(self, path: str, layers: int) -> None:
-        """Raise ConfigError for a named layer that the list at this path, of so many `layers`, does not have."""
+        """Raise ConfigError for a named layer that the list at this path, of `layers` layers, does not have."""
         named = [self.layers, *(saved.layers for saved in self.kept if saved.is_of(path))]
         absent = sorted(layer for numbers in named for layer in numbers or () if layer >= layers)
         if absent:
@@ -98,7 +98,7 @@ class Checkpointing:
 
     @classmethod
     def parse(cls, text: str, *, use_reentrant: bool = False) -> Checkpointing | None:
-        """Return the Checkpointing of a strategy such as `layers:0-5,8`; None for `none`. Raises ConfigError."""
+        """Return the Checkpointing for a strategy such as `layers:0-5,8`; None for `none`. Raises ConfigError."""
         strategy, match = _strategy(text)
         settings = strategy.settings(*match.groups())
         return None if settings is None else cls(**settings, use_reentrant=use_reentrant)
@@ -111,7 +111,7 @@ def kept_text(groups: Iterable[Kept]) -> str:
 
 
 def with_eager_attention(strategy: str) -> str:
-    """Return the strategy that keeps the two products of eager attention too where that of a fused kernel is kept."""
+    """Return the strategy that keeps the two products of eager attention too where a fused kernel's output is saved."""
     chosen = Checkpointing.parse(strategy)
     if chosen is None or not chosen.kept:
         return strategy
@@ -147,7 +147,7 @@ def _numbers(text: str) -> frozenset[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A strategy of checkpointing: its syntax, and the fields of Checkpointing that it sets."""
+    """A checkpointing strategy: its syntax, and the Checkpointing fields that it sets."""
 
     form: str
     example: str
@@ -200,7 +200,7 @@ def parse_strategies(text: str) -> tuple[str, ...]:
 
 
 def are_strategies(text: str) -> bool:
-    """Return True if each comma-separated part of the text has the syntax of a strategy."""
+    """Return True if each comma-separated part of the text has a strategy's syntax."""
     return all(any(re.fullmatch(row.pattern, part, re.ASCII) for row in _STRATEGIES) for part in split_strategies(text))
 
 

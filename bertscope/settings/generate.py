@@ -25,7 +25,7 @@ _CLASSES: dict[str, tuple[tuple[type[Settings], ...], tuple[str, ...]]] = {
 
 
 def option_name(name: str) -> str:
-    """Return the option of a setting: `--clip-grad-norm`."""
+    """Return a setting's option: `--clip-grad-norm`."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -51,7 +51,7 @@ def changed(*records: Settings) -> dict[str, Any]:
 
 
 def option_words(row: Row, value: Any) -> list[str]:
-    """Return the words of a command line that give a setting this value."""
+    """Return the command-line words that give a setting this value."""
     option = OPTIONS[row.name]
     if isinstance(value, bool):
         return [option if value else f"--no-{option[2:]}"]
@@ -89,7 +89,7 @@ def _type(row: Row) -> str:
 
 
 _OF_INPUTS = '''class GivenInputs(TypedDict, total=False):
-    """The inputs of a module: the sizes of tensors with their dtypes, or the inputs by torchinfo's keyword."""
+    """A module's inputs: tensor sizes with dtypes, or the inputs by torchinfo's keyword."""
 
     input_size: Sequence[int] | Sequence[Sequence[int]] | None
     dtypes: "Sequence[torch.dtype] | None"

@@ -41,7 +41,7 @@ ParamDtype = Literal["fp32", "bf16", "fp16"]
 
 
 class GivenInputs(TypedDict, total=False):
-    """The inputs of a module: the sizes of tensors with their dtypes, or the inputs by torchinfo's keyword."""
+    """A module's inputs: tensor sizes with dtypes, or the inputs by torchinfo's keyword."""
 
     input_size: Sequence[int] | Sequence[Sequence[int]] | None
     dtypes: "Sequence[torch.dtype] | None"
@@ -49,7 +49,7 @@ class GivenInputs(TypedDict, total=False):
 
 
 class Files(GivenInputs, total=False):
-    """Files from which settings come: TrainingArguments, and the JSON of a plan."""
+    """Files from which settings come: TrainingArguments, and a plan's JSON."""
 
     training_file: "TrainingFile | str | PathLike[str] | None"
     plan: "PlanReport | str | PathLike[str] | None"

@@ -18,9 +18,9 @@ REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelStrategy:
-    """A way to train on several ranks, and the names of the dimensions of its mesh.
+    """A way to train on several ranks, and its mesh's dimension names.
 
-    Ranks along `replicate` and `shard` have batches of their own; those along `tensor` compute the same batch together.
+    Ranks along `replicate` and `shard` have different batches; ranks along `tensor` compute one batch together.
     """
 
     name: str
@@ -37,12 +37,12 @@ class ParallelStrategy:
 
     @property
     def reduces(self) -> bool:
-        """Return True if the ranks average the gradients of batches of their own."""
+        """Return True if the ranks average gradients from different batches."""
         return bool({REPLICATE, SHARD}.intersection(self.dimensions))
 
     @property
     def divided_parts(self) -> tuple[str, ...]:
-        """Return the parts of the memory that shrink with the number of ranks."""
+        """Return the memory parts that shrink with more ranks."""
         state = ("optimizer_state",) if self.divides_optimizer or self.is_sharded else ()
         return (*state, "parameters", "gradients") if self.is_sharded and len(self.dimensions) == 1 else state
 
@@ -59,7 +59,7 @@ STRATEGIES = {
     for row in (
         ParallelStrategy(name=SINGLE, help="one process", dimensions=("rank",)),
         ParallelStrategy(name=DDP, dimensions=(REPLICATE,), is_searched=True,
-                         help="DistributedDataParallel: each rank has the whole model; gradients are averaged"),
+                         help="DistributedDataParallel: each rank has the complete model; gradients are averaged"),
         ParallelStrategy(name=ZERO1, dimensions=(REPLICATE,), divides_optimizer=True, is_searched=True,
                          help="DDP with ZeroRedundancyOptimizer: each rank has the optimizer state of some parameters"),
         ParallelStrategy(name=NO_RESHARD, dimensions=(SHARD,), reshards=False, is_searched=True,
@@ -97,7 +97,7 @@ def _has(property_name: str, strategy: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism(Settings):
-    """The ranks of a job and how they share the work; the batch is that of one rank."""
+    """The ranks in a job and how they share the work; the batch is one rank's."""
 
     strategy: str = row(
         SINGLE, "The parallelism, such as ddp or fsdp. "
@@ -158,7 +158,7 @@ class Parallelism(Settings):
         object.__setattr__(self, "world_size", ranks)
 
     def of_size(self, world_size: int) -> Parallelism:
-        """Return so many ranks of one dimension with the same strategy; one rank needs none."""
+        """Return this many ranks in one dimension with the same strategy; one rank needs none."""
         return ONE_PROCESS if world_size == 1 else replace(self, world_size=world_size, mesh="", rank=0)
 
     @property
@@ -168,17 +168,17 @@ class Parallelism(Settings):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the number of ranks in each dimension of the mesh."""
+        """Return how many ranks each mesh dimension has."""
         return mesh_sizes(self.mesh)
 
     @property
     def batches(self) -> int:
-        """Return the number of ranks that have a batch of their own."""
+        """Return how many ranks have different batches."""
         return prod(size for name, size in zip(self.row.dimensions, self.sizes, strict=True) if name != TENSOR)
 
     @property
     def replicas(self) -> int:
-        """Return the number of groups of ranks whose members have the same parameters."""
+        """Return how many groups of ranks hold the same parameters."""
         return self.sizes[0] if self.row.dimensions[0] == REPLICATE else 1
 
 
@@ -186,5 +186,5 @@ ONE_PROCESS = Parallelism()
 
 
 def ranks_of(strategy: str, world_size: int) -> Parallelism:
-    """Return so many ranks that share the work by a strategy; one rank needs none."""
+    """Return this many ranks that share the work by a strategy; one rank needs none."""
     return ONE_PROCESS if world_size == 1 else Parallelism(strategy=strategy, world_size=world_size)

@@ -1,4 +1,4 @@
-"""The request of any front end: values of settings with their origins, precedence, and the runs that they mean."""
+"""The request that any front end makes: settings with their origins, precedence, and the runs that they mean."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Source = dict[str, Value]  # the values that one front end gives
 
 
 def read_settings(
-    given: Mapping[str, Any], *, compared: Collection[str] = (), where: Mapping[str, str] | str = "",
+    settings: Mapping[str, Any], *, compared: Collection[str] = (), where: Mapping[str, str] | str = "",
     is_default: bool = False, is_text: bool = False, records: tuple[type[Settings], ...] = ESTIMATED,
     permit: bool = False,
 ) -> Source:  # fmt: skip
-    """Check the values of a front end: the only reader of values, for all front ends; raises SettingError.
+    """Check the values that a front end reads: the only reader for all front ends; raises SettingError.
 
-    `where` is the origin of all values or, by name, of each. Only settings in `compared` may have several values. With
-    `is_text` numbers are text, as on a command line. With `permit` names of code may be imported: a person typed them,
-    or gave --allow-code.
+    `where` is one origin for all values or, by name, for each. Only settings in `compared` may have several values.
+    With `is_text` numbers are text, as on a command line. With `permit` code may be imported by name: a person typed
+    it, or gave --allow-code.
     """
     table, source = rows(*records), Source()
-    for name, value in given.items():
+    for name, value in settings.items():
         origin = where if isinstance(where, str) else where.get(name, "")
         try:
             if name not in table:
@@ -55,7 +55,7 @@ def read_settings(
 
 
 def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None = None) -> str:
-    """Return what a setting is called here, with names in the form of a front end; empty if none of them is known."""
+    """Return what a setting is called here, with names in a front end's form; empty if none is known."""
     text = RENAMED.get(name, "")
     names = re.findall(r"\{(\w+)\}", text)
     return SettingError(text).spelled(forms or {}) if names and all(new in known for new in names) else ""
@@ -97,9 +97,9 @@ class Combination(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A question: the public function, what it is about, and the sources of its settings, highest precedence first.
+    """A request: the public function, its subject, and the sources of settings, highest precedence first.
 
-    A front end passes it to the public function instead of the model. With `wants`, such as the snapshot of a step, the
+    A front end passes it to the public function instead of the model. With `wants`, such as a step's snapshot, the
     function returns a pair: the report, and a dictionary of what is wanted.
     """
 
@@ -141,21 +141,26 @@ class Request:
         return replace(self, sources=(*stronger, *self.sources))
 
     def before_defaults(self, source: Source) -> Request:
-        """Return the request with a source of defaults in front of the other defaults."""
-        stronger = [own for own in self.sources if not all(value.is_default for value in own.values())]
-        return replace(self, sources=(*stronger, source, *(own for own in self.sources if own not in stronger)))
+        """Return the request with a source before the other defaults."""
+        stronger = [
+            own_source for own_source in self.sources if not all(value.is_default for value in own_source.values())
+        ]
+        return replace(
+            self,
+            sources=(*stronger, source, *(own_source for own_source in self.sources if own_source not in stronger)),
+        )
 
     def with_file(self, file: Any) -> Request:
-        """Return the request with the settings of a training file, beside which a project has no precision."""
+        """Return the request with the settings of a training file, next to which a project has no precision."""
         source = read_settings(file.fields, where=file.path, is_default=True)
         return replace(self.without("precision").before_defaults(source), training_file=file)
 
     def with_plan(self, plan: Any, *, permit: bool = False) -> Request:
-        """Return the request with the run of a plan as a default, and its strategy after those asked for."""
-        own = read_settings(
+        """Return the request with a plan's run as a default, and its strategy after those asked for."""
+        defaults = read_settings(
             plan.settings, is_default=True, compared=("freeze", "input"), records=self.records, permit=permit
         )
-        request, strategy = replace(self.before_defaults(own), plan=plan), plan.rows[0].checkpointing
+        request, strategy = replace(self.before_defaults(defaults), plan=plan), plan.rows[0].checkpointing
         if "checkpointing" not in self.named:
             return request.over(read_settings({"checkpointing": strategy}, records=self.records))
         if "checkpointing" not in self.compared:
@@ -170,9 +175,9 @@ class Request:
         return replace(request, sources=tuple(sources))
 
     def values(self, *weakest: Source) -> Source:
-        """Return the value of each setting from its strongest source, and the values that these imply.
+        """Return each setting's value from its strongest source, and the values that these imply.
 
-        Raises SettingError for a name of code without a permit.
+        Raises SettingError for code without a permit.
         """
         table, chosen = rows(*self.records), Source()
         for source in (*self.sources, *weakest):
@@ -196,9 +201,9 @@ class Request:
         return chosen
 
     def combinations(self, *weakest: Source) -> Iterator[Combination]:
-        """Yield each combination of the values; the last setting varies first.
+        """Yield each combination; the last setting varies first.
 
-        A setting is left out of a run on which it has no effect. Raises SettingError at the end if it has an effect
+        A run leaves out a setting without effect. Raises SettingError at the end if it has an effect
         on no run and is no default.
         """
         table, chosen, used = rows(*self.records), self.values(*weakest), set[str]()
@@ -232,7 +237,7 @@ class Request:
     def resolved(self, **defaults: Any) -> Resolved:
         """Return the records that the sources ask for; `defaults` come after all. Raises SettingError with its place.
 
-        Several values of a setting give one run for each combination.
+        Several values for a setting give one run for each combination.
 
         >>> request = Request.of("flops", "bert-tiny", [read_settings({"batch": [8, 16]}, compared=["batch"])])
         >>> [run.batch for run in request.resolved().runs]
@@ -247,7 +252,7 @@ class Request:
         return Resolved(tuple(points))
 
     def answer(self, report: Report, **extras: Any) -> Report:
-        """Return the report, or for a front end that wants more the pair of it and of what is wanted."""
+        """Return the report, or the report and extras for a front end that wants them."""
         pair: Any = (report, {name: extras.get(name) for name in self.wants or ()})
         return report if self.wants is None else pair
 
@@ -258,7 +263,7 @@ class Request:
 
 
 def placed(error: SettingError, values: Mapping[str, Value]) -> SettingError:
-    """Return the error with the place of the first of its settings that is in a file; a file has plain names.
+    """Return the error with `file:line` if one of its settings comes from a file, where names are plain.
 
     The other names stay marked: the outermost front end spells them as options or keywords.
     """

@@ -1,6 +1,6 @@
-"""The rows of settings: a setting of a run is declared once, as the metadata of its dataclass field.
+"""Rows of settings: each setting is declared once, as its dataclass field's metadata.
 
-Options, Python keywords, keys of files, schemas and tables in the documentation are generated from the rows.
+Options, Python keywords, file keys, schemas and documentation tables are generated from the rows.
 Read `run_config.py` for the rows themselves. A value that names code needs a permit, a `CodeName`.
 """
 
@@ -130,7 +130,7 @@ class Row:
 
     @property
     def form(self) -> str:
-        """Return the name for a message, which each front end shows in its own form."""
+        """Return the name for a message, which each front end shows in its form."""
         return f"{{{self.name}}}"
 
     def read(self, value: Any) -> Any:
@@ -141,17 +141,17 @@ class Row:
             return self._item(value)
         return tuple(map(self._item, value if isinstance(value, list | tuple) else [value]))
 
-    def values(self, given: Any, *, is_text: bool = False, is_compared: bool = False) -> tuple[Any, ...]:
+    def values(self, value: Any, *, is_text: bool = False, is_compared: bool = False) -> tuple[Any, ...]:
         """Return the values of one or, if `is_compared`, several runs; `is_text`: numbers are text, as in options."""
         if self.is_list:
-            lists = isinstance(given, list | tuple) and any(isinstance(item, list | tuple) for item in given)
-            return tuple(dict.fromkeys(map(self.read, given if lists and is_compared else [given])))
-        if isinstance(given, str) and (is_text or is_compared):
-            parts = [given] if not is_compared else self.split(given) if self.split else given.split(",")
-            given = [self._number(part.strip()) if is_text else part.strip() for part in parts]
-        elif not (is_compared and isinstance(given, list | tuple)):
-            given = [given]
-        checked = tuple(dict.fromkeys(map(self.read, given)))
+            lists = isinstance(value, list | tuple) and any(isinstance(item, list | tuple) for item in value)
+            return tuple(dict.fromkeys(map(self.read, value if lists and is_compared else [value])))
+        if isinstance(value, str) and (is_text or is_compared):
+            parts = [value] if not is_compared else self.split(value) if self.split else value.split(",")
+            value = [self._number(part.strip()) if is_text else part.strip() for part in parts]
+        elif not (is_compared and isinstance(value, list | tuple)):
+            value = [value]
+        checked = tuple(dict.fromkeys(map(self.read, value)))
         if not checked:
             raise SettingError(f"{self.form} has no value; it takes {self.takes}", [self.name])
         return checked
@@ -236,16 +236,16 @@ def _plain(value: Any) -> str:
 
 
 def row(default: Any, help: str, **properties: Any) -> Any:
-    """Return the dataclass field of a setting; the kind of its values is that of the default."""
+    """Return a setting's dataclass field; its default decides the kind of value."""
     kind = str if isinstance(default, tuple) or default is None else type(default)
     return field(default=default, metadata={"row": Row(default=default, help=help, **{"kind": kind, **properties})})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A record of settings, and of nested records: a dataclass whose fields come from `row`.
+    """A record of settings and nested records: a dataclass whose fields come from `row`.
 
-    A field of another kind is no setting, but follows from one.
+    A field without a row is no setting, but follows from one.
     """
 
     def __post_init__(self) -> None:
@@ -277,14 +277,14 @@ class Settings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the record of these values, those of nested records too; other names are not used."""
+        """Return the record with these values, also for nested records; other names are not used."""
         defaults = {item.name: item.default for item in fields(cls)}
         nested = {name: type(record).of(values) for name, record in defaults.items() if isinstance(record, Settings)}
         return cls(**{name: values[name] for name in defaults if name in values} | nested)
 
 
 def rows(*records: type[Settings]) -> dict[str, Row]:
-    """Return the rows of the records and of their nested records, by name; raises TypeError for a name used twice."""
+    """Return the rows in records and their nested records, by name; raises TypeError for a name used twice."""
     return _rows(records)
 
 

@@ -1,7 +1,7 @@
-"""The settings of a run, one row for each, and the rules about their combinations.
+"""The settings of a run, one row each, and the rules for combining them.
 
-To add a setting, add a row here and its effect in `analyses/`. The row is an option of each command that takes runs, a
-keyword in Python, a key of grids, expectation files and `[tool.bertscope]`, and a line of the documentation.
+To add a setting, add a row here and its effect in `analyses/`. The row is an option in each command that takes runs, a
+Python keyword, a key in grids, expectation files and `[tool.bertscope]`, and a line in the documentation.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _takes(argument: str, optimizer: str) -> bool:
 
 
 def _decay(value: Any, keys: Mapping[str, Any]) -> Any:
-    """Return the weight decay of an optimizer that takes it; that of AdamW changes the parameters in place."""
+    """Return the weight decay if the optimizer copies gradients for it; AdamW's changes parameters in place."""
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise ValueError("a number")
     name = TRAINER_OPTIMIZERS.get(str(keys.get("optim")), ADAMW)
@@ -284,7 +284,7 @@ class RunConfig(Settings):
 
     @property
     def texts(self) -> int:
-        """Return the sequences of an example; of a reranker, each is a query with a text."""
+        """Return the sequences in an example; a reranker's are a query with a text each."""
         return (self.pairs or LOSSES[loss_parts(self.loss)[0]].texts) + self.hard_negatives
 
     @property
@@ -304,9 +304,9 @@ class RunConfig(Settings):
 
     @property
     def waiting_batches(self) -> int:
-        """Return the number of micro-batches that the loop has in memory before their turn.
+        """Return how many micro-batches the loop has in memory before their turn.
 
-        Trainer has all of a step before the first (get_batch_samples), and its data loader, accelerate's
+        Trainer has all in a step before the first (get_batch_samples), and its data loader, accelerate's
         DataLoaderShard, has one more, on the CPU.
         """
         is_trainer = (self.loop, self.mode) == (TRAINER, TRAINING)
@@ -314,7 +314,7 @@ class RunConfig(Settings):
 
     @property
     def other_loop(self) -> str:
-        """Return the loop to compare with: of the plain one and Lightning's Trainer's, of any other the plain one."""
+        """Return the loop to compare with: Trainer's for plain and Lightning, plain for any other."""
         return TRAINER if self.loop in (PLAIN, LIGHTNING) else PLAIN
 
     @property
@@ -348,7 +348,7 @@ class RunConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Limit(Settings):
-    """The memory that a run may take: that of a GPU, or a budget."""
+    """The memory that a run may take: a GPU's, or a budget."""
 
     gpu: str | None = row(
         None, "The GPU, such as t4 or a100-80gb.", section="common", words=tuple(GPUS),
@@ -424,7 +424,7 @@ class Measurement(Settings):
 
 
 def timed_steps(steps: int | None, seconds: Iterable[float]) -> int:
-    """Return the number of steps to time: the one asked for, or 2 to 10, of which one takes `seconds` in each child."""
+    """Return how many steps to time: as requested, or 2 to 10 if a step takes `seconds` in each child."""
     return min(max(int(_TIMED_SECONDS / max(sum(seconds), 1e-9)), 2), 10) if steps is None else steps
 
 
@@ -440,7 +440,7 @@ class Launch(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun(Settings):
-    """The way in which a script runs on a card that is not there."""
+    """The way in which a script runs on a simulated GPU."""
 
     steps: int = row(
         3, "The optimizer steps to run. If the script evaluates, one evaluation follows.", low=1, below=1001,

@@ -1,7 +1,7 @@
-"""The parts of a training loop: optimizers with their state, losses, and the rules of TrainingArguments.
+"""The parts of a training loop: optimizers with their state, losses, and rules for TrainingArguments.
 
-tracing/losses.py runs the losses. A rule takes the value of its key in TrainingArguments or in a configuration of
-accelerate, and all values of the file, and returns the value of the setting; None leaves the setting as it is. It
+tracing/losses.py runs the losses. A rule takes its key's value in TrainingArguments or in an accelerate config,
+and all values in the file, and returns the setting's value; None leaves the setting as it is. It
 raises ValueError with the allowed values in words, and NotModelledError for a feature that the estimate does not have.
 """
 
@@ -144,7 +144,7 @@ FORMS = tuple(":".join(filter(None, (name, row.default or row.argument))) for na
 
 
 def loss_parts(text: str) -> tuple[str, str]:
-    """Return the name and the argument of a loss; raises SelectionError for another text.
+    """Return the name and the argument in a loss; raises SelectionError for another text.
 
     >>> loss_parts("cached-mnrl:16"), loss_parts("cached-mnrl"), loss_parts("cosent")
     (('cached-mnrl', '16'), ('cached-mnrl', '32'), ('cosent', ''))
@@ -165,7 +165,7 @@ def loss_parts(text: str) -> tuple[str, str]:
 
 
 def mini_batch(text: str) -> int:
-    """Return the sequences of a mini-batch of a loss; 0 for one without mini-batches."""
+    """Return the sequences in a loss's mini-batch; 0 without mini-batches."""
     name, argument = loss_parts(text)
     return int(argument) if LOSSES[name].default else 0
 
@@ -201,7 +201,7 @@ def flag(setting: Any) -> Rule:
     """Return the rule that takes true or false: the setting's value if true."""
 
     def rule(value: Any, keys: Mapping[str, Any]) -> Any:
-        """Return the value of the setting if the key is true."""
+        """Return the setting's value if the key is true."""
         if not isinstance(value, bool | None):
             raise ValueError("true or false")
         return setting if value else None
@@ -220,7 +220,7 @@ def words(known: Mapping[Any, Any], default: str) -> Rule:
     """Return the rule that takes one of these words; `default` is what the estimate uses for another word."""
 
     def rule(value: Any, keys: Mapping[str, Any]) -> Any:
-        """Return the value of the setting for a word."""
+        """Return the setting's value for a word."""
         if not isinstance(value, str | bool | None):
             raise ValueError("a word")
         if value not in known:

@@ -1,13 +1,13 @@
 """BertSource, a BERT that `bertscope.model` builds from its configuration, and the files that describe one.
 
-An adapter of peft has an `adapter_config.json`, which is read as data; its base model is found by name or path. A
-preset is a YAML file with a complete configuration and expected values, of which each has its line:
+A peft adapter has an `adapter_config.json`, which is read as data; its base model is found by name or path. A
+preset is a YAML file with a complete configuration and expected values, each with its line:
 
 description: BERT-base, cased English
 hub_names: [google-bert/bert-base-cased]
 architecture: BertForMaskedLM
 add_pooling_layer: false        # BertModel only
-printed_attention: eager        # the kernel that `tree --style torch` shows, instead of that of the configuration
+printed_attention: eager        # the kernel that `tree --style torch` shows, instead of the configuration's
 config: {vocab_size: 28996, ...}
 extra: {directionality: bidi}   # other members of the config.json that `presets NAME --config` prints
 expected:
@@ -75,7 +75,7 @@ class Expectation:
     """One expected value: `key` is `distinct_params`, `groups.embeddings`, `ties.ADDRESS`, `memory.NAME` ...
 
     `value` is a number, or the path that a tensor is tied to; `tolerance` is a share of the number, either way.
-    The value of the key `ties` is the number of ties. `run` is the run whose FLOPs or memory is expected.
+    The value for `ties` is how many there are. `run` is the run whose FLOPs or memory is expected.
     """
 
     key: str
@@ -94,7 +94,7 @@ class Expectation:
 def read_expectations(
     entry: Entry | None, precision: str = RunConfig.precision, *, permit: bool = False
 ) -> Iterator[Expectation]:
-    """Yield the expectations under `expected`; `precision` is that of a run that gives none, `permit` that of code.
+    """Yield the expectations under `expected`; `precision` is for a run that gives none, `permit` for code.
 
     Raises ConfigError with file and line.
     """
@@ -146,7 +146,7 @@ def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Ex
     except BertscopeError as error:
         raise ConfigError(f"expected {key}: {error.message}", where=error.where or entry.where) from None
     if kind == "flops" and run_config.mode == "forward":
-        raise entries["mode"].error(f"expected {key}: FLOPs are those of mode inference or training")
+        raise entries["mode"].error(f"expected {key}: FLOPs depend on mode inference or training")
     return replace(value, tolerance=_tolerance(key, entries.get("tolerance")), run=run_config)
 
 
@@ -336,13 +336,13 @@ MEMBER = "bertscope"  # the member of a config.json with the keys that only a pr
 
 
 def preset_dir() -> Path:
-    """Return the folder of presets: inside an installed wheel, or at the top of a checkout."""
+    """Return the presets folder: inside an installed wheel, or at the top of a checkout."""
     inside = Path(__file__).parents[1] / "_presets"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "presets"
 
 
 def preset_paths() -> dict[str, Path]:
-    """Return the files of presets by their names, in the order of the names."""
+    """Return preset files by name, in alphabetical order."""
     return {path.stem: path for path in sorted(preset_dir().glob("*.yaml"))}
 
 
@@ -357,7 +357,7 @@ def read_preset(path: Path) -> BertSource:
 
 
 def preset_of(entries: Entries, path: Path, *, allow_code: bool = False) -> BertSource:
-    """Return the preset in the entries of a file."""
+    """Return the preset in a file's entries."""
     if misplaced := next((name for name in entries if name in RULES and name not in KEYS), ""):
         raise entries[misplaced].error(f"{misplaced} belongs below the key 'config'; indent it there", misplaced)
     entries.refuse_unknown(KEYS, "the preset")
@@ -398,7 +398,7 @@ def config_members(path: Path) -> dict[str, Any]:
 def member_of(members: Entries) -> dict[str, Any]:
     """Return the keys that only a preset has, from the member "bertscope" of a config.json.
 
-    It has only such keys; that of another project may have others, and is passed over.
+    It has only such keys; another project's may have others, and is passed over.
     """
     entry = members.get(MEMBER)
     is_own = entry is not None and isinstance(entry.value, dict) and set(entry.value) <= set(PRESET_ONLY)
@@ -448,7 +448,7 @@ def read_adapter(entries: Entries, path: Path, find_base: Callable[[str], ModelS
     """Return the BERT with the adapters that an `adapter_config.json` describes, under the name of its base model.
 
     The base model is the `config.json` in the same folder, if there is one, else `base_model_name_or_path`; `find_base`
-    returns the model of a path from this folder, or of a name. Raises ConfigError or SourceError for a type or a
+    returns the model for a path from this folder or a name. Raises ConfigError or SourceError for a type or a
     setting that is not supported, and for a base model that is not found or no BERT.
     """
     if entries[TYPE].value != _LORA:
@@ -507,9 +507,9 @@ def _lora(entries: Entries, head: str) -> Lora:
 
 
 def _base(entries: Entries, path: Path, find_base: Callable[[str], ModelSource]) -> BertSource:
-    given = entries.get("base_model_name_or_path")
-    entry = given or entries[TYPE]
-    name = _CONFIG if (path.parent / _CONFIG).is_file() else given and given.value
+    named = entries.get("base_model_name_or_path")
+    entry = named or entries[TYPE]
+    name = _CONFIG if (path.parent / _CONFIG).is_file() else named and named.value
     if not isinstance(name, str) or not name:
         raise entry.error(
             "base_model_name_or_path names no model; write its name, or put its config.json into this folder"

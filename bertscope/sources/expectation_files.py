@@ -7,7 +7,7 @@ add_pooling_layer: true
 lora: r=8,target=query+value
 expected: ...                   # as in `expectations`
 
-With `config` instead of `model` it has the form of a preset. `module:attribute`, as the model or as a teacher, needs
+With `config` instead of `model` it has a preset's form. `module:attribute`, as the model or as a teacher, needs
 `allow_code`.
 """
 
@@ -69,7 +69,7 @@ class ExpectedModel:
 
 
 def is_expectation_file(name: str | os.PathLike[str]) -> bool:
-    """Return True if the name is that of an expectation file."""
+    """Return True if the name is an expectation file's."""
     return os.fspath(name).lower().endswith(SUFFIXES)
 
 
@@ -168,7 +168,7 @@ def files_to_check(names: list[str]) -> list[str]:
 
 
 def load_expected(name: str, *, architecture: str | None = None, allow_code: bool = False) -> ExpectedModel:
-    """Return the model of an expectation file, or of any name for `find`; `architecture` overrides its class.
+    """Return the model in an expectation file, or for any name that `find` knows; `architecture` overrides its class.
 
     Raises the errors of both, and SourceError for a model without expectations.
     """
@@ -223,9 +223,9 @@ def _yaml_value(value: int | str) -> str:
 def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
     """Return the text of a YAML file with these changes under `expected`; all other characters stay.
 
-    The keys are those of expectations (`groups.encoder`); None removes one; `ties` are replaced by a mapping. A new row
-    takes the line of a removed one if their names differ only in the numbers of layers. Raises SourceError for a form
-    of YAML in which this cannot be done.
+    The keys are like `groups.encoder`; None removes one; `ties` are replaced by a mapping. A new row
+    takes the line of a removed one if their names differ only in layer numbers. Raises SourceError for a YAML
+    form in which this cannot be done.
     """
     text = read_text(path)
     old, data = (read_yaml(text, path).plain() for _ in range(2))
@@ -263,14 +263,14 @@ def _edits(
     """Yield the edits that give a mapping in the text its new values."""
     names = [renamed.get(table + key.value, table + key.value).removeprefix(table) for key, _ in node.value]
     for (key, value), name in zip(node.value, names, strict=True):
-        given = new.get(name)
-        if isinstance(given, dict):
-            yield from _edits(text, value, old[key.value], given, renamed, f"{key.value}.")
-            if not given and value.value and not value.flow_style:
+        replacement = new.get(name)
+        if isinstance(replacement, dict):
+            yield from _edits(text, value, old[key.value], replacement, renamed, f"{key.value}.")
+            if not replacement and value.value and not value.flow_style:
                 colon = text.index(":", key.end_mark.index) + 1
                 yield colon, colon, " {}"
             continue
-        for part, before, after in ((key, key.value, name), (value, old[key.value], given)):
+        for part, before, after in ((key, key.value, name), (value, old[key.value], replacement)):
             if name in new and before != after:
                 if part.style in _BLOCKS:  # it ends in the line after it
                     raise SourceError("a block of text is no value of an expectation")

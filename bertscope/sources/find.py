@@ -1,4 +1,4 @@
-"""Search for the model of a name or path: a BERT's configuration, or another source.
+"""Find the model for a name or path: a BERT's configuration, or another source.
 
 MODEL may be a preset's name, its name on the Hugging Face hub, a preset file of the user's own, a `config.json`
 (of a BERT, or of another family for transformers to build), an adapter of peft, a folder or a checkpoint with one of
@@ -90,7 +90,7 @@ def cached_folder(name: str) -> Path | None:
 
 
 def _caches() -> Iterator[Path]:
-    """Yield the cache of huggingface_hub, by its variables, and those of transformers.
+    """Yield huggingface_hub's cache, by its variables, and transformers' caches.
 
     The import of huggingface_hub takes 0.1 s. Source: huggingface_hub 0.36.2, `constants.py` and `file_download.py`.
     """
@@ -169,20 +169,20 @@ def load(
 def find(
     model: str | os.PathLike[str] = DEFAULT_MODEL, *, download: bool = False, **options: "Unpack[SourceOptions]"
 ) -> ModelSource:
-    """Return the source that `model` names, of a BERT or of another model, with the given options.
+    """Return the source that `model` names, a BERT or another model, with options.
 
-    Raises the errors of `load`, SourceError for the name of code that is no CodeName, and MissingExtraError if another
+    Raises as `load`, SourceError for code that is no CodeName, and MissingExtraError if another
     family's configuration needs transformers.
     """
     return _find(os.fspath(model), download).with_options(**options)
 
 
 def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> ModelSource:
-    """Return the source of what a Python user gives: a name or path, a module, a configuration, or a source.
+    """Return the source for what a Python user gives: a name or path, a module, a configuration, or a source.
 
-    A configuration is a BertConfig, one of transformers, or a dictionary with the content of a config.json. `name`
-    replaces the name that reports show; `inputs` are those of a module. Raises SelectionError for anything else, and
-    the errors of `find`.
+    A configuration is a BertConfig, a transformers config, or a dictionary with a config.json's content. `name`
+    replaces the name that reports show; `inputs` are a module's. Raises SelectionError for anything else, and
+    as `find`.
     """
     torch = sys.modules.get("torch")  # without it there are no modules
     if torch is not None and isinstance(model, torch.nn.Module):
@@ -210,9 +210,9 @@ def _named_or_configured(model: Any) -> _Found:
 
 
 def teachers(loss: str) -> list[ModelSource]:
-    """Return the teacher of loss `distil:TEACHER`, a model without a head; none of any other loss.
+    """Return the teacher in loss `distil:TEACHER`, a model without a head; none for any other loss.
 
-    A teacher that is code has the permit of the loss.
+    A teacher that is code has the loss's permit.
     """
     name, argument = loss_parts(loss)
     if name != "distil":
@@ -225,7 +225,7 @@ _KINDS = {kind.__name__: kind for kind in (BertSource, TransformersSource, Facto
 
 
 def source_from_data(kind: str, data: Mapping[str, Any], permits: Collection[str]) -> ModelSource:
-    """Return the source of the class named `kind` from the data of its `to_data`; `permits` are those of its code."""
+    """Return the source whose class is named `kind` from its `to_data`; `permits` are for its code."""
     return with_permits(_KINDS[kind].from_data(data), permits)
 
 
@@ -257,17 +257,17 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     folder = fetched_folder(name) if download else cached_folder(name)
     if folder is None:
         raise _unknown(name, presets | configs)
-    found = _read(_place(folder), is_base)
-    return found if isinstance(found, BertSource) and found.lora else replace(found, name=name)
+    cached = _read(_place(folder), is_base)
+    return cached if isinstance(cached, BertSource) and cached.lora else replace(cached, name=name)
 
 
 def weights_path(model: str, *, download: bool = False) -> Path:
-    """Return the file, index or folder of the checkpoint of a path or hub name; raises SourceError for none."""
+    """Return the checkpoint's file, index or folder for a path or hub name; raises SourceError for none."""
     location = _place(model)
     if location.exists and location.path.name == _CONFIG:  # the weights are beside it
         location = _place(location.path.parent)
         if not location.has_weights:
-            raise SourceError(f"{model} has no weights beside it; name a file with tensors, an index, or a folder")
+            raise SourceError(f"{model} has no weights next to it; name a file with tensors, an index, or a folder")
     if location.exists or location.has_weights:
         return location.path
     folder = fetched_folder(model, weights=True) if download else cached_folder(model)
@@ -280,11 +280,11 @@ def weights_path(model: str, *, download: bool = False) -> Path:
 
 
 def stored_alone(model: Any, *, beside_config: bool = True, **options: object) -> "Checkpoint | None":
-    """Return the checkpoint if MODEL is one without a configuration: a file of weights, or a folder of them.
+    """Return the checkpoint if MODEL is one without a configuration: a weights file, or a folder with them.
 
-    A file next to its configuration is one too, unless `beside_config` is False; so is a folder of
-    sentence-transformers with a Dense, whose configuration is only that of its first module. Raises SelectionError for
-    an option of models that is given.
+    A file next to its configuration is one too, unless `beside_config` is False; so is a
+    sentence-transformers folder with a Dense, whose configuration is only its first module's. Raises SelectionError for
+    a model option.
     """
     if not isinstance(model, (str, os.PathLike)):
         reading: Any = sys.modules.get("bertscope.checkpoints.reading")  # without it there are no checkpoints
@@ -408,7 +408,7 @@ def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:
 
 
 def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
-    """Return the source of a configuration, in a file or given; by default it has the name of its model type."""
+    """Return the source for a configuration, in a file or given; by default it is named after its model type."""
     if "model_type" in entries and entries["model_type"].value != "bert":
         plain = Entries((key, entry) for key, entry in entries.items() if key != MEMBER or not member_of(entries))
         return from_config(plain, name or str(entries["model_type"].value))

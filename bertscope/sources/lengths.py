@@ -1,4 +1,4 @@
-"""The lengths of real sequences in tokens: of a file (numbers, JSONL, CSV, Parquet), or of a normal distribution."""
+"""Real sequence lengths in tokens: from a file (numbers, JSONL, CSV, Parquet), or a normal distribution."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _Rows = Iterator[tuple[str, Any]]  # the place of each value, and the value
 def read_lengths(
     given: str | os.PathLike[str] | Iterable[int], *, field: str = "", tokenizer: str = ""
 ) -> dict[int, int]:
-    """Return the number of sequences of each length, the shortest first; raise SourceError for what has none.
+    """Return how many sequences have each length, the shortest first; raise SourceError for what has none.
 
     `given` are numbers, `normal:MEAN,DEVIATION,LEAST,MOST`, or a file: one number a line, or by its suffix JSONL, CSV
-    or Parquet, whose `field` has numbers, lists of token ids, or texts (of JSONL lists of texts too) for a `tokenizer`.
+    or Parquet, whose `field` has numbers, token ids, or texts (in JSONL also lists of texts) for a `tokenizer`.
     """
     name = given if isinstance(given, str | os.PathLike) else "lengths"
     if field and (name is not given or str(name).startswith(_NORMAL)):

@@ -1,4 +1,4 @@
-"""ModelSource: the type of a model for every analysis; only `build` builds it.
+"""ModelSource: a model's type for every analysis; only `build` builds it.
 
 Two sources are here: a module from Python, and `module:attribute`, the user's own code.
 """
@@ -54,7 +54,7 @@ class SourceOptions(TypedDict, total=False):
 class ModelSource:
     """A model: a preset, a `config.json` of any family, a checkpoint, `module:attribute`, a module from Python.
 
-    A source raises an error of one line for what it does not support. This class has no known layers, fields and other
+    A source raises a one-line error for what it does not support. This class has no known layers, fields and other
     classes; a subclass overrides what it knows. Example inputs do not belong to a source: `tracing.inputs`
     derives them from the `forward` of the built module.
     """
@@ -88,12 +88,12 @@ class ModelSource:
 
     @property
     def layer_path(self) -> str:
-        """Return the path of the stack of layers that `with_layers` can shorten; empty without one."""
+        """Return the path of the layer stack that `with_layers` can shorten; empty without one."""
         return ""
 
     @property
     def has_own_dtypes(self) -> bool:
-        """Return True if code of the user chooses the dtypes of the parameters, which then stay as built."""
+        """Return True if the user's code chooses the parameters' dtypes, which then stay as built."""
         return False
 
     @property
@@ -109,7 +109,7 @@ class ModelSource:
         raise NotImplementedError
 
     def to_data(self) -> dict[str, Any]:
-        """Return the arguments of the source as JSON data, from which another process makes the same source.
+        """Return the source's arguments as JSON data, from which another process makes the same source.
 
         Raises SelectionError for a source that another process cannot make.
         """
@@ -129,7 +129,7 @@ class ModelSource:
         raise SelectionError(f"{self.name} is {self.family}; its number of layers cannot be changed", where=self.where)
 
     def layer_counts(self, model: Any) -> Mapping[str, int]:
-        """Return the fields of the configuration that give numbers of layers, from the built model if it needs that."""
+        """Return the configuration's fields that give numbers of layers, from the built model if needed."""
         return {}
 
     def with_layer_counts(self, counts: Mapping[str, int]) -> ModelSource:
@@ -211,7 +211,7 @@ def built_for_counting(
 
 
 def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield each parameter with its path, those of the second layer of `built_for_counting` for all behind it too."""
+    """Yield each parameter with its path; the second layer of `built_for_counting` represents all behind it."""
     stacks = {f"{path}.": vars(part)[REPEATED] for path, part in model.named_modules() if REPEATED in vars(part)}
     prefix, copies = next(iter(stacks.items()), ("", 0))
     second = [named for named in model.named_parameters() if copies and named[0].startswith(f"{prefix}1.")]
@@ -267,20 +267,22 @@ class FactorySource(ModelSource):
         from bertscope.model.modules import built_on, note_values
         from bertscope.torch_access import nn
 
-        place, attribute = self._import_from()
+        module_name, attribute = self._import_from()
         known = set(sys.modules)
 
         def make() -> Any:
             """Import the module anew if an attempt on another device failed, and take the attribute from it."""
             for name in set(sys.modules) - known:
-                if name.partition(".")[0] == place.partition(".")[0]:
+                if name.partition(".")[0] == module_name.partition(".")[0]:
                     del sys.modules[name]
-            target: Any = importlib.import_module(place)
+            target: Any = importlib.import_module(module_name)
             for name in attribute.split("."):
                 if not hasattr(target, name):
-                    inputs = [key for key, item in vars(target).items() if getattr(item, "__module__", "") == place]
+                    inputs = [
+                        key for key, item in vars(target).items() if getattr(item, "__module__", "") == module_name
+                    ]
                     raise SourceError(
-                        f"{self.name}: {place} has no attribute {name!r}; {suggestion(name, inputs)[:300]}"
+                        f"{self.name}: {module_name} has no attribute {name!r}; {suggestion(name, inputs)[:300]}"
                     )
                 target = getattr(target, name)
             if isinstance(target, nn.Module):  # one object for all builds, which runs would change
@@ -312,26 +314,28 @@ class FactorySource(ModelSource):
         """
         if not isinstance(self.code, CodeName):
             raise SourceError(f"{self.code[:100]!r} {NO_PERMIT}")
-        place, _, attribute = self.code.rpartition(":")
+        module_name, _, attribute = self.code.rpartition(":")
         folder = Path.cwd()  # as `python -m` does
-        if place.endswith(".py"):
-            path = Path(place).expanduser().resolve()
+        if module_name.endswith(".py"):
+            path = Path(module_name).expanduser().resolve()
             if not path.is_file():
-                raise SourceError(f"no file {place[:100]!r}; the part before the colon is a file or an importable name")
-            folder, place = path.parent, path.stem
+                raise SourceError(
+                    f"no file {module_name[:100]!r}; the part before the colon is a file or an importable name"
+                )
+            folder, module_name = path.parent, path.stem
             while (folder / "__init__.py").is_file() and folder.name.isidentifier():  # of a package
-                folder, place = folder.parent, f"{folder.name}.{place}"
+                folder, module_name = folder.parent, f"{folder.name}.{module_name}"
             folders = tuple(os.path.join(other, "") for other in _folders_of_files - {folder})
             for name, module in list(sys.modules.items()):
                 if str(getattr(module, "__file__", None)).startswith(folders):
                     del sys.modules[name]
             _folders_of_files.add(folder)
-            loaded = sys.modules.get(place)
+            loaded = sys.modules.get(module_name)
             if loaded is not None and getattr(loaded, "__file__", None) != str(path):
-                raise SourceError(f"{self.name}: a module named {place} is imported already; rename the file")
+                raise SourceError(f"{self.name}: a module named {module_name} is imported already; rename the file")
         if str(folder) not in sys.path[:1]:
             sys.path.insert(0, str(folder))
-        return place, attribute
+        return module_name, attribute
 
     def _check_arguments(self, factory: Any) -> None:
         try:
@@ -373,7 +377,7 @@ def as_source_error(what: str, remedy: Callable[[], str] = str) -> Iterator[None
 
 
 def _place(error: BaseException) -> str:
-    """Return the file and line of the innermost code that is neither torch's nor of this package."""
+    """Return the innermost `file:line` outside torch and this package."""
     location, torch = "", getattr(sys.modules.get("torch"), "__file__", None) or __file__
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)

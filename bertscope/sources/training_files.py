@@ -1,6 +1,6 @@
-"""Files that settings come from: TrainingArguments, configurations of accelerate and of two trainers, and plans.
+"""Files that settings come from: TrainingArguments, accelerate's and two trainers' configs, and plans.
 
-Each key has one of four effects on the memory of a training step: it sets settings of a run (rows name their keys), it
+Each key has one effect on a training step's memory: it sets settings (rows name their keys), it
 has none, it is not modelled, or it is unknown.
 """
 
@@ -59,7 +59,7 @@ def _is_off(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Format:
-    """A format of training files: the keys that identify it, and the effect of each key."""
+    """A training file format: the keys that identify it, and each key's effect."""
 
     name: str
     identifying: tuple[str, ...]
@@ -116,7 +116,7 @@ def _formats() -> tuple[_Format, ...]:
 
 
 def read_training_file(path: Path | str) -> TrainingFile:
-    """Return the settings in a `TrainingArguments` JSON or in a configuration of accelerate.
+    """Return the settings in a `TrainingArguments` JSON or an accelerate config.
 
     Raises SourceError for a file that is neither, with its line if it has one, and ConfigError for a value that no
     run has.
@@ -157,11 +157,11 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
     fields: Fields = dict(form.fields)
     lists: dict[str, list[TrainingKey]] = {"used": [], "no_effect": [], "not_modelled": [], "unknown": []}
     for key, entry in entries.items():
-        own = form.renamed.get(key, key)
-        value = _finite(values[own])
+        renamed = form.renamed.get(key, key)
+        value = _finite(values[renamed])
         if form.offloads and key == "gradient_checkpointing" and str(value).startswith("offload"):
-            value = values[own] = True
-        rule, absent = form.rules.get(key) or form.rules.get(own), form.absent.get(key)
+            value = values[renamed] = True
+        rule, absent = form.rules.get(key) or form.rules.get(renamed), form.absent.get(key)
         if value is None and form.skips_null:
             kind, effect = "no_effect", ""
         elif rule is not None:

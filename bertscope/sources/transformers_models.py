@@ -66,7 +66,7 @@ _BACKBONE = ("backbone", "backbone_config", "backbone_kwargs", "use_timm_backbon
 
 
 def with_resnet(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that build a ResNet of transformers for the one that a DETR names of timm, with no weights.
+    """Return the fields that build a transformers ResNet for the timm one that a DETR names, without weights.
 
     Both have the same layers. Nothing for another family or backbone, and for one that is not as published.
     """
@@ -230,7 +230,7 @@ _LOCK = threading.RLock()  # without it, two threads would restore each other's 
 def confined() -> Iterator[None]:
     """Run code of transformers without network, prompts, pickles, or code that is not installed.
 
-    Settings change for the whole process; functions are refused in this thread only. The end restores both.
+    Settings change for the entire process; functions are refused in this thread only. The end restores both.
     """
     with _LOCK, ExitStack() as stack:
         for module, name, value in _CHANGES:
@@ -241,9 +241,9 @@ def confined() -> Iterator[None]:
         yield
 
 
-def _change(stack: ExitStack, place: str, name: str, value: Any) -> None:
+def _change(stack: ExitStack, path: str, name: str, value: Any) -> None:
     """Replace an attribute until the stack is closed; raises ImportError or AttributeError if it does not exist."""
-    module, _, inner = place.partition(":")
+    module, _, inner = path.partition(":")
     owner: Any = importlib.import_module(module)
     owner = getattr(owner, inner) if inner else owner
     original, is_inherited = getattr(owner, name), name not in vars(owner)
@@ -290,7 +290,7 @@ class TransformersSource(ModelSource):
         return cls(**{**data, "path": Path(data["path"])})
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
-        """Build the model with its own attention kernel, else with `attention`, else as transformers chooses.
+        """Build the model with its configured attention kernel, else with `attention`, else as transformers chooses.
 
         Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
         """
@@ -359,7 +359,7 @@ class TransformersSource(ModelSource):
 
 
 def _layer_counts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the fields of a configuration, and of those in it, that are named as numbers of layers."""
+    """Yield the fields named like a number of layers, in a configuration and those inside it."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _layer_counts(value, f"{prefix}{name}.")
@@ -372,24 +372,24 @@ def from_config(entries: Entries, name: str) -> TransformersSource:
 
     Raises ConfigError for sizes that no model has.
     """
-    place = entries["model_type"]
-    if not isinstance(place.value, str) or not re.fullmatch(r"[\w.-]{1,60}", place.value):
-        raise place.error("model_type must be the name of a model family, such as bert or roberta")
+    kind = entries["model_type"]
+    if not isinstance(kind.value, str) or not re.fullmatch(r"[\w.-]{1,60}", kind.value):
+        raise kind.error("model_type must be the name of a model family, such as bert or roberta")
     config, name_of_backbone = entries.plain(), ""
     if resnet := with_resnet(config):
         name_of_backbone, config = config["backbone"], config | resnet
     for key, entry in entries.items():
         if key not in resnet:
             check_setting(key, entry.value, entry.where)
-    check_experts(config, place.where)
+    check_experts(config, kind.where)
     names = config.get("architectures")
     built = f"built with a {name_of_backbone} of transformers, without timm and pretrained weights" if resnet else ""
     return TransformersSource(
         name=name,
         architecture=names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None,
-        model_type=place.value,
-        path=place.path,
-        where=place.where,
+        model_type=kind.value,
+        path=kind.path,
+        where=kind.where,
         settings=config,
         attention=flash_kernel(config),
         stored_dtype=stored_dtype(config),
@@ -477,7 +477,7 @@ def _without_values() -> Iterator[None]:
 
 
 def token_types(config: Any) -> tuple[str, ...]:
-    """Return `token_type_ids` if the tokenizer of the family of this configuration returns them, else nothing.
+    """Return `token_type_ids` if the tokenizer of the configuration's family returns them, else nothing.
 
     Source: model_input_names of its class. The forward of GPT-2 takes them too, and then looks up more words.
     """
@@ -486,7 +486,7 @@ def token_types(config: Any) -> tuple[str, ...]:
         return ()
     from transformers.models.auto import tokenization_auto
 
-    found = tokenization_auto.TOKENIZER_MAPPING_NAMES.get(family)  # before version 5 a slow and a fast class
-    name = next(filter(None, reversed(found if isinstance(found, tuple) else (found,))), None)
+    classes = tokenization_auto.TOKENIZER_MAPPING_NAMES.get(family)  # before version 5 a slow and a fast class
+    name = next(filter(None, reversed(classes if isinstance(classes, tuple) else (classes,))), None)
     tokenizer = name and tokenization_auto.tokenizer_class_from_name(name)
     return tuple(name for name in getattr(tokenizer, "model_input_names", ()) if name == "token_type_ids")
