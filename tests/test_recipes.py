@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROOT, data, run_python
 
 RECIPES = data("recipes.yaml")
-FILES = {"setting": 2, "column of a step": 2, "optimizer": 1, "formula of an operator": 1, "command": 5}
+FILES = {"setting": 2, "column of a step": 2, "optimizer": 1, "formula of an operator": 1, "command": 4}
 STEP = '"estimate", "bert-tiny", "--batch", "2", "--seq", "8"'
 PROGRAM = f"""
 import io, json, sys

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -51,7 +52,7 @@ def execute(command: Command, options: dict[str, Any]) -> int | None:
     """
     try:
         check_outputs([value for name, value in options.items() if isinstance(value, Path) and name not in INPUTS])
-        body = getattr(import_module(f"bertscope.commands.{command.body}"), command.name)
+        body = getattr(import_module(f"bertscope.commands.{command.body}"), command.name, CommandLine.answer)
         call = CommandLine(command, options)
         with asked_by(call.further):
             code: int | None = body(call)
@@ -73,6 +74,15 @@ class CommandLine(SimpleNamespace):
             defaults.note_used([self.usual_class])
         if command.settings:
             self.request = _request(command, options, defaults)
+
+    def answer(self) -> None:
+        """Show what the public function returns for the options that are its arguments."""
+        import bertscope
+
+        function = getattr(bertscope, self.command.name)
+        self.show(
+            function(**{name: getattr(self, name) for name in signature(function).parameters if hasattr(self, name)})
+        )
 
     def about(self, subject: Any, wants: Collection[str] | None = None) -> Request:
         """Return the request about a model; with `wants` the answer is a pair: the report and what is wanted."""

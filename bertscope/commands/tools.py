@@ -30,11 +30,6 @@ CONFIG = "config"
 _TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", tuple: "array", dict: "object"}
 
 
-def doctor(call: CommandLine) -> None:
-    """Show the environment."""
-    call.show(bertscope.doctor())
-
-
 def check(call: CommandLine) -> int:
     """Verify the expectations in files, or write them."""
     if call.write_to is not None:
