@@ -347,7 +347,7 @@ def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
 
 
 def refuse_misspelling(name: str, present: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the name of a field that is probably a misspelling of one that `own` lacks."""
+    """Raise ConfigError for a name that probably misspells a field that `present` lacks."""
     if name.startswith("_"):
         return
     absent = [known for known in RULES if known not in present]

@@ -156,15 +156,15 @@ def half_precision(gpu: Gpu | None) -> str:
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name in any spelling; raises SelectionError for an unknown one."""
     spelling = re.sub(r"[\s_]+", "-", name.strip().lower())
-    if re.fullmatch("[0-9]+", spelling):
-        count = f"{name_of('world_size')} {spelling[:9]} is the number of GPUs"
-        raise SelectionError(f"no GPU is known as {name[:40]!r}; give a name such as t4 ({count})")
     instance = next((gpu for pattern, gpu in _INSTANCES.items() if re.match(pattern, spelling)), "")
     spelling = re.sub(r"(?<=[0-9])(?=ti|super)|(?<=rtx|gtx)(?=[0-9])", "-", spelling)  # rtx4060ti
     wanted = instance or "-".join(word for word in spelling.split("-") if word not in _ADDED)
     sizes = [gpu for gpu in GPUS if re.fullmatch(rf"([rg]tx-)?{re.escape(wanted)}(-[0-9]+gb)?", gpu)]
     if wanted in GPUS or len(sizes) == 1:
         return GPUS[wanted if wanted in GPUS else sizes[0]]
+    if re.fullmatch("[0-9]+", spelling):
+        count = f"{name_of('world_size')} {spelling[:9]} is the number of GPUs"
+        raise SelectionError(f"no GPU is known as {name[:40]!r}; give a name such as t4 ({count})")
     budget = f"give its memory, {name_of('budget')} 16GiB with {name_of('device')} cuda"
     if re.fullmatch(_TABLE["not_modelled"], wanted):
         raise SelectionError(f"GPU {name[:40]!r} is not modelled: the allocator and the table are NVIDIA's; {budget}")

@@ -131,15 +131,13 @@ def batched(inputs: Any, *, has_length: bool = False) -> Callable[[int, int], An
     from bertscope import torch_access
 
     torch = torch_access.torch
-    sizes_now = (
-        [batch_of(inputs), _size_of(inputs, 1, "second size is the length")] if has_length else [batch_of(inputs)]
-    )
+    before = [batch_of(inputs), _size_of(inputs, 1, "second size is the length")] if has_length else [batch_of(inputs)]
 
     def of_sizes(item: Any, wanted: Sequence[int]) -> Any:
         """Return a tensor on meta of another batch and length, and any other value as it is."""
         if not isinstance(item, torch.Tensor):
             return item
-        sizes = [new if size == old else size for size, old, new in zip(item.shape, sizes_now, wanted)]  # noqa: B905
+        sizes = [new if size == old else size for size, old, new in zip(item.shape, before, wanted)]  # noqa: B905
         return torch.empty((*sizes, *item.shape[len(sizes) :]), dtype=item.dtype, device="meta")
 
     return lambda batch, seq: torch_access.tree_map(partial(of_sizes, wanted=(batch, seq)), inputs)
@@ -194,13 +192,11 @@ def with_keywords_of(*functions: Callable[..., Any]) -> Callable[[Function], Fun
     """Return a decorator that adds the keywords of other functions, which it passes on, to a signature."""
 
     def decorate(function: Function) -> Function:
-        parameters = [
-            item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD
-        ]
+        known = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
         passed = [item for other in functions for item in signature(other).parameters.values()]
         listed = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in passed if item.default is not Parameter.empty]
-        listed += input_parameters([*parameters, *listed])
-        function.__signature__ = Signature([*parameters, *listed])  # type: ignore[attr-defined]
+        listed += input_parameters([*known, *listed])
+        function.__signature__ = Signature([*known, *listed])  # type: ignore[attr-defined]
         return function
 
     return decorate

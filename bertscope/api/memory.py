@@ -266,7 +266,6 @@ def profile(
 
 
 def _profile_module(request: Request, tensors: Any, loss: Loss | None, name: str | None) -> MemoryReport:
-    """Return the measurement of a module in this process."""
     from bertscope.measure import profiler_run
     from bertscope.memory.step import real_inputs
 
@@ -343,8 +342,8 @@ def fit(
     With `batch`, find the settings with which it fits; with `batch_total`, the fewest GPUs whose batches add up to it,
     by one `strategy` or several. With `world_size` the batch is one rank's. A step that fits leaves the share
     `margin` of the memory free, and a batch above 16 is rounded down to a multiple of 8 unless the `exact` one is
-    wanted. A module runs with `inputs`, or tensors with `input_size` and `dtypes`, whose first size is the batch that is
-    searched. Raises SelectionError for a length or a setting that the model does not have; `fits` takes several GPUs.
+    wanted. A module runs with `inputs`, or tensors with `input_size` and `dtypes`, whose first size is the batch.
+    Raises SelectionError for a length or a setting that the model does not have; `fits` takes several GPUs.
 
     >>> report = bertscope.fit("bert-tiny", "1GiB", seq=64, batch=4, checkpointing="none", precision="fp32")
     >>> row = report["none, fp32, seq 64"]

@@ -59,14 +59,11 @@ def report(
     >>> page["encoder"].params
     7087872
     """
-    tensors = inputs_of(inputs, settings)
+    data = inputs_of(inputs, settings)
     request = requested("report", model, settings)
-    module = request.subject if tensors is None else built(request.subject)[0]
-    sources = [
-        source_of(module, name=name, inputs=batched(tensors)),
-        *([] if compare is None else [source_of(compare)]),
-    ]
-    batch = {} if tensors is None else {"batch": batch_of(tensors)}
+    module = request.subject if data is None else built(request.subject)[0]
+    sources = [source_of(module, name=name, inputs=batched(data)), *([] if compare is None else [source_of(compare)])]
+    batch = {} if data is None else {"batch": batch_of(data)}
     works = []
     for source in sources:
         takes = source.strategies(built_for_counting(source))
@@ -112,20 +109,18 @@ def diff(
     (30522, 768)
     """
     stored = [side if isinstance(side, Checkpoint) else stored_alone(side) for side in (a, b)]
-    tensors = inputs_of(inputs, keywords)
+    data = inputs_of(inputs, keywords)
     if any(stored):
         refuse_sizes(batch, seq, "on a checkpoint")
-        if tensors is not None:
+        if data is not None:
             raise SelectionError("inputs have no effect on a checkpoint; leave them out")
     if stored.count(None) == 1:
         model: Any = a if stored[0] is None else b
         return verify(model, stored[0] or stored[1])
-    if tensors is not None:
+    if data is not None:
         refuse_sizes(batch, seq, "on a module with inputs")
-        batch = batch_of(tensors)
-    one, other = (
-        difference or source_of(side, inputs=tensors) for difference, side in zip(stored, (a, b), strict=True)
-    )
+        batch = batch_of(data)
+    one, other = (known or source_of(side, inputs=data) for known, side in zip(stored, (a, b), strict=True))
     usual = usual_length(*(side for side in (one, other) if not isinstance(side, Checkpoint)))
     difference = differences.diff(one, other, batch=batch, seq=usual if seq is None else seq)
-    return replace(difference, inputs_given=tensors is not None)
+    return replace(difference, inputs_given=data is not None)

@@ -42,16 +42,12 @@ def requested(question: str, model: Any, settings: Mapping[str, Any], **others: 
     A training file precedes a project's defaults. The run of a plan is a default between both; its strategy is
     compared with others that are asked for. Raises SettingError for a setting that the function does not take.
     """
-    question_row, keywords = QUESTIONS[question], dict(settings)
+    row, keywords = QUESTIONS[question], dict(settings)
     request = model if isinstance(model, Request) else Request.of(question, model)
-    request = replace(
-        request, **{"question": question, "records": question_row.records, "compared": question_row.compared} | others
-    )
-    file, plan = (
-        keywords.pop(name, None) if name in question_row.files else None for name in ("training_file", "plan")
-    )
+    request = replace(request, **{"question": question, "records": row.records, "compared": row.compared} | others)
+    file, plan = (keywords.pop(name, None) if name in row.files else None for name in ("training_file", "plan"))
     file, plan = (request.training_file if file is None else file), (request.plan if plan is None else plan)
-    for name in question_row.unused:
+    for name in row.unused:
         if name in keywords:
             raise SelectionError(f"{question} does not depend on {name}; leave it out")
     request = request.over(read_settings(keywords, compared=request.compared, records=request.records, permit=True))

@@ -34,7 +34,6 @@ def presets(name: str | None = None) -> PresetsReport:
 
 
 def _preset(path: Path) -> PresetRow:
-    """Return the row for a preset that bertscope or transformers builds."""
     if path.suffix != ".json":
         source = read_preset(path)
         fields, architecture = vars(source), source.architecture

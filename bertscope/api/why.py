@@ -134,10 +134,7 @@ def _beyond(report: WhyReport) -> Iterator[WhyFinding]:
 def _fitting(
     report: WhyReport, source: ModelSource, run: RunConfig, gpu: Gpu | None, needed: int
 ) -> Iterator[WhyFinding]:
-    """Yield the largest batches that fit on the GPU without other processes.
-
-    That the step needs more than the GPU has comes first.
-    """
+    """Yield the largest batches that fit on the GPU alone; that the step needs more than the GPU has comes first."""
     memory = gpu.memory_bytes if gpu else report.total_bytes
     if memory is None or report.moment != OOM:
         return

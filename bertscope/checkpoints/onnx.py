@@ -170,7 +170,6 @@ def _packed(file: OpenFile, length: int) -> list[int]:
 
 
 def _entry(file: OpenFile, end: int) -> tuple[str, str]:
-    """Return a StringStringEntryProto's key and value."""
     entry: Any = {number: file.text(length) for number, kind, length in fields(file, end) if kind == 2}
     return entry.get(1, ""), entry.get(2, "")
 

@@ -213,12 +213,8 @@ class _Machine:
     def storage(self) -> Storage:
         """Return the storage for torch's tuple `("storage", type, key, location, elements)` on top, and pop it."""
         persistent = self.stack.pop()
-        kind, dtype_class, key, _, elements = persistent[:5]
-        dtype = (
-            _STORAGES.get(dtype_class.name)
-            if isinstance(dtype_class, Global) and dtype_class.module.startswith("torch")
-            else None
-        )
+        kind, cls, key, _, elements = persistent[:5]
+        dtype = _STORAGES.get(cls.name) if isinstance(cls, Global) and cls.module.startswith("torch") else None
         if kind != "storage" or dtype is None or not isinstance(key, str) or not is_size(elements):
             raise BadPickle("a storage that is none of torch's")
         if len(persistent) > 5 and persistent[5] is not None:

@@ -54,13 +54,9 @@ def _check_svg(path: Path | None, what: str) -> None:
 
 def _lengths(call: CommandLine, excluded: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
     """Show and return the report on --lengths, None without any; raises SelectionError for options without effect."""
-    keywords_of_file = {
-        "field": call.lengths_field,
-        "tokenizer": call.tokenizer,
-        "tokens_per_batch": call.tokens_per_batch,
-    }
+    fields = {"field": call.lengths_field, "tokenizer": call.tokenizer, "tokens_per_batch": call.tokens_per_batch}
     options = ("--lengths-field", "--tokenizer", "--tokens-per-batch")
-    named = dict(zip(options, keywords_of_file.values(), strict=True)) if call.lengths is None else excluded
+    named = dict(zip(options, fields.values(), strict=True)) if call.lengths is None else excluded
     if name := next((name for name, value in named.items() if value), ""):
         preposition = "without" if call.lengths is None else "with"
         raise SelectionError(f"{name} has no effect {preposition} --lengths")
@@ -68,7 +64,7 @@ def _lengths(call: CommandLine, excluded: Mapping[str, Any], **keywords: Any) ->
         return None
     source = call.source()
     with progress_shown():
-        report = bertscope.lengths(call.about(source), call.lengths, **keywords_of_file, **keywords)
+        report = bertscope.lengths(call.about(source), call.lengths, **fields, **keywords)
     call.show_all(report)
     return report
 

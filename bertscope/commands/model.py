@@ -179,7 +179,6 @@ def _show_as_torchinfo(call: CommandLine, depth: int | None, columns: list[str] 
 
 
 def _show_as_torch(call: CommandLine) -> None:
-    """Show a model as PyTorch prints it."""
     printed = getattr(call.source(), "printed_attention", None)
     call.freeze = None
     source, built = call.built(attention=call.attention or printed)

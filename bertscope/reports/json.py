@@ -128,7 +128,7 @@ def from_json(text: str | bytes) -> Any:
     except RecursionError:
         raise SourceError(f"the JSON is nested too deep for a report; {_REMEDY}") from None
     except ValueError as error:
-        raise SourceError(f"not valid JSON: {error}; {_REMEDY}") from None
+        raise SourceError(f"the report is not JSON: {error}; {_REMEDY}") from None
     if not isinstance(data, dict):
         raise SourceError(f"a report must be a JSON object; got {_shown(data)}; {_REMEDY}")
     kind = data.get("kind")

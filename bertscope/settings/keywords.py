@@ -49,7 +49,7 @@ class GivenInputs(TypedDict, total=False):
 
 
 class Files(GivenInputs, total=False):
-    """Files from which settings come: TrainingArguments, and a plan's JSON."""
+    """Files from which settings come: TrainingArguments, and the JSON of a plan."""
 
     training_file: "TrainingFile | str | PathLike[str] | None"
     plan: "PlanReport | str | PathLike[str] | None"

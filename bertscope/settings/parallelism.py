@@ -99,34 +99,33 @@ def _has(property_name: str, strategy: str) -> bool:
 class Parallelism(Settings):
     """The ranks in a job and how they share the work; the batch is one rank's."""
 
+    # fmt: off
     strategy: str = row(
         SINGLE, "The parallelism, such as ddp or fsdp. "
         f"{'; '.join(f'{strategy.name}: {strategy.help}' for strategy in STRATEGIES.values())}.",
         section="ranks", of_modules=False, words=tuple(STRATEGIES), text="{}",
         concerns={"world_size": lambda size: size > 1},
-    )  # fmt: skip
+    )
     world_size: int = row(
-        1, "The number of ranks, one GPU each.", section="ranks", of_modules=False, low=1,
-        below=MAX_WORLD_SIZE + 1,
+        1, "The number of ranks, one GPU each.", section="ranks", of_modules=False, low=1, below=MAX_WORLD_SIZE + 1,
         text="{} ranks",
-    )  # fmt: skip
+    )
     mesh: str = row(
         "", "The device mesh of hsdp or tp+fsdp, such as 2x4. Groups x ranks in a group for hsdp; FSDP x tensor "
-        "parallelism for tp+fsdp.",
-        section="ranks", of_modules=False, metavar="AxB", convert=_mesh,
+        "parallelism for tp+fsdp.", section="ranks", of_modules=False, metavar="AxB", convert=_mesh,
         implies={"world_size": lambda text, given: prod(mesh_sizes(text))},
-    )  # fmt: skip
+    )
     rank: int = row(0, "The rank to estimate; 0 needs the most memory.", section="ranks", of_modules=False)
     param_dtype: str | None = row(
-        None, "The param_dtype of FSDP2's mixed precision.", section="ranks",
-        of_modules=False,
+        None, "The param_dtype of FSDP2's mixed precision.", section="ranks", of_modules=False,
         words=tuple(PRECISIONS), concerns={"strategy": partial(_has, "is_sharded")},
-    )  # fmt: skip
+    )
     sync_each_batch: bool = row(
         True, "Synchronize gradients after each micro-batch, or only after the last. The latter is DDP's no_sync and "
         "FSDP2's set_requires_gradient_sync(False).", section="ranks", of_modules=False,
         concerns={"accumulate": lambda number: number > 1, "strategy": partial(_has, "reduces")},
-    )  # fmt: skip
+    )
+    # fmt: on
 
     def complete(self) -> None:
         """Set the mesh from the number of ranks, or the reverse; raises SettingError."""

@@ -142,13 +142,8 @@ class Request:
 
     def before_defaults(self, source: Source) -> Request:
         """Return the request with a source before the other defaults."""
-        stronger = [
-            own_source for own_source in self.sources if not all(value.is_default for value in own_source.values())
-        ]
-        return replace(
-            self,
-            sources=(*stronger, source, *(own_source for own_source in self.sources if own_source not in stronger)),
-        )
+        stronger = [item for item in self.sources if not all(value.is_default for value in item.values())]
+        return replace(self, sources=(*stronger, source, *(item for item in self.sources if item not in stronger)))
 
     def with_file(self, file: Any) -> Request:
         """Return the request with the settings of a training file, next to which a project has no precision."""
@@ -181,18 +176,18 @@ class Request:
         """
         table, chosen = rows(*self.records), Source()
         for source in (*self.sources, *weakest):
-            effective = {
+            named = {
                 name: value for name, value in source.items() if not chosen.keys() & {name, *table[name].yields_to}
             }
-            known = {name: value.values for name, value in (chosen | effective).items()}
+            known = {name: value.values for name, value in (chosen | named).items()}
             implied = Source()
-            for name in (name for name in table if name in effective):
-                nondefault = [value for value in effective[name].values if value and value != table[name].default]
+            for name in (name for name in table if name in named):
+                nondefault = [value for value in named[name].values if value and value != table[name].default]
                 for other, implied_by in table[name].implies.items() if nondefault else ():
                     targets = (implied_by(value, known) if callable(implied_by) else implied_by for value in nondefault)
                     values = tuple(dict.fromkeys(targets))
                     implied.setdefault(other, Value(values, is_default=True))
-            chosen |= {name: value for name, value in (implied | effective).items() if name not in chosen}
+            chosen |= {name: value for name, value in (implied | named).items() if name not in chosen}
         for name, value in chosen.items():
             is_code = table[name].names_code
             for item in value.values if is_code else ():

@@ -48,11 +48,9 @@ def permits_of(*records: object) -> tuple[str, ...]:
 
 def with_permits(record: Record, permits: Collection[str]) -> Record:
     """Return the record of another process; its texts among `permits` may be imported, as they may be there."""
-    codes: Any = {
-        key: CodeName(value) for key, value in vars(record).items() if type(value) is str and value in permits
-    }
+    code: Any = {key: CodeName(value) for key, value in vars(record).items() if type(value) is str and value in permits}
     changed: Any = record
-    return replace(changed, **codes) if codes else record
+    return replace(changed, **code) if code else record
 
 
 MAX_SIZE = 2**31
@@ -173,8 +171,11 @@ class Row:
                 item = parse_bytes(item)
             if self.kind is float and type(item) is int:
                 item = float(item)
-            if (type(item) in (self.kind, CodeName) or (self.or_file and type(item) is str)) and self._allows(item):
-                return self.convert(item) if self.convert else item
+            if type(item) in (self.kind, CodeName) or (self.or_file and type(item) is str):
+                is_open = not self.words or self.convert is not None
+                is_word = isinstance(item, str) and item != "" and (is_open or item in self.words)
+                if is_word or (not isinstance(item, str) and (type(item) is bool or self.low <= item < self.below)):
+                    return self.convert(item) if self.convert else item
         except BertscopeError as error:
             raise SettingError(f"{self.form}: {_plain(error)}", [self.name]) from None
         except (ValueError, OverflowError):
@@ -183,11 +184,6 @@ class Row:
         if near:
             raise SettingError(f"{self.form} has no value {quoted(value)}; did you mean {near!r}?", [self.name])
         raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}", [self.name])
-
-    def _allows(self, item: Any) -> bool:
-        if isinstance(item, str):
-            return item in self.words if self.words and not self.convert else bool(item)
-        return isinstance(item, bool) or self.low <= item < self.below
 
     def unmet(self, values: Mapping[str, Any]) -> str:
         """Return another setting whose value leaves this one without effect; an empty text if there is none."""

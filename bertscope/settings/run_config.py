@@ -116,88 +116,70 @@ class RunConfig(Settings):
     and, with an optimizer, its step, in the steady state (optimizer state exists, gradients are freed).
     """
 
+    # fmt: off
     batch: int = row(
         1, "The batch size per GPU and micro-batch.", section="common", low=1, metavar="N", flag="-b",
         trainer={"per_device_train_batch_size": whole_number, "per_gpu_train_batch_size": whole_number},
         of_modules=False,
-    )  # fmt: skip
+    )
     seq: int = row(
-        128,
-        "The sequence length in tokens.",
-        section="common",
-        low=1,
-        metavar="N",
-        flag="-s",
-        text="seq {}",
+        128, "The sequence length in tokens.", section="common", low=1, metavar="N", flag="-s", text="seq {}",
         of_modules=False,
     )
     mode: str = row(
         TRAINING,
         "The mode: inference, forward or training. inference: forward in eval mode; forward: forward in train mode; "
-        "training: forward, backward and optimizer step.",
-        words=MODES,
+        "training: forward, backward and optimizer step.", words=MODES,
     )
     precision: str = row(
         FP32.name, "The precision, such as bf16 or autocast-fp16. The dtype of parameters and computation; with "
         "autocast the parameters keep their dtype; stored is the dtype that the model already has.",
-        section="common", words=RUN_PRECISIONS, text="{}",
-        trainer={
-            BF16.name: flag(_AUTOCAST_BF16), FP16.name: flag(_AUTOCAST_FP16),
-            "mixed_precision": words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
-                                      FP16.name: _AUTOCAST_FP16}, FP32.name),
-        },
-    )  # fmt: skip
+        section="common", words=RUN_PRECISIONS, text="{}", trainer={
+        BF16.name: flag(_AUTOCAST_BF16), FP16.name: flag(_AUTOCAST_FP16),
+        "mixed_precision": words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
+        FP16.name: _AUTOCAST_FP16}, FP32.name), },
+    )
     optimizer: str = row(
         ADAMW, "The optimizer, such as adamw or sgd. Its other arguments have their defaults.", section="common",
-        words=(NO_OPTIMIZER, *OPTIMIZERS),
-        text="optimizer {}", concerns=_OF_TRAINING,
+        words=(NO_OPTIMIZER, *OPTIMIZERS), text="optimizer {}", concerns=_OF_TRAINING,
         trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
-                 **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
-    )  # fmt: skip
+        **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
+    )
     optimizer_implementation: str = row(
         "default", "The optimizer's implementation: default, loop, foreach or fused.",
-        words=tuple(IMPLEMENTATIONS), yields_to=("optimizer",),
-        concerns=_OF_TRAINING,
+        words=tuple(IMPLEMENTATIONS), yields_to=("optimizer",), concerns=_OF_TRAINING,
         trainer={"optim": words(TRAINER_IMPLEMENTATIONS, "default"),
-                 **{word: flag(name) for word, name in TRAINER_IMPLEMENTATIONS.items()}},
-    )  # fmt: skip
+        **{word: flag(name) for word, name in TRAINER_IMPLEMENTATIONS.items()}},
+    )
     momentum: float = row(
         0.0, f"The momentum of {' and '.join(takers('momentum'))}.", below=1, metavar="SHARE",
         concerns={"optimizer": partial(_takes, "momentum")},
-    )  # fmt: skip
+    )
     weight_decay: float = row(
         0.0, f"The weight decay of an optimizer that copies the gradients for it. These are "
         f"{', '.join(takers('weight_decay'))}.",
         below=1, metavar="RATE", concerns={"optimizer": partial(_takes, "weight_decay")},
         trainer={"weight_decay": _decay},
-    )  # fmt: skip
+    )
     accumulate: int = row(
         1, "The number of micro-batches in an optimizer step.", low=1, below=2**16, metavar="N",
         concerns=_OF_TRAINING, text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
-    )  # fmt: skip
+    )
     keep_gradients: bool = row(
-        False,
-        "Zero the gradients instead of freeing them (set_to_none=False).",
-        concerns=_OF_TRAINING,
+        False, "Zero the gradients instead of freeing them (set_to_none=False).", concerns=_OF_TRAINING,
         text="gradients kept",
     )
     clip_grad_norm: bool = row(
-        False,
-        "Clip the gradient norm before the optimizer step.",
-        text="gradients clipped",
-        concerns=_OF_TRAINING,
+        False, "Clip the gradient norm before the optimizer step.", text="gradients clipped", concerns=_OF_TRAINING,
         trainer={"max_grad_norm": clips},
     )
     grad_scaler: bool = row(
         False, "Scale the loss with torch.amp.GradScaler, for fp16.", text="GradScaler", concerns=_OF_TRAINING,
-        yields_to=("precision",),
-        trainer={FP16.name: flag(True), "mixed_precision": words({
-            None: None, False: None, "no": None, BF16.name: None, FP16.name: True}, FP32.name)},
-    )  # fmt: skip  # accelerate scales the loss for fp16 (accelerator.py)
+        yields_to=("precision",), trainer={FP16.name: flag(True), "mixed_precision": words({
+        None: None, False: None, "no": None, BF16.name: None, FP16.name: True}, FP32.name)},
+    )  # accelerate scales the loss for fp16 (accelerator.py)
     ema: bool = row(
-        False,
-        "Keep an exponential moving average of the weights.",
-        concerns=_OF_TRAINING,
+        False, "Keep an exponential moving average of the weights.", concerns=_OF_TRAINING,
         text="average of the weights",
     )
     loop: str = row(
@@ -205,8 +187,7 @@ class RunConfig(Settings):
         "The training loop: plain, trainer, freed or lightning. plain: output and loss live until the next forward "
         "returns; trainer: transformers' Trainer, which frees the output before backward; freed: nothing outlives its "
         "use; lightning: Lightning's automatic optimization, which frees gradients between forward and backward.",
-        words=tuple(LOOPS),
-        text="{} loop",
+        words=tuple(LOOPS), text="{} loop",
     )
     loss: str = row(
         MODEL, "The training loss, such as model, mnrl or triplet. model: the loss of the model's class, or the sum "
@@ -214,71 +195,60 @@ class RunConfig(Settings):
         words=FORMS, convert=loss_text, metavar="LOSS",
         names_code=lambda loss: is_code(loss_parts(loss)[1]), concerns=_OF_TRAINING, text="loss {}", of_modules=False,
         implies={"loop": TRAINER, "mode": TRAINING},
-    )  # fmt: skip
+    )
     pairs: int | None = row(
         None, f"The number of texts in an example, for {losses_with('pairs')}. Hard negatives are extra; the default "
         "is 2 (a query and its positive), and 1 for distil.", kind=int, low=1, below=1025, metavar="N",
-        of_modules=False,
-        concerns={"loss": partial(takes, "pairs")},
-    )  # fmt: skip
+        of_modules=False, concerns={"loss": partial(takes, "pairs")},
+    )
     hard_negatives: int = row(
         0, f"The number of hard negatives, for {losses_with('hard_negatives')}.", below=1025, metavar="N",
         concerns={"loss": partial(takes, "hard_negatives")}, text="{} hard negatives", of_modules=False,
-    )  # fmt: skip
+    )
     checkpointing: str = row(
         NONE, "Activation checkpointing, such as full or selective.", section="common", words=EXAMPLE_STRATEGIES,
         convert=_strategy, split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns=_WITH_GRADIENTS,
-        text="checkpointing {}",
-        trainer={"activation_checkpointing": recomputes, "gradient_checkpointing": recomputes},
+        text="checkpointing {}", trainer={"activation_checkpointing": recomputes, "gradient_checkpointing": recomputes},
         of_modules=False,
-    )  # fmt: skip
+    )
     reentrant: bool = row(
-        False, "Use reentrant checkpointing (use_reentrant=True).",
-        concerns={"checkpointing": takes_reentrant},
-        trainer={
-            "activation_checkpointing": is_reentrant, "activation_checkpointing_kwargs": reentrant_keyword,
-            "gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword,
-        },
-        of_modules=False,
-    )  # fmt: skip
+        False, "Use reentrant checkpointing (use_reentrant=True).", concerns={"checkpointing": takes_reentrant},
+        trainer={ "activation_checkpointing": is_reentrant, "activation_checkpointing_kwargs": reentrant_keyword,
+        "gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword, }, of_modules=False,
+    )
     compile: bool = row(
-        False,
-        "Compile the model with torch.compile (inductor, static shapes).",
-        text="compiled",
+        False, "Compile the model with torch.compile (inductor, static shapes).", text="compiled",
         trainer={"torch_compile": flag(True)},
     )
     padding: float = row(
-        0.0,
-        "The share of padding in each sequence, from 0 to 1.",
-        section="sizes",
-        below=1,
-        metavar="SHARE",
+        0.0, "The share of padding in each sequence, from 0 to 1.", section="sizes", below=1, metavar="SHARE",
     )
     dropout: bool = row(True, "Apply dropout, or set every dropout to 0.", of_modules=False, concerns=_WITH_GRADIENTS)
     freeze: tuple[str, ...] = row(
         (), "Freeze parameters by name or glob, such as embeddings or '*.bias'.",
         metavar="PATTERN", of_modules=False, concerns=_WITH_GRADIENTS,
-    )  # fmt: skip
+    )
     input: tuple[str, ...] = row(
         (), "An input of forward, such as pixel_values=Bx3x224x224:float32. B is the batch size and S the sequence "
         "length; batch.image=... is a key of a dictionary.",
         section="sizes", metavar="NAME=SHAPE:DTYPE", of_modules=False,
-    )  # fmt: skip
+    )
     device: str = row(
         CPU, "The device: cpu or cuda.", section="gpu", words=DEVICES, text="{}",
         trainer={"use_cpu": flag(CPU), "no_cuda": flag(CPU)},
-    )  # fmt: skip
+    )
     sdpa_kernel: str = row(
         "auto", "The CUDA kernel of fused attention. auto is torch's choice by dtype and mask.", section="gpu",
         words=KERNELS, concerns=_OF_CUDA,
-    )  # fmt: skip
+    )
     expandable_segments: bool = row(
         False, "Use the CUDA allocator with expandable_segments:True.", section="gpu", concerns=_OF_CUDA
     )
     torch: str = row(
-        "", "The version of torch whose memory to estimate, such as 1.10 or 2.6; default: the installed one.",
-        section="gpu", metavar="VERSION", convert=_version_text, concerns=_OF_CUDA, text="torch {}",
-    )  # fmt: skip
+        "", "The torch version to estimate, such as 1.10 or 2.6. The installed one is the default.", section="gpu",
+        metavar="VERSION", convert=_version_text, concerns=_OF_CUDA, text="torch {}",
+    )
+    # fmt: on
     parallelism: Parallelism = ONE_PROCESS
     card_threads: int = 0  # that the GPU of the run computes at once, which no option sets; 0: this machine's, or any
 
@@ -346,45 +316,39 @@ class RunConfig(Settings):
         return IMPLEMENTATIONS["foreach" if is_foreach else self.optimizer_implementation] | chosen
 
 
+# fmt: off
 @dataclass(frozen=True, kw_only=True)
 class Limit(Settings):
     """The memory that a run may take: a GPU's, or a budget."""
 
     gpu: str | None = row(
         None, "The GPU, such as t4 or a100-80gb.", section="common", words=tuple(GPUS),
-        convert=lambda name: find_gpu(name).name,
-        concerns=_OF_CUDA, implies={"device": CUDA}, yields_to=("budget",),
-    )  # fmt: skip
+        convert=lambda name: find_gpu(name).name, concerns=_OF_CUDA, implies={"device": CUDA}, yields_to=("budget",),
+    )
     budget: int | None = row(
         None, "The memory budget, such as 16GiB. On CUDA it includes the CUDA context.", section="common", kind=int,
         is_size=True, low=1, below=2**60, metavar="SIZE", yields_to=("gpu",),
-    )  # fmt: skip
+    )
     context: int | None = row(
         None, "The memory of the CUDA context, such as 500MiB. The published value is the default.", section="gpu",
-        kind=int, is_size=True,
-        below=2**50, metavar="SIZE", concerns=_OF_CUDA,
-    )  # fmt: skip
+        kind=int, is_size=True, below=2**50, metavar="SIZE", concerns=_OF_CUDA,
+    )
     margin: float = row(
-        MARGIN, "The share of the memory that stays free: with less, a step only may fit.", section="gpu", below=1,
+        MARGIN, "The share of the memory to leave free; with less left, a step only may fit.", section="gpu", below=1,
         metavar="SHARE",
-    )  # fmt: skip
+    )
     time: bool = row(
         False,
         "Predict the step time, tokens per second and MFU. Without a calibration of the GPU it is a range from data "
-        "sheets.",
-        section="gpu",
+        "sheets.", section="gpu",
     )
     sequences: int | None = row(
         None, "The number of sequences in an epoch, to show its time.", kind=int, section="gpu", low=1, below=2**40,
         metavar="N", concerns={"time": bool},
-    )  # fmt: skip
+    )
     calibration: bool | str = row(
-        True,
-        "A calibration of the GPU from 'bertscope profile --save'. The one in the user's folder is the default.",
-        section="gpu",
-        or_file=True,
-        metavar="FILE",
-        implies={"device": CUDA},
+        True, "A calibration of the GPU from 'bertscope profile --save'. The one in the user's folder is the default.",
+        section="gpu", or_file=True, metavar="FILE", implies={"device": CUDA},
     )
 
 
@@ -406,18 +370,16 @@ class Measurement(Settings):
 
     steps: int | None = row(
         None, "The number of timed steps; 0 measures memory only. The default is 2 to 10, by the time of a step.",
-        kind=int,
-        section="measurement", below=1001, metavar="N",
-    )  # fmt: skip
+        kind=int, section="measurement", below=1001, metavar="N",
+    )
     threads: int | None = row(
-        None, "The number of torch threads.", kind=int, section="measurement", low=1, below=1025,
-        metavar="N",
-    )  # fmt: skip
+        None, "The number of torch threads.", kind=int, section="measurement", low=1, below=1025, metavar="N",
+    )
     seed: int = row(0, "The random seed of weights and inputs.", section="measurement", metavar="N")
     memory_limit: int | None = row(
         None, "The memory limit of the process, such as 4GiB.", section="measurement", kind=int, is_size=True, low=1,
         below=2**60, metavar="SIZE",
-    )  # fmt: skip
+    )
     timeout: float = row(
         600.0, "The time limit of each phase, in seconds.", section="measurement", low=1, metavar="SECONDS"
     )
@@ -435,7 +397,7 @@ class Launch(Settings):
     nproc: int | None = row(
         None, "Run and measure N real ranks on this machine.", section="measurement", kind=int, low=1, below=1025,
         metavar="N", implies={"world_size": lambda ranks, given: ranks},
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,7 +407,7 @@ class DryRun(Settings):
     steps: int = row(
         3, "The optimizer steps to run. If the script evaluates, one evaluation follows.", low=1, below=1001,
         section="common", metavar="N",
-    )  # fmt: skip
+    )
     network: bool = row(False, "Let the script use the network.", section="common")
     sandbox: bool = row(
         True,
@@ -455,8 +417,9 @@ class DryRun(Settings):
     memory_limit: int | None = row(
         None, "The memory limit of the process, such as 4GiB.", section="common", kind=int, is_size=True, low=1,
         below=2**60, metavar="SIZE",
-    )  # fmt: skip
+    )
     timeout: float = row(600.0, "The time limit of the script, in seconds.", section="common", low=1, metavar="SECONDS")
+# fmt: on
 
 
 # The settings that FLOPs depend on.

@@ -331,11 +331,9 @@ def _place(name: str | os.PathLike[str]) -> _Place:
 def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     """Return the error for an unknown name, with the places that were searched."""
     classes = {known.lower(): known for known in ARCHITECTURES}
-    if class_name := classes.get(name.lower()):
-        example = f"such as bert-base-uncased {name_of('architecture')} {class_name}"
-        return SourceError(
-            f"no preset or file named {name!r}; {class_name} is a class: give a model with it, {example}"
-        )
+    if known := classes.get(name.lower()):
+        example = f"such as bert-base-uncased {name_of('architecture')} {known}"
+        return SourceError(f"no preset or file named {name!r}; {known} is a class: give a model with it, {example}")
     if re.fullmatch("[0-9]+", name):
         return SourceError(f"no preset or file named {name[:100]!r}; write a list with commas, such as 128,{name[:9]}")
     if re.fullmatch(r"[a-z_]+=.*", name):

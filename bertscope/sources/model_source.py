@@ -195,9 +195,7 @@ class ModelSource:
 REPEATED = "_bertscope_layers"  # of a list of two equal layers: the number that `module_tree.read` repeats them for
 
 
-def built_for_counting(
-    source: ModelSource, *, most: int = MAX_BUILT_LAYERS, attention: str | None = None
-) -> nn.Module:  # fmt: skip
+def built_for_counting(source: ModelSource, *, most: int = MAX_BUILT_LAYERS, attention: str | None = None) -> nn.Module:
     """Build the model on meta; of more than `most` equal layers two, which are counted for all and not run."""
     if source.layers <= most or not source.has_equal_layers:
         return source.build(attention=attention)

@@ -181,7 +181,7 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
 
 def _apply(
     key: str, rule: Rule, value: Any, values: Mapping[str, Any], fields: Fields, entry: Entry
-) -> tuple[str, str]:  # fmt: skip
+) -> tuple[str, str]:
     """Add the fields that a key sets to `fields`; return the list that it belongs to, and its effect."""
     try:
         result = rule(value, values)
