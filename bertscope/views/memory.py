@@ -294,11 +294,11 @@ def _device_notes(report: MemoryReport, cost: StepCost) -> Iterator[str]:
         others = f", {range_text(cost.allocated.low_bytes, cost.allocated.high_bytes)} by what ran before"
     yield f"allocated: torch.cuda.max_memory_allocated(), with {bytes_text(cost.workspace_bytes)} for cuBLAS{others}."
     loaded = cost.reserved_loaded_bytes
-    others = f"; {bytes_text(loaded)} if weights were loaded to the GPU, until empty_cache()" if loaded else ""
+    others = f"; {bytes_text(loaded)} if weights were loaded there, until empty_cache()" if loaded else ""
     yield f"reserved: torch.cuda.max_memory_reserved(){others}."
-    how = "measured" if is_calibrated else "by GPU and version of torch"
+    how = "measured" if is_calibrated else "by GPU and torch"
     most = range_text(cost.gpu_bytes - high + low, cost.gpu_bytes)
-    yield f"on the GPU: {most} in nvidia-smi, with a CUDA context of {range_text(low, high)} ({how})."
+    yield f"on the GPU: {most} in nvidia-smi, with a context of {range_text(low, high)} ({how})."
     if cost.limit_bytes is not None:
         yield margin_note(cost)
 

@@ -269,8 +269,8 @@ def time_notes(costs: Iterable[StepCost | None]) -> Iterable[str]:
     times = [cost.time for cost in costs if cost is not None and cost.time is not None]
     if any(not time.is_predicted for time in times):
         yield (
-            "Time by the data sheet, as in 97 of 106 published steps above 25 ms, none with recomputation "
-            "(docs/memory.md); 'bertscope profile --save' measures it."
+            "Time by the data sheet: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth (recomputed: 6 x), as "
+            "97 of 106 published steps above 25 ms."
         )
     known = [time for time in times if time.is_predicted]
     if known:

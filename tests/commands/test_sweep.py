@@ -25,7 +25,7 @@ def test_a_sweep_goes_on_from_its_file_and_puts_the_rows_in_order(cli, folder):
     sweep = ("sweep", "grid.yaml", "-o", "results.jsonl", "--workers", "2")
     first = cli(*sweep)
     assert first.code == 0
-    assert first.out.startswith("the step fits at 3 of 4 points of grid.yaml, does not fit at 1\n")
+    assert first.out.startswith("3 of 4 points of grid.yaml fit, 1 does not.\n")
     content = (folder / "results.jsonl").read_bytes()
     rows = [json.loads(line) for line in content.splitlines()]
     assert [(row["point"]["model"], row["point"]["batch"]) for row in rows] == [

@@ -279,7 +279,7 @@ def test_a_script_without_a_report_is_one_line_with_its_exit_code(script, code, 
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "answer"),
-    [("import os\nif os.fork() == 0:\n    os._exit(0)\nos.wait()", 3, "No model and no optimizer step ran on the GPU"),
+    [("import os\nif os.fork() == 0:\n    os._exit(0)\nos.wait()", 3, "no model and no optimizer step ran on the GPU"),
      ("model.eval()(torch.randn(4, 256).cuda())", 0, "in forward at train.py:9; no optimizer step ran."),
      ("import os\nif os.fork() == 0:\n    raise SystemExit(0)\nos.wait()\nstep(4)", 0, "Fits on t4")],
 )  # fmt: skip

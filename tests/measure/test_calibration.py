@@ -84,7 +84,7 @@ def test_fit_uses_the_measured_memory_and_context(cli, stored):
     assert cost["context"] == {"low_bytes": 504 * MIB, "high_bytes": 532 * MIB}
     assert cost["workspace_bytes"] == (64 + 1) * MIB  # cuBLAS's of Hopper, and cuBLASLt's
     assert cost["limit_bytes"] == H200.memory_bytes
-    assert "calibrated on this machine, 2026-11-22 (driver 580.1, torch 2.11.0)" in cli(*OF_FIT).out
+    assert "calibrated on this machine, 2026-11-22 (driver 580.1, torch 2.11.0)" in cli(*OF_FIT, "-v").out
     inference = cli(*OF_FIT, "--mode", "inference", "--format", "json").json
     assert inference["rows"][0]["cost"]["workspace_bytes"] == (32 + 1) * MIB
 
@@ -445,7 +445,7 @@ def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(c
     assert full.cost.time.step.low_seconds > time.step.low_seconds  # it recomputes
     options = ("--gpu", "t4", "--time", "--batch", "16", "--seq", "64")
     timed = cli("estimate", "bert-base-uncased", *options, "-v")
-    assert re.match(r".*, [\d.]+ to [\d.]+ ms a step \(from the data sheet", timed.out)
+    assert re.match(r".*, [\d.]+ to [\d.]+ ms a step \(data sheet\)", timed.out)
     assert "times FLOPs / peak + 4 x saved bytes / bandwidth" in timed.out
     (row,) = cli("fit", "bert-base-uncased", *options, "--sequences", "100", "--precision", "fp32", "--checkpointing",
                  "none", "--format", "json").json["rows"]  # fmt: skip

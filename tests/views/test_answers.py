@@ -28,7 +28,7 @@ ANSWERS = (
     "sweep grid.yaml --output results.jsonl",
 )  # fmt: skip
 RULE = re.compile(r"^ ?[─-]{3,}", re.MULTILINE)
-TABLE = re.compile(r"(?:^|\n)( [^\n]+\n [─-]{3,}\n(?:[^\n]+\n)*)")
+TABLE = re.compile(r"(?:^|\n)( [^\n]+\n [─-]{3,}\n(?:[^\n]+\n)*)(?:\nand [0-9]+ more, [^\n]+\n)?")
 BAR = re.compile(r"^\S+ +[PbOiGAtgc]+ +[\d.,]+ [KMG]?i?B$|^ +(?:[PbOiGAtgc] [a-z ]+)+$", re.MULTILINE)
 
 
