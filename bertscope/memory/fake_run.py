@@ -282,6 +282,8 @@ class StepRecorder(Recorder):
         self.phase, self.is_recording = phase, True
         yield
         self.is_recording = False
+        if phase == FORWARD and self.step.run_config.mode == FORWARD_ONLY:  # the graph lives as long as the output
+            self._refer(self.living, "output")
         if phase == FORWARD:
             self.log.end_forward()
         for path, param in self.step.model.named_parameters():
@@ -338,8 +340,6 @@ class StepRecorder(Recorder):
         if name == "output":
             place = self.place()
             self.log.mark(place, RETURN, [place.path], [1])
-        elif self.step.run_config.mode == FORWARD_ONLY:
-            self._refer(self.living, "output")
 
     def _refer(self, numbers: Iterable[int], variable: str) -> None:
         """Note the variable of the loop that refers to blocks; the first output of several calls counts."""

@@ -54,8 +54,8 @@ def _loop(run: RunConfig, has_loss: bool) -> str:
             "optimizer is not None": str(has_optimizer),
             **({"micro_batch == 0": "True"} if run.accumulate == 1 else {}),
             "clip_gradients(model)": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-            "loss = loss.detach()": "loss = loss.detach()" if run.mode == TRAINING else "",
-            "del loss": "del loss" if run.mode == TRAINING else "",
+            "optimizer is None": str(not has_optimizer),
+            "loss = loss.detach() if run.loop == TRAINER and isinstance(loss, torch.Tensor) else None": "",
         },
     )
     function: Any = ast.parse(getsource(step.training_loop)).body[0]
@@ -86,8 +86,10 @@ class _Settled(ast.NodeTransformer):
                 return ast.Constant(not value)
             case ast.Compare(left=ast.Constant(value=one), ops=[how], comparators=[ast.Constant(value=other)]):
                 return ast.Constant((one == other) == isinstance(how, (ast.Eq, ast.Is)))
-            case ast.BoolOp(op=how, values=[ast.Constant(value=value) as first, last]):
-                return last if bool(value) == isinstance(how, ast.And) else first
+            case ast.BoolOp(op=how, values=[ast.Constant(value=value) as first, *others]):
+                if bool(value) != isinstance(how, ast.And):
+                    return first
+                return others[0] if len(others) == 1 else self.visit(ast.BoolOp(how, others))
             case ast.Expr(value=ast.Yield()):
                 return []
             case ast.For(iter=ast.Call(args=[ast.Constant(value=1)]), body=body):

@@ -59,6 +59,7 @@ def training_loop(
     optimizer: torch.optim.Optimizer | None,
     scaler: torch.amp.GradScaler,
     average: dict[str, torch.Tensor],
+    sync_gradients: Callable[[bool], None],
     device: str,
 ) -> Iterator[str]:
     """Train as people write it; each `yield` says which phase begins, and its variables live on between the steps.
@@ -67,9 +68,9 @@ def training_loop(
     """
     while True:
         for micro_batch in range(run.accumulate):
-            if not run.parallelism.sync_each_batch:
-                set_gradient_sync(model, micro_batch + 1 == run.accumulate)
             yield FORWARD
+            if not run.parallelism.sync_each_batch:
+                sync_gradients(micro_batch + 1 == run.accumulate)
             if run.autocast is not None and run.loss == MODEL:
                 with torch.autocast(device, dtype=TORCH_DTYPES[run.autocast]):
                     loss = criterion(batch)
@@ -83,10 +84,10 @@ def training_loop(
                     scaler.scale(loss).backward()
                 else:
                     loss.backward()
-            if run.loop == TRAINER:
-                loss = loss.detach()
-            elif run.loop != PLAIN:
-                del loss
+                if run.loop == TRAINER:
+                    loss = loss.detach()
+                elif run.loop != PLAIN:
+                    del loss
         if optimizer is not None:
             yield OPTIMIZER
             if run.clip_grad_norm:
@@ -104,9 +105,11 @@ def training_loop(
                 for name, parameter in model.named_parameters():
                     if name in average:
                         average[name].lerp_(parameter.detach(), 0.001)
-        elif run.mode == TRAINING and not (run.keep_gradients or run.zeroes_between):
-            model.zero_grad()
         yield STEP_END
+        if run.mode != TRAINING and run.loop != PLAIN:  # a graph without a backward pass lives until here
+            loss = loss.detach() if run.loop == TRAINER and isinstance(loss, torch.Tensor) else None
+        if optimizer is None and run.mode == TRAINING and not (run.keep_gradients or run.zeroes_between):
+            model.zero_grad()
 
 
 def clip_gradients(model: nn.Module) -> None:
@@ -169,7 +172,7 @@ class ModelStep:
 
     def _loop(self, run_config: RunConfig) -> Iterator[str]:
         return training_loop(run_config, self.model, self.inputs, self.criterion, self.optimizer, self.scaler,
-                             self.average, self.device)  # fmt: skip
+                             self.average, self.sync_gradients, self.device)  # fmt: skip
 
     def run(self, phase: Phase = nullcontext) -> None:
         """Run one step to its end, or what is left of it."""
@@ -214,11 +217,15 @@ class ModelStep:
         if name == "output" and self.run_config.loop == PLAIN:
             self.outputs[number] = value
 
+    def sync_gradients(self, is_synced: bool) -> None:
+        """Have the ranks average the gradients of the next backward pass, or add them up first."""
+        set_gradient_sync(self.wrapper or self.model, is_synced)
+
     def run_backward(self) -> None:
-        """Run forward and backward once, outside of the loop."""
-        loss = self.criterion(self.inputs)
-        if self.run_config.mode == TRAINING:
-            loss.backward()
+        """Run forward and backward once, and begin the loop again."""
+        self.start(self.run_config.changed(accumulate=1))
+        self.advance(lambda name: nullcontext(), OPTIMIZER, STEP_END)
+        self.start(self.run_config)
 
     def _attention_kernel(self) -> AbstractContextManager[Any]:
         """Return a context in which a card runs the attention kernel that was asked for."""

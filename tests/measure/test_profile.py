@@ -361,7 +361,7 @@ def test_a_terminal_gets_a_bar_of_one_line_that_goes_away_and_no_file_is_left(fo
     progress, _, rest = out.rpartition("\x1b[2K")
     assert progress.count("\n") == 1  # after the bar, which the next code removes
     assert " 0/1 0:00:0" in progress  # without colour an empty bar is blank
-    assert rest.startswith("peak ")
+    assert rest.startswith("Peak ")
 
 
 def test_a_job_goes_to_the_child_as_json_and_arrives_as_it_was():
