@@ -134,7 +134,7 @@ def test_fit_on_several_gpus_answers_for_each_gpu_first(cli):
 def test_fit_of_a_batch_on_several_gpus_is_fine_if_it_fits_on_one(cli):
     plain = [word.removesuffix(",full") for word in TINY]
     few = cli(*plain, "--batch", "20000", "--gpu", "t4,h200")
-    lines = [line for line in few.out.splitlines() if re.match(r" (t4|h200) +(yes|no)", line)]
+    lines = [line for line in few.out.splitlines() if re.match(r" (t4|h200) +(yes|no)\b", line)]
     assert [line.split()[1].strip(",") for line in lines] == ["no", "yes"]
     assert few.code == 0
     assert cli(*plain, "--batch", "20000", "--gpu", "t4,t4").code == 1

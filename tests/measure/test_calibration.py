@@ -89,8 +89,10 @@ def test_fit_uses_the_measured_memory_and_context(cli, stored):
     assert inference["rows"][0]["cost"]["workspace_bytes"] == (32 + 1) * MIB
 
 
-def test_eager_attention_needs_no_margin_once_the_context_is_measured(cli, stored):
-    assert cli(*OF_FIT, "--attention", "eager", "--format", "json").json["rows"][0]["cost"]["margin"] == 0
+def test_eager_attention_has_the_margin_that_was_asked_for(cli, stored):
+    words = (*OF_FIT, "--attention", "eager", "--format", "json")
+    margins = [cli(*words, *more).json["rows"][0]["cost"]["margin"] for more in ((), ("--margin", "0"))]
+    assert margins == [0.05, 0]
 
 
 def test_estimate_uses_them_by_the_name_of_the_gpu_and_says_so(cli, stored):
@@ -407,7 +409,7 @@ def test_estimate_and_fit_give_times_with_a_calibration(cli, stored):
     (row,) = cli("fit", *words, "--precision", "autocast-bf16", "--checkpointing", "none").json["rows"]
     assert row["cost"]["time"] == found
     shown = cli("estimate", *words[:-2], "--precision", "autocast-bf16", "-v").out
-    assert "by the dense peak of 989.5 TFLOP/s" in shown
+    assert "by the dense peak, 989.5 TFLOP/s" in shown
     assert "H200 data sheet (SXM)" in shown
 
 
@@ -469,7 +471,8 @@ def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_ask
 def test_on_a_calibrated_card_the_order_of_plans_is_that_of_their_times(stored):
     """This card starts 100 operators a second: autocast needs more operators, and fewer FLOPs again than a plan."""
     context = f"{find_gpu('h200').memory_bytes - 202 * 2**20}B"
-    run = {"gpu": "h200", "batch": 64, "seq": 64, "precision": "fp32", "context": context, "may_change": "precision"}
+    run = {"gpu": "h200", "batch": 64, "seq": 64, "precision": "fp32", "context": context, "may_change": "precision",
+           "margin": 0}  # fmt: skip
     timed, by_flops = (bertscope.plan("bert-tiny", **run, calibration=used) for used in (True, False))
     assert (timed.objective, by_flops.objective) == ("time", "FLOPs again")
     seconds = [row.cost.time.step.low_seconds for row in timed.rows]
