@@ -139,9 +139,7 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Iterator[str]:
         if len(costs) == 2 and names[0] == NONE and costs[names[1]].peak_bytes < cost.peak_bytes:
             saved = cost.peak_bytes - costs[names[1]].peak_bytes
             share = f"{100 * saved / cost.peak_bytes:.1f} %"
-            text = f"Fits on {on} without checkpointing: {on_gpu(cost)}{step_time(cost)}"
-            yield f"{text}; with it the peak is {bytes_text(saved)} ({share}) lower."
-            yield f"{text}."
+            yield f"Fits on {on}: {on_gpu(cost)}; checkpointing saves {bytes_text(saved)} ({share})."
         others = f" {with_checkpointing(names[-1])} too" if several else ""
         size = f"{on_gpu(cost)}{f' {with_checkpointing(name)}' if several else ''}"
         yield f"Fits on {on}{' with and without checkpointing' if several else ''}: {size}{step_time(cost)}."

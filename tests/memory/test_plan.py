@@ -238,7 +238,7 @@ def test_a_micro_batch_is_the_largest_that_needs_no_recomputation():
 
 def test_other_settings_may_change_and_are_named():
     plain = bertscope.plan("bert-tiny", "10GiB", batch=2, seq=8, optimizer="sgd").rows[0].peak_bytes
-    row = bertscope.plan("bert-tiny", plain, batch=2, seq=8, may_change="sgd").rows[0]
+    row = bertscope.plan("bert-tiny", plain, batch=2, seq=8, may_change="sgd", margin=0).rows[0]
     assert (row.changes, row.checkpointing, row.peak_bytes) == ({"optimizer": "sgd"}, "none", plain)
     report = bertscope.plan(OWN.module, 1000, batch=2, seq=1, optimizer="sgd", may_change="freeze,lora")
     assert [note.values["names"] for note in report.notes] == ["freeze", "lora"]
@@ -251,7 +251,7 @@ def test_other_settings_may_change_and_are_named():
 def plan_file(tmp_path_factory):
     """The file of a plan for bert-tiny."""
     plain = bertscope.estimate("bert-tiny", batch=64, seq=64)["none"].memory.peak.peak_bytes
-    report = bertscope.plan("bert-tiny", plain - 2 * MIB, batch=64, seq=64)
+    report = bertscope.plan("bert-tiny", plain - 2 * MIB, batch=64, seq=64, margin=0)
     assert report.fits
     assert report.rows[0].checkpointing.startswith("keep:")
     path = tmp_path_factory.mktemp("plan") / "plan.json"
@@ -275,7 +275,7 @@ def test_each_command_takes_the_file_of_a_plan(cli, plan_file, tmp_path):
     assert [variant["checkpointing"] for variant in estimate["variants"]] == ["none", strategy]
     assert bertscope.estimate("bert-tiny", plan=plan_file).variants[0].estimated.peak.peak_bytes == peak
     fit = cli("fit", "bert-tiny", "--plan", plan_file, "--budget", f"{peak}B", "--seq", "64", "--precision", "fp32",
-              "--format", "json").json  # fmt: skip
+              "--margin", "0", "--format", "json").json  # fmt: skip
     assert [row["checkpointing"] for row in fit["rows"]] == [strategy]
     assert fit["rows"][0]["batch"] >= 64
     (tmp_path / "grid.yaml").write_text("model: bert-tiny\nbatch: [2, 64]\n")
@@ -411,10 +411,11 @@ def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(
 
 def test_a_plan_changes_the_run_only_if_no_plan_without_a_change_fits():
     source, run = small(), {"batch": 2, "seq": 8}
+    limited = {**run, "margin": 0}
     none, full = (bertscope.estimate(source, checkpointing=name, **run).variants[0].estimated.peak.peak_bytes
                   for name in ("none", "full"))  # fmt: skip
-    unchanged = bertscope.plan(source, none - 1, may_change="lora,sgd", **run)
+    unchanged = bertscope.plan(source, none - 1, may_change="lora,sgd", **limited)
     assert (unchanged.answer, unchanged.first.changes) == ("yes", {})
-    changed = bertscope.plan(source, full - 1, may_change="lora", **run)
+    changed = bertscope.plan(source, full - 1, may_change="lora", **limited)
     assert (changed.answer, changed.first.changes.keys()) == ("yes", {"lora"})
-    assert "no longer fine-tuned in full" in str(changed).split(":")[0]
+    assert "trains only adapters" in str(changed).split(":")[0]
