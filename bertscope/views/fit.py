@@ -5,7 +5,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from bertscope.errors import named
+from bertscope.errors import named, one_line
 from bertscope.gpus import COMMON, GPUS, sdpa_kernel
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow
 from bertscope.reports.step import NO, UNCERTAIN, YES, usable
@@ -400,7 +400,7 @@ def _length_verdict(report: LengthsReport) -> str:
 def _length_settings(report: LengthsReport) -> str:
     checkpointing = report.run.checkpointing
     how = [] if checkpointing == NONE else [row_words("checkpointing", checkpointing)]
-    return settings_line(report, report.run.precision, *how)
+    return settings_line(report, one_line(report.source, limit=40), report.run.precision, *how)
 
 
 def _length_tip(report: LengthsReport) -> str:
