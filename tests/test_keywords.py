@@ -162,7 +162,7 @@ def try_keywords(call, tmp_path, monkeypatch) -> None:
               "model.safetensors")  # fmt: skip
     monkeypatch.setattr(diagnosis, "read_why", functools.cache(diagnosis.read_why))
     monkeypatch.setattr(measurement, "profile_report", without_processes)
-    monkeypatch.setattr(steps, "compiled", Larger)  # tests/memory/test_compiled.py compiles
+    monkeypatch.setattr(steps, "compile_module", Larger)  # tests/memory/test_compiled.py compiles
     name, args, base = (CALLS | MORE_CALLS)[call]
     function = getattr(bertscope, name)
     plain, idle = numbers(function(*args, **base)), []

@@ -100,7 +100,7 @@ def test_after_the_stand_in_transformers_is_as_before():
         seen = {(m.__name__, name): vars(m)[name] for m in modules for name in transformers_access._ANSWERS
                 if name in vars(m)}  # fmt: skip
         methods = {name: vars(transformers.PreTrainedModel).get(name) for name in transformers_access._CHECKS}
-        return seen | methods | {name: vars(utilities).get(name) for name in transformers_access._KEPT}
+        return seen | methods | {name: vars(utilities).get(name) for name in transformers_access._IMPORTED.split()}
 
     build("eager")
     before = state()
@@ -141,7 +141,7 @@ def test_every_name_of_transformers_is_there():
     checks = [name for name in transformers_access._CHECKS if name in vars(transformers.PreTrainedModel)]
     assert checks, "transformers looks for flash-attn elsewhere"
     if int(transformers.__version__.partition(".")[0]) >= 5:
-        assert set(transformers_access._KEPT) <= vars(utilities).keys()
+        assert set(transformers_access._IMPORTED.split()) <= vars(utilities).keys()
         assert utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]["general_availability_check"]
         assert checks == ["_flash_attn_can_dispatch"]
 

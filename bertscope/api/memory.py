@@ -450,7 +450,7 @@ def plan(
     installs the answer on a live module; `report.emitted("torch")` is code that does so. Raises SelectionError for a
     setting that the model does not have.
 
-    >>> report = bertscope.plan("bert-tiny", "220MiB", batch=64, seq=128)
+    >>> report = bertscope.plan("bert-tiny", "220MiB", batch=64, seq=128, margin=0)
     >>> report.fits, report.rows[0].peak_bytes <= 220 * 2**20 < report.cheaper.peak_bytes
     (True, True)
     """

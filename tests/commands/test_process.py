@@ -368,7 +368,7 @@ def test_two_outputs_of_one_name_and_an_unknown_ending_are_said_before_the_work(
     (tmp_path / "link.csv").symlink_to("x.csv")
     for options in (("--output", "x.csv", "--timeline", "./x.csv"), ("--timeline", "link.csv", "--snapshot", "x.csv")):
         result = cli(command, "bert-tiny", *options)
-        assert (result.code, result.err) == (2, "error: two outputs name x.csv; give each its own file\n")
+        assert (result.code, result.err) == (2, "error: two outputs name x.csv; give each a different file\n")
     assert "written as html, svg, png, csv, json" in cli(command, "bert-tiny", "--timeline", "x.gif").err
 
 

@@ -303,8 +303,8 @@ def test_rates_that_cannot_be_measured_are_named_and_the_step_is_saved(cli, card
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "--save measures a CUDA card in one process: give --device cuda, and no --nproc"),
-        (("--device", "cuda", "--nproc", "2", "--strategy", "ddp"), "--save measures a CUDA card in one process"),
+        ((), "--save measures a CUDA GPU in one process: give --device cuda, and no --nproc"),
+        (("--device", "cuda", "--nproc", "2", "--strategy", "ddp"), "--save measures a CUDA GPU in one process"),
         (("--device", "cuda"), "torch finds no CUDA device here"),
     ],
 )

@@ -172,8 +172,8 @@ def test_count_names_the_version_of_transformers_whose_classes_decide_the_number
     settings = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 10, "n_positions": 4}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     version = f"torch {torch.__version__}, transformers {transformers.__version__}\n"
-    assert version in cli("count", str(tmp_path)).out
-    assert "transformers" not in cli("count", "bert-tiny").out
+    assert version in cli("count", str(tmp_path), "-v").out
+    assert "transformers" not in cli("count", "bert-tiny", "-v").out
 
 
 def test_a_class_that_transformers_does_not_export_at_its_top_is_found(cli, tmp_path):

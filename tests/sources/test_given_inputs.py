@@ -62,8 +62,9 @@ def test_variadic_arguments_are_not_proposed_as_an_input(cli, own_code):
 
 def test_fit_scales_given_inputs_along_their_batch():
     net = torch.nn.Linear(1000, 10, bias=False)
-    given = bertscope.fit(net, "64MiB", inputs=torch.ones(4, 1000), checkpointing="none", precision="stored")
-    of_size = bertscope.fit(net, "64MiB", input_size=(1, 1000), checkpointing="none", precision="stored")
+    whole = {"checkpointing": "none", "precision": "stored", "margin": 0, "exact": True}
+    given = bertscope.fit(net, "64MiB", inputs=torch.ones(4, 1000), **whole)
+    of_size = bertscope.fit(net, "64MiB", input_size=(1, 1000), **whole)
     assert given.rows == of_size.rows
     row = given.rows[0]
     # An input row has 1,000 floats and an output row 10; the parameters, their state and gradients have 160 kB.

@@ -326,8 +326,8 @@ def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monk
 def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):
     torch.save(bertscope.BertModel(tiny).state_dict(), tmp_path / "pytorch_model.bin")
     alone = cli("tree", tmp_path / "pytorch_model.bin")
-    assert "pytorch, 39 tensors" in alone.out
-    assert "pytorch, 39 tensors" in cli("tree", tmp_path).out
+    assert "39 tensors" in alone.out
+    assert "39 tensors" in cli("tree", tmp_path).out
     (tmp_path / "config.json").write_text(json.dumps(tiny.to_dict()))
     assert "BertModel" in cli("tree", tmp_path / "pytorch_model.bin").out
     assert cli("count", tmp_path, "--format", "json").json["kind"] == "count"

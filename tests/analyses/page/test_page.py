@@ -74,7 +74,7 @@ def test_the_options_of_the_step_reach_every_part_and_every_command(cli):
 
 def test_a_page_has_one_limit_and_a_mode_of_inference_one_strategy(cli):
     result = cli("report", "bert-tiny", "--gpu", "t4", "--budget", "1GiB", "--format", "json")
-    assert (result.code, "--gpu and --budget both set the limit; give one of them" in result.err) == (2, True)
+    assert (result.code, "--gpu" in result.err, "--budget" in result.err) == (2, True, True)
     with pytest.raises(SelectionError, match="no GPU is known"):
         bertscope.report("bert-tiny", gpu="t5")
     data = cli("report", "bert-tiny", "--batch", 2, "--seq", 16, "--mode", "inference", "--format", "json").json

@@ -138,7 +138,7 @@ def test_standard_input_is_a_text_and_settings_need_a_model(cli, monkeypatch, tm
         monkeypatch.setattr("sys.stdin", file)
         assert cli("why", "-", "--format", "json").json["tried_bytes"] == 3 * GIB
     assert bertscope.why(tmp_path / "log").tried_bytes == 3 * GIB
-    with pytest.raises(SelectionError, match="name it after FILE"):
+    with pytest.raises(SelectionError, match="name the model after FILE"):
         bertscope.why(tmp_path / "log", batch=8)
 
 
