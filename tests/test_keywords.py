@@ -81,6 +81,7 @@ VALUES: dict[str, list[Any]] = {
     "plan": ["plan.json"], "model": [CONFIG], "fit": [True], "budget": ["1GiB"], "calibration": [False],
     "allow": [["unexpected"]], "strip_prefix": ["auto"], "architecture": ["BertForMaskedLM"], "attention": ["eager"],
     "add_pooling_layer": [False], "lora": ["r=2"], "download": [True], "steps": [2],
+    "config": [True], "exact": [True],
     "freeze": ["embeddings", "0"], "input": ["inputs_embeds=BxSx16:float32", "input=3x8:float32"],
 }  # fmt: skip
 # Keywords that change nothing of these small steps or say what is so anyhow, each with the reason.
@@ -88,6 +89,8 @@ IDLE = {
     **dict.fromkeys(("explain a module: dtypes", "diff of modules: dtypes"), "shapes on meta do not depend on them"),
     "calibration": "false: there is none",
     "device": "cuda: the card implies it",
+    "report: margin": "the page has no largest batch",
+    "exact": "the batch is asked for, or nothing limits it",
     "expandable_segments": "a small step fills no segment",
     "shapes": "the inputs of a module have shapes anyhow",
     "may_change": "the plan fits without a change",

@@ -128,7 +128,7 @@ def test_a_broken_config_json_is_told_with_file_and_line(tmp_path, text, line, w
 
 
 def test_a_folder_a_missing_file_and_a_pipe_are_told(tmp_path):
-    with pytest.raises(SourceError, match="has no config.json"):
+    with pytest.raises(SourceError, match=r"has no config\.json"):
         load(tmp_path)
     with pytest.raises(SourceError, match="No such file"):
         load(tmp_path / "absent.yaml")
