@@ -13,7 +13,7 @@ from bertscope.settings.run_config import AUTOCAST, CPU, INFERENCE
 from bertscope.units import bytes_text, count_text, flops_text
 
 if TYPE_CHECKING:
-    from bertscope.reports.memory import FitReport, MemoryReport, TrainingFile, TrainingKey
+    from bertscope.reports.memory import TrainingFile, TrainingKey
     from bertscope.reports.modules import CountReport, TreeReport, WrittenSum
     from bertscope.views.console import Target
 
@@ -70,9 +70,9 @@ def note_text(note: Note) -> str:
     raise KeyError(note.key)
 
 
-def uncounted(report: MemoryReport | FitReport) -> list[str]:
+def uncounted(report: Any) -> list[str]:
     """Return a sentence on the kernels whose scratch an estimate for the CPU leaves out."""
-    return [note_text(note) for note in report.notes if note.key == UNCOUNTED]
+    return [note_text(note) for note in getattr(report, "notes", ()) if note.key == UNCOUNTED]
 
 
 def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:

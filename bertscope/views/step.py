@@ -30,7 +30,7 @@ from bertscope.views.columns import (
     values,
 )
 from bertscope.views.console import PARTS, command_text, lists_all
-from bertscope.views.footer import title
+from bertscope.views.footer import title, uncounted
 
 _UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 WIDE, VERBOSE = 1, 2  # a column that is left out of a wide table without -v; one that every table leaves out
@@ -356,7 +356,7 @@ def settings_line(report: Any, *words: str, groups: int = 2) -> str:
     margin = limits[0].margin if limits and limits[0].limit_bytes is not None else 0.0
     has_gpu = bool(getattr(report, "card", None))
     found = [
-        subject.architecture, *words, *ranks, run.mode * (run.mode != TRAINING),
+        subject.architecture, *uncounted(report), *words, *ranks, run.mode * (run.mode != TRAINING),
         f"LoRA {one_line(subject.lora, limit=30)}" if subject.lora else "",
         f"{subject.attention} attention" if subject.attention not in (None, "sdpa") else "",
         f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" and not has_gpu else "",

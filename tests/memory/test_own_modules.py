@@ -118,7 +118,7 @@ def test_the_estimate_of_a_module_is_the_peak_of_a_plain_loop(name):
 def not_counted(module, given, **settings):
     """What the answer says is not counted."""
     answer = " ".join(str(estimate(module, given, **settings)).partition("\n\n")[0].split())
-    return [part for part in answer.split(", ") if "not counted" in part]
+    return [part.partition(";")[0] for part in answer.split(", ") if "not counted" in part]
 
 
 UNCOUNTED = {
@@ -147,7 +147,7 @@ def test_an_estimate_without_the_scratch_of_a_convolution_is_below_the_measured_
 
 def test_fit_for_a_cpu_says_that_the_scratch_of_convolutions_is_not_counted():
     found = fit(patches(), "1GiB", input_size=(4, 3, 16, 16), device="cpu", checkpointing="none")
-    assert "\nscratch of convolutions on a CPU is not counted" in str(found)
+    assert "scratch of convolutions on a CPU is not counted" in str(found)
     assert "not counted" not in str(fit(nn.Linear(4, 4), "1GiB", input_size=(4, 4), device="cpu"))
 
 
