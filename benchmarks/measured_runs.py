@@ -67,7 +67,7 @@ class Run:
     @cached_property
     def predictions(self) -> dict[str, int]:
         """Return the bytes that each estimator says, where it says any."""
-        words: tuple[str, ...] = ("--torch", "1.8")  # about that of the models on the Hub
+        words: tuple[str, ...] = ("--torch", "1.8")  # about the version that trained the models on the Hub
         if self.gpu:
             words = "--torch", "2.6", "--gpu", self.gpu, "--context", f"{find_gpu(self.gpu).context_low_bytes}B"
         cost = self.answer("estimate", *words)["variants"][0]["estimated"]["cost"]
@@ -90,11 +90,11 @@ def measured_runs() -> list[Run]:
 
 
 def tables(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the errors of all estimators, those of bertscope by model, optimizer and GPU, and the verdicts at caps."""
+    """Yield the errors of all estimators, then bertscope's by model, optimizer and GPU, and its verdicts at caps."""
     if not runs:
         return
     reserved = [run for run in runs if run.quantity == "reserved" and not run.ran_out]
-    yield "| estimator | runs | median error | within 1 % | largest |\n|---|---|---|---|---|"
+    yield _heading("estimator")
     for name in (OWN, *RIVALS):
         errors = [run.predictions[name] / run.measured_bytes - 1 for run in reserved if name in run.predictions]
         yield f"| {name} | {_summary(errors)} |"
@@ -104,13 +104,17 @@ def tables(runs: Sequence[Run]) -> Iterator[str]:
     }  # fmt: skip
     known_lengths = f"batch {KNOWN_LENGTH_FROM} and more"
     for kind, of in kinds.items():
-        yield f"\n| {kind} ({known_lengths}) | runs | median error | within 1 % | largest |\n|---|---|---|---|---|"
+        yield f"\n{_heading(f'{kind} ({known_lengths})')}"
         for name in sorted(set(map(of, known))):
             yield f"| {name} | {_summary([_error(run) for run in known if of(run) == name])} |"
     allocated = [run for run in runs if run.quantity == "allocated"]
     yield f"\n`max_memory_allocated` of models on the Hub, torch 1.8 to 1.10: {_summary(list(map(_error, allocated)))}"
     verdicts = [(run.fits(cap), ran) for run in known for cap, ran in run.caps]
     yield f"\n{sum(fits == ran for fits, ran in verdicts)} of {len(verdicts)} second runs under a cap are said right."
+
+
+def _heading(rows: str) -> str:
+    return f"| {rows} | runs | median error | within 1 % | largest |\n|---|---|---|---|---|"
 
 
 def _error(run: Run) -> float:

@@ -168,8 +168,8 @@ def find_gpu(name: str) -> Gpu:
     budget = f"give its memory, {name_of('budget')} 16GiB with {name_of('device')} cuda"
     if re.fullmatch(_TABLE["not_modelled"], wanted):
         raise SelectionError(f"GPU {name[:40]!r} is not modelled: the allocator and the table are NVIDIA's; {budget}")
-    hint = f"say which: {', '.join(sizes)}; or " if sizes else suggestion(wanted, GPUS)
-    hint = f"{hint} or " if hint.endswith("?") else hint if sizes else ""
+    near = suggestion(wanted, GPUS)  # all GPUs, too many to name, where none is near
+    hint = f"say which: {', '.join(sizes)}; or " if sizes else f"{near} or " if near.endswith("?") else ""
     raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint}{budget}")
 
 

@@ -25,7 +25,7 @@ from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, Tra
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
-from bertscope.settings.run_config import AUTOCAST, CUDA, MARGIN, QUESTIONS, STORED, Limit, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
 from bertscope.settings.training import LEANER
 from bertscope.sources.find import source_of
 from bertscope.sources.lengths import read_lengths
@@ -138,12 +138,11 @@ def _card_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
     A GPU without a name has the budget's memory, if there is one.
     """
     known = find_gpu(limit.gpu) if limit.gpu is not None else None
-    unlimited = {"context": limit.context, "margin": None if limit.margin == MARGIN else limit.margin}
-    for name in (name for name, value in unlimited.items() if value is not None and known is None):
-        if limit.budget is None:
-            raise SettingError(
-                f"{{{name}}} has no effect without {{gpu}}; give it too, or leave {{{name}}} out", [name]
-            )
+    if known is None and limit.budget is None:
+        for name in ("context", "margin"):
+            if getattr(limit, name) != getattr(Limit, name):
+                needs = f"{{{name}}} has no effect without {{gpu}}; give it too, or leave {{{name}}} out"
+                raise SettingError(needs, [name])
     if known is not None and limit.context is not None:
         known = replace(known, context_low_bytes=limit.context, context_high_bytes=limit.context)
     if calibration is None:
