@@ -165,10 +165,6 @@ def _setting(report: FitReport, row: FitRow) -> str:
     return row.precision if report.length_given else f"{row.precision}, seq {row.seq}"
 
 
-def _settings(report: FitReport) -> str:
-    return settings_line(report)
-
-
 def _tip(report: FitReport) -> str:
     """Return the next step: a plan for a larger batch, micro-batches or a larger GPU for one that does not fit."""
     row, is_training = _answering_row(report), report.run.mode == TRAINING
@@ -337,7 +333,7 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
 VIEW = View(
     answer=verdict,
     verdict=lambda report: report.answer,
-    settings=_settings,
+    settings=settings_line,
     tip=_tip,
     columns=columns,
     names=5,
@@ -347,7 +343,7 @@ VIEW = View(
         table=_compared_table,
         subject=lambda reports: [about("GPU", "card.name")],
         answer=_compared_answer,
-        settings=lambda reports: _settings(reports[0]),
+        settings=lambda reports: settings_line(reports[0]),
         notes=_compared_notes,
         names=5,
         records=lambda report: Table(columns(report), report.rows),
