@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import yaml
 
 from bertscope.errors import BertscopeError, ConfigError, SourceError, suggestion
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 
 MAX_JSON_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
 MAX_YAML_BYTES = 1 << 17  # a preset has 1.5 KiB, and PyYAML takes 10 s for a MiB
@@ -30,8 +30,7 @@ MAX_FIELDS = 1000  # a config.json has about 70
 MAX_LEVELS = 64  # a config.json has three; reading and writing recurse once for each level
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Record, kw_only=False):
     """One value of a mapping and the place of its key; `value` is a scalar, a list or a Mapping."""
 
     value: Any

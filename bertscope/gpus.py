@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SelectionError, name_of, suggestion
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.units import BF16, FP16, FP32
 
 _MIB = 2**20
@@ -30,8 +30,7 @@ _UNITS = {"gib": 2**30, "mib": _MIB, "bytes": 1}  # of memory in the table
 Capability = tuple[int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(Record):
     """A GPU by name, the memory that CUDA offers on it, and the sizes of its CUDA context, published or calibrated."""
 
     name: str
@@ -43,8 +42,7 @@ class Gpu:
     calibration: str = ""
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(Record, kw_only=False):
     """A GPU with its rates in the units of data sheets; 0 for a rate without a source."""
 
     memory_bytes: float

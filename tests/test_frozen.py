@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertscope import frozen
+from bertscope.frozen import Record
 
 
 class Fields:
@@ -21,13 +21,9 @@ class Fields:
     ignored: int = dataclasses.field(default=0, compare=False)
 
 
-def made(by: Any) -> Any:
-    """Return a frozen dataclass of these fields, made by this decorator."""
-    namespace = {name: value for name, value in vars(Fields).items() if name not in ("__dict__", "__weakref__")}
-    return by(frozen=True, kw_only=True)(type("Fields", (), namespace))
-
-
-FAST, STANDARD = made(frozen.dataclass), made(dataclasses.dataclass)
+_FIELDS = {name: value for name, value in vars(Fields).items() if name not in ("__dict__", "__weakref__")}
+FAST: Any = type("Fields", (Record,), dict(_FIELDS))
+STANDARD: Any = dataclasses.dataclass(frozen=True, kw_only=True)(type("Fields", (), dict(_FIELDS)))
 VALUES = [{"number": 1}, {"number": 1, "ignored": 3}, {"number": 1, "hidden": 2}, {"number": 2, "names": ["a"]}]
 
 
@@ -55,8 +51,7 @@ def test_a_value_cannot_be_changed() -> None:
     assert value == FAST(number=1)
 
 
-@frozen.dataclass(frozen=True)
-class Point:
+class Point(Record, kw_only=False):
     """Two numbers, by their places."""
 
     x: int
@@ -74,8 +69,7 @@ def test_a_value_is_copied_pickled_and_a_key_and_keeps_the_methods_of_its_class(
 
 
 def test_a_field_without_a_part_in_the_hash_may_be_a_dictionary():
-    @frozen.dataclass(frozen=True)
-    class Named:
+    class Named(Record, kw_only=False):
         name: str
         settings: dict[str, int] = dataclasses.field(default_factory=dict, hash=False)
 

@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from bertscope.errors import SelectionError, SourceError, suggestion
+from bertscope.frozen import Record
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
 from bertscope.model.lora import WRAPPED, base_model_of
 from bertscope.reports.diagram import DiagramEdge, DiagramGroup, DiagramNode, GraphReport
@@ -212,8 +213,7 @@ _SOFTMAX = "torch.nn.functional.softmax"
 _FUSED = "torch.nn.functional.scaled_dot_product_attention"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
+class Given(Record):
     """The inputs of the run besides ids; None: the default of `forward_diagram`."""
 
     batch: int = 1

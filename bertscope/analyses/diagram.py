@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -14,6 +14,7 @@ from bertscope.analyses.dataflow import Given, forward_diagram
 from bertscope.analyses.params import tree
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, name_of, suggestion
+from bertscope.frozen import Record
 from bertscope.model import BertPreTrainedModel, PeftModel, build
 from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import (
@@ -41,8 +42,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # an instance has w
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Classes:
+class Classes(Record):
     """The classes of a class diagram.
 
     All of a model, or those `around` one: its bases and its parts. With `implementation` "transformers" a BERT of the

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bertscope.errors import SelectionError, SourceError
 from bertscope.files import read_text
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.gpus import Gpu, find_device
 from bertscope.reports.json import from_json
 from bertscope.reports.tool import CalibrationReport
@@ -23,8 +23,7 @@ _MOST_FILES = 100
 _LARGEST = 2**60  # bytes, FLOP/s: no card has more
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(Record, kw_only=False):
     """A calibration, and if it is in the user's folder."""
 
     report: CalibrationReport

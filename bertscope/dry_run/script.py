@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SelectionError, SourceError, WorkerError, name_of
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.gpus import Gpu
 from bertscope.processes.child import ENDED, ERROR, GARBLED, Child, ForkedChild, Worker, starting
 from bertscope.processes.folders import OwnFolder
@@ -28,8 +28,7 @@ _RANGE = re.compile(r"([A-Za-z_][\w.-]*)=([0-9]{1,9})\.\.([0-9]{1,9})", re.ASCII
 _Start = Callable[[], Child | ForkedChild]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptRun:
+class ScriptRun(Record):
     """A script with its arguments, and the card that it finds."""
 
     script: str  # its path, or the name of a module

@@ -26,7 +26,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.memory.kernel_rules import MATRICES
 from bertscope.memory.trace import Layout, MemoryEvent, MemoryTrace, Where
 from bertscope.reports.memory import BACKWARD, OPTIMIZER
@@ -260,8 +260,7 @@ class Allocator:
         insort(unmapped, (block.address, block))
 
 
-@dataclass(frozen=True)
-class Requests:
+class Requests(Record, kw_only=False):
     """The requests of a run to its allocator: a number allocates this block, its complement `~number` frees it."""
 
     sizes: list[int]  # of the blocks

@@ -14,7 +14,7 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.gpus import CONTEXT_BYTES, Gpu, capability, may_have_cuda
 from bertscope.reports.memory import BACKWARD, FORWARD
 from bertscope.reports.step import ByteRange
@@ -248,8 +248,7 @@ def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], 
     return tuple((phase, size) for phase, size in found if size)
 
 
-@dataclass(frozen=True)
-class Overhead:
+class Overhead(Record, kw_only=False):
     """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range."""
 
     workspace_bytes: int = 0

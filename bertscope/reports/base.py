@@ -14,7 +14,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from bertscope.errors import MissingExtraError, RowError, suggestion
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.reports.layer_ranges import expand
 from bertscope.units import json_text
 
@@ -28,8 +28,7 @@ Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
+class Subject(Record):
     """The model of a report, and the versions and settings that produced the report."""
 
     name: str
@@ -45,24 +44,21 @@ class Subject:
     obtained: str = "computed"  # computed, estimated or measured
 
 
-@dataclass(frozen=True, kw_only=True)
-class Note:
+class Note(Record):
     """A sentence about a report, by its key in the catalogue of texts, and its values in base units."""
 
     key: str
     values: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorShape:
+class TensorShape(Record):
     """The shape and dtype of one input or output of a module."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tie:
+class Tie(Record):
     """One tensor under two names."""
 
     path: str
@@ -70,8 +66,7 @@ class Tie:
     params: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Totals:
+class Totals(Record):
     """The sums under each convention.
 
     distinct_params are the unique parameters: every tensor once, as in `sum(p.numel() for p in model.parameters())`.
@@ -139,10 +134,16 @@ def set_display(display: Display) -> None:
     _display[:] = [display]
 
 
-class Report:
+class Report(Record):
     """A result: `print` shows it as the command does, a notebook as HTML, and `to_...` convert it."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # in the header of each class
+    rows_in: ClassVar[str] = "rows"  # the field with the rows
+
+    def __init_subclass__(cls, *, kind: str = "", rows_in: str = "", **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if kind:
+            cls.kind, cls.rows_in = kind, rows_in or cls.rows_in
 
     def __str__(self) -> str:
         return self.shown("printed")
@@ -177,8 +178,6 @@ class Report:
 
 class TableReport(Report, Generic[Row]):
     """A report of rows, which are found by path or name: `report["encoder"]`."""
-
-    rows_in: ClassVar[str] = "rows"  # the field with the rows
 
     def __iter__(self) -> Iterator[Row]:
         return iter(getattr(self, self.rows_in))

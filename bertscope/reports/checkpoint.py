@@ -1,14 +1,12 @@
 """The reports on checkpoints: the contents of a file, and its comparison with a model. Plain data in base units."""
 
 from dataclasses import field
-from typing import ClassVar
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.reports.base import Subject, TableReport
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class StoredTensor(Record):
     """One tensor of a checkpoint; `shares` is the first name with the same storage in the file.
 
     A quantized weight is one tensor, of the shape and the elements of the weight, with the bytes of all tensors of the
@@ -31,8 +29,7 @@ class StoredTensor:
         return self.packing is not None or not self.dtype.startswith(("int", "uint", "bool", "string"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilePart:
+class FilePart(Record):
     """A part of a file by its use; the parts of a file sum to its size."""
 
     file: str
@@ -40,8 +37,7 @@ class FilePart:
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredRow:
+class StoredRow(Record):
     """Tensors of a checkpoint in one row: equal tensors of neighbouring layers, or the tensors of a module."""
 
     name: str
@@ -54,8 +50,7 @@ class StoredRow:
     packing: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class DtypeRow:
+class DtypeRow(Record):
     """The stored tensors of one dtype and packing."""
 
     dtype: str
@@ -65,8 +60,7 @@ class DtypeRow:
     packing: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored:
+class Stored(Record):
     """The sums of a checkpoint. A storage with two names is in the file once and counts in `distinct_params` once."""
 
     name: str
@@ -86,11 +80,9 @@ class Stored:
     unknown_packing: str = ""  # of tensors that are counted as stored
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class CheckpointReport(TableReport[StoredRow]):
+class CheckpointReport(TableReport[StoredRow], kind="checkpoint"):
     """The contents of a checkpoint, read from its header; the rows sum to `stored.stored_params`."""
 
-    kind: ClassVar[str] = "checkpoint"
     stored: Stored
     by: str
     rows: tuple[StoredRow, ...]
@@ -98,8 +90,7 @@ class CheckpointReport(TableReport[StoredRow]):
     obtained: str = "read from the file's header"
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyRow:
+class VerifyRow(Record):
     """One difference, or one remark, for equal tensors of neighbouring layers.
 
     prefix: the names of the file begin with it, and the others are compared without it.
@@ -120,11 +111,9 @@ class VerifyRow:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class VerifyReport(TableReport[VerifyRow]):
+class VerifyReport(TableReport[VerifyRow], kind="verify"):
     """The comparison of a model with a checkpoint's header; `fits` is True when no row is an error."""
 
-    kind: ClassVar[str] = "verify"
     subject: Subject
     stored: Stored
     fits: bool

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.reports.base import Report, Subject, TensorShape
 
 NN_MODULE = "torch.nn.Module"  # the address of the base class of every module
@@ -26,8 +25,7 @@ class DiagramReport(Report):
         return f"```mermaid\n{self.to_mermaid()}```\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiagramNode:
+class DiagramNode(Record):
     """One box. `role` is input, output, tensor, parameter, scalar (these are values), module or function (work).
 
     `detail` is the type of a module, or the arguments of a function other than tensors. `group` is the path of the
@@ -50,8 +48,7 @@ class DiagramNode:
         return self.role not in ("module", "function")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiagramEdge:
+class DiagramEdge(Record):
     """One tensor between two boxes: `shape` at the second box, after the `views` that reshaped it."""
 
     source: str
@@ -60,8 +57,7 @@ class DiagramEdge:
     views: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiagramGroup:
+class DiagramGroup(Record):
     """A module drawn with its parts inside."""
 
     path: str
@@ -71,14 +67,12 @@ class DiagramGroup:
     parent: str  # path of the enclosing group, "" for none
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class GraphReport(DiagramReport):
+class GraphReport(DiagramReport, kind="diagram"):
     """A dataflow (`forward`) or a module tree (`tree`). Both ends of every arrow are boxes of the report.
 
     A dataflow has equal layers once, with their number as `copies` and without the arrow from one to the next.
     """
 
-    kind: ClassVar[str] = "diagram"
     diagram: str
     subject: Subject
     path: str
@@ -91,8 +85,7 @@ class GraphReport(DiagramReport):
     groups: tuple[DiagramGroup, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassAttribute:
+class ClassAttribute(Record):
     """One attribute; `when` is the setting that a model needs for it, "" if this model has the attribute."""
 
     name: str
@@ -101,8 +94,7 @@ class ClassAttribute:
     when: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassBox:
+class ClassBox(Record):
     """One class; `address` is its import path, `bases` are names of classes in the same report."""
 
     name: str
@@ -111,8 +103,7 @@ class ClassBox:
     attributes: tuple[ClassAttribute, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassLink:
+class ClassLink(Record):
     """The link from a class to `count` instances of `part` under `attribute`; a configuration is not a part."""
 
     owner: str
@@ -122,15 +113,13 @@ class ClassLink:
     is_part: bool
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ClassReport(DiagramReport):
+class ClassReport(DiagramReport, kind="diagram"):
     """The classes of a model, the attributes of their instances, and their bases.
 
     `nn_module` tells the drawing to show torch.nn.Module and the arrow from it to each class, and `config` to show the
     configuration; `classes` and `links` always have them.
     """
 
-    kind: ClassVar[str] = "diagram"
     diagram: str = "class"
     subject: Subject
     package: str

@@ -1,16 +1,15 @@
 """The report of `explain`: the steps of a model, with formulas and their values."""
 
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.reports.base import Note, Subject, TableReport
 
 Dims = tuple[str, ...]  # names of dimensions: ("batch", "seq", "hidden_size")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Formula:
+class Formula(Record):
     """A formula with names of configuration fields or of a module's attributes, the same with numbers, and its value.
 
     A number that was counted and has no formula is `counted` without numbers. `terms` are the values of the terms in
@@ -23,8 +22,7 @@ class Formula:
     terms: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(Record):
     """One step; `copies` equal layers if the name has a range. Params and FLOPs are those of one copy.
 
     A step of a model that is no BERT is a module: `name` is its path, and it has no name of TensorFlow.
@@ -45,8 +43,7 @@ class Step:
     sentences: tuple[Note, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sum:
+class Sum(Record):
     """The sum of the steps of one level, next to the count on the built model."""
 
     group: str
@@ -62,8 +59,7 @@ class Sum:
         return self.params == self.counted_params and self.flops == self.counted_flops
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(Record):
     """One input, output or step of a section: its shape with names of dimensions, and with numbers."""
 
     key: str  # of its sentence
@@ -73,8 +69,7 @@ class Point:
     type: str = ""  # and default, as Python writes them: "torch.Tensor | None = None"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
+class Section(Record):
     """A section on the whole model: config, inputs, outputs, caches, positions or checkpointing.
 
     `notes` are keys of sentences; the `values` are those of the title and of all sentences.
@@ -86,12 +81,9 @@ class Section:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ExplainReport(TableReport[Step]):
+class ExplainReport(TableReport[Step], kind="explain", rows_in="steps"):
     """The steps of a model. The formulas verify `count` and `flops`; `sums` compares both."""
 
-    kind: ClassVar[str] = "explain"
-    rows_in = "steps"
     subject: Subject
     batch: int | None  # None: without a forward pass, so without shapes and FLOPs; `notes` have the reason
     seq: int | None

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import field, replace
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 from bertscope.errors import SourceError
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.gpus import Gpu
 from bertscope.reports.base import SCHEMA, Note, Subject, TableReport, as_data
 from bertscope.reports.step import NO, UNCERTAIN, YES, CostRow, Parts, PhasePeak, StepCost
@@ -19,8 +19,7 @@ FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "o
 EVALUATING = "evaluation"  # in a run
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingKey:
+class TrainingKey(Record):
     """A key of a training file, its value, and its effect on the run."""
 
     key: str
@@ -28,8 +27,7 @@ class TrainingKey:
     effect: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingFile:
+class TrainingFile(Record):
     """The settings of a training loop in a file of transformers or accelerate, each key in one of four lists.
 
     `fields` are those of RunConfig that the keys in `used` set. `replaced` has fields, not keys: those for which the
@@ -56,8 +54,7 @@ ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST = "all-gather", "reduce-scatte
 COLLECTIVES = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrafficRow:
+class TrafficRow(Record):
     """The calls of one collective in a phase of a step, by the modules of one row, seen from one rank.
 
     `full_bytes` is the size of the tensors that the ranks of a call have together; `sent_bytes` is what a rank sends
@@ -74,8 +71,7 @@ class TrafficRow:
     sent_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankGroup:
+class RankGroup(Record):
     """Consecutive ranks, from `first` to `last`, that hold the same number of parameters to update."""
 
     first: int
@@ -88,8 +84,7 @@ class RankGroup:
         return f"{self.first:,}-{self.last:,}" if self.first < self.last else f"{self.first:,}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeptRow:
+class KeptRow(Record):
     """The tensors of one kind that the forward pass of one kind of module saves for backward, over all copies."""
 
     path: str  # equal layers as a range: bert.encoder.layer.0-11.attention.self
@@ -101,8 +96,7 @@ class KeptRow:
     kept_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(Record):
     """The parts at one moment of the step, and the module and operator that run then."""
 
     phase: str
@@ -111,8 +105,7 @@ class Sample:
     operator: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(Record):
     """The memory of one step, estimated or measured."""
 
     obtained: str
@@ -128,8 +121,7 @@ class Memory:
         return self.cost.peak
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
+class Timing(Record):
     """The time of steps that ran without tracing."""
 
     warmup_seconds: float
@@ -159,8 +151,7 @@ class Timing:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessMemory:
+class ProcessMemory(Record):
     """The memory of the whole process, libraries included, as the operating system reports it."""
 
     resident_before_bytes: int  # before the step, with model and optimizer
@@ -168,8 +159,7 @@ class ProcessMemory:
     run_high_water_bytes: int  # the highest since the process started
 
 
-@dataclass(frozen=True, kw_only=True)
-class BreakEvenPoint:
+class BreakEvenPoint(Record):
     """The estimated peaks of the first variant and of this one at another batch size."""
 
     batch: int
@@ -177,20 +167,17 @@ class BreakEvenPoint:
     own_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class BreakEven:
+class BreakEven(Record):
     """The least batch size at which a variant lowers the peak, and the peaks at larger batch sizes."""
 
     pays_from_batch: int
     points: tuple[BreakEvenPoint, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RankRow(CostRow):
     """The measurement of real ranks that agree: the memory and the traffic of each, and the time of their steps."""
 
     ranks: tuple[int, ...]
-    cost: StepCost
     state_bytes: int  # between steps
     phases: tuple[PhasePeak, ...]
     traffic: tuple[TrafficRow, ...]
@@ -203,8 +190,7 @@ class RankRow(CostRow):
         return sum(row.sent_bytes for row in self.traffic)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
+class Variant(Record):
     """One checkpointing choice of the step: estimated, measured, or both."""
 
     checkpointing: str
@@ -255,15 +241,12 @@ class Variant:
         return max(errors, key=lambda error: abs(error[0]), default=(0.0, 0))
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class MemoryReport(TableReport[Variant]):
+class MemoryReport(TableReport[Variant], kind="memory", rows_in="variants"):
     """The result of `estimate` and `profile`: one step with one or several checkpointing choices.
 
     Of several ranks it is that of rank `run.parallelism.rank`.
     """
 
-    kind: ClassVar[str] = "memory"
-    rows_in = "variants"
     subject: Subject
     run: RunConfig  # that of all variants, without their checkpointing
     machine: str  # the device of the measurement, or the estimated device
@@ -285,7 +268,6 @@ class MemoryReport(TableReport[Variant]):
         return self.shown("plot", view="timeline")
 
 
-@dataclass(frozen=True, kw_only=True)
 class FitRow(CostRow):
     """One variant at one sequence length.
 
@@ -303,7 +285,6 @@ class FitRow(CostRow):
     precision: str
     batch: int
     batch_by_bytes: int
-    cost: StepCost
     next_peak_bytes: int
     strategy: str = "none"  # of the ranks; `batch` and bytes are those of one
     ranks: int = 1
@@ -318,11 +299,9 @@ class FitRow(CostRow):
         return f"{self.checkpointing}, {self.precision}, seq {self.seq}"
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class FitReport(TableReport[FitRow]):
+class FitReport(TableReport[FitRow], kind="fit"):
     """The largest batch for each variant; with `asked_batch`, whether that one fits in `budget_bytes`."""
 
-    kind: ClassVar[str] = "fit"
     subject: Subject
     run: RunConfig  # that of all rows, without sizes, precision and checkpointing
     budget_bytes: int
@@ -348,7 +327,6 @@ class FitReport(TableReport[FitRow]):
         return any(row.fits for row in self.rows)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LengthsRow(CostRow):
     """One way to make batches, and the steps of an epoch with it.
 
@@ -364,13 +342,11 @@ class LengthsRow(CostRow):
     batches: int  # of an epoch
     padding: float  # the share of the tokens of an epoch
     expected_bytes: int  # the mean peak of a step
-    cost: StepCost
     worst_batch: int
     worst_seq: int
     epoch_flops: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class LengthBatch(CostRow):
     """The largest batch whose sequences have at most `high` tokens, and more than those of the entry before."""
 
@@ -378,15 +354,12 @@ class LengthBatch(CostRow):
     high: int
     sequences: int
     batch: int
-    cost: StepCost
     exact_batch: int = 0  # not rounded
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class LengthsReport(TableReport[LengthsRow]):
+class LengthsReport(TableReport[LengthsRow], kind="lengths"):
     """The result of `estimate --lengths` and `fit --lengths`."""
 
-    kind: ClassVar[str] = "lengths"
     subject: Subject
     run: RunConfig  # without sizes
     source: str  # of the lengths
@@ -414,8 +387,7 @@ class LengthsReport(TableReport[LengthsRow]):
 COMPUTED, REFUSED = "computed", "refused"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepRow:
+class SweepRow(Record):
     """One point of a grid: its settings and the estimate of its step, or the error.
 
     `key` is a hash of the settings, the configuration of the model and the versions. `point` has every setting, with
@@ -449,11 +421,9 @@ class SweepRow:
         return found
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class SweepReport(TableReport[SweepRow]):
+class SweepReport(TableReport[SweepRow], kind="sweep"):
     """The points of a grid in its order; `varied` are the settings with several values."""
 
-    kind: ClassVar[str] = "sweep"
     grid: str
     varied: dict[str, Any]
     rows: tuple[SweepRow, ...]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import ClassVar
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.reports.base import Shape, Subject, TableReport, TensorShape, Tie, Totals
 
 # The columns of torchinfo's table, and those that need a forward pass.
@@ -23,8 +22,7 @@ TORCHINFO_COLUMNS = {
 TORCHINFO_OF_A_RUN = ("input_size", "output_size", "mult_adds")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeRow:
+class NodeRow(Record):
     """One module, or several equal ones in one row."""
 
     name: str
@@ -33,7 +31,6 @@ class NodeRow:
     copies: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ParamsRow(NodeRow):
     """The parameters of a row of `count` or `tree`."""
 
@@ -50,7 +47,6 @@ class ParamsRow(NodeRow):
 # ---- count ----
 
 
-@dataclass(frozen=True, kw_only=True)
 class CountRow(ParamsRow):
     """One row of the table; `params` is the sum over layers of all copies, `each_params` that of one copy.
 
@@ -71,8 +67,7 @@ def sum_of_rows(path: str, rows: Sequence[CountRow]) -> CountRow:
     return CountRow(name=path, path=path, type="", shapes=(), copies=1, parts=parts, **sums)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrittenSum:
+class WrittenSum(Record):
     """A number of parameters as a sum: `22,163,456 + 24 x 12,596,224`.
 
     `name` is "total" (the sum over layers), "layer" (one of the repeated layers at `path`) or a part of such a layer.
@@ -84,14 +79,12 @@ class WrittenSum:
     params: int
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class CountReport(TableReport[CountRow]):
+class CountReport(TableReport[CountRow], kind="count"):
     """The parameters in rows. The rows sum to `totals.layer_params`, the parts of a row to the row.
 
     A key may also name a module around rows, such as `report["encoder"]`: the result is the sum of these rows.
     """
 
-    kind: ClassVar[str] = "count"
     subject: Subject
     by: str
     totals: Totals
@@ -116,7 +109,6 @@ class CountReport(TableReport[CountRow]):
 # ---- tree ----
 
 
-@dataclass(frozen=True, kw_only=True)
 class TreeRow(ParamsRow):
     """One module: `params` is the sum over layers of the module with all modules below it, over all copies."""
 
@@ -127,8 +119,7 @@ class TreeRow(ParamsRow):
     kernel_size: int | tuple[int, ...] | None = None  # of a convolution or pooling
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleCall:
+class ModuleCall(Record):
     """One call of a module, with its first path and the FLOPs of the products outside the modules below it."""
 
     path: str
@@ -137,11 +128,9 @@ class ModuleCall:
     matmul_flops: int
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class TreeReport(TableReport[TreeRow]):
+class TreeReport(TableReport[TreeRow], kind="tree"):
     """The module tree down to a depth; the root's `params` is `totals.layer_params` at every depth."""
 
-    kind: ClassVar[str] = "tree"
     subject: Subject
     max_depth: int | None
     totals: Totals
@@ -172,8 +161,7 @@ class TreeReport(TableReport[TreeRow]):
 # ---- flops ----
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(Record):
     """The cost of a computation. A multiply-add is 2 FLOPs; `macs` counts it as one."""
 
     matmul_flops: int = 0
@@ -203,8 +191,7 @@ class Work:
         return flops / self.bytes_moved if self.bytes_moved else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class OperatorRow:
+class OperatorRow(Record):
     """One operator in one phase: number of calls, cost, and `role`, the way in which it is counted."""
 
     operator: str
@@ -215,7 +202,6 @@ class OperatorRow:
     work: Work
 
 
-@dataclass(frozen=True, kw_only=True)
 class FlopsRow(NodeRow):
     """One module: the work of the module with all modules below it in each phase, over all copies."""
 
@@ -230,8 +216,7 @@ class FlopsRow(NodeRow):
     share: float  # of the matmul FLOPs
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepPoint:
+class SweepPoint(Record):
     """The matmul FLOPs at one batch size and sequence length."""
 
     batch: int
@@ -251,8 +236,7 @@ class SweepPoint:
         return self.total_flops // 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Polynomial:
+class Polynomial(Record):
     """Total matmul FLOPs = batch * (constant + linear * seq + quadratic * seq**2), verified at a further point."""
 
     constant: int
@@ -261,8 +245,7 @@ class Polynomial:
     verified_at: tuple[int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Convention:
+class Convention(Record):
     """The FLOPs of the same computation under another convention, with the rules of that convention."""
 
     name: str
@@ -272,11 +255,9 @@ class Convention:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class FlopsReport(TableReport[FlopsRow]):
+class FlopsReport(TableReport[FlopsRow], kind="flops"):
     """The work of each module. `matmul_flops` of the root row equals torch's FlopCounterMode."""
 
-    kind: ClassVar[str] = "flops"
     subject: Subject
     mode: str
     checkpointing: str

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, TypeAlias
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.reports.base import Report, Shape, Subject, TableReport, Totals
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.memory import FitReport, MemoryReport
 from bertscope.reports.modules import CountReport, FlopsReport, TreeReport, TreeRow
 from bertscope.reports.plan import PlanReport
 
+_Compared: TypeAlias = CountReport | FlopsReport | MemoryReport | FitReport
 
-@dataclass(frozen=True, kw_only=True)
-class ModelPart:
+
+class ModelPart(Record):
     """All reports of one model at one batch size and sequence length."""
 
     batch: int
@@ -41,12 +42,9 @@ class ModelPart:
         return self.tree.rows
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class PageReport(TableReport[ModelPart | TreeRow]):
+class PageReport(TableReport[ModelPart | TreeRow], kind="report", rows_in="models"):
     """One model, or two models and their differences; its rows are the models, and by path their modules."""
 
-    kind: ClassVar[str] = "report"
-    rows_in = "models"
     models: tuple[ModelPart, ...]
     diff: DiffReport | None = None
     written: str = ""  # the date, as 2026-11-22
@@ -64,18 +62,14 @@ class PageReport(TableReport[ModelPart | TreeRow]):
             yield self.diff
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ComparisonReport(TableReport[CountReport | FlopsReport | MemoryReport | FitReport]):
+class ComparisonReport(TableReport[_Compared], kind="comparison", rows_in="reports"):
     """The reports of several models or GPUs, in the order in which they were given."""
 
-    kind: ClassVar[str] = "comparison"
-    rows_in = "reports"
     of: str  # the kind of each report
-    reports: tuple[CountReport | FlopsReport | MemoryReport | FitReport, ...]
+    reports: tuple[_Compared, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FieldChange:
+class FieldChange(Record):
     """One setting that differs between two models."""
 
     field: str
@@ -83,8 +77,7 @@ class FieldChange:
     b: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiffRow:
+class DiffRow(Record):
     """One parameter that is `added`, `removed` or has another shape, in all equal neighbouring layers."""
 
     path: str
@@ -96,11 +89,9 @@ class DiffRow:
     params_b: int
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class DiffReport(TableReport[DiffRow]):
+class DiffReport(TableReport[DiffRow], kind="diff"):
     """The differences of two models; empty for a model and itself."""
 
-    kind: ClassVar[str] = "diff"
     a: Subject
     b: Subject
     fields: tuple[FieldChange, ...]

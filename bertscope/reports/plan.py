@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any
 
 from bertscope.errors import SelectionError
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.memory import TrainingFile
-from bertscope.reports.step import CostRow, StepCost
+from bertscope.reports.step import CostRow
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
@@ -18,8 +18,7 @@ from bertscope.settings.run_config import RunConfig
 TIME, FLOPS = "time", "FLOPs again"  # the order of plans: on a calibrated card, and else
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanOperator:
+class PlanOperator(Record):
     """One call of an operator in each layer of a list, such as the sixth addmm, which output.dense makes.
 
     `name` is that of torch without `aten::`, and `scaled_dot_product_attention` for each of torch's fused kernels;
@@ -36,8 +35,7 @@ class PlanOperator:
     calls: int = 0  # of the operator in a layer's forward pass; 0: not known
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanList:
+class PlanList(Record):
     """The layers of a list that are recomputed, and the operators that they keep; other layers are kept whole."""
 
     path: str
@@ -48,16 +46,13 @@ class PlanList:
     layer_paths: tuple[str, ...] = ()  # empty: those of numbered layers, such as encoder.layer.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanPoint(CostRow):
     """A plan that was run: what it needs, and the share of the layers' forward pass that it recomputes."""
 
     checkpointing: str
-    cost: StepCost
     recompute_share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanRow(PlanPoint):
     """A plan of the table: its strategy of checkpointing, the cost of its step, and what else it changes."""
 
@@ -68,15 +63,12 @@ class PlanRow(PlanPoint):
     lists: tuple[PlanList, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class PlanReport(TableReport[PlanRow]):
+class PlanReport(TableReport[PlanRow], kind="plan"):
     """The plans for a limit, the cheapest that fits first; each was run on fake tensors.
 
     After the answer come plans that need less memory, then those of runs with other settings; by `objective` time all
     are in its order. `cheaper` is the next cheaper plan, which does not fit; None if the first recomputes nothing.
     """
-
-    kind: ClassVar[str] = "plan"
 
     subject: Subject
     run: RunConfig

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.gpus import Gpu
 from bertscope.reports.base import TableReport
 from bertscope.reports.memory import Memory
@@ -14,12 +12,10 @@ UNRECORDED = "the processes that it starts are not recorded"
 NOTHING_RAN = f"no model and no optimizer step ran on the GPU in this process; {UNRECORDED}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunPhase(CostRow):
-    """The peak of a phase of one step, and the line of the script that runs at that moment."""
+    """The peak of a phase of one step, whose reserved bytes are the highest of the phase, and its line of code."""
 
     step: int  # from 1 on; 0 for what comes before the first forward pass
-    cost: StepCost  # reserved is the highest of the phase
     left_bytes: int  # what lives when the phase ends
     line: str  # of the user's code: train.py:31
 
@@ -34,8 +30,7 @@ class RunPhase(CostRow):
         return f"step {self.step}, {self.phase}" if self.step else self.phase
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldRow:
+class HeldRow(Record):
     """The blocks at the peak that one line of the script allocated in one module."""
 
     line: str
@@ -46,8 +41,7 @@ class HeldRow:
     held_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunEvaluation:
+class RunEvaluation(Record):
     """An evaluation of which only the first batches ran, and its peak over all batches by what each of them adds."""
 
     batches: int
@@ -56,16 +50,13 @@ class RunEvaluation:
     highest_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class RunReport(TableReport[RunPhase]):
+class RunReport(TableReport[RunPhase], kind="run", rows_in="phases"):
     """The result of a dry run: the peak of each phase on a card that is not there.
 
     `memory` is that of the step with the peak, as `estimate` reports one, and `cost` that of the script, on a GPU with
     all batches of its evaluation. `failure` is the error that ended the script.
     """
 
-    kind: ClassVar[str] = "run"
-    rows_in = "phases"
     script: str
     arguments: tuple[str, ...]
     card: Gpu | None
@@ -98,19 +89,15 @@ class RunReport(TableReport[RunPhase]):
         return self.cost.verdict if self.cost and self.has_run else ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunFit(CostRow):
     """One run of a script with one value of an argument."""
 
     value: int
-    cost: StepCost
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class RunFitReport(TableReport[RunFit]):
+class RunFitReport(TableReport[RunFit], kind="run_fit"):
     """The largest value of a script's argument that fits, and the runs that showed it."""
 
-    kind: ClassVar[str] = "run_fit"
     script: str
     arguments: tuple[str, ...]
     argument: str  # the name of the argument

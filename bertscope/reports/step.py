@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import field
 from math import ceil
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 
 YES, UNCERTAIN, NO = "yes", "uncertain", "no"  # the verdicts, best first
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
+class Parts(Record):
     """The memory at one moment by use; the parts add up to the total.
 
     activations: saved for backward by the forward pass or by a recomputation. gathered_parameters: those of all ranks
@@ -38,8 +37,7 @@ class Parts:
         return sum(vars(self).values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhasePeak:
+class PhasePeak(Record):
     """The peak of a phase by part, and the operator and module that run at that moment.
 
     The path of equal layers is a range; it is empty for the model's own code.
@@ -56,16 +54,14 @@ class PhasePeak:
             raise ValueError(f"the parts add up to {self.parts.total:,} bytes, the peak is {self.peak_bytes:,}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ByteRange:
+class ByteRange(Record):
     """The range of a number of bytes; both ends are equal where it is exact."""
 
     low_bytes: int = 0
     high_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeRange:
+class TimeRange(Record):
     """The range of a time; both ends are equal for one that a calibration predicts."""
 
     low_seconds: float
@@ -76,8 +72,7 @@ class TimeRange:
         return TimeRange(low_seconds=count * self.low_seconds, high_seconds=count * self.high_seconds)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(Record):
     """The time of a step and of an epoch; with a calibration of the GPU also the rates that follow.
 
     `flops` are those of the matrix products without recomputation. `mfu`, the model FLOPs utilization, is their rate by
@@ -99,8 +94,7 @@ class StepTime:
         return self.tokens_per_second is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepCost:
+class StepCost(Record):
     """The cost of one step in steady state; None is "not computed here".
 
     The verdict follows from the other fields, whoever fills them. A cost that contradicts itself raises ValueError: the
@@ -172,7 +166,7 @@ def usable(limit_bytes: int, margin: float) -> int:
     return limit_bytes - ceil(limit_bytes * margin)
 
 
-class CostRow:
+class CostRow(Record):
     """A row of a report about a step, with what is read most of its cost."""
 
     cost: StepCost

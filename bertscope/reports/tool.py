@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import ClassVar
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.reports.base import Report, Subject, TableReport
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class PrintReport(Report):
+class PrintReport(Report, kind="print"):
     """The model in PyTorch's print format."""
 
-    kind: ClassVar[str] = "print"
     subject: Subject
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchemaRow:
+class SchemaRow(Record):
     """One kind of report, and its classes."""
 
     report: str
@@ -27,16 +23,13 @@ class SchemaRow:
     description: str
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class SchemasReport(Report):
+class SchemasReport(Report, kind="schemas"):
     """The kinds of report; each has a JSON Schema."""
 
-    kind: ClassVar[str] = "schemas"
     rows: tuple[SchemaRow, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageRow:
+class PackageRow(Record):
     """One package; `extra` is "" for a required package, and `version` is None if it is not installed."""
 
     name: str
@@ -46,8 +39,7 @@ class PackageRow:
     remedy: str  # the command that installs a missing package
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceRow:
+class DeviceRow(Record):
     """A device for models; None for an unknown property."""
 
     name: str
@@ -56,11 +48,9 @@ class DeviceRow:
     memory_bytes: int | None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class DoctorReport(Report):
+class DoctorReport(Report, kind="doctor"):
     """The environment of bertscope: versions, packages, devices; `problems` prevent bertscope from working."""
 
-    kind: ClassVar[str] = "doctor"
     bertscope_version: str
     bertscope_path: str
     python_version: str
@@ -80,8 +70,7 @@ class DoctorReport(Report):
     no_cache: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PresetRow:
+class PresetRow(Record):
     """One preset, with the counts in its file, which `check` verifies."""
 
     name: str
@@ -93,19 +82,16 @@ class PresetRow:
     path: str
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class PresetsReport(Report):
+class PresetsReport(Report, kind="presets"):
     """All presets."""
 
-    kind: ClassVar[str] = "presets"
     rows: tuple[PresetRow, ...]
 
 
 # ---- the report of `check`: every expectation and its result ----
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Record):
     """One expectation and its result; `got` is None if the model has no such row.
 
     Counts, FLOPs and bytes are numbers; a tie is the name of the tensor; `ties` is the number of ties.
@@ -128,12 +114,9 @@ class Finding:
         return self.got - self.expected if both else None  # type: ignore[operator]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class CheckReport(TableReport[Finding]):
+class CheckReport(TableReport[Finding], kind="check", rows_in="findings"):
     """Every expectation of every file; passes when no finding failed."""
 
-    kind: ClassVar[str] = "check"
-    rows_in = "findings"
     findings: tuple[Finding, ...]
     files: int
     torch_version: str
@@ -147,8 +130,7 @@ class CheckReport(TableReport[Finding]):
 COPY = "copy"  # the name of a rate besides the precisions
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardWork:
+class CardWork(Record):
     """The work of one step: FLOPs of matrix products by precision, bytes that the other operators move, and calls."""
 
     matmul_flops: dict[str, int] = field(default_factory=dict)
@@ -156,8 +138,7 @@ class CardWork:
     calls: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrationStep:
+class CalibrationStep(Record):
     """A measured step; `precision` is that of its matrix products.
 
     `context_bytes` is the memory of the device outside torch's allocator. Estimates and `work` are None for a step
@@ -205,8 +186,7 @@ def _error(estimated: int | None, measured: int) -> float | None:
     return estimated / measured - 1 if estimated is not None and measured else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(Record):
     """The card and the versions of a calibration, and the date of its last measurement."""
 
     card: str  # as torch names it
@@ -217,15 +197,12 @@ class Machine:
     date: str
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class CalibrationReport(TableReport[CalibrationStep]):
+class CalibrationReport(TableReport[CalibrationStep], kind="calibration", rows_in="steps"):
     """The calibration of one card: rates, and steps measured next to their estimates.
 
     `rates` are the FLOP/s of a large matrix product by precision, and the bytes per second of a large copy.
     """
 
-    kind: ClassVar[str] = "calibration"
-    rows_in = "steps"
     machine: Machine
     rates: dict[str, float]
     steps: tuple[CalibrationStep, ...]

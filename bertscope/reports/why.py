@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.run_config import RunConfig
@@ -16,8 +16,7 @@ OOM, PEAK, END = "oom", "peak", "end"  # the moment: a request that failed, the 
 BEFORE, TENSORS = "before", "tensors"  # parts: allocated before the recording; by code of the user outside any module
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhyPart:
+class WhyPart(Record):
     """The blocks of one part at the moment, and its size in the estimate of MODEL."""
 
     part: str  # a part of Parts, or BEFORE or TENSORS
@@ -26,8 +25,7 @@ class WhyPart:
     estimated_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhyRow:
+class WhyRow(Record):
     """The blocks at the moment that one line of code allocated in one module."""
 
     part: str
@@ -40,8 +38,7 @@ class WhyRow:
     largest_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhyFinding:
+class WhyFinding(Record):
     """A reason for the memory, whose key the view puts into words, and the bytes that its remedy frees."""
 
     key: str
@@ -49,22 +46,19 @@ class WhyFinding:
     frees_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhySample:
+class WhySample(Record):
     """The bytes of each part at one moment of the history."""
 
     event: int
     held: dict[str, int]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class WhyReport(TableReport[WhyRow]):
+class WhyReport(TableReport[WhyRow], kind="why"):
     """The memory of a GPU, by a snapshot or an error message.
 
     Sizes are None where the file does not have them. The first finding is the main one (`main_first`).
     """
 
-    kind: ClassVar[str] = "why"
     name: str
     source: str
     moment: str

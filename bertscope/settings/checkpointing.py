@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from bertscope.errors import ConfigError
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
+class Kept(Record):
     """The operators of each layer of a list that are not recomputed, such as `addmm.0`, the first addmm of a layer.
 
     `path` is that of the list, empty for every list of layers; layers outside `layers` save everything.
@@ -50,8 +49,7 @@ class Kept:
         return cls(path=path, operators=operators, layers=_numbers(layers) if layers else None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpointing:
+class Checkpointing(Record):
     """The encoder layers that are recomputed.
 
     `every` takes layers 0, k, 2k ...; `layers` names them; `selective` recomputes every layer except its
@@ -145,8 +143,7 @@ def _numbers(text: str) -> frozenset[int]:
     return frozenset(numbers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Strategy:
+class Strategy(Record):
     """A checkpointing strategy: its syntax, and the Checkpointing fields that it sets."""
 
     form: str

@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 
 from bertscope.errors import SelectionError
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.settings.rows import SettingError, Settings, row
 from bertscope.units import PRECISIONS
 
@@ -16,8 +16,7 @@ MAX_WORLD_SIZE = 2**20
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelStrategy:
+class ParallelStrategy(Record):
     """A way to train on several ranks, and its mesh's dimension names.
 
     Ranks along `replicate` and `shard` have different batches; ranks along `tensor` compute one batch together.
@@ -95,7 +94,6 @@ def _has(property_name: str, strategy: str) -> bool:
     return bool(getattr(STRATEGIES[strategy], property_name))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Parallelism(Settings):
     """The ranks in a job and how they share the work; the batch is one rank's."""
 

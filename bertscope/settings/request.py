@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 from bertscope.errors import name_of, suggestion
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.settings.rows import NO_PERMIT, RENAMED, CodeName, SettingError, Settings, no_effect, quoted, rows
 from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Limit, RunConfig
 
@@ -68,8 +68,7 @@ def unknown_setting(name: str, known: Collection[str]) -> str:
     return f"there is no setting {name[:60]!r}; {hint}"
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(Record, kw_only=False):
     """The records of each run, such as its RunConfig and its Limit, in the order in which they were asked."""
 
     points: tuple[tuple[Any, ...], ...]
@@ -95,8 +94,7 @@ class Combination(NamedTuple):
     error: SettingError | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Record):
     """A request: the public function, its subject, and the sources of settings, highest precedence first.
 
     A front end passes it to the public function instead of the model. With `wants`, such as a step's snapshot, the

@@ -13,13 +13,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from bertscope.errors import BertscopeError, SelectionError, either_of, name_of, nearest, one_line
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.units import PRECISIONS, parse_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Record = TypeVar("Record")
+Permitted = TypeVar("Permitted", bound=Record)
 NO_PERMIT = "is code, which no file imports; name it on the command line, or add --allow-code to check or sweep"
 _NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _CODE = re.compile(rf"(?:{_NAME}|(?:[^:\0]{{0,4000}}[/\\])?[^\W\d]\w*\.py):{_NAME}")
@@ -46,11 +46,10 @@ def permits_of(*records: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(value) for value in values if isinstance(value, CodeName)))
 
 
-def with_permits(record: Record, permits: Collection[str]) -> Record:
+def with_permits(record: Permitted, permits: Collection[str]) -> Permitted:
     """Return the record of another process; its texts among `permits` may be imported, as they may be there."""
     code: Any = {key: CodeName(value) for key, value in vars(record).items() if type(value) is str and value in permits}
-    changed: Any = record
-    return replace(changed, **code) if code else record
+    return replace(record, **code) if code else record
 
 
 MAX_SIZE = 2**31
@@ -74,8 +73,7 @@ def quoted(value: Any) -> str:
     return one_line(repr(value), limit=60).replace("{", "(").replace("}", ")")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(Record):
     """A setting: the values that it takes, their meaning, and the other settings that they concern."""
 
     name: str = ""  # of its field
@@ -237,8 +235,7 @@ def row(default: Any, help: str, **properties: Any) -> Any:
     return field(default=default, metadata={"row": Row(default=default, help=help, **{"kind": kind, **properties})})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Record):
     """A record of settings and nested records: a dataclass whose fields come from `row`.
 
     A field without a row is no setting, but follows from one.

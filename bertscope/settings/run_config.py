@@ -13,7 +13,6 @@ from importlib.metadata import version
 from operator import eq, ne
 from typing import Any, NamedTuple
 
-from bertscope.frozen import dataclass
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.settings.checkpointing import (
     CHEAPEST_FIRST,
@@ -108,7 +107,6 @@ def _decay(value: Any, keys: Mapping[str, Any]) -> Any:
     return value or None if _takes("weight_decay", name) else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings):
     """The run of a model that is examined.
 
@@ -317,7 +315,6 @@ class RunConfig(Settings):
 
 
 # fmt: off
-@dataclass(frozen=True, kw_only=True)
 class Limit(Settings):
     """The memory that a run may take: a GPU's, or a budget."""
 
@@ -352,7 +349,6 @@ class Limit(Settings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class GridModel(Settings):
     """The settings of a grid that choose a model, and the threads for which it is estimated."""
 
@@ -364,7 +360,6 @@ class GridModel(Settings):
     threads: int | None = row(None, "The number of torch threads.", kind=int, low=1, below=1025)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Measurement(Settings):
     """The way in which a real step is run and measured."""
 
@@ -390,7 +385,6 @@ def timed_steps(steps: int | None, seconds: Iterable[float]) -> int:
     return min(max(int(_TIMED_SECONDS / max(sum(seconds), 1e-9)), 2), 10) if steps is None else steps
 
 
-@dataclass(frozen=True, kw_only=True)
 class Launch(Settings):
     """The real ranks that run a step."""
 
@@ -400,7 +394,6 @@ class Launch(Settings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class DryRun(Settings):
     """The way in which a script runs on a simulated GPU."""
 

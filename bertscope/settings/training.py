@@ -12,14 +12,13 @@ from dataclasses import field
 from typing import Any
 
 from bertscope.errors import SelectionError
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.settings.checkpointing import EVERY, FULL, NONE
 from bertscope.settings.rows import near_word
 from bertscope.units import decimal
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(Record):
     """An optimizer: its class, its implementations, and its state between steps."""
 
     class_name: str  # in torch.optim
@@ -118,8 +117,7 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 # ---- losses ----
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loss:
+class Loss(Record):
     """A loss: the texts of an example, the settings that change them, and what follows its name after a colon."""
 
     texts: int = 1

@@ -46,7 +46,7 @@ from bertscope.config import (
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, name_of
 from bertscope.files import Entry, read_mapping, with_places
 from bertscope.files import Mapping as Entries
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import FLASH_KERNELS, OF_FLOPS, RunConfig
@@ -70,8 +70,7 @@ _NEEDED = ("batch", "seq", "mode")
 _EXPECTED_KEYS = (*TOTAL_KEYS, *TABLE_KEYS, TIES_KEY, *MEASURES)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
+class Expectation(Record):
     """One expected value: `key` is `distinct_params`, `groups.embeddings`, `ties.ADDRESS`, `memory.NAME` ...
 
     `value` is a number, or the path that a tensor is tied to; `tolerance` is a share of the number, either way.
@@ -178,7 +177,6 @@ def _tolerance(key: str, entry: Entry | None) -> float:
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
 
 
-@dataclass(frozen=True, kw_only=True)
 class BertSource(ModelSource):
     """A BERT as its file describes it: configuration, class, and expected values."""
 

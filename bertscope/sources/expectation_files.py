@@ -26,7 +26,7 @@ from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.files import Entry, read_mapping, read_text, read_yaml, readable, root_node
 from bertscope.files import Mapping as Entries
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.settings.rows import CodeName, is_code
 from bertscope.settings.run_config import FLASH_KERNELS, STORED, RunConfig
 from bertscope.sources.bert import (
@@ -47,8 +47,7 @@ SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
 _KEYS = ("description", "model", "architecture", "attention", "add_pooling_layer", "lora", "expected")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpectedModel:
+class ExpectedModel(Record):
     """A model and the values that its file expects."""
 
     name: str

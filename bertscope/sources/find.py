@@ -31,7 +31,7 @@ from bertscope.errors import (
 )
 from bertscope.files import Mapping as Entries
 from bertscope.files import read_json, read_mapping, readable
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.settings.rows import NO_PERMIT, CodeName, is_code, with_permits
 from bertscope.settings.training import loss_parts
 from bertscope.sources.bert import (
@@ -302,8 +302,7 @@ def stored_alone(model: Any, *, beside_config: bool = True, **options: object) -
     return read_checkpoint(location.path)
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(Record, kw_only=False):
     """A path and the kind of the files there."""
 
     path: Path

@@ -27,7 +27,7 @@ from bertscope.errors import (
     name_of,
     suggestion,
 )
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.rows import NO_PERMIT, CodeName
 
@@ -50,8 +50,7 @@ class SourceOptions(TypedDict, total=False):
     lora: Lora | str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSource:
+class ModelSource(Record):
     """A model: a preset, a `config.json` of any family, a checkpoint, `module:attribute`, a module from Python.
 
     A source raises a one-line error for what it does not support. This class has no known layers, fields and other
@@ -223,7 +222,6 @@ def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 _folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
 
 
-@dataclass(frozen=True, kw_only=True)
 class GivenModule(ModelSource):
     """A module that exists already in Python; it is not changed. `inputs`, or what makes them for a size, run it."""
 
@@ -241,7 +239,6 @@ class GivenModule(ModelSource):
         return built
 
 
-@dataclass(frozen=True, kw_only=True)
 class FactorySource(ModelSource):
     """The module that its name gives: the attribute is a module, or a function or class to call.
 

@@ -17,7 +17,7 @@ import yaml
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.files import Entry, read_mapping, read_text, readable
 from bertscope.files import Mapping as Entries
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.checkpointing import FULL, NONE, Checkpointing
@@ -57,8 +57,7 @@ def _is_off(value: Any) -> bool:
     return value is None or value is False or value in ("", "no", "NO") or value == []
 
 
-@dataclass(frozen=True)
-class _Format:
+class _Format(Record, kw_only=False):
     """A training file format: the keys that identify it, and each key's effect."""
 
     name: str

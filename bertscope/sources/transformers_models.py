@@ -32,7 +32,6 @@ from bertscope.errors import (
     suggestion,
 )
 from bertscope.files import Mapping as Entries
-from bertscope.frozen import dataclass
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.model_source import ModelSource, SourceOptions, as_source_error
 from bertscope.units import visible
@@ -269,7 +268,6 @@ def _forget_connections() -> None:
         utils.reset_sessions()
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransformersSource(ModelSource):
     """A model that transformers builds from the configuration of another family than BERT's."""
 

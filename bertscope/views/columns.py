@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.units import count_text, visible
 from bertscope.views.console import Target, stacked, text_width, unbroken, verdict_cell, wrapped
 
@@ -20,8 +20,7 @@ _FORMULA = re.compile(r"[=+@-](?![0-9.,]+$)")  # no module or tensor of PyTorch 
 Read = Callable[[Any], Any]  # what a row has of a column
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Record, kw_only=False):
     """A column of a report: its cells in the terminal and in Markdown, and its raw values in CSV.
 
     The terminal shows a column with `detail` with -v only (of 1 also in a table with the quantities below each other).
@@ -199,8 +198,7 @@ def table_text(columns: Sequence[Column], rows: Sequence[Any], target: Target, s
     return _Drawing.of(columns, rows, target).fitted(target.width).text(target, is_strong)
 
 
-@dataclass(frozen=True)
-class _Cells:
+class _Cells(Record, kw_only=False):
     """The texts of a column, its heading first, and its width in the terminal."""
 
     column: Column
@@ -221,8 +219,7 @@ class _Cells:
         return max([*map(text_width, unbroken(heading)), *widths, 0])
 
 
-@dataclass(frozen=True)
-class _Drawing:
+class _Drawing(Record, kw_only=False):
     """The columns of a table, names first, and those whose texts stand in lines below the names."""
 
     columns: Sequence[_Cells]

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Literal
 
 from bertscope.errors import named
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.units import decimal, visible
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
@@ -22,8 +22,7 @@ _CLOSING = "\uff0c\u3002\uff1b\uff1a\u3001\uff09\u300b\uff01\uff1f"  # begins no
 _UNIT = f" *[{_OPENING}]*(?:[^{_WIDE} ]+|[{_WIDE}])[{_CLOSING}]* *"
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Record, kw_only=False):
     """A place for text: `width` in columns, None for as wide as it gets; `verbose` asks for all rows and columns."""
 
     width: int | None = None

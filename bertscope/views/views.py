@@ -10,7 +10,7 @@ from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 from bertscope.errors import SelectionError, name_of, one_line
-from bertscope.frozen import dataclass
+from bertscope.frozen import Record
 from bertscope.units import html_text, visible_lines
 from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text, tables_text
 from bertscope.views.console import Target, lists_all, padded, painted, stacked, stdout_target, wrapped
@@ -39,8 +39,7 @@ def sectioned(notes: Iterable[str]) -> list[str]:
     return [note for note, following in pairs if not (isinstance(note, Heading) and isinstance(following, Heading))]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Record, kw_only=False):
     """Columns and their rows, those that are `strong` in bold, and a text below them in the terminal.
 
     With `names`, a narrow terminal gets several tables, all with this number of first columns.
@@ -96,8 +95,7 @@ def model_columns(reports: Sequence[Any]) -> list[Column]:
     return [about("model", "subject.name"), about("class", "subject.architecture", detail=is_one)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
+class Compared(Record):
     """A way to show several reports of a kind as one table: the rows of each, after columns that name its subject.
 
     `table` and `records` take a report, the others all. `records` are other rows, of CSV; with `shows_records` they
@@ -124,8 +122,7 @@ def common_notes(of_subjects: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in others]
 
 
-@dataclass(frozen=True, kw_only=True)
-class View:
+class View(Record):
     """A view of the reports of a kind: what it shows, for the terminal, Markdown and CSV alike.
 
     Each function takes a report; `tables` and `notes` also the target, None for Markdown and CSV, and the options of

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, lru_cache
 from importlib import metadata
 from itertools import product
@@ -22,6 +22,7 @@ from typing import Any
 import bertscope
 from bertscope.errors import BertscopeError, MissingExtraError, SourceError, one_line
 from bertscope.files import read_text, read_yaml, readable
+from bertscope.frozen import Record
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.memory.plan import check_plan
 from bertscope.memory.simulator import Simulator
@@ -112,8 +113,7 @@ def points(request: Request) -> Iterator[Combination]:
 # ---- the points of a grid as tasks: plain data, so that any process with the same versions computes them ----
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(Record):
     """A point with all that its computation needs, as plain data, so that any process can compute it."""
 
     key: str

@@ -16,8 +16,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from bertscope import frozen
 from bertscope.errors import SourceError
+from bertscope.frozen import Record
 from bertscope.reports.layer_ranges import without_numbers
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.reports.why import BEFORE, END, OOM, PEAK, TENSORS
@@ -69,8 +69,7 @@ _CALL = re.compile(r"module\.py:(\w+\.)?_(wrapped_)?call_impl$|:(\w+\.)*forward$
 _OWN = re.compile(r"(\w+), (\w[\w ]*)$")  # the third frame of a snapshot of `estimate` or `profile`: part, phase
 
 
-@frozen.dataclass(frozen=True)
-class StackKind:
+class StackKind(Record, kw_only=False):
     """The phase, the part, the lines and the module of an allocation, from its frames."""
 
     phase: str
