@@ -1,6 +1,8 @@
 """The process of a dry run: it runs a script as `python train.py` does, on the fake card, and sends the report."""
 
 import base64
+import builtins
+import contextlib
 import ctypes
 import json
 import os
@@ -65,26 +67,45 @@ def main() -> None:
     with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="-1"), suppress(OSError, AttributeError):
         ctypes.CDLL("libcuda.so.1").cuInit(0)
 
+    needed = [(vars(module), {**vars(module)}) for module in (builtins, os, json, json.encoder, contextlib)]
+    own, write, end = os.getpid(), os.write, os._exit
+    spoiled = b"the script replaced what Python itself needs, and no report could be made\n"
+
+    def restore() -> None:
+        """Put back what a script may have replaced and the answer needs."""
+        for now, before in needed:
+            now.update(before)
+
+    def run() -> None:
+        try:
+            _run_file(asked)
+        finally:
+            restore()
+
     def leave(answer: Callable[[], Any]) -> None:
         """Send the result, and end without what a script has left to do: it may catch every exception.
 
         A fork that the script made ends here too, and sends nothing.
         """
+        code = 1
         try:
-            message = "report", answer()
-        except BaseException as error:
-            message = error_message(told(error) or WorkerError(_text(error)))
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # a script may have closed it
-                stream.flush()
-        try:
+            restore()
+            try:
+                message = asked.token, answer()
+            except BaseException as error:
+                message = error_message(told(error) or WorkerError(_text(error)))
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(BaseException):  # a script may have closed or replaced it
+                    stream.flush()
             if os.getpid() == own:
                 send(*message)
+            code = int(message[0] == ERROR)
+        except BaseException:
+            write(2, spoiled)
         finally:
-            os._exit(int(message[0] == ERROR))
+            end(code)
 
-    own = os.getpid()
-    leave(lambda: record(asked, lambda: _run_file(asked), leave))
+    leave(lambda: record(asked, run, leave))
 
 
 def run_here(function: Callable[[], Any], asked: ScriptRun) -> RunReport:

@@ -6,11 +6,13 @@ import base64
 import json
 import os
 import re
+import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ class ScriptRun(Record):
     sandbox: str = ""  # an empty folder, for the mounts; none for a run without
     memory_limit_bytes: int | None = None
     wants_snapshot: bool = False  # of the step with the peak, for PyTorch's memory viewer
+    token: str = ""  # the kind of the message with the report, so that no line a script prints is one
 
     @property
     def name(self) -> str:
@@ -75,7 +78,8 @@ def dry_run(
             inside = os.path.join(folder.name, "sandbox")
             os.mkdir(inside)
             asked = replace(asked, sandbox=inside)
-        worker = Worker(start(), _message, echo=sys.stderr)
+        asked = replace(asked, token=secrets.token_hex())
+        worker = Worker(start(), partial(_message, asked.token), echo=sys.stderr)
         stack.callback(worker.stop)
         worker.send(asdict(asked))
         begun = time.monotonic()
@@ -98,10 +102,12 @@ def dry_run(
     return report, base64.b64decode(content[1]) if content[1] else None
 
 
-def _message(line: bytes) -> tuple[str, Any]:
-    """Return a message of the process, which runs a user's code: only plain data of the report's types is taken."""
+def _message(token: str, line: bytes) -> tuple[str, Any]:
+    """Return the report in a line of the process, which runs a user's code: plain data of its types, with the token."""
     kind, (report, picture) = json.loads(line)
-    return str(kind), (typed(RunReport, report, "the report of the script"), str(picture or ""))
+    if kind != token:
+        raise ValueError("the line is not the report")
+    return kind, (typed(RunReport, report, "the report of the script"), str(picture or ""))
 
 
 def as_asked(asked: ScriptRun, sent: RunReport) -> RunReport:

@@ -264,16 +264,21 @@ print(json.dumps(found))
     ("code", "kind", "words"),
     [("print(1)", SelectionError, "nothing on a CUDA device"), ("raise SystemExit('no')", BertscopeError, "no"),
      ("import os\nos._exit(0)", WorkerError, "exit code 0"),
+     ("import builtins\nbuiltins.len = builtins.open = None\nraise ValueError('mine')", BertscopeError,
+      "train.py:3: ValueError: mine"),
+     ("import json, os\nos._exit = None\njson.JSONEncoder.encode = None\nraise ValueError", WorkerError,
+      "no report could be made"),
      ("import ctypes\nctypes.string_at(0)", WorkerError, "was killed by SIGSEGV"),
      ("import subprocess\nfor _ in range(9): subprocess.Popen(['sleep', '1000'])\nwhile True: pass", WorkerError,
       "longer than 5 s")],
 )  # fmt: skip
-def test_a_script_without_a_report_is_one_line_with_its_exit_code(script, code, kind, words):
+def test_a_script_without_a_report_is_one_line_with_its_exit_code(script, code, kind, words, capsys):
     before = set(children())
     with pytest.raises(kind, match=words) as failed:
         bertscope.run(script(code.replace("1000", SECONDS)), timeout=5 if "while" in code else 100)
     assert failed.value.exit_code == (3 if kind is WorkerError else 2)
     assert "\n" not in str(failed.value)
+    assert "Traceback" not in capsys.readouterr().err
     assert set(children()) <= before
 
 
@@ -367,20 +372,21 @@ def children():
 
 
 @pytest.mark.usefixtures("as_the_program_starts_it")
-def test_a_forged_report_is_refused_or_is_the_scripts_own(script):
+def test_a_line_that_a_script_writes_is_not_taken_for_its_report(script):
+    path = SCRIPTS / MEASURED["own"]["script"]
+    report = bertscope.run(path, MEASURED["own"]["arguments"], steps=1)
+    line = json.dumps(["report", [report, None]], default=vars)
     name = script(
-        STEP
-        + """
+        f"""
 import os
 for number in range(3, 60):
     try:
-        os.write(number, b'["report", {"updates": "x", "phases": [{"step": -1}]}]\\n' * 3)
+        os.write(number, {line.encode()!r} + b"\\n")
     except OSError:
         pass
-for _ in range(3): step(4)
 """
     )
-    with pytest.raises(WorkerError):
+    with pytest.raises(WorkerError, match="its parent expected a message"):
         bertscope.run(name)
 
 
