@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from contextlib import ExitStack, contextmanager
 from threading import Event, Thread, get_ident
+from weakref import finalize
 
 import pytest
 
@@ -493,12 +494,13 @@ def test_without_the_mode_a_tensor_is_real():
     assert (type(real), type(fake) is torch.Tensor) == (torch.Tensor, False)
 
 
-def test_the_number_of_ranks_of_a_collective_is_that_of_its_group():
+def test_the_group_of_a_collective_is_among_its_arguments():
     from torch.distributed import _functional_collectives as functional_collectives
 
     def answer(operator, args):
         is_collective = operator.namespace in ("c10d", "_c10d_functional")
-        return is_collective and (torch_access.operator_name(operator), distributed.group_size(args))
+        group = distributed.process_group(args) if is_collective else None
+        return group and (torch_access.operator_name(operator), group.size())
 
     dist = torch.distributed
     dist.init_process_group("fake", rank=0, world_size=6, store=distributed.fake_store())
@@ -511,6 +513,25 @@ def test_the_number_of_ranks_of_a_collective_is_that_of_its_group():
     finally:
         dist.destroy_process_group()
     assert [*filter(None, mode.seen)][:3] == [("allreduce_", 6), ("allreduce_", 3), ("all_reduce", 3)]
+
+
+def test_a_group_of_gloo_in_one_thread_holds_nothing_of_a_collective_once_it_is_drained():
+    dist = torch.distributed
+    dist.init_process_group(distributed.gloo_in_one_thread("lo"), rank=0, world_size=1, store=dist.HashStore())
+    try:
+        group = dist.group.WORLD
+        assert group._get_backend(torch.device("cpu")).options._threads == 1
+        ended = []
+        for _ in range(20):
+            tensor = torch.ones(1000)
+            finalize(tensor.untyped_storage(), ended.append, None)
+            work = dist.all_reduce(tensor, async_op=True)
+            work.wait()
+            del tensor, work
+            distributed.drain(group)
+            assert ended.pop() is None
+    finally:
+        dist.destroy_process_group()
 
 
 def test_after_a_job_no_result_of_its_operators_is_remembered():

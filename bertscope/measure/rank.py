@@ -43,17 +43,16 @@ from bertscope.processes.child import can_fork, child_command, run_and_end
 from bertscope.reports.memory import ALL_REDUCE, BACKWARD, RankRow, Timing
 from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.torch_access import in_backward, nn, operator_name, storage_key, torch, tree_leaves
+from bertscope.torch_access.distributed import drain, gloo_in_one_thread, process_group
 from bertscope.tracing.module_tree import row_paths
 from bertscope.tracing.record import Device, Recorder
 
 RANK_ENTRY = "bertscope.measure.rank:run_command"
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _LOOK_SECONDS = 0.05  # between two looks of the launcher at the ranks
 # A rank that fails waits before it ends, so that the others, which wait for it, do not fail too.
 _LAST_SECONDS = 20.0
 _MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that hangs
-_PAUSE_SECONDS = 0.05  # for the threads of gloo to free what they hold of the last collective
-_STEPS = 2  # such a thread may be late all the same: of several steps the one with the lowest peaks counts
 
 
 def live_run(step: ModelStep, phase: Phase) -> MemoryTrace:
@@ -61,22 +60,19 @@ def live_run(step: ModelStep, phase: Phase) -> MemoryTrace:
 
     `phase` is entered with each phase too.
     """
-    recorder, traces = StepRecorder(step, _LiveDevice(step)), []
+    recorder = StepRecorder(step, _LiveDevice(step))
 
     @contextmanager
     def recorded(name: str) -> Iterator[None]:
-        time.sleep(_PAUSE_SECONDS)
         with phase(name), recorder.recorded(name):
             yield
 
     with recorder.watching():
         recorder.hold_state()
         step.run(recorded)  # what it leaves, the next step finds
-        for _ in range(_STEPS):
-            recorder.log.restart()
-            step.run(recorded)
-            traces.append(recorder.log.trace(step.run_config.device))
-    return min(traces, key=lambda trace: sum(moment.live_bytes for moment in trace.peaks()))
+        recorder.log.restart()
+        step.run(recorded)
+        return recorder.log.trace(step.run_config.device)
 
 
 class _Buckets(Device):
@@ -100,6 +96,13 @@ class _Buckets(Device):
 
 class _LiveDevice(StepDevice):
     """A device of real tensors."""
+
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator; on a CPU what a collective holds ends with it, however busy the machine."""
+        out = super().run(operator, args, kwargs)
+        if self.kind == "cpu" and operator.namespace in NAMESPACES and kind_of(operator_name(operator)):
+            drain(process_group(args))
+        return out
 
     def has(self, tensor: Any) -> bool:
         """Return False for a tensor on another device, such as a step counter beside a GPU."""
@@ -141,7 +144,7 @@ def _run(job: Job, launch: RankLaunch, send: Say) -> None:
     send("stage", "joining the others")
     # The ranks meet at a file in the folder of the job, which other users cannot read.
     dist.init_process_group(
-        _BACKENDS[device],
+        "nccl" if device == "cuda" else gloo_in_one_thread(_LOOPBACK),
         init_method=f"file://{launch.folder}/store",
         rank=int(os.environ["RANK"]),
         world_size=launch.nproc,
@@ -320,14 +323,9 @@ def run_ranks(launch: RankLaunch, *, is_forking: bool) -> dict[str, int]:
 def _environment(launch: RankLaunch, rank: int) -> dict[str, str]:
     """Return the variables of a rank, as torchrun sets them; gloo and NCCL listen to loopback only."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": launch.nproc}
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     # NCCL's RAS subsystem (from 2.24 on) would open a port too.
-    return (
-        {name: str(value) for name, value in numbers.items()}
-        | dict.fromkeys(names, loopback)
-        | {"NCCL_RAS_ENABLE": "0"}
-    )
+    sockets = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK, "NCCL_RAS_ENABLE": "0"}
+    return {name: str(value) for name, value in numbers.items()} | sockets
 
 
 def _forked(launch: RankLaunch, rank: int) -> int:

@@ -29,7 +29,7 @@ from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.training import OPTIMIZERS
 from bertscope.torch_access import compiled_paths, operator_name, storage_key, torch, tree_leaves
-from bertscope.torch_access.distributed import group_size, held_tensors, tensors_in, watched_gathers
+from bertscope.torch_access.distributed import held_tensors, process_group, tensors_in, watched_gathers
 from bertscope.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
 from bertscope.tracing.log import Call, RunLog, RunPlace, tensors
 from bertscope.tracing.record import SETUP, Device, Recorder, hooks
@@ -387,7 +387,8 @@ class StepRecorder(Recorder):
         given = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         size = max((leaf.nbytes for leaf in given), default=0)
         path = self.tracker.path() if self.gathered is None else self.gathered
-        self.log.collectives.append(Collective(self.phase, kind, path, size, group_size(args)))
+        group = process_group(args)
+        self.log.collectives.append(Collective(self.phase, kind, path, size, group.size() if group else 1))
         for leaf in given:
             number = self.numbers.get(storage_key(leaf), -1)
             if number in self.living and not self.log.blocks[number].part:

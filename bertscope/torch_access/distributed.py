@@ -111,23 +111,42 @@ def real_tensors() -> AbstractContextManager[Any]:
     return unset_fake_temporarily()
 
 
-def group_size(args: Any) -> int:
-    """Return the number of ranks of the process group in the arguments of a collective; 1 without one.
+def process_group(args: Any) -> Any:
+    """Return the process group in the arguments of a collective; None without one.
 
     The operators of c10d have the group itself as a script object, the functional ones its name.
     """
     for value in args:
         if isinstance(value, torch.ScriptObject):
-            try:
-                return int(torch.distributed.ProcessGroup.unbox(value).size())
-            except (RuntimeError, TypeError):  # another script object, such as the kind of reduction
-                continue
+            with suppress(RuntimeError, TypeError):  # of another script object, such as the kind of reduction
+                return torch.distributed.ProcessGroup.unbox(value)
         if isinstance(value, str) and value not in _REDUCTIONS:
             from torch.distributed import distributed_c10d
 
             resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-            return int(resolve(value).size())
-    return 1
+            return resolve(value)
+    return None
+
+
+def gloo_in_one_thread(interface: str) -> str:
+    """Register the backend of gloo whose groups run their collectives one after the other, and return its name.
+
+    Two threads, which are gloo's default, may hold the tensors of a collective that has ended while the next ones run.
+    """
+    gloo: Any = torch.distributed.ProcessGroupGloo
+
+    def group(store: Any, rank: int, size: int, timeout: Any) -> Any:
+        options = gloo._Options()
+        options._devices, options._timeout, options._threads = [gloo.create_device(interface=interface)], timeout, 1
+        return gloo(store, rank, size, options)
+
+    torch.distributed.Backend.register_backend("gloo_in_one_thread", group, devices=["cpu"])
+    return "gloo_in_one_thread"
+
+
+def drain(group: Any) -> None:
+    """Wait until a group in one thread holds no tensor: it has dropped those of a collective when the next one ends."""
+    group._get_backend(torch.device("cpu")).barrier().wait()
 
 
 def forget_meshes() -> None:

@@ -185,7 +185,7 @@ def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
             outside = report.outside_bytes or 0
             cuda = f", CUDA {bytes_text(outside)}" if outside > 0.1 * finding.values["size_total"] else ""
             return (
-                f"The program is too large for this GPU: its tensors hold {v.share}{cuda}.",
+                f"The step is too large for this GPU: its tensors hold {v.share}{cuda}.",
                 f"{v.lower}, or use checkpointing or 16 bits.",
             )
         case "why_more":
