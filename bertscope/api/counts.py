@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertscope.api.arguments import Model, built, shapes_of_run, with_keywords_of
+from bertscope.api.requests import Model, built, public, shapes_of_run
 from bertscope.errors import SelectionError
 from bertscope.reports.modules import CountReport, TreeReport
 from bertscope.sources.find import source_of, stored_alone, weights_path
@@ -14,12 +14,12 @@ from bertscope.sources.find import source_of, stored_alone, weights_path
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.api.arguments import ShapesOfRun
+    from bertscope.api.requests import ShapesOfRun
     from bertscope.checkpoints.reading import Checkpoint
     from bertscope.reports.checkpoint import VerifyReport
 
 
-@with_keywords_of(shapes_of_run)
+@public(shapes_of_run)
 def count(
     model: Model,
     *,
@@ -48,7 +48,7 @@ def count(
     return _counted("count", model, name, run, named, {"by": by}, options)
 
 
-@with_keywords_of(shapes_of_run)
+@public(shapes_of_run)
 def tree(
     model: Model, *, depth: int | None = None, name: str | None = None, folded: bool = True, **run: Unpack[ShapesOfRun]
 ) -> TreeReport | Any:

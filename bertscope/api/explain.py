@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from bertscope.analyses import diagram as diagrams
 from bertscope.analyses import explain as steps
 from bertscope.analyses.dataflow import Given
-from bertscope.api.arguments import Model, batch_of, built, inputs_of, refuse_sizes, usual_length, with_keywords_of
-from bertscope.api.requests import default_length, requested, resolved, with_settings
+from bertscope.api import requests
+from bertscope.api.requests import Model, public
 from bertscope.errors import SelectionError, name_of
 from bertscope.model.bert import BertModel, BertPreTrainedModel
 from bertscope.model.lora import base_model_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         config: bool
 
 
-@with_keywords_of()
+@public()
 def explain(
     model: Model,
     path: str | None = None,
@@ -61,10 +61,10 @@ def explain(
     ('hidden_size x hidden_size + hidden_size', 590592)
     """
     texts = isinstance(inputs, Sequence) and all(isinstance(item, str) for item in inputs)
-    tensors = inputs_of(None if texts else inputs, keywords)
+    tensors = requests.inputs_of(None if texts else inputs, keywords)
     if tensors is not None:
-        refuse_sizes(batch, seq, "on a module with inputs")
-        model, batch = source_of(built(model)[0], name=name, inputs=tensors), batch_of(tensors)
+        requests.refuse_sizes(batch, seq, "on a module with inputs")
+        model, batch = source_of(requests.built(model)[0], name=name, inputs=tensors), requests.batch_of(tensors)
     elif isinstance(model, BertPreTrainedModel):
         has_pooler = not isinstance(model, BertModel) or model.pooler is not None
         architecture = type(model).__name__
@@ -72,12 +72,11 @@ def explain(
             name=name or architecture, config=model.config, architecture=architecture, add_pooling_layer=has_pooler
         )
     source = source_of(model, name=name)
-    return steps.explain(
-        source, path, batch=batch, seq=usual_length(source) if seq is None else seq, inputs=inputs if texts else ()
-    )
+    seq = requests.length_of(seq, source)
+    return steps.explain(source, path, batch=batch, seq=seq, inputs=inputs if texts else ())
 
 
-@with_keywords_of(diagrams.Classes)
+@public(diagrams.Classes)
 def diagram(
     model: Model,
     kind: str | None = None,
@@ -108,18 +107,18 @@ def diagram(
       m0 --> m1
     <BLANKLINE>
     """
-    tensors = inputs_of(inputs, options)
-    module, shown = built(model, name)
+    tensors = requests.inputs_of(inputs, options)
+    module, shown = requests.built(model, name)
     classes: Any = {key: value for key, value in options.items() if value is not None}
     arguments: dict[str, Any] = {"depth": depth, "direction": direction, "given": given, "inputs": tensors, **classes}
     kind = diagrams.diagram_kind(module, kind, classes.get("around"))
     if isinstance(given, Mapping):
-        seq = given.get("seq") or usual_length(*[source_of(model)] * (kind == "forward"))
+        seq = requests.length_of(given.get("seq") or None, *[source_of(model)] * (kind == "forward"))
         given = Given(**{**given, "seq": seq})
         arguments["given"] = given = given if kind == "forward" or given != Given() else None
     if tensors is not None:
         module = source_of(module, inputs=tensors).build()
-        given = given or Given(batch=batch_of(tensors))
+        given = given or Given(batch=requests.batch_of(tensors))
     is_bert = isinstance(base_model_of(module), BertPreTrainedModel)
     used = {key for key in diagrams.KINDS[kind] if is_bert or key != "implementation"}
     if given is not None and (given.input if is_bert else given.cache or given.head_mask):
@@ -138,7 +137,7 @@ def diagram(
     )  # fmt: skip
 
 
-@with_settings
+@public()
 def flops(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> FlopsReport:
@@ -156,16 +155,16 @@ def flops(
     >>> report[""].forward.matmul_flops == 10 * 2 * 3 * 4
     True
     """
-    tensors = inputs_of(inputs, settings)
-    request = requested("flops", model, settings)
+    tensors = requests.inputs_of(inputs, settings)
+    request = requests.request_of("flops", model, settings)
     if tensors is not None:
         if unused := sorted(request.named - {"mode"}):
             raise SelectionError(f"{unused[0]} is for a run without inputs; a given module already has some")
-        module, shown = built(request.subject, name)
-        ((run_config, _),) = resolved(request).points
+        module, shown = requests.built(request.subject, name)
+        ((run_config, _),) = requests.resolved(request).points
         return work.flops(module, tensors, mode=run_config.mode, name=shown)
     source = source_of(request.subject, name=name)
-    runs = request.resolved(**QUESTIONS["flops"].defaults, **default_length(request, source)).runs
+    runs = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source)).runs
     if runs[0].mode not in (INFERENCE, TRAINING):
         raise SelectionError(f"FLOPs depend on mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))

@@ -6,11 +6,10 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bertscope.api.arguments import Model, batch_of, batched, built, function_of, inputs_of, inputs_on_device, is_module
-from bertscope.api.requests import default_length, loop_of, module_records, requested, resolved, with_settings
+from bertscope.api import requests
+from bertscope.api.requests import Model, public
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
@@ -58,7 +57,7 @@ class ModelRequest:
     @classmethod
     def of(cls, request: Request, source: ModelSource, **defaults: Any) -> ModelRequest:
         """Return the work of all runs; a function that compares limits has one for each."""
-        return cls(request, source, resolved(request, source, **defaults).points)
+        return cls(request, source, requests.resolved(request, source, **defaults).points)
 
     @property
     def by_precision(self) -> list[RunConfig]:
@@ -153,7 +152,7 @@ def _card_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
     return gpu if limit.budget is None else replace(gpu, memory_bytes=limit.budget)
 
 
-@with_settings
+@public()
 def estimate(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> MemoryReport:
@@ -178,11 +177,11 @@ def estimate(
     >>> adam["none"].memory.peak.parts.optimizer_state == 2 * 4 * 1000 * 1000 + 4  # two moments and a counter
     True
     """
-    tensors, loss = inputs_of(inputs, settings), function_of(settings)
-    request = requested("estimate", model, settings)
+    tensors, loss = requests.inputs_of(inputs, settings), requests.function_of(settings)
+    request = requests.request_of("estimate", model, settings)
     if tensors is not None:
-        module, shown = built(request.subject, name)
-        run_config, limit = module_records(request, module, takes_limit=loss is None)
+        module, shown = requests.built(request.subject, name)
+        run_config, limit = requests.module_records(request, module, takes_limit=loss is None)
         if limit == Limit():
             return _estimate_modules([(module, tensors, run_config)], loss, shown)
         work = ModelRequest(request, source_of(module, name=shown, inputs=tensors), [(run_config, limit)])
@@ -218,9 +217,9 @@ def training_script(model: Model | Request, *, name: str | None = None, **settin
     """
     from bertscope.memory.loops import loop_script
 
-    request = requested("estimate", model, settings)
+    request = requests.request_of("estimate", model, settings)
     source = source_of(request.subject, name=name)
-    return loop_script(source, resolved(request, source).runs[0])
+    return loop_script(source, requests.resolved(request, source).runs[0])
 
 
 def _with_function(work: ModelRequest, loss: Loss) -> MemoryReport:
@@ -243,7 +242,7 @@ def _estimate_modules(
     return replace(reports[0], variants=tuple(variant for report in reports for variant in report.variants))
 
 
-@with_settings
+@public()
 def profile(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[MeasurementSettings]
 ) -> MemoryReport:
@@ -259,9 +258,9 @@ def profile(
     >>> abs(report["none"].error)
     0.0
     """
-    tensors, loss = inputs_of(inputs, settings), function_of(settings)
-    request = requested("profile", model, settings)
-    if is_module(request.subject):
+    tensors, loss = requests.inputs_of(inputs, settings), requests.function_of(settings)
+    request = requests.request_of("profile", model, settings)
+    if requests.is_module(request.subject):
         return _profile_module(request, tensors, loss, name)
     if loss is not None:
         raise SelectionError("a function cannot be sent to a new process; give a module, or the name of a loss")
@@ -279,11 +278,12 @@ def _profile_module(request: Request, tensors: Any, loss: Loss | None, name: str
             unused[0],
         )
     if tensors is None:
-        run_config, _, measurement, _ = resolved(request, None, precision=STORED, **loop_of(module)).points[0]
+        records = requests.resolved(request, None, precision=STORED, **requests.loop_of(module)).points[0]
     else:
-        run_config, _, measurement, _ = module_records(request, module)
+        records = requests.module_records(request, module)
+    run_config, _, measurement, _ = records
     device = profiler_run.device_of(run_config)
-    tensors = real_inputs(module, run_config, device) if tensors is None else inputs_on_device(tensors, device)
+    tensors = real_inputs(module, run_config, device) if tensors is None else requests.inputs_on_device(tensors, device)
     return profiler_run.profile(module, tensors, run_config, loss=loss, steps=measurement.steps, name=name)
 
 
@@ -294,7 +294,7 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
 
     if "nproc" not in request.named and request.named & {"strategy", "mesh", "world_size"}:
         raise request.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
-    records = resolved(request, source)
+    records = requests.resolved(request, source)
     runs = [run for run, *_ in records.points]
     _, _, measurement, launch = records.points[0]
     ranks, wants_card = launch.nproc or 1, "calibration" in (request.wants or ())
@@ -327,7 +327,7 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     return request.answer(report, snapshot=pictures[-1] if pictures else None, calibration=calibration)
 
 
-@with_settings
+@public()
 def fit(
     model: Model | Request,
     budget: int | str | None = None,
@@ -360,7 +360,7 @@ def fit(
     return reports[0]
 
 
-@with_settings
+@public()
 def fits(
     model: Model | Request,
     budget: int | str | None = None,
@@ -377,21 +377,21 @@ def fits(
     >>> [report.card.name for report in bertscope.fits("bert-tiny", gpu="t4,a10", seq=64, batch=4)]
     ['t4', 'a10']
     """
-    tensors = inputs_of(inputs, settings)
+    tensors = requests.inputs_of(inputs, settings)
     keywords = {**settings} if budget is None else {**settings, "budget": budget}
-    searched = () if batch_total is None else ("strategy",)
-    request = requested("fits", model, keywords, compared=(*QUESTIONS["fits"].compared, *searched)).without("batch")
-    source = source_of(request.subject, name=name, inputs=batched(tensors))
+    compared = (*QUESTIONS["fits"].compared, *(() if batch_total is None else ("strategy",)))
+    request = requests.request_of("fits", model, keywords, compared=compared).without("batch")
+    source = source_of(request.subject, name=name, inputs=requests.batched(tensors))
     ranks: dict[str, Any] = {}
     if batch_total is not None:
         request, ranks = _without_ranks(request, batch), {"strategy": SEARCHED, "world_size": 2}
-    known, limits = Simulator(source), resolved(request, source, **ranks).limits
+    known, limits = Simulator(source), requests.resolved(request, source, **ranks).limits
     reports = []
     for limit in limits:
         half = f"{AUTOCAST}{half_precision(find_gpu(limit.gpu) if limit.gpu else None)}"
         usual = {"precision": [STORED if source.has_own_dtypes else FP32.name, half]}
         usual["checkpointing"] = list(known.facts(RunConfig()).strategies)
-        points = resolved(request, source, **ranks, **usual).points
+        points = requests.resolved(request, source, **ranks, **usual).points
         work = ModelRequest(request, source, [point for point in points if point[1] == limit])
         simulator = work.simulator(known, is_timed=limit.time and batch_total is None)
         runs = work.by_precision
@@ -433,7 +433,7 @@ def _without_ranks(request: Request, batch: int | None) -> Request:
     return request
 
 
-@with_settings
+@public()
 def plan(
     model: Model | Request,
     budget: int | str | None = None,
@@ -459,9 +459,9 @@ def plan(
     """
     from bertscope.memory.plan import plan_report
 
-    own_inputs = inputs_of(inputs, settings)
+    own_inputs = requests.inputs_of(inputs, settings)
     explicit = {key: value for key, value in (("budget", budget), ("batch", batch)) if value is not None}
-    request = requested("plan", model, {**settings, **explicit})
+    request = requests.request_of("plan", model, {**settings, **explicit})
     if batch_total is not None:
         if request.named & {"batch", "accumulate"}:
             raise request.error("{batch} is the micro-batch and {batch_total} is per optimizer step; give one of them")
@@ -474,17 +474,16 @@ def plan(
     def changed_run(changes: dict[str, Any]) -> RunConfig:
         """Return the run with other settings."""
         changed = read_settings({name: value for name, value in changes.items() if name != "lora"})
-        return resolved(request.over(changed), source).runs[0]
+        return requests.resolved(request.over(changed), source).runs[0]
 
-    report = plan_report(
-        simulator, work.run, changes=_changes(may_change, work.card), changed_run=changed_run, batch_total=batch_total
-    )
-    words = may_change.split(",") if isinstance(may_change, str) else may_change
-    report = replace(report, may_change=tuple(word.strip() for word in words if word.strip()))
-    return work.finished(report, report.rows, is_timed=is_timed)
+    texts = may_change.split(",") if isinstance(may_change, str) else may_change
+    names = tuple(text.strip() for text in texts if text.strip())
+    changes = _changes(dict.fromkeys(names), work.card)
+    report = plan_report(simulator, work.run, changes=changes, changed_run=changed_run, batch_total=batch_total)
+    return work.finished(replace(report, may_change=names), report.rows, is_timed=is_timed)
 
 
-def _changes(may_change: str | Sequence[str], gpu: Gpu | None) -> list[dict[str, Any]]:
+def _changes(names: Iterable[str], gpu: Gpu | None) -> list[dict[str, Any]]:
     """Return the settings to change, for a GPU: each alone, then those that go together."""
     known: dict[str, dict[str, Any]] = {
         "precision": {"precision": f"{AUTOCAST}{half_precision(gpu)}"},
@@ -492,17 +491,15 @@ def _changes(may_change: str | Sequence[str], gpu: Gpu | None) -> list[dict[str,
         "freeze": {"freeze": ("embeddings",)},
         "lora": {"lora": LORA_EXAMPLE},
     }
-    texts = may_change.split(",") if isinstance(may_change, str) else may_change
-    names = dict.fromkeys(word.strip() for word in texts if word.strip())
     for name in names:
         if name not in known:
             raise SelectionError(f"{name_of('may_change')} has no {name[:40]!r}; {suggestion(name[:40], known)}")
     together = [known[name] for name in ("precision", "8bit", "lora") if name in names]
-    several = [dict(chain.from_iterable(map(dict.items, together)))] if len(together) > 1 else []
-    return [*map(known.__getitem__, names), *several]
+    several = {name: value for settings in together for name, value in settings.items()}
+    return [*map(known.__getitem__, names), *([several] if len(together) > 1 else [])]
 
 
-@with_settings
+@public()
 def lengths(
     model: Model | Request,
     lengths: str | os.PathLike[str] | Iterable[int],
@@ -530,21 +527,19 @@ def lengths(
     """
     from bertscope.memory import lengths as epochs
 
-    tensors = inputs_of(inputs, settings)
-    request = requested("lengths", model, settings)
-    source = source_of(request.subject, name=name, inputs=batched(tensors, has_length=True))
-    work = ModelRequest.of(request, source, **({} if tensors is None else {"batch": batch_of(tensors)}))
+    tensors = requests.inputs_of(inputs, settings)
+    request = requests.request_of("lengths", model, settings)
+    source = source_of(request.subject, name=name, inputs=requests.batched(tensors, has_length=True))
+    work = ModelRequest.of(request, source, **({} if tensors is None else {"batch": requests.batch_of(tensors)}))
     if len(work.runs) > 1:
         raise SelectionError("lengths are for one run; give one value of each setting")
-    limit, gpu = work.limit, work.card
     simulator = work.simulator(is_limited=search)
     if search and tokens_per_batch:
         raise SelectionError(f"the search finds the tokens of a batch; leave {name_of('tokens_per_batch')} out")
     counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
-    most = default_length(request, source, max(counts)).get("seq", max(counts))
-    most = work.run.seq if request.has("seq") else most
+    most = requests.default_length(request, source, max(counts)).get("seq", work.run.seq)
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
-    data, run = epochs.Data(cut), on_card(work.run, gpu)
+    data, run = epochs.Data(cut), on_card(work.run, work.card)
     steps = epochs.LengthSteps(simulator, run, data, is_exact=exact)
     table = tuple(steps.table()) if search else ()
     sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
@@ -564,8 +559,8 @@ def lengths(
         traced=tuple(steps.traced),
         rows=rows,
         table=table,
-        budget_bytes=gpu.memory_bytes if gpu else limit.budget,
-        card=gpu,
+        budget_bytes=work.card.memory_bytes if work.card else work.limit.budget,
+        card=work.card,
         notes=() if steps.is_fused else (Note(key="lengths_scores"),),
     )
     return work.finished(report, rows, searched="batch" if search else "")

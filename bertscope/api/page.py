@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses import page as differences
 from bertscope.analyses.page import STAGES, page_report
-from bertscope.api.arguments import (
-    Model,
-    batch_of,
-    batched,
-    built,
-    inputs_of,
-    refuse_sizes,
-    usual_length,
-    with_keywords_of,
-)
+from bertscope.api import requests
 from bertscope.api.counts import verify
 from bertscope.api.memory import ModelRequest, noted
-from bertscope.api.requests import requested, resolved, with_settings
+from bertscope.api.requests import Model, public
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.progress import expect
@@ -37,7 +28,7 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import GivenInputs, RunSettings
 
 
-@with_settings
+@public()
 def report(
     model: Model | Request,
     compare: Model | None = None,
@@ -59,17 +50,20 @@ def report(
     >>> page["encoder"].params
     7087872
     """
-    data = inputs_of(inputs, settings)
-    request = requested("report", model, settings)
-    module = request.subject if data is None else built(request.subject)[0]
-    sources = [source_of(module, name=name, inputs=batched(data)), *([] if compare is None else [source_of(compare)])]
-    batch = {} if data is None else {"batch": batch_of(data)}
+    data = requests.inputs_of(inputs, settings)
+    request = requests.request_of("report", model, settings)
+    module = request.subject if data is None else requests.built(request.subject)[0]
+    sources = [
+        source_of(module, name=name, inputs=requests.batched(data)),
+        *([] if compare is None else [source_of(compare)]),
+    ]
+    batch = {} if data is None else {"batch": requests.batch_of(data)}
     works = []
     for source in sources:
         takes = source.strategies(built_for_counting(source))
         usual = {"checkpointing": [name for name in (NONE, FULL) if name in takes]}
         usual["precision"] = [STORED if source.has_own_dtypes else FP32.name]
-        records = resolved(request, source, **batch, **usual)
+        records = requests.resolved(request, source, **batch, **usual)
         works.append(ModelRequest(request, source, records.points))
     run, limit, gpu = works[0].run, works[0].limit, works[0].card
     if len(records.limits) > 1 or any((other.batch, other.seq) != (run.batch, run.seq) for other in works[0].runs):
@@ -86,7 +80,7 @@ def report(
     return replace(page, models=models)
 
 
-@with_keywords_of()
+@public()
 def diff(
     a: Model | Checkpoint,
     b: Model | Checkpoint,
@@ -109,18 +103,18 @@ def diff(
     (30522, 768)
     """
     stored = [side if isinstance(side, Checkpoint) else stored_alone(side) for side in (a, b)]
-    data = inputs_of(inputs, keywords)
+    data = requests.inputs_of(inputs, keywords)
     if any(stored):
-        refuse_sizes(batch, seq, "on a checkpoint")
+        requests.refuse_sizes(batch, seq, "on a checkpoint")
         if data is not None:
             raise SelectionError("inputs have no effect on a checkpoint; leave them out")
     if stored.count(None) == 1:
         model: Any = a if stored[0] is None else b
         return verify(model, stored[0] or stored[1])
     if data is not None:
-        refuse_sizes(batch, seq, "on a module with inputs")
-        batch = batch_of(data)
+        requests.refuse_sizes(batch, seq, "on a module with inputs")
+        batch = requests.batch_of(data)
     one, other = (known or source_of(side, inputs=data) for known, side in zip(stored, (a, b), strict=True))
-    usual = usual_length(*(side for side in (one, other) if not isinstance(side, Checkpoint)))
-    difference = differences.diff(one, other, batch=batch, seq=usual if seq is None else seq)
+    seq = requests.length_of(seq, *(side for side in (one, other) if not isinstance(side, Checkpoint)))
+    difference = differences.diff(one, other, batch=batch, seq=seq)
     return replace(difference, inputs_given=data is not None)

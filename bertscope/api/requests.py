@@ -1,42 +1,222 @@
-"""The settings of a public function: the request, its runs and limit, and the GPU whose memory counts."""
+"""What public functions share: any kind of model, inputs of modules, and the request that their settings make."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter, Signature, signature
-from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
-from bertscope.api.arguments import Function, input_parameters, longest_input
+from bertscope.config import POSITIONS, BertConfig
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.request import Request, Resolved, read_settings
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Limit, RunConfig
-from bertscope.sources.model_source import ModelSource
+from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Limit, Question, RunConfig
+from bertscope.sources.find import source_of
+from bertscope.sources.model_source import ModelSource, built_for_counting
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertscope.checkpoints.reading import Checkpoint
+    from bertscope.memory.step import Loss
+    from bertscope.settings.keywords import GivenInputs, RunSettings
     from bertscope.torch_access import nn
+    from bertscope.tracing.module_tree import InOut
+
+    class ShapesOfRun(GivenInputs, total=False):
+        """Keywords for the shapes of a forward pass."""
+
+        shapes: Mapping[str, InOut] | bool | None
+        batch: int
+        seq: int | None
+        inputs: Any
 
 
-def with_settings(function: Function) -> Function:
-    """List a public function's settings in its signature and docstring, with the defaults in QUESTIONS."""
-    question = QUESTIONS[function.__name__]
-    parameters = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
-    table = {name: row for name, row in question.table.items() if name not in {item.name for item in parameters}}
-    listed = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in question.files]
-    listed += [*input_parameters(parameters), *(
-        Parameter(name, Parameter.KEYWORD_ONLY, default=question.defaults.get(name, row.default))
-        for name, row in table.items()
-    )]  # fmt: skip
-    function.__signature__ = Signature([*parameters, *listed])  # type: ignore[attr-defined]
-    lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
-    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
-    return function
+Function = TypeVar("Function", bound=Callable[..., Any])
+INPUT_KEYWORDS = ("input_data", "input_size", "dtypes")
 
 
-def requested(question: str, model: Any, settings: Mapping[str, Any], **others: Any) -> Request:
+class Configuration(Protocol):
+    """A configuration of transformers."""
+
+    model_type: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of its config.json."""
+
+
+# A module, a name or path as for the command line, a configuration or its dictionary, or `bertscope.load(...)`; in some
+# functions a checkpoint, `bertscope.read_checkpoint(...)`.
+Model: TypeAlias = (
+    "nn.Module | ModelSource | Checkpoint | BertConfig | Configuration | Mapping[str, Any] | str | os.PathLike[str]"
+)
+
+
+def public(*passed_on: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Return a decorator that lists the keywords of a public function in its signature and docstring.
+
+    They are those of functions to which it passes them on, a module's inputs, and its settings in QUESTIONS.
+    """
+
+    def decorate(function: Function) -> Function:
+        own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+        passed = [item for other in passed_on for item in signature(other).parameters.values()]
+        passed = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in passed if item.default is not Parameter.empty]
+        listed = {item.name: item for item in (*own, *passed)}
+        question = QUESTIONS.get(function.__name__, Question(records=(), files=()))
+        table = {name: row for name, row in question.table.items() if name not in listed}
+        defaults: dict[str, Any] = dict.fromkeys((*question.files, *INPUT_KEYWORDS * ("inputs" in listed)))
+        defaults |= {name: question.defaults.get(name, row.default) for name, row in table.items()}
+        if table:
+            lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
+            function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
+        added = (Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items())
+        function.__signature__ = Signature([*listed.values(), *added])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def is_module(model: Model) -> TypeGuard[nn.Module]:
+    """Return True for a module of torch, which is imported then."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]:
+    """Return the given module itself, or a source's model on meta, and the name for its report."""
+    if is_module(model):
+        return model, name
+    source = source_of(model, name=name)
+    return built_for_counting(source), source.name
+
+
+def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
+    """Take a module's inputs out of a function's keywords, and return them; None without any.
+
+    They are `inputs`, or `input_data` as torchinfo calls them, or tensors on meta of `input_size`, a size or several,
+    whose `dtypes` are by default float32. Raises SelectionError for two of these, and for a size that is none.
+    """
+    data, input_size, dtypes = (keywords.pop(key, None) for key in INPUT_KEYWORDS)  # type: ignore[misc]
+    if sum(item is not None for item in (inputs, data, input_size)) > 1:
+        raise SelectionError("give one of inputs, input_data and input_size")
+    inputs = data if inputs is None else inputs
+    if input_size is None:
+        if dtypes is not None:
+            raise SelectionError("dtypes belong to input_size; give it too, or leave dtypes out")
+        return inputs
+    from bertscope.torch_access import torch
+
+    sizes: Any = [input_size] if all(isinstance(size, int) for size in input_size) else list(input_size)
+    numbers = [number for size in sizes for number in (size if isinstance(size, (tuple, list)) else [None])]
+    if not sizes[0] or not all(type(number) is int and number > 0 for number in numbers):
+        raise SelectionError(f"input_size is a size such as (1, 3, 224, 224), or a list of sizes; got {input_size!r}")
+    kinds = list(dtypes or [torch.float32] * len(sizes))
+    if len(kinds) != len(sizes):
+        raise SelectionError(f"dtypes has one dtype for each size; got {len(kinds)} for {len(sizes)} sizes")
+    return tuple(torch.empty(tuple(size), dtype=kind, device="meta") for size, kind in zip(sizes, kinds, strict=True))
+
+
+def function_of(settings: RunSettings) -> Loss | None:
+    """Take the loss out of the settings if it is a function, and return it."""
+    loss = settings.get("loss")
+    if isinstance(loss, str):
+        return None
+    settings.pop("loss", None)
+    return loss
+
+
+def inputs_on_device(inputs: Any, device: str) -> Any:
+    """Return inputs of `input_size` with values on a device, and any other inputs as they are."""
+    from bertscope.torch_access import torch
+
+    is_of_sizes = isinstance(inputs, tuple) and all(isinstance(item, torch.Tensor) and item.is_meta for item in inputs)
+    return tuple(torch.ones_like(tensor, device=device) for tensor in inputs) if is_of_sizes else inputs
+
+
+def batch_of(inputs: Any) -> int:
+    """Return the first tensor's first size; raises SelectionError if none has one."""
+    return _size_of(inputs, 0, "first size is the batch")
+
+
+def _size_of(inputs: Any, dimension: int, what: str) -> int:
+    from bertscope import torch_access
+
+    for item in torch_access.tree_leaves(inputs):
+        if isinstance(item, torch_access.torch.Tensor) and item.ndim > dimension:
+            return item.shape[dimension]
+    raise SelectionError(f"the inputs have no tensor whose {what}")
+
+
+def batched(inputs: Any, *, has_length: bool = False) -> Callable[[int, int], Any] | None:
+    """Return a function from a batch and a length to inputs like these on meta; None without inputs.
+
+    Their first sizes that are the batch follow it; if the inputs have a length, second sizes that are it follow too.
+    """
+    if inputs is None:
+        return None
+    from bertscope import torch_access
+
+    torch = torch_access.torch
+    before = [batch_of(inputs), _size_of(inputs, 1, "second size is the length")] if has_length else [batch_of(inputs)]
+
+    def of_sizes(item: Any, wanted: Sequence[int]) -> Any:
+        """Return a tensor on meta of another batch and length, and any other value as it is."""
+        if not isinstance(item, torch.Tensor):
+            return item
+        sizes = [new if size == old else size for size, old, new in zip(item.shape, before, wanted)]  # noqa: B905
+        return torch.empty((*sizes, *item.shape[len(sizes) :]), dtype=item.dtype, device="meta")
+
+    return lambda batch, seq: torch_access.tree_map(partial(of_sizes, wanted=(batch, seq)), inputs)
+
+
+def refuse_sizes(batch: int, seq: int | None, when: str) -> None:
+    """Raise SelectionError if `batch` or `seq` is set although neither has an effect."""
+    if (batch, seq) != (1, None):
+        raise SelectionError(f"batch and seq have no effect {when}; leave them out")
+
+
+def shapes_of_run(
+    model: Model, *, shapes: Mapping[str, InOut] | bool | None = None, batch: int = 1, seq: int | None = None,
+    inputs: Any = None, **keywords: Unpack[GivenInputs]
+) -> Mapping[str, InOut] | None:  # fmt: skip
+    """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
+    tensors = inputs_of(inputs, keywords)
+    if tensors is not None or shapes is True:
+        from bertscope.tracing.flops import source_shapes
+
+        source = source_of(model if tensors is None else built(model)[0], inputs=tensors)
+        if tensors is not None:
+            refuse_sizes(batch, seq, "on a module with inputs")
+        return source_shapes(source, batch, length_of(seq, *[source] * (tensors is None)))
+    refuse_sizes(batch, seq, "without shapes=True")
+    return shapes or None
+
+
+def length_of(seq: int | None, *sources: ModelSource) -> int:
+    """Return the length, or without one the default, or the limit of a model that takes less."""
+    return min([RunConfig.seq, *(longest_input(source, RunConfig.seq) for source in sources)]) if seq is None else seq
+
+
+def longest_input(source: ModelSource, usual: int) -> int:
+    """Return the longest input, or the usual length if the model's file shows that it takes it."""
+    if source.bert_config is not None:
+        return source.bert_config.max_position_embeddings
+    parts = [source.settings, *(part for part in source.settings.values() if isinstance(part, Mapping))]
+    known = [part[name] for part in parts for name in POSITIONS if isinstance(part.get(name), int)]
+    if not source.has_own_dtypes and all(most >= usual + 2 for most in known):  # RoBERTa's begin after the padding's
+        return usual
+    from bertscope.tracing.inputs import positions
+
+    return positions(source.build())
+
+
+def request_of(question: str, model: Any, settings: Mapping[str, Any], **others: Any) -> Request:
     """Return a public function's request: the keywords, and behind them what a front end passes as `model`.
 
     A training file precedes a project's defaults. The run of a plan is a default between both; its strategy is
@@ -54,7 +234,7 @@ def requested(question: str, model: Any, settings: Mapping[str, Any], **others: 
     if plan is not None:
         from bertscope.sources.training_files import read_plan
 
-        request = request.with_plan(read_plan(plan) if isinstance(plan, str | PathLike) else plan)
+        request = request.with_plan(read_plan(plan) if isinstance(plan, str | os.PathLike) else plan)
     if file is not None:
         from bertscope.sources.training_files import read_training_file
 
@@ -77,9 +257,8 @@ def resolved(request: Request, source: ModelSource | None = None, **defaults: An
 
 
 def default_length(request: Request, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:
-    """Return the longest sequence of the model as the default, if nobody gave a length and `usual` is longer."""
-    longest = usual if request.has("seq") else longest_input(source, usual)
-    return {"seq": longest} if longest < usual else {}
+    """Return the usual length, or the limit of a model that takes less, as the default if nobody gave a length."""
+    return {} if request.has("seq") else {"seq": min(usual, longest_input(source, usual))}
 
 
 def module_records(request: Request, module: nn.Module, *, takes_limit: bool = False) -> tuple[Any, ...]:

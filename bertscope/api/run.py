@@ -9,7 +9,7 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from bertscope.api.requests import requested, resolved, with_settings
+from bertscope.api.requests import public, request_of, resolved
 from bertscope.dry_run.script import ScriptRun, dry_run, fitted, starting_runs
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, find_gpu
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import DryRunSettings
 
 
-@with_settings
+@public()
 def run(
     script: str | PathLike[str] | Callable[[], Any] | Request,
     args: Sequence[Any] = (),
@@ -44,7 +44,7 @@ def run(
     >>> report.answer, report.peak.phase, report.peak.line
     ('yes', 'evaluation', 'train.py:33')
     """
-    request = requested("run", script, settings)
+    request = request_of("run", script, settings)
     code: Any = request.subject
     ((run_config, limit, dry),) = resolved(request).points
     gpu = find_gpu(limit.gpu) if limit.gpu is not None else None

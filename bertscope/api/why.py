@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses.why.findings import main_first
 from bertscope.analyses.why.reading import read_why
-from bertscope.api.arguments import Model
 from bertscope.api.memory import ModelRequest, fit, noted
-from bertscope.api.requests import requested, with_settings
+from bertscope.api.requests import Model, public, request_of
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
 from bertscope.memory.summary import on_card
@@ -39,7 +38,7 @@ _EXPLAINED = {  # parts whose excess a finding explains
 }
 
 
-@with_settings
+@public()
 def why(file: str | PathLike[str], model: Model | Request | None = None, **settings: Unpack[RunSettings]) -> WhyReport:
     """Explain what filled a GPU: a memory snapshot, or a log with the error message.
 
@@ -52,7 +51,7 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
     ('why_fragmentation', True)
     """
     report = read_why(str(file))
-    request = requested("why", model, settings)
+    request = request_of("why", model, settings)
     has_file = request.training_file is not None or request.plan is not None
     if request.subject is None:
         if request.named or has_file:

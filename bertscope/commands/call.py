@@ -119,11 +119,10 @@ class CommandLine(SimpleNamespace):
         """Return a forward pass's shapes on meta, if they are wanted or needed."""
         if not self.shapes and not is_needed:
             return None
-        from bertscope.api.arguments import usual_length
+        from bertscope.api.requests import length_of
         from bertscope.tracing.flops import source_shapes
 
-        length = usual_length(source) if self.seq is None else self.seq
-        return source_shapes(source, self.batch, length, self.inputs or ())
+        return source_shapes(source, self.batch, length_of(self.seq, source), self.inputs or ())
 
     def each(self, result_of: Callable[[str], Result]) -> tuple[Result, ...]:
         """Return the result for each model; with several models an error names the one that it concerns.

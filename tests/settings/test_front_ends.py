@@ -11,7 +11,7 @@ import yaml
 
 import bertscope
 from bertscope.analyses.sweep.grid import points, read_grid
-from bertscope.api.requests import requested
+from bertscope.api.requests import request_of
 from bertscope.commands.registry import typer_command
 from bertscope.commands.table import Command
 from bertscope.errors import SelectionError
@@ -92,7 +92,7 @@ def by_command(settings: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def by_python(settings: dict[str, Any]) -> tuple[Any, ...]:
-    return requested("lengths", None, settings).resolved().points[0]
+    return request_of("lengths", None, settings).resolved().points[0]
 
 
 def plain(settings: dict[str, Any]) -> tuple[Any, ...]:
