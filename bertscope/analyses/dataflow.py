@@ -231,7 +231,7 @@ def forward_diagram(
     name: str | None = None,
     given: Given | None = None,
     depth: int | None = None,
-    direction: str | None = None,
+    direction: str = "TB",
 ) -> GraphReport:
     """Return the dataflow of the module at `path`, or of the whole model; `model` is not changed.
 
@@ -241,7 +241,7 @@ def forward_diagram(
     path that the run does not enter, and for sizes that the model cannot run.
     """
     given = given or Given(seq=min(Given.seq, positions(base_model_of(model))))
-    drawn = partial(_drawn, model, path, given, name, depth, direction or "TB")
+    drawn = partial(_drawn, model, path, given, name, depth, direction)
     try:
         return drawn("meta")
     except SourceError:  # a forward that creates tensors on the CPU, or asks torch about its device

@@ -4,18 +4,17 @@ import dis
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from bertscope.analyses.dataflow import Given, forward_diagram
+from bertscope.analyses.dataflow import forward_diagram
 from bertscope.analyses.params import tree
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, name_of, suggestion
-from bertscope.frozen import Record
-from bertscope.model import BertPreTrainedModel, PeftModel, build
+from bertscope.model import BertPreTrainedModel, build
 from bertscope.model.lora import base_model_of
 from bertscope.reports.diagram import (
     ClassAttribute,
@@ -42,29 +41,24 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # an instance has w
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-class Classes(Record):
-    """The classes of a class diagram.
-
-    All of a model, or those `around` one: its bases and its parts. With `implementation` "transformers" a BERT of the
-    same architecture and configuration is built from the classes of transformers. With `nn_module` the drawing shows
-    torch.nn.Module and the arrow from it to each class, with `config` the configuration.
-    """
-
-    around: str | None = None
-    implementation: str = "bertscope"
-    nn_module: bool = False
-    config: bool = False
-
-
-ALL_CLASSES = Classes()
-
-
-def class_diagram(model: nn.Module, asked: Classes = ALL_CLASSES, *, name: str | None = None) -> ClassReport:
+def class_diagram(
+    model: nn.Module, path: str = "", *, name: str | None = None, around: str | None = None,
+    implementation: str = "bertscope", nn_module: bool = False, config: bool = False,
+) -> ClassReport:  # fmt: skip
     """Return the classes that a model is made of; those of a model that is no BERT are of its own package.
 
-    Raises SelectionError for a class that the model does not have, MissingExtraError without transformers.
+    All of them, or those `around` one class, by default that of the module at `path`: its bases and its parts. With
+    `implementation` "transformers" a BERT of the same architecture and configuration is built from the classes of
+    transformers. With `nn_module` the drawing shows torch.nn.Module and the arrow from it to each class, with `config`
+    the configuration. Raises SelectionError for a class that the model does not have, MissingExtraError without
+    transformers.
     """
-    own, package = base_model_of(model), asked.implementation
+    if path and not around:
+        modules = dict(model.named_modules())
+        if path not in modules:
+            raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
+        around = type(modules[path]).__name__
+    own, package = base_model_of(model), implementation
     models: dict[str, nn.Module] = {"": own}
     if isinstance(own, BertPreTrainedModel):
         models = {"": own if package == "bertscope" else _build(own, package)}
@@ -76,17 +70,17 @@ def class_diagram(model: nn.Module, asked: Classes = ALL_CLASSES, *, name: str |
     for when, instance in models.items():
         reader.read(instance, when)
     classes, links = tuple(reader.boxes()), tuple(reader.links.values())
-    if asked.around is not None:
-        classes, links = _around(classes, links, asked.around)
+    if around is not None:
+        classes, links = _around(classes, links, around)
     return ClassReport(
         subject=subject(model, name),
         package=package,
         package_version=str(getattr(sys.modules.get(package), "__version__", "")),
-        around=asked.around,
+        around=around,
         classes=classes,
         links=links,
-        nn_module=asked.nn_module,
-        config=asked.config,
+        nn_module=nn_module,
+        config=config,
     )
 
 
@@ -236,57 +230,9 @@ def _around(
     return tuple(box for box in classes if box.name in wanted), links
 
 
-# The kinds of diagrams, and the keywords of `bertscope.diagram` that have an effect on each.
-KINDS = {
-    "class": ("around", "implementation", "nn_module", "config"),
-    "forward": ("depth", "direction", "given", "inputs"),
-    "tree": ("depth", "direction"),
-}
-
-
-def diagram_kind(model: nn.Module, kind: str | None, around: str | None = None) -> str:
-    """Return `kind`, by default class for a BERT and tree for other models; raise SelectionError if it is unknown."""
-    is_bert = isinstance(model, BertPreTrainedModel | PeftModel)
-    if (found := kind or ("class" if is_bert or around else "tree")) not in KINDS:
-        raise SelectionError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
-    return found
-
-
-def diagram(
-    model: nn.Module,
-    kind: str | None = None,
-    path: str = "",
-    *,
-    name: str | None = None,
-    depth: int | None = None,
-    direction: str | None = None,
-    given: Given | None = None,
-    classes: Classes = ALL_CLASSES,
-) -> ClassReport | GraphReport:
-    """Return one diagram of a model, by default `class` of a BERT and `tree` of any other module.
-
-    `class` draws the `classes` of the whole model, or those around one class, such as that of the module at `path`.
-    `forward` draws the dataflow of
-    the module at `path` for the inputs `given`. `tree` draws the modules at and below `path`. Raises SelectionError for
-    another kind, and for a path or class that the model does not have.
-    """
-    kind = diagram_kind(model, kind, classes.around)
-    if kind == "forward":
-        return forward_diagram(model, path, name=name, given=given, depth=depth, direction=direction)
-    if kind == "tree":
-        return tree_diagram(model, path, name=name, depth=depth, direction=direction)
-    if path and not classes.around:
-        modules = dict(model.named_modules())
-        if path not in modules:
-            raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
-        classes = replace(classes, around=type(modules[path]).__name__)
-    return class_diagram(model, classes, name=name)
-
-
 def tree_diagram(
-    model: nn.Module, path: str = "", *, name: str | None = None, depth: int | None = None,
-    direction: str | None = None,
-) -> GraphReport:  # fmt: skip
+    model: nn.Module, path: str = "", *, name: str | None = None, depth: int | None = None, direction: str = "LR"
+) -> GraphReport:
     """Return the modules at and below `path`, `depth` levels down, equal layers folded; parameters as in `tree`."""
     report = tree(model, name=name)
     root = next((row for row in report.rows if path in (row.path, *expand(row.path))), None)  # of equal layers one row
@@ -321,7 +267,13 @@ def tree_diagram(
         batch=None,
         seq=None,
         cache=0,
-        direction=direction or "LR",
+        direction=direction,
         nodes=tuple(nodes),
         edges=tuple(edges),
     )
+
+
+# The kinds of diagrams; the keywords of each function are those of `bertscope.diagram` that have an effect on it.
+KINDS: dict[str, Callable[..., ClassReport | GraphReport]] = {
+    "class": class_diagram, "forward": forward_diagram, "tree": tree_diagram
+}  # fmt: skip

@@ -1,9 +1,8 @@
 """`report`: every report about one model, or about two side by side."""
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 from typing import Any, NamedTuple
 
 from bertscope import __version__
@@ -23,8 +22,7 @@ from bertscope.progress import stage
 from bertscope.reports.base import Shape, Subject, Totals
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import collapse, expand, in_order
-from bertscope.reports.memory import FitReport
-from bertscope.reports.page import DiffReport, DiffRow, FieldChange, ModelPart, PageReport
+from bertscope.reports.page import DiffReport, DiffRow, FieldChange, ModelPart
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
@@ -141,32 +139,15 @@ def _rows(a: dict[str, tuple[Shape, int]], b: dict[str, tuple[Shape, int]]) -> I
 
 
 LENGTHS = (64, 128, 256, 384, 512)
-STAGES = ("parameters", "FLOPs", "fit", "memory")
 
 
-def page_report(
-    sources: Sequence[ModelSource], variants: Sequence[Sequence[RunConfig]], limit: int | Gpu | None,
-    context_bytes: int | None = None, margin: float = 0.0, *, has_fit: bool = True,
-) -> PageReport:  # fmt: skip
-    """Return the page of one source, or of two with their differences, with or without a `fit` table for the limit.
+def model_part(
+    source: ModelSource, variants: Sequence[RunConfig], memory: Gpu | int | None, *room: Any, has_fit: bool = True
+) -> ModelPart:
+    """Return the reports of one model, with or without a fit table for the memory; `room` is its context and margin.
 
-    The fit table has all `variants` of a source. The other parts describe the step of those in the first precision.
+    The fit table has all `variants`. The other parts describe the step of those in the first precision.
     """
-    card, limit = limit if isinstance(limit, Gpu) else None, limit if has_fit else None
-    return PageReport(
-        models=tuple(
-            _model(source, runs, card, limit, (context_bytes, margin))
-            for source, runs in zip(sources, variants, strict=True)
-        ),
-        diff=diff(*sources, batch=variants[0][0].batch, seq=variants[0][0].seq) if len(sources) == 2 else None,
-        written=time.strftime("%Y-%m-%d"),
-    )
-
-
-def _model(
-    source: ModelSource, variants: Sequence[RunConfig], card: Gpu | None, limit: int | Gpu | None,
-    room: tuple[int | None, float],
-) -> ModelPart:  # fmt: skip
     run_config = variants[0]
     of_first = [variant for variant in variants if variant.precision == run_config.precision]
     batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
@@ -187,22 +168,22 @@ def _model(
     layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
     simulator = Simulator(source)
 
-    def fits(asked: int | None = None) -> FitReport | None:
-        if limit is None:
-            return None
-        limited = simulator.limited(run_config, limit, *room)
-        return fit_report(limited, variants, batch=asked, tries_other_head=False, is_exact=False)
-
-    # The search verifies that layers repeat with fewer runs than the estimate, which then needs none.
-    with stage(f"{source.name}, fit") if limit is not None else nullcontext():
-        fit, asked, plan = fits(), fits(batch), None
-        plain = [row for row in asked.rows if row.checkpointing == NONE] if asked else []
-        if limit is not None and plain and not any(row.fits for row in plain) and run_config.mode == TRAINING:
-            with suppress(BertscopeError):  # a model without layers whose products could be kept
-                limited = Simulator(source, one_batch=True).limited(run_config, limit, *room)
-                plan = plan_report(limited, run_config.changed(checkpointing=NONE))
+    fit = asked = plan = None
+    if memory is not None and has_fit:  # the search verifies that layers repeat, for the estimate too
+        with stage(f"{source.name}, fit"):
+            limited = simulator.limited(run_config, memory, *room)
+            fit, asked = (
+                fit_report(limited, variants, batch=size, tries_other_head=False, is_exact=False)
+                for size in (None, batch)
+            )
+            plain = [row for row in asked.rows if row.checkpointing == NONE]
+            if plain and not any(row.fits for row in plain) and run_config.mode == TRAINING:
+                with suppress(BertscopeError):  # a model without layers whose products could be kept
+                    limited = Simulator(source, one_batch=True).limited(run_config, memory, *room)
+                    plan = plan_report(limited, run_config.changed(checkpointing=NONE))
     with stage(f"{source.name}, memory"):
-        memory = (simulator.limited(run_config, card, *room) if card else simulator).report(of_first)
+        limited = simulator.limited(run_config, memory, *room) if isinstance(memory, Gpu) else simulator
+        report = limited.report(of_first)
     return ModelPart(
         batch=batch,
         seq=seq,
@@ -210,7 +191,7 @@ def _model(
         tree=modules,
         flops=flops,
         training=training_flops,
-        memory=memory,
+        memory=report,
         fit=fit,
         asked=asked,
         plan=plan,

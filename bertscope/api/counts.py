@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertscope.api.requests import Model, built, public, shapes_of_run
+from bertscope.api.requests import Model, built, public_function, shapes_of_run
 from bertscope.errors import SelectionError
 from bertscope.reports.modules import CountReport, TreeReport
 from bertscope.sources.find import source_of, stored_alone, weights_path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertscope.reports.checkpoint import VerifyReport
 
 
-@public(shapes_of_run)
+@public_function(shapes_of_run)
 def count(
     model: Model,
     *,
@@ -48,7 +48,7 @@ def count(
     return _counted("count", model, name, run, named, {"by": by}, options)
 
 
-@public(shapes_of_run)
+@public_function(shapes_of_run)
 def tree(
     model: Model, *, depth: int | None = None, name: str | None = None, folded: bool = True, **run: Unpack[ShapesOfRun]
 ) -> TreeReport | Any:

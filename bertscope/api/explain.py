@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses import diagram as diagrams
 from bertscope.analyses import explain as steps
 from bertscope.analyses.dataflow import Given
 from bertscope.api import requests
-from bertscope.api.requests import Model, public
+from bertscope.api.requests import Model, public_function
 from bertscope.errors import SelectionError, name_of
 from bertscope.model.bert import BertModel, BertPreTrainedModel
-from bertscope.model.lora import base_model_of
+from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.reports.diagram import ClassReport, GraphReport
 from bertscope.reports.explain import ExplainReport
 from bertscope.reports.modules import FlopsReport
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         config: bool
 
 
-@public()
+@public_function()
 def explain(
     model: Model,
     path: str | None = None,
@@ -76,7 +77,7 @@ def explain(
     return steps.explain(source, path, batch=batch, seq=seq, inputs=inputs if texts else ())
 
 
-@public(diagrams.Classes)
+@public_function(diagrams.class_diagram)
 def diagram(
     model: Model,
     kind: str | None = None,
@@ -109,35 +110,34 @@ def diagram(
     """
     tensors = requests.inputs_of(inputs, options)
     module, shown = requests.built(model, name)
-    classes: Any = {key: value for key, value in options.items() if value is not None}
-    arguments: dict[str, Any] = {"depth": depth, "direction": direction, "given": given, "inputs": tensors, **classes}
-    kind = diagrams.diagram_kind(module, kind, classes.get("around"))
+    is_bert = isinstance(base_model_of(module), BertPreTrainedModel)
+    is_own = isinstance(module, BertPreTrainedModel | PeftModel)
+    kind = kind or ("class" if is_own or options.get("around") else "tree")
+    if kind not in diagrams.KINDS:
+        raise SelectionError(f"kind must be one of {', '.join(diagrams.KINDS)}; got {kind!r}")
     if isinstance(given, Mapping):
         seq = requests.length_of(given.get("seq") or None, *[source_of(model)] * (kind == "forward"))
         given = Given(**{**given, "seq": seq})
-        arguments["given"] = given = given if kind == "forward" or given != Given() else None
-    if tensors is not None:
-        module = source_of(module, inputs=tensors).build()
-        given = given or Given(batch=requests.batch_of(tensors))
-    is_bert = isinstance(base_model_of(module), BertPreTrainedModel)
-    used = {key for key in diagrams.KINDS[kind] if is_bert or key != "implementation"}
+        given = given if kind == "forward" or given != Given() else None
     if given is not None and (given.input if is_bert else given.cache or given.head_mask):
         unused = f"{name_of('input')} has no effect on a BERT"
         if not is_bert:
             unused = f"{name_of('cache')} and {name_of('head_mask')} have an effect on a BERT only"
         raise SelectionError(f"{unused}; leave them out")
-    for key, value in arguments.items():
-        if value is not None and value is not False and key not in used:
-            raise SelectionError(
-                f"{name_of(key)} has no effect on a diagram of kind {kind} of this model; leave it out"
-            )
-    return diagrams.diagram(
-        module, kind, path, name=shown, depth=depth, direction=direction, given=given,
-        classes=diagrams.Classes(**classes),
-    )  # fmt: skip
+    draw = diagrams.KINDS[kind]
+    arguments = {"depth": depth, "direction": direction, "given": given, "inputs": tensors, **options}
+    arguments = {key: value for key, value in arguments.items() if value is not None and value is not False}
+    taken = {*signature(draw).parameters, *["inputs"] * (kind == "forward")}
+    taken -= set() if is_bert else {"implementation"}
+    if unused := next((key for key in arguments if key not in taken), ""):
+        raise SelectionError(f"{name_of(unused)} has no effect on a diagram of kind {kind} of this model; leave it out")
+    if arguments.pop("inputs", None) is not None:
+        module = source_of(module, inputs=tensors).build()
+        arguments.setdefault("given", Given(batch=requests.batch_of(tensors)))
+    return draw(module, path, name=shown, **arguments)
 
 
-@public()
+@public_function()
 def flops(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> FlopsReport:

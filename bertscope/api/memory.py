@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertscope.api import requests
-from bertscope.api.requests import Model, public
+from bertscope.api.requests import Model, public_function
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
@@ -152,7 +152,7 @@ def _card_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
     return gpu if limit.budget is None else replace(gpu, memory_bytes=limit.budget)
 
 
-@public()
+@public_function()
 def estimate(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[RunSettings]
 ) -> MemoryReport:
@@ -242,7 +242,7 @@ def _estimate_modules(
     return replace(reports[0], variants=tuple(variant for report in reports for variant in report.variants))
 
 
-@public()
+@public_function()
 def profile(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[MeasurementSettings]
 ) -> MemoryReport:
@@ -327,7 +327,7 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     return request.answer(report, snapshot=pictures[-1] if pictures else None, calibration=calibration)
 
 
-@public()
+@public_function()
 def fit(
     model: Model | Request,
     budget: int | str | None = None,
@@ -360,7 +360,7 @@ def fit(
     return reports[0]
 
 
-@public()
+@public_function()
 def fits(
     model: Model | Request,
     budget: int | str | None = None,
@@ -433,7 +433,7 @@ def _without_ranks(request: Request, batch: int | None) -> Request:
     return request
 
 
-@public()
+@public_function()
 def plan(
     model: Model | Request,
     budget: int | str | None = None,
@@ -499,7 +499,7 @@ def _changes(names: Iterable[str], gpu: Gpu | None) -> list[dict[str, Any]]:
     return [*map(known.__getitem__, names), *([several] if len(together) > 1 else [])]
 
 
-@public()
+@public_function()
 def lengths(
     model: Model | Request,
     lengths: str | os.PathLike[str] | Iterable[int],

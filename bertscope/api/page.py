@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bertscope.analyses import page as differences
-from bertscope.analyses.page import STAGES, page_report
+from bertscope.analyses import page as pages
 from bertscope.api import requests
 from bertscope.api.counts import verify
 from bertscope.api.memory import ModelRequest, noted
-from bertscope.api.requests import Model, public
+from bertscope.api.requests import Model, public_function
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.progress import expect
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import GivenInputs, RunSettings
 
 
-@public()
+@public_function()
 def report(
     model: Model | Request,
     compare: Model | None = None,
@@ -70,17 +70,18 @@ def report(
         raise SelectionError("a page is about one batch, one length and one GPU; give one of each")
     if not fit and "budget" in request.named:
         raise request.error("{budget} is for the fit table, which is left out", "budget")
-    expect(len(sources) * (len(STAGES) if fit else len(STAGES) - 1))
-    variants = [work.by_precision for work in works]
-    page = page_report(sources, variants, gpu or limit.budget, limit.context, limit.margin, has_fit=fit)
-    models = tuple(
-        replace(part, memory=replace(part.memory, training_file=noted(request, work.runs)))
-        for part, work in zip(page.models, works, strict=True)
-    )
-    return replace(page, models=models)
+    expect(len(sources) * (3 + fit))  # the stages of a model: parameters, FLOPs, memory, and maybe the fit table
+    models = []
+    for work in works:
+        part = pages.model_part(
+            work.source, work.by_precision, gpu or limit.budget, limit.context, limit.margin, has_fit=fit
+        )
+        models.append(replace(part, memory=replace(part.memory, training_file=noted(request, work.runs))))
+    difference = pages.diff(*sources, batch=run.batch, seq=run.seq) if compare is not None else None
+    return PageReport(models=tuple(models), diff=difference, written=time.strftime("%Y-%m-%d"))
 
 
-@public()
+@public_function()
 def diff(
     a: Model | Checkpoint,
     b: Model | Checkpoint,
@@ -116,5 +117,5 @@ def diff(
         batch = requests.batch_of(data)
     one, other = (known or source_of(side, inputs=data) for known, side in zip(stored, (a, b), strict=True))
     seq = requests.length_of(seq, *(side for side in (one, other) if not isinstance(side, Checkpoint)))
-    difference = differences.diff(one, other, batch=batch, seq=seq)
+    difference = pages.diff(one, other, batch=batch, seq=seq)
     return replace(difference, inputs_given=data is not None)

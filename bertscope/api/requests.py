@@ -1,4 +1,4 @@
-"""What public functions share: any kind of model, inputs of modules, and the request that their settings make."""
+"""Arguments of public functions: any kind of model, inputs of modules, and the request that settings make."""
 
 from __future__ import annotations
 
@@ -57,17 +57,18 @@ Model: TypeAlias = (
 )
 
 
-def public(*passed_on: Callable[..., Any]) -> Callable[[Function], Function]:
+def public_function(*passed_on: Callable[..., Any]) -> Callable[[Function], Function]:
     """Return a decorator that lists the keywords of a public function in its signature and docstring.
 
-    They are those of functions to which it passes them on, a module's inputs, and its settings in QUESTIONS.
+    It takes the keywords of functions to which it passes them on, a module's inputs, and its settings in QUESTIONS.
     """
 
     def decorate(function: Function) -> Function:
         own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+        names = {item.name for item in own}
         passed = [item for other in passed_on for item in signature(other).parameters.values()]
         passed = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in passed if item.default is not Parameter.empty]
-        listed = {item.name: item for item in (*own, *passed)}
+        listed = {item.name: item for item in own} | {item.name: item for item in passed if item.name not in names}
         question = QUESTIONS.get(function.__name__, Question(records=(), files=()))
         table = {name: row for name, row in question.table.items() if name not in listed}
         defaults: dict[str, Any] = dict.fromkeys((*question.files, *INPUT_KEYWORDS * ("inputs" in listed)))

@@ -9,7 +9,7 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from bertscope.api.requests import public, request_of, resolved
+from bertscope.api.requests import public_function, request_of, resolved
 from bertscope.dry_run.script import ScriptRun, dry_run, fitted, starting_runs
 from bertscope.errors import SelectionError
 from bertscope.gpus import CONTEXT_BYTES, find_gpu
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bertscope.settings.keywords import DryRunSettings
 
 
-@public()
+@public_function()
 def run(
     script: str | PathLike[str] | Callable[[], Any] | Request,
     args: Sequence[Any] = (),

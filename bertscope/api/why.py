@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.analyses.why.findings import main_first
 from bertscope.analyses.why.reading import read_why
 from bertscope.api.memory import ModelRequest, fit, noted
-from bertscope.api.requests import Model, public, request_of
+from bertscope.api.requests import Model, public_function, request_of
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
 from bertscope.memory.summary import on_card
@@ -38,7 +38,7 @@ _EXPLAINED = {  # parts whose excess a finding explains
 }
 
 
-@public()
+@public_function()
 def why(file: str | PathLike[str], model: Model | Request | None = None, **settings: Unpack[RunSettings]) -> WhyReport:
     """Explain what filled a GPU: a memory snapshot, or a log with the error message.
 

@@ -338,8 +338,8 @@ WORK = {
     "profile": "bertscope.measure.profile.profile_report",
     "estimate": "bertscope.memory.simulator.Simulator.report",
     "fit": "bertscope.memory.fit.fit_report",
-    "report": "bertscope.analyses.page.page_report",
-    "diagram": "bertscope.analyses.diagram.diagram",
+    "report": "bertscope.analyses.page.model_part",
+    "diagram": "bertscope.api.requests.built",
     "count": "bertscope.analyses.params.count",
 }
 ALSO = {"fit": ("--budget", "1GiB")}

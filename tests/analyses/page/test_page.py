@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 import bertscope
-from bertscope.analyses.page import page_report
+from bertscope.analyses.page import model_part
 from bertscope.errors import SelectionError
 from bertscope.memory import estimate
 from bertscope.memory.trace import FAR, SMALLEST
@@ -45,7 +45,7 @@ def test_a_deep_model_is_run_with_few_layers_and_few_batches(monkeypatch):
 
     monkeypatch.setattr(estimate, "source_trace", counted)
     runs = [RunConfig(batch=2, seq=16, optimizer="sgd", checkpointing=name) for name in ("none", "full")]
-    page_report([load("bert-base-uncased")], [runs], 8 * 2**30)
+    model_part(load("bert-base-uncased"), runs, 8 * 2**30, None, 0.0)
     assert traces == 2 * [(RAN, SMALLEST), (RAN + 1, FAR)]  # for both strategies
     assert max(layers for layers, _ in traces) == 4
 
