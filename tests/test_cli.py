@@ -19,7 +19,7 @@ import bertscope
 from bertscope.commands.table import COMMANDS, REMOVED
 from bertscope.errors import SelectionError
 from tests.child_server import loaded
-from tests.conftest import ROOT, data, default_signals, run_python
+from tests.conftest import ROOT, data, default_signals, kinds, run_python
 
 PROGRAM = (sys.executable, "-m", "bertscope")
 ENV = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
@@ -398,8 +398,7 @@ WORDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("command", ["estimate", "count"])
+@kinds("word, command", WORDS, ["estimate", "count"])
 def test_a_word_of_another_tool_is_answered_with_the_own_one(cli, command, word):
     result = cli(command, "bert-tiny", word + "=4" * (command == "count"))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

@@ -112,11 +112,10 @@ TINY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("batch", [(), ("--batch", "4")])
-def test_fit_on_several_gpus_has_the_rows_of_each(cli, batch):
-    rows = records(cli(*TINY, *batch, "--gpu", "t4,a10", "--format", "csv").out)
+def test_fit_on_several_gpus_has_the_rows_of_each(cli):
+    rows = records(cli(*TINY, "--gpu", "t4,a10", "--format", "csv").out)
     for name in ("t4", "a10"):
-        single = cli(*TINY, *batch, "--gpu", name, "--format", "csv")
+        single = cli(*TINY, "--gpu", name, "--format", "csv")
         own = [{"gpu": name} | row for row in records(single.out)]
         assert own == [row for row in rows if row["gpu"] == name]
 

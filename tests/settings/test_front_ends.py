@@ -278,10 +278,6 @@ def test_the_default_strategies_of_fit_are_strategies_and_each_example_is_one():
     assert all(tables.are_strategies(example) for example in tables.EXAMPLE_STRATEGIES)
 
 
-def test_a_period_begins_with_the_first_layer():
-    assert Checkpointing.parse("every-3").kept_in("encoder.layer", 5) == [frozenset(), None, None, frozenset(), None]
-
-
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_each_precision_is_torchs(name):
     row = PRECISIONS[name]

@@ -91,7 +91,7 @@ def test_a_default_length_is_at_most_that_of_the_model_and_a_given_one_is_an_err
     short = {"model_type": "bert", "max_position_embeddings": 40, **SMALL}
     assert bertscope.estimate(short).run.seq == 40
     assert bertscope.estimate({**short, "max_position_embeddings": 200}).run.seq == 128
-    assert [row.seq for row in bertscope.fit(short, "1GiB").rows][:1] == [40]
+    assert [row.seq for row in bertscope.fit(short, "1GiB", precision="fp32", checkpointing="none").rows] == [40]
     assert bertscope.flops(short)[""] == bertscope.flops(short, seq=40)[""]
     assert bertscope.tree(short, shapes=True)["embeddings"].outputs[0].shape == (1, 40, 16)
     with pytest.raises(SelectionError, match=r"seq 128 does not fit the model: at least 1 and at most .*40"):

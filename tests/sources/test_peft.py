@@ -120,7 +120,7 @@ def prefix():
 """
 
 
-@pytest.mark.parametrize("name", ["lora", "dora", "ia3", "prefix"])
+@pytest.mark.parametrize("name", ["dora", "ia3", "prefix"])
 def test_any_model_of_peft_is_counted_and_estimated_from_the_users_code(cli, tmp_path, monkeypatch, name):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from bertscope.errors import SelectionError
 from bertscope.sources.bert import preset_paths
 from bertscope.views.console import Target, wrapped
 from bertscope.views.explain import LANGUAGES, in_language, section_text, section_title, texts
-from tests.conftest import ROOT
+from tests.conftest import ROOT, kinds
 
 # The sdpa kernel falls back to eager for relative positions, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::bertscope.errors.BertscopeWarning")
@@ -48,8 +48,7 @@ def test_the_formulas_of_every_preset_equal_the_built_model(preset):
     assert all(item.agrees for item in report.sums), report.sums
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@kinds("architecture, variant", ARCHITECTURES, VARIANTS)
 def test_the_formulas_hold_for_every_class_and_setting(architecture, variant):
     for size in ((3, 20),) if variant else ((1, 1), (3, 20)):
         report = bertscope.explain(source(architecture=architecture, **variant), batch=size[0], seq=size[1])

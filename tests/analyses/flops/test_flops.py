@@ -141,8 +141,6 @@ def test_recomputation_is_one_forward_of_the_layers_recomputed(strategy, layers)
     ("mode", "checkpointing", "layers"),
     [
         ("inference", "none", 3),
-        ("training", "none", 3),
-        ("training", "full", 3),
         ("training", "selective", 3),
         ("training", "every-3", 9),
     ],
