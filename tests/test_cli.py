@@ -135,16 +135,6 @@ def test_expect_fails_with_the_difference(cli):
     assert "expected 109,482,241, got 109,482,240 unique parameters (difference -1)" in result.err
 
 
-@pytest.mark.parametrize("command", ["count", "tree", "presets"])
-def test_csv_holds_raw_values_row_by_row(cli, command):
-    arguments = (command,) if command == "presets" else (command, "bert-tiny")
-    records = list(csv.DictReader(io.StringIO(cli(*arguments, "--format", "csv").out)))
-    rows = cli(*arguments, "--format", "json").json["rows"]
-    parts = sum(len(row.get("parts", ())) for row in rows)
-    assert len(records) == len(rows) + parts
-    assert all(record["distinct_params"].isdecimal() for record in records)
-
-
 def test_output_writes_the_file_whole_and_nothing_to_stdout(cli, tmp_path):
     path = tmp_path / "count.json"
     path.write_text("old")
@@ -161,15 +151,6 @@ def test_a_failed_question_leaves_the_output_file_alone(cli, tmp_path):
     assert cli("count", "bert-tiny", "--output", tmp_path).code == 2
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["count.json"]
-
-
-def test_an_interrupt_is_exit_code_130_without_a_traceback(monkeypatch, cli):
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("bertscope.api.tools.preset_paths", interrupt)
-    result = cli("presets")
-    assert (result.code, result.out, result.err) == (130, "", "")
 
 
 def test_an_ascii_pipe_gets_ascii():

@@ -244,10 +244,6 @@ def test_a_quantized_onnx_weight_is_counted_once(tmp_path):
 # ---- folders of trainers ----
 
 
-class Settings:
-    """Stands for the settings of a user in a file of a trainer."""
-
-
 def test_a_checkpoint_of_lightning_is_counted_by_its_state_dict(tmp_path):
     from argparse import Namespace
 
@@ -257,13 +253,6 @@ def test_a_checkpoint_of_lightning_is_counted_by_its_state_dict(tmp_path):
     saved = {"epoch": 3, "state_dict": OrderedDict(state), "optimizer_states": [optimizer], **about}
     torch.save(saved, tmp_path / "last.ckpt")
     assert stored(tmp_path / "last.ckpt").weights == 3 * 2 + 3
-
-
-def test_an_object_of_another_class_in_a_checkpoint_is_refused(cli, tmp_path):
-    torch.save({"state_dict": {"a": torch.zeros(2)}, "hyper_parameters": Settings()}, tmp_path / "last.ckpt")
-    result = cli("count", tmp_path / "last.ckpt")
-    assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "it calls tests.checkpoints.test_other_files.Settings" in result.err
 
 
 def test_a_folder_of_distcp_is_counted_by_its_metadata(tmp_path):

@@ -339,15 +339,6 @@ def test_a_model_that_is_frozen_whole_is_one_line(cli, folder):
     assert "nothing that is trained" in result.err.splitlines()[-1]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_cuda_without_a_device_is_a_wrong_question(cli, folder):
-    result = cli("profile", "small.yaml", "--device", "cuda")
-    assert (result.code, result.out) == (2, "")
-    assert result.err.splitlines()[-1] == (
-        "error: torch finds no CUDA device here; use --device cpu, or estimate with --device cuda"
-    )
-
-
 def test_the_same_seed_gives_the_same_step(folder):
     run_config = RunConfig(batch=2, seq=8, mode="forward")
     jobs = [Job(source=small(num_hidden_layers=1), run_config=run_config, steps=0, threads=1, seed=7)] * 2

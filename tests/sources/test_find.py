@@ -8,20 +8,13 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-import bertscope
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.files import read_json, read_yaml
-from bertscope.memory.simulator import Simulator
-from bertscope.settings.run_config import RunConfig
 from bertscope.sources.bert import preset_dir, preset_paths, read_preset
 from bertscope.sources.find import load
-from bertscope.sources.model_source import GivenModule
-from bertscope.tracing.flops import FlopsRun, source_shapes
 from tests.conftest import cases
 from tests.rooms import MODULES
 
@@ -59,21 +52,6 @@ def write(folder: Path, text: str | bytes, name: str = "mine.yaml") -> Path:
     path = folder / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
-
-
-def test_a_users_own_file_works_wherever_a_name_does(tmp_path):
-    source = load(write(tmp_path, GOOD))
-    assert (source.name, source.config.hidden_size, source.config.layer_norm_eps) == ("mine", 24, 1e-12)
-    assert load(write(tmp_path, GOOD, "other.yml")).name == "other"
-
-
-def test_a_config_json_and_its_folder_work(tmp_path):
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 24, "num_attention_heads": 3}
-    path = write(tmp_path, json.dumps(config), "config.json")
-    for given_path in (path, tmp_path):
-        source = load(given_path)
-        assert (source.architecture, source.config.hidden_size) == ("BertForMaskedLM", 24)
-    assert load(tmp_path, architecture="BertModel").architecture == "BertModel"
 
 
 BROKEN = [
@@ -209,43 +187,6 @@ def test_a_config_json_names_its_model_itself_and_a_folder_has_its_own_name(tmp_
     write(tmp_path / "w", json.dumps({"model_type": "bert", **own}), "config.json")
     assert load(str(tmp_path / "w" / "config.json")).name == name
     assert load(str(tmp_path / "w")).name == "w"
-
-
-class Tagger(nn.Module):
-    """Three classes for each of 50 words."""
-
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.words, self.out = nn.Embedding(50, width), nn.Linear(width, 3)
-
-    def forward(self, input_ids):
-        return self.out(self.words(input_ids))
-
-
-def test_a_module_from_python_is_a_model_like_any_other():
-    source = GivenModule(name="tagger", module=Tagger())
-    flops = FlopsRun(source=source, run=RunConfig(mode="training", freeze=("words",))).at(2, 7).rows[0]
-    assert flops.forward.matmul_flops == 2 * 2 * 7 * 6 * 3
-    assert source_shapes(source, 2, 7)["words"][1][0].shape == (2, 7, 6)
-    memory = Simulator(source).report([RunConfig(batch=2, seq=7, precision="bf16")]).variants[0].memory
-    assert memory.peak.parts.parameters == 2 * (50 * 6 + 6 * 3 + 3)
-    difference = bertscope.diff(source, GivenModule(name="wider", module=Tagger(8)))
-    assert [row.path for row in difference.rows] == ["out.weight", "words.weight"]
-
-
-def test_a_module_from_python_stays_as_it_is():
-    module = Tagger()
-    GivenModule(name="tagger", module=module).build().to(torch.bfloat16).requires_grad_(False)
-    assert {(tensor.device.type, tensor.dtype, tensor.requires_grad) for tensor in module.parameters()} == {
-        ("cpu", torch.float32, True)
-    }
-
-
-def test_a_tie_of_a_module_from_python_stays_a_tie():
-    module = nn.ModuleDict({"one": nn.Linear(3, 3), "two": nn.Linear(3, 3)})
-    module["two"].weight = module["one"].weight
-    built = GivenModule(name="tied", module=module).build()
-    assert built["one"].weight is built["two"].weight
 
 
 def test_only_the_sources_know_their_kinds():

@@ -180,11 +180,6 @@ def test_verify_downloads_the_weights_and_nothing_else(hub):
     assert not any("README" in path for path in _Hub.asked)
 
 
-def test_a_model_that_the_hub_has_not_is_one_line(hub):
-    done = ask("count", "someone/absent", "--download", **hub)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-
-
 @pytest.mark.parametrize(
     "name", ["../../etc", "a/b/c", "a--b", "/etc", "a/../b", "", "-x", "a b", "a/", "/a", ".a", "x" * 200]
 )

@@ -99,14 +99,6 @@ def test_a_token_is_not_repeated(given):
     assert "hf_secret" not in str(file)
 
 
-def test_the_settings_are_arguments_of_the_library(given):
-    import torch
-
-    file = bertscope.read_training_file(given(full_determinism=False))
-    report = bertscope.estimate(torch.nn.Linear(4, 4), torch.rand(2, 4), **file.module_fields)
-    assert (report.run.accumulate, report.run.autocast, report.run.clip_grad_norm) == (4, "bf16", True)
-
-
 # ---- the command line ----
 
 

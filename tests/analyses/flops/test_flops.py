@@ -76,11 +76,6 @@ def test_what_calflops_prints_is_reproduced(preset, architecture, flops_of_calfl
     assert (found["calflops"], found["macs"]) == (flops_of_calflops, macs_of_calflops)
 
 
-def test_calflops_training_row_is_three_times_its_forward():
-    # calflops README: fwd + bwd of a base model at 1 x 128, 67.089 GFLOPs
-    assert conventions_of("bert-base-chinese", "BertModel", seq=128, mode="training")["calflops"] == 67_089_235_968
-
-
 def test_what_fvcore_prints_is_reproduced():
     # fvcore 0.1.5 on transformers 4.43.4, eager, 1 x 128
     assert conventions_of("bert-large-uncased", "BertModel", seq=128)["fvcore"] == 39_493_173_248
@@ -196,14 +191,6 @@ def test_any_module_is_counted_and_what_is_unknown_is_said():
     assert rows["up"] == 2 * 4 * 3 * 5
     assert rows["conv"] == 2 * 4 * 2 * 4 * 2
     assert report.unknown_operators == ("aten._fft_r2c",) or "aten._fft_r2c" in report.unknown_operators
-
-
-def test_a_module_that_cannot_run_on_meta_is_run_where_it_is():
-    class Looks(nn.Linear):
-        def forward(self, x):
-            return super().forward(x) if x.sum().item() > 0 else x
-
-    assert bertscope.flops(Looks(3, 5), torch.ones(4, 3)).rows[0].total.matmul_flops == 2 * 4 * 3 * 5
 
 
 def test_fused_attention_on_the_cpu_counts_as_on_meta():

@@ -20,7 +20,7 @@ from bertscope.sources.find import source_of
 from bertscope.sources.model_source import GivenModule, built_for_counting
 from bertscope.tracing.flops import shapes_of, source_shapes
 from bertscope.tracing.module_tree import fold, read
-from bertscope.tracing.repeat import LayerStack, equal_runs, layer_stacks, repeated, shortened
+from bertscope.tracing.repeat import LayerStack, layer_stacks, repeated, shortened
 from tests.memory.steps import small
 
 SIZES = {
@@ -94,7 +94,9 @@ def test_the_flops_next_to_shapes_are_those_of_all_layers():
 def test_the_memory_of_many_layers_grows_as_that_of_few_and_the_weights_are_as_by_hand():
     of = {}
     for layers in (4, 5, 257):
-        report = bertscope.estimate(config(layers), batch=2, seq=8, optimizer="sgd", checkpointing="full", device="cuda")
+        report = bertscope.estimate(
+            config(layers), batch=2, seq=8, optimizer="sgd", checkpointing="full", device="cuda"
+        )
         of[layers] = report["full"].memory
         assert report.subject.config["num_hidden_layers"] == layers
     assert of[257].traced_layers == 3
@@ -193,15 +195,6 @@ def copies(layers: int, kinds: str = "a", ran: int = 3) -> dict:
     return {"body": LayerStack.of("body", "", (kinds * layers)[:layers]).copies(ran)}
 
 
-def test_a_repeated_tree_has_the_parameters_of_the_deep_module():
-    tree = repeated(fold(read(stack(4, 4, 4))), copies(10))
-    assert tree is not None
-    assert sum(held.numel for held in tree.root.params) == 10 * (4 * 4 + 4) + 4 * 2 + 2
-    assert [node.path for node in tree.root.walk()] == ["", "body", "body.0-9", "head"]
-    paths = ("body.0", "body.1", "body.2", "head", "bodyguard")
-    assert [tree.scaled(path, 6) for path in paths] == [6, (10 - 2) * 6, 6, 6, 6]
-
-
 def test_layers_that_alternate_repeat_in_pairs():
     ran = nn.ModuleDict({"body": nn.Sequential(*(nn.Linear(4, 4, bias=n % 2 == 0) for n in range(6)))})
     tree = repeated(fold(read(ran)), copies(10, "ab"))
@@ -217,15 +210,6 @@ def test_a_tree_whose_layers_differ_is_not_repeated():
     assert repeated(fold(read(stack(4, 4, 5))), copies(10)) is None
     assert repeated(fold(read(stack(4, 4))), {"no.such.path": copies(10)["body"]}) is None
     assert [node.name for node in fold(read(stack(4, 4, 5))).descend("body").children] == ["0-1", "2"]
-
-
-@pytest.mark.parametrize(
-    ("kinds", "runs"),
-    [("aaaaaaa", [(1, 7)]), ("abababab", [(2, 4)]), ("gllgllgllgllg", [(3, 4), (1, 1)]),
-     ("ccccccnnnnnn", [(1, 6), (1, 6)]), ("xabbabbabbabb", [(1, 1), (3, 4)]), ("aab", [(1, 1)] * 3), ("", [])],
-)  # fmt: skip
-def test_a_sequence_of_layers_is_divided_into_runs_of_equal_units(kinds, runs):
-    assert list(equal_runs(kinds)) == runs
 
 
 def test_the_middle_of_each_run_is_copied_to_the_layers_that_did_not_run():
@@ -255,8 +239,3 @@ def test_a_pruned_layer_is_a_run_of_its_own_and_a_module_without_a_configuration
     assert [tuple(run) for run in pruned.runs] == [(1, 1), (1, 7)]
     assert layer_stacks(small(num_hidden_layers=8, pruned_heads={7: (1,)})) == ()  # the few have no such layer
     assert layer_stacks(GivenModule(name="linear", module=nn.Linear(2, 3))) == ()
-
-
-def test_the_layers_of_every_class_lie_at_the_path_of_its_source():
-    for source in (small(architecture, num_hidden_layers=2) for architecture in ARCHITECTURES):
-        assert len(source.build().get_submodule(source.layer_path)) == source.layers == 2

@@ -23,18 +23,6 @@ from bertscope.views.page.report import estimate_command, fit_command, flops_com
 OPTIONS = ("--optimizer", "sgd", "--momentum", "0.5", "--accumulate", "2", "--freeze", "embeddings")
 
 
-def test_the_batches_of_the_page_are_those_of_fit_and_its_memory_is_that_of_the_batch_asked_for():
-    run = {"seq": 16, "device": "cuda", "precision": "fp32", "optimizer": "sgd"}
-    (model,) = bertscope.report("bert-tiny", batch=3, budget="2GiB", **run).models
-    same = {**run, "checkpointing": "none,full"}
-    fit = bertscope.fit("bert-tiny", "2GiB", **same)
-    assert model.fit.rows == fit.rows
-    assert all(row.fits for row in fit.rows)
-    assert model.asked.rows == bertscope.fit("bert-tiny", "2GiB", batch=3, **same).rows
-    memory = [variant.estimated.cost.gpu_bytes for variant in model.memory.variants]
-    assert [row.cost.gpu_bytes for row in model.asked.rows] == memory
-
-
 def test_a_deep_model_is_run_with_few_layers_and_few_batches(monkeypatch):
     traces = []
     traced = estimate.source_trace

@@ -24,7 +24,6 @@ from bertscope.analyses.sweep.pool import local_rows
 from bertscope.errors import SelectionError, WorkerError
 from bertscope.processes import child
 from bertscope.reports.memory import SweepRow
-from bertscope.settings.run_config import RunConfig
 from bertscope.tracing import cache
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded
@@ -246,27 +245,6 @@ def test_a_grid_is_the_product_of_its_settings_in_the_order_of_its_lines(points)
     assert [(task.run_config.seq, task.run_config.batch) for task in found] == [(8, 4), (8, 2), (16, 4), (16, 2)]
     assert {(task.run_config.dtype, task.run_config.autocast) for task in found} == {("stored", "bf16")}
     assert set(found[0].point) == set(KEYS)
-
-
-def test_an_empty_grid_is_the_run_that_estimate_has_by_default(points):
-    (task,) = points("{}")
-    assert task.run_config == RunConfig(batch=8)
-    assert task.point["model"] == "bert-base-cased"
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("world_size: 2", "2 ranks need strategy; choose one of ddp, zero1"),
-        ("mesh: 2x2\nworld_size: 8\nstrategy: hsdp", "2x2 has 4 ranks"),
-        ("gpu: t4\nbudget: 1GiB", "gpu and budget both set the limit"),
-    ],
-)
-def test_settings_that_exclude_each_other_are_rows_with_an_error(points, setting, message):
-    (row,) = points(f"model: bert-tiny\n{setting}\n")
-    assert isinstance(row, SweepRow)
-    assert row.outcome == "refused"
-    assert message in row.error
 
 
 def test_a_key_identifies_settings_configuration_and_versions(points, monkeypatch, tmp_path):
