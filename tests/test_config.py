@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertscope.config import RULES, BertConfig
@@ -35,6 +35,7 @@ def test_a_config_error_is_a_value_error_and_means_exit_code_2():
 
 
 @pytest.mark.parametrize("name", RULES)
+@settings(max_examples=20)
 @given(value=st.one_of(st.integers(), st.floats(), st.text(), st.booleans(), st.none(), st.lists(st.integers())))
 def test_any_value_is_either_kept_or_refused_in_one_line(name, value):
     try:

@@ -92,11 +92,9 @@ def test_the_flops_next_to_shapes_are_those_of_all_layers():
 
 
 def test_the_memory_of_many_layers_grows_as_that_of_few_and_the_weights_are_as_by_hand():
-    of = {}
+    of, run = {}, {"optimizer": "sgd", "optimizer_implementation": "fused", "checkpointing": "full"}
     for layers in (4, 5, 257):
-        report = bertscope.estimate(
-            config(layers), batch=2, seq=8, optimizer="sgd", checkpointing="full", device="cuda"
-        )
+        report = bertscope.estimate(config(layers), batch=2, seq=8, **run)
         of[layers] = report["full"].memory
         assert report.subject.config["num_hidden_layers"] == layers
     assert of[257].traced_layers == 3

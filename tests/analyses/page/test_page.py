@@ -33,7 +33,7 @@ def test_a_deep_model_is_run_with_few_layers_and_few_batches(monkeypatch):
 
     monkeypatch.setattr(estimate, "source_trace", counted)
     runs = [RunConfig(batch=2, seq=16, optimizer="sgd", checkpointing=name) for name in ("none", "full")]
-    model_part(load("bert-base-uncased"), runs, 8 * 2**30, None, 0.0)
+    model_part(load("bert-medium"), runs, 2**30, None, 0.0)
     assert traces == 2 * [(RAN, SMALLEST), (RAN + 1, FAR)]  # for both strategies
     assert max(layers for layers, _ in traces) == 4
 
