@@ -2,12 +2,16 @@
 
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 
+from bertscope.commands import call, memory
 from bertscope.settings.run_config import MARGIN
-from bertscope.views.console import Target, painted
+from bertscope.views.console import Target, painted, stdout_target
 from bertscope.views.step import LINE
+from bertscope.views.views import display
+from tests.conftest import TERMINAL, run_cli
 
 MOST_WORDS = 200  # of the text of -v, without tables and bars
 NO = "bert-tiny --gpu t4 --seq 512 --batch 8192"
@@ -32,31 +36,38 @@ TABLE = re.compile(r"(?:^|\n)( [^\n]+\n [─-]{3,}\n(?:[^\n]+\n)*)(?:\nand [0-9]
 BAR = re.compile(r"^\S+ +[PbOiGAtgc]+ +[\d.,]+ [KMG]?i?B$|^ +(?:[PbOiGAtgc] [a-z ]+)+$", re.MULTILINE)
 
 
-def shown(cli, words: str, monkeypatch, width: int = 0) -> str:
-    if width:
-        monkeypatch.setenv("COLUMNS", str(width))
-    result = cli(*shlex.split(words))
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert result.code in (0, 1), result.err
-    return str(result.out)
+@pytest.fixture(scope="session")
+def answered(once, user_folder, tmp_path_factory):
+    """A function that runs a command once for all tests: its code, and its texts by width (0: a pipe) and verbosity."""
 
+    def run(words: str) -> tuple[int, dict[tuple[int, bool], str]]:
+        folder, texts = tmp_path_factory.mktemp("answered"), {}
+        for name in ("grid.yaml", "train.py"):
+            (folder / name).write_bytes((user_folder / name).read_bytes())
 
-def verbosely(words: str) -> str:
-    command, _, rest = words.partition(" ")
-    return f"{command} -v {rest}"
+        def show(report, fmt, output, *, verbose=False, view="", lang="", **options):
+            for width in (0, 400, 80):
+                for is_verbose in (False, True):
+                    target = stdout_target()
+                    target = replace(target, verbose=is_verbose, width=width or target.width)
+                    texts[width, is_verbose] = display(report, "table", view=view, target=target, **options)
 
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            for name in TERMINAL:
+                patch.delenv(name, raising=False)
+            for module in (call, memory):
+                patch.setattr(module, "show", show)
+            result = run_cli(*shlex.split(words))
+        assert result.code in (0, 1), result.err
+        return result.code, texts
 
-@pytest.fixture
-def here(user_folder, tmp_path, monkeypatch):
-    """The working directory of a user with a grid and a script."""
-    for name in ("grid.yaml", "train.py"):
-        (tmp_path / name).write_bytes((user_folder / name).read_bytes())
-    monkeypatch.chdir(tmp_path)
+    return once(run)
 
 
 @pytest.mark.parametrize("words", ANSWERS)
-def test_an_answer_is_a_sentence_a_line_of_settings_a_table_and_the_next_command(cli, here, monkeypatch, words):
-    text = shown(cli, words, monkeypatch)
+def test_an_answer_is_a_sentence_a_line_of_settings_a_table_and_the_next_command(answered, words):
+    text = answered(words)[1][0, False]
     first, settings, *_ = text.splitlines()
     assert len(first) <= LINE, first
     assert first[0].isupper() or first[0].isdigit(), first
@@ -68,21 +79,21 @@ def test_an_answer_is_a_sentence_a_line_of_settings_a_table_and_the_next_command
     *_, last = text.rstrip("\n").splitlines()
     if "Next: " in text:
         assert last.startswith("  bertscope "), text
-        assert cli(*shlex.split(last)[1:]).code in (0, 1), last
+        assert answered(last.strip().removeprefix("bertscope "))[0] in (0, 1), last
 
 
 @pytest.mark.parametrize("words", ANSWERS)
-def test_verbose_text_is_in_sections_and_short(cli, here, monkeypatch, words):
-    text = shown(cli, verbosely(words), monkeypatch)
+def test_verbose_text_is_in_sections_and_short(answered, words):
+    text = answered(words)[1][0, True]
     rest = BAR.sub("", TABLE.sub("\n", text)).partition("Next: ")[0]
     rest = rest.partition("\n")[2]  # the sentence
     assert len(rest.split()) <= MOST_WORDS, rest
 
 
 @pytest.mark.parametrize("words", ANSWERS)
-@pytest.mark.parametrize("form", [str, verbosely], ids=["plain", "verbose"])
-def test_a_table_fits_80_columns_and_no_row_breaks_in_two(cli, here, monkeypatch, words, form):
-    wide, narrow = (shown(cli, form(words), monkeypatch, width) for width in (400, 80))
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_table_fits_80_columns_and_no_row_breaks_in_two(answered, words, verbose):
+    wide, narrow = (answered(words)[1][width, verbose] for width in (400, 80))
     command = [line for line in narrow.splitlines() if line.startswith("  bertscope ")]
     assert max(len(line) for line in narrow.splitlines() if line not in command) <= 80
 
