@@ -38,14 +38,15 @@ from bertscope.tracing.fake_tensors import (
     META_ATTENTION,
     DataDependentAnswers,
     OperatorResults,
+    fake_copy,
     mark_valid,
     on_meta,
     run_without_values,
 )
 from bertscope.tracing.inputs import arguments, inputs_for, loss_of, running_module
-from bertscope.tracing.log import RunLog, RunPlace, Window, bytes_moved, cost, shape_of, tensors, windows_of
+from bertscope.tracing.log import RunLog, Window, bytes_moved, cost, shape_of, tensors, windows_of
 from bertscope.tracing.losses import add_teacher, batch_of_texts, loss_function
-from bertscope.tracing.module_tree import InOut, Node, fold, freeze, read, subject, tensors_of, totals
+from bertscope.tracing.module_tree import InOut, Node, fold, freeze, read, subject, totals
 from bertscope.tracing.record import Device, Recorder
 from bertscope.tracing.repeat import RAN, Repeated, layer_stacks, repeated, shortened
 
@@ -125,7 +126,9 @@ def _costs(log: RunLog, windows: Mapping[str, Window]) -> Trace:
             if (window := windows.get(log.modules[begun].path)) is not None:
                 window.enter(log.modules[begun].inputs)
             begun += 1
-        calls = recorded.calls[call.place.path, _phase(call.place), str(operator_packet(call.operator))]
+        backward = BACKWARD if call.place.phase == BACKWARD else FORWARD
+        phase = RECOMPUTE if call.place.recomputation else backward
+        calls = recorded.calls[call.place.path, phase, str(operator_packet(call.operator))]
         calls.role, matmul, elementwise = cost(call.operator, call.args, call.kwargs, call.out)
         window = windows.get(call.place.path) if matmul else None
         calls.calls += 1
@@ -144,10 +147,6 @@ def _costs(log: RunLog, windows: Mapping[str, Window]) -> Trace:
     return recorded
 
 
-def _phase(place: RunPlace) -> str:
-    return RECOMPUTE if place.recomputation else BACKWARD if place.phase == BACKWARD else FORWARD
-
-
 class RunShapes(dict[str, InOut]):
     """The shapes of a run by the path of the module (its first call), the FLOPs of its matrix products, its calls."""
 
@@ -155,16 +154,8 @@ class RunShapes(dict[str, InOut]):
     calls: tuple[ModuleCall, ...] = ()
 
 
-def shapes(model: nn.Module, batch: int = 1, seq: int = 128) -> RunShapes:
-    """Return the shapes and dtypes of each module's inputs and outputs by path, without computing values.
-
-    A module that does not run is absent. Raises SelectionError for sizes that the model cannot run.
-    """
-    return shapes_of(model, inputs_for(model, batch, seq))
-
-
 def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[str] = ()) -> RunShapes:
-    """Return the same for the model of a source, with the `given` inputs of `inputs_for`."""
+    """Return the shapes of a run of a source's model, with the `given` inputs of `inputs_for`."""
 
     def made(device: str = "meta") -> nn.Module:
         """Return the model on a device."""
@@ -177,7 +168,11 @@ def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[s
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> RunShapes:
-    """Return the same for given inputs; the FLOPs of two layers of `built_for_counting` are those of all."""
+    """Return the shapes and dtypes of each module's inputs and outputs by path, without computing values.
+
+    A module that does not run is absent. The FLOPs of two layers of `built_for_counting` count for all. Raises
+    SelectionError for sizes that the model cannot run.
+    """
     args, kwargs = arguments(inputs)
     stacks = {f"{path}.": vars(module)[REPEATED] for path, module in model.named_modules() if REPEATED in vars(module)}
 
@@ -207,12 +202,9 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
     if mode not in MODES:
         raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
     training = mode == "training"
-    args, kwargs = on_meta(arguments(inputs))
-    # With `tie_weights`, it would not restore a module with two paths.
-    call = partial(torch.func.functional_call, module, _meta_state(module), args, kwargs, tie_weights=False)
     with running_module(name or type(module).__name__, module, "meta tensors"):
         try:
-            recorded, loss = _step(module, call, training)
+            recorded, loss = run_as_it_is(fake_copy(module, device="meta"), on_meta(inputs), training)
         except (RuntimeError, TypeError):  # of torch, for tensors without values
             if any(parameter.is_meta for parameter in module.parameters()):
                 raise
@@ -226,40 +218,21 @@ def run_as_it_is(
     """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
     mark_valid(inputs, padding)
     args, kwargs = arguments(inputs)
-    forward = partial(module, *args, **kwargs) if loss is None else partial(loss, module, inputs)
-    return _step(module, forward, training, padding)
 
-
-def _step(module: nn.Module, forward: Callable[[], Any], training: bool, padding: float = 0.0) -> tuple[Trace, str]:
     def step() -> str:
         with torch.set_grad_enabled(training):
-            output = forward()
+            output = module(*args, **kwargs) if loss is None else loss(module, inputs)
         if not training:
             return ""
-        loss, name = loss_of(output)
-        if not loss.requires_grad:
+        value, name = loss_of(output)
+        if not value.requires_grad:
             raise SelectionError(
                 f"the loss depends on nothing that is trained; freeze less, or use {name_of('mode')} inference"
             )
-        loss.backward()
+        value.backward()
         return name
 
     return trace(module, step, padding)
-
-
-def _meta_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a meta tensor for every tensor, by the first path of its module; shared tensors stay shared."""
-    state, alike = dict[str, torch.Tensor](), dict[int, torch.Tensor]()
-    for path, inner in module.named_modules():
-        for name, tensor, _ in tensors_of(inner):
-            if nn.parameter.is_lazy(tensor):
-                raise SelectionError("a lazy module has no shapes yet; run it once before its FLOPs are counted")
-            if tensor.is_meta:
-                alike[id(tensor)] = tensor
-            elif id(tensor) not in alike:
-                alike[id(tensor)] = torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
-            state[f"{path}.{name}".lstrip(".")] = alike[id(tensor)]
-    return state
 
 
 def flops_report(
@@ -317,55 +290,47 @@ def _operators(recorded: Trace, tree: Repeated) -> tuple[OperatorRow, ...]:
     return tuple(sorted(rows.values(), key=lambda row: (PHASES.index(row.phase), -row.work.matmul_flops, row.operator)))
 
 
-_CALFLOPS_RULE = "a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
-# The unit, the rule and the source of each convention.
-_CONVENTIONS = {
-    "torch": ("FLOPs", "matrix products only, a multiply-add is 2, as dispatched", "torch.utils.flop_counter"),
-    "macs": (
-        "MACs",
-        "matrix products only, a multiply-add is 1",
-        "half of torch.utils.flop_counter; the MACs of calflops",
-    ),
-    "calflops": ("FLOPs", _CALFLOPS_RULE, "calflops 0.3.2, README: BERT-base-chinese at 1 x 128"),
-    "fvcore": ("MACs", "a multiply-add is 1, and LayerNorm 5 for each element", "fvcore 0.1.5, FlopCountAnalysis"),
-    "palm": (
-        "FLOPs",
-        "2 N + 4 L H Q T for each token (a third of a training step); N: the parameters, embeddings included",
-        "Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
-    ),
-}
-_IN_TRAINING = {
-    "calflops": f"{_CALFLOPS_RULE}; backward is 2 x forward, whatever is frozen",
-    "palm": "6 N + 12 L H Q T for each token; N: the parameters, embeddings included",
-}
-_CALFLOPS = {"aten.native_layer_norm": 5, "aten._softmax": 1, "aten._safe_softmax": 1}
-_FVCORE = {"aten.native_layer_norm": 5}
-
-
 def conventions(
     report: FlopsReport, config: BertConfig | None, distinct_params: int, batch: int, seq: int
 ) -> Iterator[Convention]:
     """Yield every convention that applies to this model and mode; the closed form needs a BertConfig."""
     total, forward, training = report.rows[0].total, report.rows[0].forward, report.mode == "training"
     passes = 3 if training else 1  # forward, and backward as twice the forward
-    values = {
-        "torch": total.matmul_flops,
-        "macs": total.macs,
-        "calflops": passes * (forward.matmul_flops + _elementwise(report, _CALFLOPS)),
-    }
+    normalized, exponentiated = (
+        sum(row.elements for row in report.operators if row.phase == "forward" and row.operator in operators)
+        for operators in (("aten.native_layer_norm",), ("aten._softmax", "aten._safe_softmax"))
+    )
+    yield Convention(
+        name="torch", value=total.matmul_flops, unit="FLOPs", source="torch.utils.flop_counter",
+        how="matrix products only, a multiply-add is 2, as dispatched",
+    )  # fmt: skip
+    yield Convention(
+        name="macs", value=total.macs, unit="MACs", how="matrix products only, a multiply-add is 1",
+        source="half of torch.utils.flop_counter; the MACs of calflops",
+    )  # fmt: skip
+    yield Convention(
+        name="calflops", value=passes * (forward.matmul_flops + 5 * normalized + exponentiated), unit="FLOPs",
+        how="a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
+            + ("; backward is 2 x forward, whatever is frozen" if training else ""),
+        source="calflops 0.3.2, README: BERT-base-chinese at 1 x 128",
+    )  # fmt: skip
     if not training:
-        values["fvcore"] = forward.macs + _elementwise(report, _FVCORE)
+        yield Convention(
+            name="fvcore", value=forward.macs + 5 * normalized, unit="MACs", source="fvcore 0.1.5, FlopCountAnalysis",
+            how="a multiply-add is 1, and LayerNorm 5 for each element",
+        )  # fmt: skip
     if config is not None:
         scores = 4 * config.num_hidden_layers * config.hidden_size * seq
-        values["palm"] = batch * seq * passes * (2 * distinct_params + scores)
-    for name, value in values.items():
-        unit, how, source = _CONVENTIONS[name]
-        how = _IN_TRAINING.get(name, how) if training else how
-        yield Convention(name=name, value=value, unit=unit, how=how, source=source)
-
-
-def _elementwise(report: FlopsReport, weights: dict[str, int]) -> int:
-    return sum(weights.get(row.operator, 0) * row.elements for row in report.operators if row.phase == "forward")
+        formula = (
+            "6 N + 12 L H Q T for each token"
+            if training
+            else "2 N + 4 L H Q T for each token (a third of a training step)"
+        )
+        yield Convention(
+            name="palm", value=batch * seq * passes * (2 * distinct_params + scores), unit="FLOPs",
+            how=f"{formula}; N: the parameters, embeddings included",
+            source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
+        )  # fmt: skip
 
 
 _SAMPLES = (2, 3, 4)  # lengths

@@ -20,8 +20,8 @@ from bertscope.sources.find import find
 from bertscope.torch_access import is_plain_meta, operator_name, storage_key
 from bertscope.tracing import fake_tensors as fake_tensors_module
 from bertscope.tracing.fake_tensors import OperatorResults, fake_tensors
-from bertscope.tracing.flops import FlopsRun, shapes
-from bertscope.tracing.inputs import known_shapes
+from bertscope.tracing.flops import FlopsRun, shapes_of
+from bertscope.tracing.inputs import inputs_for, known_shapes
 from bertscope.tracing.log import Window, windows_of
 
 aten = torch.ops.aten
@@ -190,7 +190,7 @@ def test_the_shapes_in_the_line_are_those_that_are_derived():
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_output_of_a_layer_is_the_input_of_the_next(tiny, name):
     config = replace(tiny, num_hidden_layers=3)
-    found = shapes(build(config, name), batch=2, seq=5)
+    found = shapes_of(model := build(config, name), inputs_for(model, 2, 5))
     prefix = "" if name == "BertModel" else "bert."
     hidden = found[f"{prefix}embeddings"][1][0]
     for number in range(3):
@@ -213,7 +213,7 @@ def test_shapes_on_meta_are_those_of_a_real_run(tiny):
     for path, module in model.named_modules():
         module.register_forward_hook(remember(path))
     model(torch.ones(3, 7, dtype=torch.long))
-    found = shapes(build(tiny, "BertForMaskedLM"), batch=3, seq=7)
+    found = shapes_of(model := build(tiny, "BertForMaskedLM"), inputs_for(model, 3, 7))
     for path, shape in seen.items():
         if shape:
             assert found[path][1][0].shape == shape, path
@@ -221,7 +221,7 @@ def test_shapes_on_meta_are_those_of_a_real_run(tiny):
 
 def test_folded_layers_stay_folded_and_sums_do_not_change(tiny):
     model = build(tiny, "BertForMaskedLM")
-    found = shapes(model, 2, 5)
+    found = shapes_of(model, inputs_for(model, 2, 5))
     for analyse in (bertscope.count, bertscope.tree):
         plain, shaped = analyse(model), analyse(model, shapes=found)
         assert [(row.path, row.params, row.copies) for row in plain.rows] == [
@@ -232,7 +232,11 @@ def test_folded_layers_stay_folded_and_sums_do_not_change(tiny):
 
 def test_parts_of_a_layer_show_what_goes_in_and_comes_out(tiny):
     model = build(tiny)
-    (layer,) = [row for row in bertscope.count(model, shapes=shapes(model, 2, 5)).rows if row.name == "layer"]
+    (layer,) = [
+        row
+        for row in bertscope.count(model, shapes=shapes_of(model, inputs_for(model, 2, 5))).rows
+        if row.name == "layer"
+    ]
     parts = {part.name: part for part in layer.parts}
     assert parts["feed_forward"].inputs[0].shape == parts["feed_forward"].outputs[0].shape == (2, 5, 8)
     assert parts["self_attention"].outputs[0].shape == (2, 5, 8)

@@ -14,8 +14,8 @@ import bertscope
 from bertscope.analyses.dataflow import Given, dataflow
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
-from bertscope.tracing.flops import shapes, trace
-from bertscope.tracing.inputs import example_inputs
+from bertscope.tracing.flops import shapes_of, trace
+from bertscope.tracing.inputs import example_inputs, inputs_for
 from tests.conftest import GOLDEN, cases, data
 
 SELF = "encoder.layer.0.attention.self"
@@ -244,7 +244,7 @@ def test_the_fused_kernel_is_one_box_with_its_operands_named(tiny):
 def test_the_shapes_on_the_arrows_are_those_that_come_out_of_the_modules(tiny, name, depth):
     model = build(replace(tiny, num_hidden_layers=1), name).eval()
     report = bertscope.diagram(model, "forward", depth=depth, given=Given(batch=3, seq=5, mask=False))
-    found = shapes(model, 3, 5)
+    found = shapes_of(model, inputs_for(model, 3, 5))
     boxes = {node.id: node for node in report.nodes if node.role == "module"}
     assert boxes
     assert {end for edge in report.edges for end in (edge.source, edge.target)} == {node.id for node in report.nodes}
