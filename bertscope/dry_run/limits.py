@@ -62,6 +62,8 @@ class Limits:
     def _called(self, model: nn.Module) -> None:
         now = len(self.recorder.log.events)
         if is_training(model):
+            if not self.has_loader and self.recorder.updates >= self.steps:
+                self.stop()  # the evaluation after the last step is over
             self.trained += 1
             for evaluated in self.evaluations:
                 evaluated.end = now if evaluated.end < 0 else evaluated.end
@@ -75,7 +77,7 @@ class Limits:
         if updates == self.steps:
             self.evaluated_then = self.evaluated
         has_evaluated = self.evaluated_then is not None and self.evaluated > self.evaluated_then
-        if not self.has_loader or has_evaluated or updates >= self.steps + _MORE_STEPS:
+        if has_evaluated or updates >= self.steps + (_MORE_STEPS if self.has_loader else 1):
             self.stop()
 
     def _batches(self, loader: Any, found: Iterator[Any]) -> Iterator[Any]:

@@ -258,6 +258,16 @@ def evaluation_in_the_middle_of_an_epoch():
             model.train()
 
 
+@program
+def evaluation_without_a_loader():
+    model = Net().to(device())
+    optimizer, data = torch.optim.AdamW(model.parameters()), batches(6)
+    train(model, optimizer, data)
+    model.eval()
+    with torch.no_grad():
+        model(moved(torch.cat(batches(3))))
+
+
 # ---- libraries ----
 
 
