@@ -145,7 +145,7 @@ class Installed:
         context = asked.context
         phases = found.phases(context)
         top = max(range(found.start, len(found.live)), key=found.live.__getitem__)
-        step = log.events[top].place
+        step = log.events[top].position
         trace = found.trace(step.step) if step.phase != SETUP else None
         more = found.evaluation(self.limits)
         beyond = 0 if more is None else max(more.highest_bytes - found.live[top], 0)

@@ -13,7 +13,7 @@ from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryTrace, rounded
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
-from bertscope.tracing.log import RunLog, RunPlace
+from bertscope.tracing.log import Position, RunLog
 from bertscope.tracing.record import SETUP
 
 WORKSPACES = "workspaces"
@@ -47,8 +47,8 @@ class Recording:
         block, events = self.log.blocks[number], self.log.events
         if block.part:
             return block.part
-        born = events[block.born].place
-        freed = events[block.freed].place if block.freed >= 0 else None
+        born = events[block.born].position
+        freed = events[block.freed].position if block.freed >= 0 else None
         outlives = freed is None or freed[:2] != born[:2]
         if born.phase == OPTIMIZER:
             return _STATE if outlives else _TEMPORARY
@@ -61,7 +61,7 @@ class Recording:
     def runs(self) -> Iterator[tuple[tuple[int, str], int, int]]:
         """Yield each step and phase with its first event and the one behind its last, in their order."""
         begun = self.start
-        for key, run in groupby(self.log.events[begun:], key=lambda event: event.place[:2]):
+        for key, run in groupby(self.log.events[begun:], key=lambda event: event.position[:2]):
             end = begun + sum(1 for _ in run)
             yield key, begun, end
             begun = end
@@ -110,7 +110,7 @@ class Recording:
         log = self.log
         begun, *_ = numbers = [
             number for number, event in enumerate(log.events)
-            if event.place.step == step and event.place.phase != SETUP
+            if event.position.step == step and event.position.phase != SETUP
             and self.parts[max(event.block, ~event.block)] != WORKSPACES
         ]  # fmt: skip
 
@@ -126,15 +126,15 @@ class Recording:
         parts = self.parts_at(list(peaks.values()))
         reserved: dict[tuple[int, str], int] = defaultdict(int)
         for event in events[self.start :]:
-            reserved[event.place[:2]] = max(reserved[event.place[:2]], event.reserved_bytes)
+            reserved[event.position[:2]] = max(reserved[event.position[:2]], event.reserved_bytes)
         left = {key: self.live[moment] for key, moment in peaks.items()}
         left |= {key: self.live[end - 1] for key, _, end in self.runs()}
         made = []
         for (step, phase), moment in peaks.items():
             event = events[moment]
-            is_within = event.place[:2] == (step, phase)  # else the peak is what the phase began with
-            place, call = (event.place, event.call) if is_within else (RunPlace(step, phase, ""), -1)
-            peak = PhasePeak(phase=phase, path=self.row(place.path), peak_bytes=self.live[moment],
+            is_within = event.position[:2] == (step, phase)  # else the peak is what the phase began with
+            position, call = (event.position, event.call) if is_within else (Position(step, phase, ""), -1)
+            peak = PhasePeak(phase=phase, path=self.row(position.path), peak_bytes=self.live[moment],
                              parts=parts[moment], operator=self.log.operator(call))  # fmt: skip
             most = max(reserved[step, phase], event.reserved_bytes)
             cost = StepCost(
@@ -150,7 +150,7 @@ class Recording:
         sums: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
         for number in self.alive_at(moment):
             block = self.log.blocks[number]
-            phase = self.log.events[block.born].place.phase
+            phase = self.log.events[block.born].position.phase
             sums[self.line(block.call), self.row(block.owner), phase, self.parts[number]].append(self.sizes[number])
         made = [HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=sum(sizes))
                 for (line, path, phase, part), sizes in sums.items()]  # fmt: skip

@@ -23,7 +23,7 @@ from bertscope.settings.run_config import STORED, RunConfig, timed_steps
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import has_kernel, is_of_device, nn, profiled_events, record_name, torch
 from bertscope.tracing.inputs import running_module
-from bertscope.tracing.log import Call, RunPlace
+from bertscope.tracing.log import Call, Position
 from bertscope.tracing.losses import loss_function
 from bertscope.tracing.module_tree import row_paths, subject
 from bertscope.tracing.record import hooks
@@ -241,7 +241,7 @@ class _EventReader:
     def _memory(self, block: Any, place: _Place) -> None:
         if block.device.type != self.device:
             return
-        at = RunPlace(0, place.phase or self.after, place.path, place.recomputation)
+        at = Position(0, place.phase or self.after, place.path, place.recomputation)
         self.log.calls.append(Call(place.operator, at, ""))
         if block.alloc_size > 0:
             self.living[block.ptr] = self.log.born(block.alloc_size, (), "", place.path, at)

@@ -31,7 +31,7 @@ from bertscope.settings.training import OPTIMIZERS
 from bertscope.torch_access import compiled_paths, operator_name, storage_key, torch, tree_leaves
 from bertscope.torch_access.distributed import held_tensors, process_group, tensors_in, watched_gathers
 from bertscope.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
-from bertscope.tracing.log import Call, RunLog, RunPlace, tensors
+from bertscope.tracing.log import Call, Position, RunLog, tensors
 from bertscope.tracing.record import SETUP, Device, Recorder, hooks
 
 _RESULTS = OperatorResults()
@@ -92,7 +92,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
 def block_of(log: RunLog, number: int, part: str, variable: str = "", stream: str = "") -> Block:
     """Return the origin of a block of a log."""
     made = log.blocks[number]
-    is_recomputed = log.events[made.born].place.recomputation > 0
+    is_recomputed = log.events[made.born].position.recomputation > 0
     return Block(part, made.owner, log.operator(made.call), made.shape, made.dtype, is_recomputed, variable, stream)
 
 
@@ -100,8 +100,8 @@ def events_of(log: RunLog, numbers: Iterable[int], block: Callable[[int], Block]
     """Yield these events of a log as rows of a memory trace; `block` returns the origin of a block."""
     for event in map(log.events.__getitem__, numbers):
         number = max(event.block, ~event.block)
-        size, place = log.blocks[number].size_bytes, event.place
-        yield MemoryEvent(size if event.block >= 0 else -size, block(number), place.phase, place.path,
+        size, position = log.blocks[number].size_bytes, event.position
+        yield MemoryEvent(size if event.block >= 0 else -size, block(number), position.phase, position.path,
                           log.operator(event.call))  # fmt: skip
 
 
@@ -120,7 +120,7 @@ class StepLog(RunLog):
 
     def hold(self, block: Block, size: int) -> int:
         """Add a block that exists before the step, and return its number."""
-        number = self.born(size, block.shape, block.dtype, block.path, RunPlace(0, SETUP, ""), block.part)
+        number = self.born(size, block.shape, block.dtype, block.path, Position(0, SETUP, ""), block.part)
         self.blocks[number].call = -1
         self.held.append(number)
         return number
@@ -141,22 +141,22 @@ class StepLog(RunLog):
         self.marks.clear()
         self.collectives.clear()
 
-    def mark(self, place: RunPlace, operator: str, paths: Iterable[str], counts: Iterable[int]) -> None:
+    def mark(self, position: Position, operator: str, paths: Iterable[str], counts: Iterable[int]) -> None:
         """Mark a place by an event of no bytes for each path, with a number of elements.
 
         That is the return of the model's forward; the parameters with a gradient, before their update; and the tensors
         that are stacked or concatenated, by their parameters or buffers.
         """
         for path, count in zip(paths, counts, strict=True):
-            origin = Block(_TEMPORARY, path, operator, (count,), "", place.recomputation > 0)
-            self.marks.append((len(self.events), MemoryEvent(0, origin, place.phase, place.path, operator)))
+            origin = Block(_TEMPORARY, path, operator, (count,), "", position.recomputation > 0)
+            self.marks.append((len(self.events), MemoryEvent(0, origin, position.phase, position.path, operator)))
 
     def block(self, number: int) -> Block:
         """Return the origin of a block: one that is freed after the recomputation that allocated it is saved."""
         if number not in self.origins:
             made = self.blocks[number]
-            ended = self.events[made.freed].place.recomputation if made.freed >= 0 else None
-            is_saved = self.events[made.born].place.recomputation not in (0, ended) and ended is not None
+            ended = self.events[made.freed].position.recomputation if made.freed >= 0 else None
+            is_saved = self.events[made.born].position.recomputation not in (0, ended) and ended is not None
             part = made.part or (_SAVED if is_saved else _TEMPORARY)
             self.origins[number] = block_of(
                 self, number, part, self.variables.get(number, ""), self.streams.get(number, "")
@@ -262,7 +262,7 @@ class StepRecorder(Recorder):
         def updating(*_: Any) -> None:
             if self.is_recording:
                 paths = [path for path, own in self.step.model.named_parameters() if own.grad is not None]
-                self.log.mark(self.place()._replace(path=""), UPDATE, paths, [1] * len(paths))
+                self.log.mark(self.position()._replace(path=""), UPDATE, paths, [1] * len(paths))
 
         row = self.step.run_config.parallelism.row
         if self.step.optimizer is not None and row.divides_optimizer:
@@ -338,8 +338,8 @@ class StepRecorder(Recorder):
             return
         self._refer((self.numbers.get(storage_key(tensor), -1) for tensor in tensors_in(value)), name)
         if name == "output":
-            place = self.place()
-            self.log.mark(place, RETURN, [place.path], [1])
+            position = self.position()
+            self.log.mark(position, RETURN, [position.path], [1])
 
     def _refer(self, numbers: Iterable[int], variable: str) -> None:
         """Note the variable of the loop that refers to blocks; the first output of several calls counts."""
@@ -347,10 +347,10 @@ class StepRecorder(Recorder):
             if number in self.living:
                 self.log.variables.setdefault(number, variable)
 
-    def place(self) -> RunPlace:
+    def position(self) -> Position:
         """Return where the step is."""
         path = self.owner if self.phase == OPTIMIZER else self.tracker.path()
-        return RunPlace(0, self.phase, path, self.tracker.recomputation)
+        return Position(0, self.phase, path, self.tracker.recomputation)
 
     def line(self) -> str:
         """Return no line: a step is code of this package."""
@@ -358,24 +358,24 @@ class StepRecorder(Recorder):
 
     def _owner(self, tensor: torch.Tensor, otherwise: str = "") -> str:
         number = self.numbers.get(storage_key(tensor), -1)
-        if number >= 0 and self.log.events[self.log.blocks[number].born].place.phase == OPTIMIZER:
+        if number >= 0 and self.log.events[self.log.blocks[number].born].position.phase == OPTIMIZER:
             return self.log.blocks[number].owner or otherwise
         return self.parameters.get(number) or otherwise
 
     def _allocated(self, call: Call, args: Any, kwargs: Any, out: Any, summed: int | None) -> None:
-        name, place = self.log.operator(len(self.log.calls) - 1), call.place
+        name, position = self.log.operator(len(self.log.calls) - 1), call.position
         if call.operator.namespace in NAMESPACES and (kind := kind_of(name)):
             self._note_collective(kind, name, args, (args, kwargs, out))
-        if (name == STACK and self.phase == OPTIMIZER) or (name == CAT and not place.path):
+        if (name == STACK and self.phase == OPTIMIZER) or (name == CAT and not position.path):
             owners = list(map(self._owner, args[0]))
             if any(owners):  # a loss may join tensors that are no parameter's
-                self.log.mark(place, name, owners, [tensor.numel() for tensor in args[0]])
+                self.log.mark(position, name, owners, [tensor.numel() for tensor in args[0]])
         super()._allocated(call, args, kwargs, out, summed)
         results = tensors(out) if self.phase == OPTIMIZER and self.device.kind == CUDA else []
-        for position, tensor in enumerate(results):  # numbers, such as norms, are no blocks and belong to a parameter
+        for index, tensor in enumerate(results):  # numbers, such as norms, are no blocks and belong to a parameter
             if storage_key(tensor) not in self.numbers:
                 number = -2 - len(self.parameters)
-                self.parameters[number] = self._owner_of(args, position, len(results))
+                self.parameters[number] = self._owner_of(args, index, len(results))
                 self._follow(number, tensor.untyped_storage())
 
     def _note_collective(self, kind: str, name: str, args: Any, tree: Any) -> None:
@@ -413,7 +413,7 @@ class StepRecorder(Recorder):
         size = storage.nbytes()
         if not self.is_recording or size == before_bytes:
             return
-        at = self.place()._replace(recomputation=0)
+        at = self.position()._replace(recomputation=0)
         self.log.calls.append(Call("resize_", at, ""))
         if before_bytes:
             self._free(self.numbers.get(key, -1), at)

@@ -121,7 +121,7 @@ class _LayerRuns:
                 name=name,
                 number=calls[name],
                 torch_name=call.operator.name().removeprefix("aten::"),
-                module=call.place.path,
+                module=call.position.path,
                 kept_bytes=saved[number],
                 flops=cost(*row)[1],
                 again=len(ran) < self.again,

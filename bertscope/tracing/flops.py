@@ -126,11 +126,11 @@ def _costs(log: RunLog, windows: Mapping[str, Window]) -> Trace:
             if (window := windows.get(log.modules[begun].path)) is not None:
                 window.enter(log.modules[begun].inputs)
             begun += 1
-        backward = BACKWARD if call.place.phase == BACKWARD else FORWARD
-        phase = RECOMPUTE if call.place.recomputation else backward
-        calls = recorded.calls[call.place.path, phase, str(operator_packet(call.operator))]
+        backward = BACKWARD if call.position.phase == BACKWARD else FORWARD
+        phase = RECOMPUTE if call.position.recomputation else backward
+        calls = recorded.calls[call.position.path, phase, str(operator_packet(call.operator))]
         calls.role, matmul, elementwise = cost(call.operator, call.args, call.kwargs, call.out)
-        window = windows.get(call.place.path) if matmul else None
+        window = windows.get(call.position.path) if matmul else None
         calls.calls += 1
         calls.elements += sum(tensor.numel() for tensor in tensors(call.out)[:1])
         calls.work += Work(

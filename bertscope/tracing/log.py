@@ -44,8 +44,8 @@ class SeenTensor(tuple[int, ...]):
 _TENSORS = (torch.Tensor, SeenTensor)
 
 
-class RunPlace(NamedTuple):
-    """The place of a run: the optimizer steps that ended, the phase, the module or parameter, the recomputation."""
+class Position(NamedTuple):
+    """The position of a run: the optimizer steps that ended, the phase, the module or parameter, the recomputation."""
 
     step: int
     phase: str
@@ -58,7 +58,7 @@ class Call:
     """A row: a call of an operator. Arguments and results are there if the recorder keeps them."""
 
     operator: Any  # or the name of what allocates and is no operator
-    place: RunPlace
+    position: Position
     line: str  # of the user's code: file and number
     args: tuple[Any, ...] = ()  # each tensor as `SeenTensor`
     kwargs: Any = None
@@ -95,7 +95,7 @@ class Event(NamedTuple):
     """A row: a block is allocated, or freed (`~block`)."""
 
     block: int
-    place: RunPlace
+    position: Position
     call: int  # that ran last
     allocated_bytes: int  # by the allocator afterwards, and reserved; 0 without one
     reserved_bytes: int
@@ -118,7 +118,7 @@ class RunLog:
         shape: Any,
         dtype: str,
         owner: str,
-        at: RunPlace,
+        at: Position,
         part: str = "",
         held: tuple[int, int] = (0, 0),
     ) -> int:
@@ -128,7 +128,7 @@ class RunLog:
         self.events.append(Event(number, at, call, *held))
         return number
 
-    def freed(self, number: int, at: RunPlace, held: tuple[int, int] = (0, 0)) -> None:
+    def freed(self, number: int, at: Position, held: tuple[int, int] = (0, 0)) -> None:
         """Free a block."""
         self.blocks[number].freed = len(self.events)
         self.events.append(Event(~number, at, len(self.calls) - 1, *held))

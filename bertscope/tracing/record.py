@@ -33,7 +33,7 @@ from bertscope.torch_access import (
     use_counts,
 )
 from bertscope.torch_access.distributed import is_wrapper, watched_resizes
-from bertscope.tracing.log import Call, ModuleRun, RunLog, RunPlace, SeenTensor, tensors
+from bertscope.tracing.log import Call, ModuleRun, Position, RunLog, SeenTensor, tensors
 
 _LABEL = "bertscope_module"
 SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
@@ -326,11 +326,11 @@ class Recorder(DispatchMode):
         self.phase = phase
         self.log.begun.setdefault((self.steps, phase), len(self.log.events))
 
-    def place(self) -> RunPlace:
+    def position(self) -> Position:
         """Return where the run is."""
         phase = BACKWARD if in_backward() else self.phase
         path = self.owner if phase == OPTIMIZER else self.tracker.path()
-        return RunPlace(self.steps, phase, path, self.tracker.recomputation)
+        return Position(self.steps, phase, path, self.tracker.recomputation)
 
     def line(self) -> str:
         """Return the line of the user's code that runs: in this thread, as in a recomputation, else in the main one.
@@ -374,7 +374,7 @@ class Recorder(DispatchMode):
         summed = storage_key(args[0]) if self._sums_in_place(operator, args) else None
         if self.phase == OPTIMIZER:
             self.owner = self._owner(args[0], self.owner) if args and isinstance(args[0], torch.Tensor) else ""
-        at = self.place()
+        at = self.position()
         seen = (self._seen(args), self._seen(kwargs)) if self.keeps_args else ()
         out = device.run(operator, args, kwargs)
         self.log.calls.append(call := Call(operator, at, self.line() if device.has_memory else "", *seen))
@@ -386,7 +386,7 @@ class Recorder(DispatchMode):
         return out
 
     def _allocated(self, call: Call, args: Any, kwargs: Any, out: Any, summed: int | None) -> None:
-        device, operator, at = self.device, call.operator, call.place
+        device, operator, at = self.device, call.operator, call.position
         if summed in self.numbers:
             self._follow(self.numbers.pop(summed), out.untyped_storage())
         results = tensors(out)
@@ -419,16 +419,16 @@ class Recorder(DispatchMode):
     # ---- blocks ----
 
     def _watch(
-        self, tensor: torch.Tensor, owner: str, at: RunPlace | None = None, part: str = "", size: int | None = None
+        self, tensor: torch.Tensor, owner: str, at: Position | None = None, part: str = "", size: int | None = None
     ) -> None:
         """Add the block of a tensor whose storage is new; `size` for another one than the storage says."""
         stored = tensor.untyped_storage().nbytes()
         if stored and storage_key(tensor) not in self.numbers:
             dtype = "float32" if size else _dtype_name(tensor.dtype)
-            number = self._allocate(size or stored, tensor.shape, dtype, owner, at or self.place(), part)
+            number = self._allocate(size or stored, tensor.shape, dtype, owner, at or self.position(), part)
             self._follow(number, tensor.untyped_storage())
 
-    def _allocate(self, size: int, shape: Any, dtype: str, owner: str, at: RunPlace, part: str = "") -> int:
+    def _allocate(self, size: int, shape: Any, dtype: str, owner: str, at: Position, part: str = "") -> int:
         try:
             block = self.device.malloc(size)
         except torch.OutOfMemoryError:
@@ -442,7 +442,7 @@ class Recorder(DispatchMode):
         allocator = self.device.allocator
         return (0, 0) if allocator is None else (allocator.allocated_bytes, allocator.reserved_bytes)
 
-    def _free(self, number: int, at: RunPlace) -> None:
+    def _free(self, number: int, at: Position) -> None:
         if number not in self.living:
             return
         block = self.living.pop(number)
@@ -455,7 +455,7 @@ class Recorder(DispatchMode):
 
         def end(_: object) -> None:
             self.ends.pop(key, None)
-            self._free(self.numbers.pop(key, -1), self.place())
+            self._free(self.numbers.pop(key, -1), self.position())
 
         self.numbers[key] = number
         self.ends[key] = weakref.ref(storage, end)
@@ -465,7 +465,7 @@ class Recorder(DispatchMode):
         size, number = storage.nbytes(), self.numbers.get(key)
         if number is None or size == before_bytes:
             return
-        at, block = self.place(), self.log.blocks[number]
+        at, block = self.position(), self.log.blocks[number]
         self._free(number, at)
         if size:
             self.numbers[key] = self._allocate(size, (size,), block.dtype, block.owner, at)
@@ -491,7 +491,7 @@ class Recorder(DispatchMode):
         def watched() -> torch.Tensor:
             state = get_state()
             if self.is_recording and self.device.counts_random_states:
-                at = self.place()
+                at = self.position()
                 self.log.calls.append(Call("get_rng_state", at, self.line()))
                 self._watch(state, at.path, at)
             return state

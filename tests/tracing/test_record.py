@@ -26,10 +26,10 @@ def shapes(value):
 def rows(recorder):
     log = recorder.log
     for number, call in enumerate(log.calls):
-        is_counter = call.place.phase == "optimizer" and not any(shapes(call.args))  # on the CPU beside a card
-        if call.place.phase in ("forward", "backward", "optimizer") and not is_counter:
+        is_counter = call.position.phase == "optimizer" and not any(shapes(call.args))  # on the CPU beside a card
+        if call.position.phase in ("forward", "backward", "optimizer") and not is_counter:
             blocks = [(b.size_bytes, b.shape, b.dtype, b.owner) for b in log.blocks if b.call == number]
-            yield log.operator(number), call.place, call.line.rpartition("/")[2], blocks
+            yield log.operator(number), call.position, call.line.rpartition("/")[2], blocks
 found = {"fake": {}, "live": {}}  # the card goes before the first backward pass of a process
 torch.set_num_threads(1)
 for kind in found:
